@@ -48,7 +48,7 @@ check_leases() {
 # Five replicas and a backend that counts, for twenty minutes.
 check_fleet() {
     SLUICEGATE_FLEET_MINUTES=20 run fleet cargo test --locked --release --test all -- --nocapture \
-        five_replicas_never_have_more_inside_the_backend
+        shared_limit_is_never_exceeded_during_faults
 }
 
 # Five adaptive replicas, together and each alone, before a backend whose capacity moves.

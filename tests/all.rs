@@ -1,6 +1,6 @@
-//! Every integration test, in one binary.
-//!
-//! Nothing outside can reach or document what is in here, and a helper that panics is a failed test.
+//! All integration tests, in one binary.
+
+// The binary has no public API, and a helper that panics fails its test.
 #![allow(missing_docs, unreachable_pub)]
 #![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 

@@ -1,43 +1,35 @@
-//! One HTTP/1.1 call on a connection of its own, written out so that a test sees exactly what was on the wire.
+//! Sends one HTTP/1.1 request on its own connection and parses the response.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::waiting::PATIENCE;
 
-/// What came back.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
-    /// In the order they came, names in lower case.
+    /// In order of arrival, with lower-case names.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
 impl Reply {
-    /// The first header of this (lower case) name.
+    /// Returns the first header with this lower-case name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// The body as text; what is not UTF-8 is replaced.
+    /// Replaces invalid UTF-8.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 
-/// `GET path` without a body.
-///
-/// # Errors
-/// When no complete answer came.
 pub fn get(to: SocketAddr, path: &str, headers: &[(&str, &str)]) -> std::io::Result<Reply> {
     call(to, "GET", path, headers, None)
 }
 
-/// Sends one request and reads the answer until the server closes.
-///
-/// # Errors
-/// When the connection fails or what came back is not an HTTP/1 answer.
+/// Sends one request and reads the response until the server closes the connection.
 pub fn call(
     to: SocketAddr,
     method: &str,
@@ -97,7 +89,7 @@ fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_chunked_answer_is_put_together() {
+fn chunked_response_body_is_decoded() {
     let raw =
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
     let reply = parse(raw).unwrap();

@@ -1,4 +1,4 @@
-//! The real binary, as a process: started on free ports, found by what it prints, gone when dropped.
+//! Runs the real binary as a child process on free ports.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -14,14 +14,13 @@ use tonic::transport::Endpoint;
 use crate::waiting::{PATIENCE, until};
 use crate::{http1, signals};
 
-/// A running `sluicegate serve`.
 pub struct Service {
     process: Child,
-    /// Keeps what the process wrote to standard error.
+    /// Standard error of the process.
     log: tempfile::NamedTempFile,
-    /// What `/config` wants to be shown.
+    /// Bearer token for `/config`.
     token: Option<&'static str>,
-    /// What it printed until it was ready.
+    /// Standard output until the `ready` line.
     pub said: String,
     /// RLS and health.
     pub grpc: SocketAddr,
@@ -33,27 +32,24 @@ pub struct Service {
     pub metrics: SocketAddr,
 }
 
-/// What `/config` says of the loads so far.
+/// Load counters of `/config`.
 pub struct Loads {
     pub loaded: u64,
     pub refused: u64,
-    /// `null`, or the diagnostics of the last file refused.
+    /// `null`, or the diagnostics of the last rejected file.
     pub last_error: Value,
 }
 
 impl Service {
-    /// Starts it with these limits and further flags and returns once it serves.
+    /// Starts `serve` and returns when it is ready.
     ///
     /// # Errors
-    /// With everything the process said, when it did not get that far.
+    /// The output of a process that exits before it is ready.
     pub fn start(limits: &Path, flags: &[String]) -> Result<Self, String> {
         Self::start_under(limits, flags, &[])
     }
 
-    /// The same with further variables in its environment.
-    ///
-    /// # Errors
-    /// As [`Service::start`].
+    /// [`Service::start`] with additional environment variables.
     pub fn start_under(
         limits: &Path,
         flags: &[String],
@@ -71,11 +67,8 @@ impl Service {
         Self::run(command, None)
     }
 
-    /// Starts it under the name `ratelimit` with these variables and no others, on free ports unless they say
-    /// otherwise, and returns once it serves.
-    ///
-    /// # Errors
-    /// As [`Service::start`].
+    /// Starts the binary under the name `ratelimit` and returns when it is ready. These variables
+    /// are its only settings. Ports default to free ones.
     pub fn start_as_ratelimit(variables: &[(&str, &str)]) -> Result<Self, String> {
         let mut command = as_ratelimit();
         command.env("SLUICEGATE_ADMIN_TOKEN", TOKEN).envs(variables.iter().copied());
@@ -92,10 +85,10 @@ impl Service {
             .spawn()
             .map_err(|error| error.to_string())?;
         let lines = process.stdout.take().map(read_lines).ok_or("no standard output")?;
-        let said = said_until_ready(&lines);
+        let said = read_until_ready(&lines);
         let address = |name: &str| listening(&said.lines, name);
         let ports = (address("grpc"), address("http"), address("admin"), address("metrics"));
-        // At a socket or switched off there is no port, and nobody may call it.
+        // A Unix socket or a disabled listener has no port.
         let or_none = |address: Option<SocketAddr>| address.unwrap_or(NOWHERE);
         let (true, (grpc, Some(http), Some(admin), metrics)) = (said.ready, ports) else {
             let _ = process.kill();
@@ -107,21 +100,16 @@ impl Service {
         Ok(Self { process, log, token, said: said.lines, grpc, http, admin, metrics })
     }
 
-    /// Where releases by datagrams are received, if anywhere.
+    /// Address of the UDP listener for permit releases, if it is enabled.
     pub fn syslog(&self) -> Option<SocketAddr> {
         listening(&self.said, "syslog")
     }
 
-    /// Kills it, without a chance to say anything.
     pub fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
-    /// Asks `/config` what was loaded.
-    ///
-    /// # Errors
-    /// When the answer is not what `/config` promises.
     pub fn loads(&self) -> Result<Loads, String> {
         let shown = self.token.map(|token| format!("Bearer {token}"));
         let headers: Vec<_> = shown.iter().map(|shown| ("authorization", &**shown)).collect();
@@ -139,31 +127,26 @@ impl Service {
         })
     }
 
-    /// Its gRPC port, for clients of which none waits for ever.
+    /// gRPC endpoint whose clients always have a timeout.
     pub fn door(&self) -> Endpoint {
         let to = Endpoint::from_shared(format!("http://{}", self.grpc)).unwrap();
         to.connect_timeout(PATIENCE).timeout(6 * PATIENCE)
     }
 
-    /// The number of the process.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Sends SIGTERM and returns at once.
     pub fn terminate(&self) {
         self.signal("TERM");
     }
 
-    /// Sends a signal, `TERM` for SIGTERM, and returns at once.
+    /// Sends a signal by its short name, for example `TERM`.
     pub fn signal(&self, name: &str) {
         signals::send(self.process.id(), name);
     }
 
-    /// Waits for the process to end by itself.
-    ///
-    /// # Errors
-    /// When it does not.
+    /// Waits until the process exits.
     pub fn ended(&mut self) -> Result<ExitStatus, String> {
         until("the end of the process", || match self.process.try_wait() {
             Ok(Some(status)) => Ok(status),
@@ -171,12 +154,11 @@ impl Service {
         })
     }
 
-    /// Whether the process has not ended.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// What the process wrote to standard error so far.
+    /// Standard error so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log.path()).unwrap_or_default()
     }
@@ -189,12 +171,13 @@ impl Drop for Service {
     }
 }
 
-/// What admin wants to be shown of a service started as `ratelimit`.
+/// Admin token of a service that runs as `ratelimit`.
 const TOKEN: &str = "open-sesame";
 
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// The program, without the variables that tell tests where Envoy is and the like: it would take them for settings.
+/// Command without `SLUICEGATE_*` variables of the test run. The binary would read them as
+/// settings.
 pub fn sluicegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     let ours = std::env::vars_os().map(|(name, _)| name);
@@ -204,7 +187,7 @@ pub fn sluicegate() -> Command {
     command
 }
 
-/// The program under the name `ratelimit`, without a variable of ours, on free ports.
+/// Command under the name `ratelimit`, with an empty environment and free ports.
 pub fn as_ratelimit() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     command.arg0("/bin/ratelimit").env_clear();
@@ -215,10 +198,10 @@ pub fn as_ratelimit() -> Command {
     command
 }
 
-/// How a process that cannot start ended, and what it wrote to standard error.
+/// Returns the exit code and standard error of a process that must fail to start.
 ///
 /// # Panics
-/// Where it starts after all; it is killed then.
+/// If the process keeps running. It is killed first.
 pub fn refused(command: &mut Command) -> (Option<i32>, String) {
     let log = tempfile::NamedTempFile::new().unwrap();
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.reopen().unwrap());
@@ -234,7 +217,7 @@ pub fn refused(command: &mut Command) -> (Option<i32>, String) {
     (ended.unwrap().code(), std::fs::read_to_string(log.path()).unwrap())
 }
 
-/// Reads to the end, so that the process never stands before a full pipe.
+/// Drains standard output, so that a full pipe never blocks the process.
 pub fn read_lines(stdout: ChildStdout) -> Receiver<String> {
     let (to_test, lines) = sync_channel(1024);
     std::thread::spawn(move || {
@@ -245,13 +228,13 @@ pub fn read_lines(stdout: ChildStdout) -> Receiver<String> {
     lines
 }
 
-struct Said {
+struct Startup {
     lines: String,
     ready: bool,
 }
 
-fn said_until_ready(lines: &Receiver<String>) -> Said {
-    let mut said = Said { lines: String::new(), ready: false };
+fn read_until_ready(lines: &Receiver<String>) -> Startup {
+    let mut said = Startup { lines: String::new(), ready: false };
     while let Ok(line) = lines.recv_timeout(PATIENCE) {
         let _ = writeln!(said.lines, "{line}");
         if line.starts_with("ready") {
@@ -266,7 +249,7 @@ fn listening(said: &str, name: &str) -> Option<SocketAddr> {
     let prefix = format!("{name} listening on ");
     let address = said.lines().find_map(|line| line.strip_prefix(&prefix))?;
     let address: SocketAddr = address.split_whitespace().next()?.parse().ok()?;
-    // An address of all interfaces can be listened on, not called.
+    // A client cannot connect to the unspecified address.
     Some(if address.ip().is_unspecified() {
         SocketAddr::from(([127, 0, 0, 1], address.port()))
     } else {

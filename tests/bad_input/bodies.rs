@@ -1,21 +1,21 @@
-//! Connections to the HTTP port that do not behave.
+//! Tests of malformed, oversized and unfinished HTTP requests.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::{LIMITS, Stage};
+use super::{Fixture, LIMITS};
 use crate::http1;
 use crate::waiting::{PATIENCE, now};
 
 const GOOD: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"good"}]}]}"#;
 
-/// Far above the half minute that a head may take.
-const LONG_PATIENCE: Duration = Duration::from_secs(90);
+/// Far above the 30 s that the server allows for a request head.
+const LONG_TIMEOUT: Duration = Duration::from_secs(90);
 
 #[test]
-fn a_body_that_is_no_question_is_400_and_counts_nothing() {
-    let mut stage = Stage::with(LIMITS, &[]);
+fn malformed_body_gets_400_and_counts_nothing() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
     let not_utf8: Vec<u8> =
         GOOD.bytes().map(|byte| if byte == b'g' { 0xff } else { byte }).collect();
     let deep = "[".repeat(1_000_000);
@@ -30,19 +30,19 @@ fn a_body_that_is_no_question_is_400_and_counts_nothing() {
         &[0; 99],
     ];
     for body in bodies {
-        let what = String::from_utf8_lossy(&body[..body.len().min(80)]).into_owned();
-        stage.stands(&what, |stage| {
-            let reply = stage.json(body);
-            assert_eq!((reply.status, &*reply.text()), (400, "Bad Request\n"), "{what}");
+        let label = String::from_utf8_lossy(&body[..body.len().min(80)]).into_owned();
+        fixture.assert_unaffected(&label, |fixture| {
+            let reply = fixture.json(body);
+            assert_eq!((reply.status, &*reply.text()), (400, "Bad Request\n"), "{label}");
         });
     }
 }
 
 #[test]
-fn a_body_that_breaks_off_counts_nothing() {
-    let mut stage = Stage::with(LIMITS, &[]);
-    stage.stands("a body that breaks off", |stage| {
-        let mut stream = post(stage.service.http, &format!("content-length: {}", GOOD.len() + 1));
+fn truncated_body_counts_nothing() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
+    fixture.assert_unaffected("a body that breaks off", |fixture| {
+        let mut stream = post(fixture.service.http, &format!("content-length: {}", GOOD.len() + 1));
         stream.write_all(GOOD.as_bytes()).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         let reply = read_to_end(&mut stream);
@@ -51,57 +51,56 @@ fn a_body_that_breaks_off_counts_nothing() {
 }
 
 #[test]
-fn a_hundred_megabytes_announced_are_refused_before_they_are_sent() {
-    let mut stage = Stage::with(LIMITS, &[]);
-    stage.stands("a hundred megabytes", |stage| {
-        let mut stream = post(stage.service.http, "content-length: 104857600");
+fn oversized_content_length_gets_413_before_the_body() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
+    fixture.assert_unaffected("a hundred megabytes", |fixture| {
+        let mut stream = post(fixture.service.http, "content-length: 104857600");
         let reply = read_to_end(&mut stream);
         assert!(reply.starts_with("HTTP/1.1 413 "), "{reply}");
     });
 }
 
 #[test]
-fn a_hundred_megabytes_in_chunks_are_refused_at_four() {
-    let mut stage = Stage::with(LIMITS, &[]);
-    stage.stands("five megabytes in chunks", |stage| {
-        let mut stream = post(stage.service.http, "transfer-encoding: chunked");
-        // The last of these is one too much; the server must not ask for the rest.
+fn oversized_chunked_body_gets_413_at_four_megabytes() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
+    fixture.assert_unaffected("five megabytes in chunks", |fixture| {
+        let mut stream = post(fixture.service.http, "transfer-encoding: chunked");
+        // 64 chunks are 4 MiB, so chunk 65 is too much. The server must not wait for the rest.
         for _ in 0..65 {
             stream.write_all(&chunk()).unwrap();
         }
         let reply = read_to_end(&mut stream);
         assert!(reply.starts_with("HTTP/1.1 413 "), "{reply}");
     });
-    stage.stands("a hundred megabytes in chunks", |stage| {
-        let mut stream = post(stage.service.http, "transfer-encoding: chunked");
+    fixture.assert_unaffected("a hundred megabytes in chunks", |fixture| {
+        let mut stream = post(fixture.service.http, "transfer-encoding: chunked");
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         let sent = (0..1_600).take_while(|_| stream.write_all(&chunk()).is_ok()).count();
-        // Four megabytes and what the two sockets hold.
+        // 4 MiB plus the buffers of both sockets.
         assert!(sent < 800, "{} KiB were taken", sent * 64);
     });
 }
 
-/// 64 KiB of white space, as one chunk.
 fn chunk() -> Vec<u8> {
     [b"10000\r\n".as_slice(), &vec![b' '; 64 * 1024], b"\r\n"].concat()
 }
 
 #[test]
-fn heads_without_measure_and_noise_are_refused() {
-    let mut stage = Stage::with(LIMITS, &[]);
+fn oversized_heads_noise_and_conflicting_lengths_are_refused() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
     let many = "x: y\r\n".repeat(1_000);
     let long = format!("x: {}\r\n", "y".repeat(1_000_000));
     for headers in [many, long] {
-        stage.stands("a head without measure", |stage| {
-            let mut stream = connect(stage.service.http);
-            // It may be refused, and the connection closed, before all of it is taken.
+        fixture.assert_unaffected("a head without measure", |fixture| {
+            let mut stream = connect(fixture.service.http);
+            // The server may close the connection before it reads the whole head.
             let _ = stream.write_all(format!("POST /json HTTP/1.1\r\n{headers}\r\n").as_bytes());
             let reply = read_to_end(&mut stream);
             assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 431 "), "{reply}");
         });
     }
-    stage.stands("noise", |stage| {
-        let Stage { service, .. } = stage;
+    fixture.assert_unaffected("noise", |fixture| {
+        let Fixture { service, .. } = fixture;
         for port in [service.http, service.grpc, service.admin, service.metrics] {
             let mut stream = connect(port);
             let _ = stream.write_all(&[0xff; 4_096]);
@@ -109,29 +108,29 @@ fn heads_without_measure_and_noise_are_refused() {
             read_to_end(&mut stream);
         }
     });
-    stage.stands("two lengths", |stage| {
+    fixture.assert_unaffected("two lengths", |fixture| {
         let length = GOOD.len();
         let both = format!("content-length: {length}\r\ncontent-length: {}", length + 1);
-        let mut stream = post(stage.service.http, &both);
+        let mut stream = post(fixture.service.http, &both);
         let _ = stream.write_all(GOOD.as_bytes());
         let reply = read_to_end(&mut stream);
         assert!(reply.starts_with("HTTP/1.1 400 "), "{reply}");
     });
 }
 
-/// Half a minute of wall clock: the deadlines are real, and each client goes on until it is cut off.
+/// Takes 30 s: the timeouts are real, and each client sends until the server ends the connection.
 #[test]
-fn clients_that_never_finish_are_cut_off_while_others_are_answered() {
-    let mut stage = Stage::with(LIMITS, &[]);
-    let http = stage.service.http;
-    stage.stands("clients that never finish", |stage| {
+fn unfinished_requests_time_out_while_others_succeed() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
+    let http = fixture.service.http;
+    fixture.assert_unaffected("clients that never finish", |fixture| {
         std::thread::scope(|scope| {
             let announced = scope.spawn(|| trickle(post(http, "content-length: 1000"), b" "));
             let chunked =
                 scope.spawn(|| trickle(post(http, "transfer-encoding: chunked"), b"1\r\n \r\n"));
             let silent = scope.spawn(|| trickle(post(http, "content-length: 1000"), b""));
             let head = scope.spawn(|| trickle(connect(http), b"x"));
-            assert_eq!(stage.remaining("good"), 99);
+            assert_eq!(fixture.remaining("good"), 99);
             for body in [announced, chunked, silent] {
                 let (reply, took) = body.join().unwrap();
                 assert!(reply.starts_with("HTTP/1.1 408 "), "{reply}");
@@ -144,12 +143,12 @@ fn clients_that_never_finish_are_cut_off_while_others_are_answered() {
     });
 }
 
-/// Sends `piece` again and again until the server answers or closes; what it said, and after how long.
+/// Sends `piece` repeatedly until the server replies or closes; returns the reply and the duration.
 fn trickle(mut stream: TcpStream, piece: &[u8]) -> (String, Duration) {
     stream.set_read_timeout(Some(Duration::from_millis(250))).unwrap();
     let began: Instant = now();
     let mut buffer = [0; 1_024];
-    while began.elapsed() < LONG_PATIENCE {
+    while began.elapsed() < LONG_TIMEOUT {
         let _ = stream.write_all(piece);
         match stream.read(&mut buffer) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -159,10 +158,10 @@ fn trickle(mut stream: TcpStream, piece: &[u8]) -> (String, Duration) {
             Err(_) => return (String::new(), began.elapsed()),
         }
     }
-    panic!("not cut off within {LONG_PATIENCE:?}");
+    panic!("not cut off within {LONG_TIMEOUT:?}");
 }
 
-/// A connection that has sent the head of a question, with this header.
+/// Connects and sends the head of a `/json` request with this header.
 fn post(to: SocketAddr, header: &str) -> TcpStream {
     let mut stream = connect(to);
     stream
@@ -177,33 +176,32 @@ fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// What comes until the server closes; a reset ends it as well.
 fn read_to_end(stream: &mut TcpStream) -> String {
-    let mut said = Vec::new();
+    let mut received = Vec::new();
     let mut buffer = [0; 4_096];
     loop {
         match stream.read(&mut buffer) {
-            Ok(1..) if said.is_empty() => said.extend_from_slice(&buffer),
+            Ok(1..) if received.is_empty() => received.extend_from_slice(&buffer),
             Ok(1..) => {}
             Ok(0) => break,
             Err(error) => {
                 let waited = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-                assert!(!waited || !said.is_empty(), "the server neither answered nor closed");
+                assert!(!waited || !received.is_empty(), "the server neither answered nor closed");
                 break;
             }
         }
     }
-    String::from_utf8_lossy(&said).into_owned()
+    String::from_utf8_lossy(&received).into_owned()
 }
 
 #[test]
-fn the_admin_port_refuses_what_it_cannot_explain() {
-    let mut stage = Stage::with(LIMITS, &[]);
+fn malformed_explain_queries_get_400() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
     for query in ["", "domain=d", "domain=d&descriptor=k", "domain=d&descriptor=k=v&hits=-1", "%ff"]
     {
-        stage.stands(query, |stage| {
+        fixture.assert_unaffected(query, |fixture| {
             let path = format!("/explain?{query}");
-            let reply = http1::get(stage.service.admin, &path, &[]).unwrap();
+            let reply = http1::get(fixture.service.admin, &path, &[]).unwrap();
             assert_eq!(reply.status, 400, "{query}: {}", reply.text());
         });
     }

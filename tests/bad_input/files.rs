@@ -1,13 +1,18 @@
-//! Limits that go bad while serving: the last good ones stay, `/config` says why, and what is mended is taken up.
+//! Tests of limits that become invalid while the service runs.
+//!
+//! Guarantees:
+//! - The last valid limits stay in force.
+//! - `/config` shows the reason of the refusal.
+//! - Fixed files are loaded.
 
 use std::fmt::Write as _;
 
-use super::{LIMITS, Stage, k, put};
+use super::{Fixture, LIMITS, k, put};
 use crate::waiting::until;
 
 const FLAGS: [&str; 2] = ["--reload-debounce", "20ms"];
 
-/// Each level is nine of the one below: 9^20 nodes to whoever follows them all.
+/// Each level has nine aliases of the level below: 9^20 nodes after expansion.
 fn bomb() -> Vec<u8> {
     let mut text = "domain: d\nmetadata:\n  a0: &a0 [x]\n".to_owned();
     for level in 1..=20 {
@@ -31,94 +36,93 @@ fn bad_files() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn a_file_that_goes_bad_leaves_the_last_good_one_in_force_until_it_is_mended() {
-    let mut stage = Stage::with(LIMITS, &FLAGS);
-    for (what, content) in bad_files() {
-        let before = stage.service.loads().unwrap();
-        stage.stands(what, |stage| {
-            put(stage.limits.path(), "limits.yaml", &content);
-            let why = refused(stage, what, before.refused);
-            assert!(why.contains("limits.yaml"), "{what}: /config does not name the file: {why}");
+fn bad_file_keeps_the_last_good_limits_until_fixed() {
+    let mut fixture = Fixture::with(LIMITS, &FLAGS);
+    for (label, content) in bad_files() {
+        let before = fixture.service.loads().unwrap();
+        fixture.assert_unaffected(label, |fixture| {
+            put(fixture.limits.path(), "limits.yaml", &content);
+            let why = wait_for_refusal(fixture, label, before.refused);
+            assert!(why.contains("limits.yaml"), "{label}: /config does not name the file: {why}");
         });
-        stage.stands(what, |stage| {
-            put(stage.limits.path(), "limits.yaml", LIMITS.as_bytes());
-            accepted(stage, what, before.loaded);
+        fixture.assert_unaffected(label, |fixture| {
+            put(fixture.limits.path(), "limits.yaml", LIMITS.as_bytes());
+            wait_for_load(fixture, label, before.loaded);
         });
     }
 }
 
 #[test]
-fn a_directory_that_vanishes_leaves_its_limits_in_force_until_it_is_back() {
-    let mut stage = Stage::with(LIMITS, &FLAGS);
-    let home = stage.limits.path().to_owned();
+fn removed_directory_keeps_its_limits_until_restored() {
+    let mut fixture = Fixture::with(LIMITS, &FLAGS);
+    let home = fixture.limits.path().to_owned();
     let away = tempfile::tempdir_in(home.parent().unwrap()).unwrap();
     let aside = away.path().join("aside");
-    let before = stage.service.loads().unwrap();
-    stage.stands("a directory that vanishes", |stage| {
+    let before = fixture.service.loads().unwrap();
+    fixture.assert_unaffected("a directory that vanishes", |fixture| {
         std::fs::rename(&home, &aside).unwrap();
-        let why = refused(stage, "a directory that vanishes", before.refused);
+        let why = wait_for_refusal(fixture, "a directory that vanishes", before.refused);
         assert!(why.contains(home.to_str().unwrap()), "/config does not name it: {why}");
     });
-    stage.stands("a directory that comes back", |stage| {
+    fixture.assert_unaffected("a directory that comes back", |fixture| {
         std::fs::rename(&aside, &home).unwrap();
-        accepted(stage, "a directory that comes back", before.loaded);
+        wait_for_load(fixture, "a directory that comes back", before.loaded);
     });
-    let after = stage.service.loads().unwrap();
+    let after = fixture.service.loads().unwrap();
     put(&home, "limits.yaml", LIMITS.replace("100", "1000").as_bytes());
-    accepted(&stage, "a change after it is back", after.loaded);
-    // Hits carry over a changed limit.
+    wait_for_load(&fixture, "a change after it is back", after.loaded);
+    // The counter keeps its hits when the limit changes.
     let used = 4;
-    assert_eq!(stage.remaining("good"), 1000 - used);
+    assert_eq!(fixture.remaining("good"), 1000 - used);
 }
 
 #[test]
-fn a_file_with_more_faults_than_are_shown_is_told_of_with_their_number() {
-    let mut stage = Stage::with(LIMITS, &FLAGS);
-    let before = stage.service.loads().unwrap();
-    stage.stands("three hundred errors", |stage| {
+fn config_and_log_count_omitted_errors() {
+    let mut fixture = Fixture::with(LIMITS, &FLAGS);
+    let before = fixture.service.loads().unwrap();
+    fixture.assert_unaffected("three hundred errors", |fixture| {
         let faults = format!("domain: d\ndescriptors:\n{}", "- {bogus: 1}\n".repeat(300));
-        put(stage.limits.path(), "limits.yaml", faults.as_bytes());
-        refused(stage, "three hundred errors", before.refused);
-        let shown = stage.service.loads().unwrap().last_error;
+        put(fixture.limits.path(), "limits.yaml", faults.as_bytes());
+        wait_for_refusal(fixture, "three hundred errors", before.refused);
+        let shown = fixture.service.loads().unwrap().last_error;
         assert_eq!(shown["diagnostics"].as_array().unwrap().len(), 200);
         assert_eq!(shown["more"]["errors"], 100, "{}", shown["more"]);
-        let log = stage.service.log();
+        let log = fixture.service.log();
         assert!(log.contains("findings=300"), "{log}");
-        // The log has fifty of them.
+        // The log shows 50 findings.
         assert!(log.contains("and 250 more errors"), "{log}");
     });
 }
 
-/// Waits for a refusal; what `/config` says of it.
-fn refused(stage: &Stage, what: &str, before: u64) -> String {
+/// Waits for a refused load and returns its error from `/config`.
+fn wait_for_refusal(fixture: &Fixture, label: &str, before: u64) -> String {
     let one_more = || {
-        let loads = stage.service.loads()?;
-        let is_told = before < loads.refused && !loads.last_error.is_null();
-        if is_told { Ok(loads.last_error.to_string()) } else { Err("not refused".to_owned()) }
+        let loads = fixture.service.loads()?;
+        let is_reported = before < loads.refused && !loads.last_error.is_null();
+        if is_reported { Ok(loads.last_error.to_string()) } else { Err("not refused".to_owned()) }
     };
-    until(what, one_more).unwrap()
+    until(label, one_more).unwrap()
 }
 
-/// Waits for a load, after which nothing is wrong.
-fn accepted(stage: &Stage, what: &str, before: u64) {
+fn wait_for_load(fixture: &Fixture, label: &str, before: u64) {
     let one_more = || {
-        let loads = stage.service.loads()?;
+        let loads = fixture.service.loads()?;
         let is_mended = before < loads.loaded && loads.last_error.is_null();
         if is_mended { Ok(()) } else { Err(loads.last_error.to_string()) }
     };
-    until(what, one_more).unwrap();
+    until(label, one_more).unwrap();
 }
 
 #[test]
-fn without_limits_from_the_start_questions_are_refused_and_then_answered() {
+fn checks_fail_until_the_first_valid_limits_load() {
     let flags = [&FLAGS[..], &["--start-without-config", "true"]].concat();
-    let stage = Stage::with("domain: [\n", &flags);
-    let refusal = stage.ask(&super::about(vec![k("good")])).unwrap_err();
+    let fixture = Fixture::with("domain: [\n", &flags);
+    let refusal = fixture.try_check(&super::check_request(vec![k("good")])).unwrap_err();
     assert_eq!(refusal.code(), tonic::Code::Unknown);
     assert!(refusal.message().contains("/config"), "{refusal}");
-    let loads = stage.service.loads().unwrap();
+    let loads = fixture.service.loads().unwrap();
     assert_eq!((loads.loaded, loads.refused), (0, 1));
-    put(stage.limits.path(), "limits.yaml", LIMITS.as_bytes());
-    accepted(&stage, "limits at last", 0);
-    assert_eq!(stage.remaining("good"), 100);
+    put(fixture.limits.path(), "limits.yaml", LIMITS.as_bytes());
+    wait_for_load(&fixture, "limits at last", 0);
+    assert_eq!(fixture.remaining("good"), 100);
 }

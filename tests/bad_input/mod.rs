@@ -1,7 +1,9 @@
-//! Bad input before the real process.
+//! Tests of bad input against the real process.
 //!
-//! Every case holds three things: a clear error with the right status, a process that lives and answers the next
-//! good question, and no counter that moved.
+//! Guarantees:
+//! - Every bad input gets a clear error with the right status.
+//! - The process survives and answers the next good check.
+//! - No counter changes.
 
 mod bodies;
 mod files;
@@ -27,20 +29,19 @@ use crate::http1::{self, Reply};
 use crate::service::Service;
 use crate::waiting::for_a_day_with_a_minute_left;
 
-/// Domain `d`: each value of `k` has a hundred hits a day.
+/// Domain `d` with a limit of 100 hits per day for each value of `k`.
 const LIMITS: &str =
     "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 100}\n";
 
-/// A running service, its limits, and a client.
-struct Stage {
+struct Fixture {
     service: Service,
     limits: TempDir,
     runtime: Runtime,
     connection: Connection,
 }
 
-impl Stage {
-    /// Starts with these limits and flags, on a day that does not end at once.
+impl Fixture {
+    /// Starts the service with at least a minute left in the UTC day, the window of the limits.
     fn with(limits: &str, flags: &[&str]) -> Self {
         for_a_day_with_a_minute_left();
         let directory = tempfile::tempdir().unwrap();
@@ -48,7 +49,7 @@ impl Stage {
         let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
         let service = Service::start(directory.path(), &flags).unwrap();
         let runtime = Runtime::new().unwrap();
-        // A tonic channel spawns its tasks where it is made.
+        // A tonic channel spawns its tasks on the current runtime.
         let entered = runtime.enter();
         let connection = Connection::to(service.grpc);
         drop(entered);
@@ -56,26 +57,25 @@ impl Stage {
     }
 
     fn send(&self, message: Vec<u8>) -> Result<RateLimitResponse, Status> {
-        let answer = self.runtime.block_on(self.connection.call(SHOULD_RATE_LIMIT, message))?;
-        Ok(RateLimitResponse::decode(&*answer).unwrap())
+        let response = self.runtime.block_on(self.connection.call(SHOULD_RATE_LIMIT, message))?;
+        Ok(RateLimitResponse::decode(&*response).unwrap())
     }
 
-    fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    fn try_check(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         self.send(request.encode_to_vec())
     }
 
-    /// Asks about these descriptors of domain `d`, which must be answered.
-    fn answer(&self, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
-        self.ask(&about(descriptors)).unwrap()
+    fn check(&self, descriptors: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+        self.try_check(&check_request(descriptors)).unwrap()
     }
 
     fn json(&self, body: &[u8]) -> Reply {
         http1::call(self.service.http, "POST", "/json", &[], Some(body)).unwrap()
     }
 
-    /// What is left for this value of `k`, without a hit.
+    /// The remaining hits of this value of `k`, from a check of zero hits.
     fn remaining(&self, value: &str) -> u32 {
-        self.answer(vec![hits(k(value), 0)]).statuses[0].limit_remaining
+        self.check(vec![hits(k(value), 0)]).statuses[0].limit_remaining
     }
 
     fn metric(&self, name: &str) -> u64 {
@@ -84,27 +84,27 @@ impl Stage {
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {page}"))
     }
 
-    /// Holds that `work` moves no counter and adds none, and that the process answers on.
-    fn stands(&mut self, what: &str, work: impl FnOnce(&Self)) {
-        let used = self.answer(vec![k("good")]).statuses[0].limit_remaining;
+    /// Asserts that `work` changes no counter, adds none, and leaves the process serving.
+    fn assert_unaffected(&mut self, label: &str, work: impl FnOnce(&Self)) {
+        let used = self.check(vec![k("good")]).statuses[0].limit_remaining;
         let keys = self.metric("sluicegate_memory_keys");
         work(self);
-        assert!(self.service.is_alive(), "{what}: the process died\n{}", self.service.log());
-        assert_eq!(self.remaining("good"), used, "{what}: a counter moved");
-        assert_eq!(self.metric("sluicegate_memory_keys"), keys, "{what}: a counter came to be");
-        let next = self.answer(vec![k("good")]);
-        assert_eq!(next.statuses[0].limit_remaining, used - 1, "{what}: the next question");
+        assert!(self.service.is_alive(), "{label}: the process died\n{}", self.service.log());
+        assert_eq!(self.remaining("good"), used, "{label}: a counter moved");
+        assert_eq!(self.metric("sluicegate_memory_keys"), keys, "{label}: a counter came to be");
+        let next = self.check(vec![k("good")]);
+        assert_eq!(next.statuses[0].limit_remaining, used - 1, "{label}: the next question");
     }
 }
 
-/// Puts a file there at once, as a careful writer does.
+/// Replaces a file atomically.
 fn put(directory: &Path, name: &str, content: &[u8]) {
     let prepared = directory.join(".prepared");
     std::fs::write(&prepared, content).unwrap();
     std::fs::rename(prepared, directory.join(name)).unwrap();
 }
 
-fn about(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+fn check_request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
 }
 
@@ -112,13 +112,12 @@ fn entry(key: &str, value: &str) -> Entry {
     Entry { key: key.into(), value: value.into() }
 }
 
-/// The descriptor `key=value`.
-fn of(key: &str, value: &str) -> RateLimitDescriptor {
+fn pair(key: &str, value: &str) -> RateLimitDescriptor {
     RateLimitDescriptor { entries: vec![entry(key, value)], ..RateLimitDescriptor::default() }
 }
 
 fn k(value: &str) -> RateLimitDescriptor {
-    of("k", value)
+    pair("k", value)
 }
 
 fn hits(descriptor: RateLimitDescriptor, value: u64) -> RateLimitDescriptor {
@@ -129,7 +128,7 @@ fn refund(descriptor: RateLimitDescriptor, value: u64) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..hits(descriptor, value) }
 }
 
-/// The descriptor with a limit of its own; `unit` is the wire's number.
+/// Adds a limit override; `unit` is the number of the protobuf enum.
 fn limited(
     descriptor: RateLimitDescriptor,
     requests_per_unit: u32,

@@ -1,7 +1,9 @@
-//! Questions that cannot be answered, through gRPC and `/json`.
+//! Tests of invalid checks through gRPC and `/json`.
 //!
-//! Where the reference refuses, its status is expected (UNKNOWN, 400); where it crashes or misreads,
-//! `INVALID_ARGUMENT` and 400. Every bad question has a good descriptor before the bad one, so that a counter could move.
+//! Guarantees:
+//! - Checks that envoyproxy/ratelimit refuses get its status: `UNKNOWN`, or 400 over HTTP.
+//! - Checks that crash or confuse it get `INVALID_ARGUMENT`, or 400 over HTTP.
+//! - A good descriptor precedes the bad one, so a wrong charge would be visible.
 
 use std::fmt::Write as _;
 
@@ -11,33 +13,33 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code as
 use prost::Message as _;
 use tonic::Code;
 
-use super::{LIMITS, Stage, about, hits, k, limited, refund};
+use super::{Fixture, LIMITS, check_request, hits, k, limited, refund};
 
-/// A question, the gRPC code it is refused with, and a word that the message must have.
+/// A bad request, its expected gRPC code, and a word that the message must contain.
 struct Case {
-    what: &'static str,
+    label: &'static str,
     request: RateLimitRequest,
     code: Code,
     word: &'static str,
 }
 
-fn case(what: &'static str, request: RateLimitRequest, code: Code, word: &'static str) -> Case {
-    Case { what, request, code, word }
+fn case(label: &'static str, request: RateLimitRequest, code: Code, word: &'static str) -> Case {
+    Case { label, request, code, word }
 }
 
-fn invalid(what: &'static str, bad: Vec<RateLimitDescriptor>, word: &'static str) -> Case {
+fn invalid(label: &'static str, bad: Vec<RateLimitDescriptor>, word: &'static str) -> Case {
     let descriptors = std::iter::once(k("good")).chain(bad).collect();
-    case(what, about(descriptors), Code::InvalidArgument, word)
+    case(label, check_request(descriptors), Code::InvalidArgument, word)
 }
 
 fn cases() -> Vec<Case> {
-    let nowhere = RateLimitRequest { domain: String::new(), ..about(vec![k("good")]) };
+    let nowhere = RateLimitRequest { domain: String::new(), ..check_request(vec![k("good")]) };
     let long = "x".repeat(64 * 1024);
-    let long_key = super::of(&long, "v");
+    let long_key = super::pair(&long, "v");
     vec![
         case("no domain", nowhere, Code::Unknown, "domain"),
         case("nothing at all", RateLimitRequest::default(), Code::Unknown, "domain"),
-        case("no descriptors", about(Vec::new()), Code::Unknown, "descriptors"),
+        case("no descriptors", check_request(Vec::new()), Code::Unknown, "descriptors"),
         invalid("unit 0", vec![limited(k("o"), 5, 0)], "0 is not a unit"),
         invalid("unit 8", vec![limited(k("o"), 5, 8)], "8 is not a unit"),
         invalid("unit -1", vec![limited(k("o"), 5, -1)], "-1 is not a unit"),
@@ -54,22 +56,21 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused_with_a_reason_and_counts_nothing() {
-    let mut stage = Stage::with(LIMITS, &[]);
-    for Case { what, request, code, word } in cases() {
-        stage.stands(what, |stage| {
-            let refused = stage.ask(&request).unwrap_err();
-            assert_eq!(refused.code(), code, "{what}: {refused}");
-            assert!(refused.message().contains(word), "{what}: {}", refused.message());
+fn invalid_checks_are_refused_and_count_nothing() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
+    for Case { label, request, code, word } in cases() {
+        fixture.assert_unaffected(label, |fixture| {
+            let refused = fixture.try_check(&request).unwrap_err();
+            assert_eq!(refused.code(), code, "{label}: {refused}");
+            assert!(refused.message().contains(word), "{label}: {}", refused.message());
         });
-        stage.stands(what, |stage| {
-            let reply = stage.json(json(&request).as_bytes());
-            assert_eq!((reply.status, &*reply.text()), (400, "Bad Request\n"), "{what} as JSON");
+        fixture.assert_unaffected(label, |fixture| {
+            let reply = fixture.json(json(&request).as_bytes());
+            assert_eq!((reply.status, &*reply.text()), (400, "Bad Request\n"), "{label} as JSON");
         });
     }
 }
 
-/// The request in proto3 JSON.
 fn json(request: &RateLimitRequest) -> String {
     let mut descriptors = String::new();
     for (at, descriptor) in request.descriptors.iter().enumerate() {
@@ -92,32 +93,32 @@ fn json(request: &RateLimitRequest) -> String {
 }
 
 #[test]
-fn a_thousand_descriptors_and_a_value_of_one_byte_less_are_served() {
-    let stage = Stage::with(LIMITS, &[]);
-    let many = stage.answer((0..1_000).map(|n| k(&n.to_string())).collect());
+fn requests_at_the_size_limits_are_served() {
+    let fixture = Fixture::with(LIMITS, &[]);
+    let many = fixture.check((0..1_000).map(|n| k(&n.to_string())).collect());
     assert_eq!(many.statuses.len(), 1_000);
     assert!(many.statuses.iter().all(|status| status.limit_remaining == 99));
-    let long = about(vec![k(&"x".repeat(64 * 1024 - 1))]);
-    assert_eq!(stage.ask(&long).unwrap().statuses[0].limit_remaining, 99);
-    assert_eq!(stage.json(json(&long).as_bytes()).status, 200);
-    assert_eq!(stage.ask(&long).unwrap().statuses[0].limit_remaining, 97);
+    let long = check_request(vec![k(&"x".repeat(64 * 1024 - 1))]);
+    assert_eq!(fixture.try_check(&long).unwrap().statuses[0].limit_remaining, 99);
+    assert_eq!(fixture.json(json(&long).as_bytes()).status, 200);
+    assert_eq!(fixture.try_check(&long).unwrap().statuses[0].limit_remaining, 97);
 }
 
 #[test]
-fn the_largest_addend_is_counted_and_never_wraps() {
-    let stage = Stage::with(LIMITS, &[]);
+fn largest_hits_addend_does_not_overflow() {
+    let fixture = Fixture::with(LIMITS, &[]);
     for _ in 0..3 {
-        let answer = stage.answer(vec![hits(k("much"), (1 << 63) - 1)]);
-        assert_eq!(answer.overall_code(), Verdict::OverLimit);
-        assert_eq!(answer.statuses[0].limit_remaining, 0);
+        let response = fixture.check(vec![hits(k("much"), (1 << 63) - 1)]);
+        assert_eq!(response.overall_code(), Verdict::OverLimit);
+        assert_eq!(response.statuses[0].limit_remaining, 0);
     }
-    assert_eq!(stage.remaining("much"), 0);
+    assert_eq!(fixture.remaining("much"), 0);
 }
 
 #[test]
-fn bytes_that_are_no_message_are_refused_by_the_transport_and_count_nothing() {
-    let mut stage = Stage::with(LIMITS, &[]);
-    let good = about(vec![k("good")]).encode_to_vec();
+fn malformed_protobuf_is_refused_and_counts_nothing() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
+    let good = check_request(vec![k("good")]).encode_to_vec();
     let mut not_utf8 = good.clone();
     *not_utf8.last_mut().unwrap() = 0xff;
     let mut nested_not_utf8 = vec![0x0a, 1, 0xff];
@@ -135,34 +136,33 @@ fn bytes_that_are_no_message_are_refused_by_the_transport_and_count_nothing() {
             vec![0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
         ),
     ];
-    for (what, bytes) in cases {
-        stage.stands(what, |stage| {
-            let refused = stage.send(bytes).unwrap_err();
-            assert_eq!(refused.code(), Code::Internal, "{what}: {refused}");
+    for (label, bytes) in cases {
+        fixture.assert_unaffected(label, |fixture| {
+            let refused = fixture.send(bytes).unwrap_err();
+            assert_eq!(refused.code(), Code::Internal, "{label}: {refused}");
         });
     }
 }
 
-/// The longest message, in bytes.
-const MOST: usize = 4 * 1024 * 1024;
+const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 #[test]
-fn a_message_above_four_megabytes_is_resource_exhausted_and_counts_nothing() {
-    let mut stage = Stage::with(LIMITS, &[]);
-    let one = about(vec![k("good"), k(&"x".repeat(4_000))]);
+fn oversized_message_is_resource_exhausted_and_counts_nothing() {
+    let mut fixture = Fixture::with(LIMITS, &[]);
+    let one = check_request(vec![k("good"), k(&"x".repeat(4_000))]);
     let padded = |length: usize| {
         let mut bytes = one.encode_to_vec();
-        // Field 900, which nobody knows, fills up.
+        // The unknown field 900 pads the message.
         let filler = length - bytes.len() - 6;
         bytes.extend_from_slice(&[0xa2, 0x38]);
         prost::encode_length_delimiter(filler, &mut bytes).unwrap();
         bytes.resize(length, 0);
         bytes
     };
-    assert_eq!(stage.send(padded(MOST)).unwrap().statuses[0].limit_remaining, 99);
-    for length in [MOST + 1, 4 * MOST] {
-        stage.stands("a long message", |stage| {
-            let refused = stage.send(padded(length)).unwrap_err();
+    assert_eq!(fixture.send(padded(MAX_MESSAGE_BYTES)).unwrap().statuses[0].limit_remaining, 99);
+    for length in [MAX_MESSAGE_BYTES + 1, 4 * MAX_MESSAGE_BYTES] {
+        fixture.assert_unaffected("a long message", |fixture| {
+            let refused = fixture.send(padded(length)).unwrap_err();
             assert_eq!(refused.code(), Code::ResourceExhausted, "{length} bytes: {refused}");
         });
     }

@@ -1,4 +1,4 @@
-//! `serve` that cannot begin says why and ends: 1 when limits are wrong, 2 when it could not be tried.
+//! Tests of starting `serve`: exit code 1 for invalid limits, exit code 2 for other errors.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -9,7 +9,6 @@ use crate::http1;
 use crate::service::{Service, read_lines, refused, sluicegate};
 use crate::waiting::PATIENCE;
 
-/// How the process ended, and what it wrote to standard error.
 fn serve(flags: &[&str]) -> (Option<i32>, String) {
     refused(sluicegate().arg("serve").args(flags))
 }
@@ -24,7 +23,7 @@ fn limits(text: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_port_that_is_taken_is_named_with_the_flag_that_would_choose_another() {
+fn occupied_port_error_names_the_flag() {
     let directory = limits(LIMITS);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
@@ -43,7 +42,7 @@ fn a_port_that_is_taken_is_named_with_the_flag_that_would_choose_another() {
 }
 
 #[test]
-fn ports_that_are_taken_are_told_all_at_once() {
+fn all_occupied_ports_are_reported_together() {
     let directory = limits(LIMITS);
     let taken: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let ports: Vec<_> =
@@ -61,7 +60,7 @@ fn ports_that_are_taken_are_told_all_at_once() {
 }
 
 #[test]
-fn limits_that_are_wrong_end_in_1_with_every_finding() {
+fn invalid_limits_exit_with_1_and_all_findings() {
     let directory = limits("domain: shop\ndescriptors:\n- key: a\n  rate_limt: {}\n- valu: b\n");
     let mut flags = vec!["--limits", directory.path().to_str().unwrap()];
     flags.extend(FREE_PORTS);
@@ -73,20 +72,20 @@ fn limits_that_are_wrong_end_in_1_with_every_finding() {
     assert!(err.contains("rate_limit"), "the nearest word is not in: {err}");
 }
 
-/// What `serve` is told, and the words it must answer with.
+/// Each case has a label, flags, and words that the error must contain.
 #[test]
-fn what_cannot_be_tried_ends_in_2_and_says_what_would_do() {
+fn startup_errors_exit_with_2_and_a_hint() {
     let directory = limits(LIMITS);
     let here = directory.path().to_str().unwrap();
-    let gone = directory.path().join("gone");
-    let gone = gone.to_str().unwrap();
+    let missing = directory.path().join("gone");
+    let missing = missing.to_str().unwrap();
     let cases: [(&str, &[&str], &[&str]); 6] = [
         (
             "an unknown flag",
             &["--limits", here, "--grpc-prot", "0"],
             &["--grpc-prot", "--grpc-port"],
         ),
-        ("limits that are not there", &["--limits", gone], &[gone, "No such file"]),
+        ("limits that are not there", &["--limits", missing], &[missing, "No such file"]),
         ("no limits", &[], &["--limits"]),
         (
             "admin for everybody",
@@ -104,20 +103,20 @@ fn what_cannot_be_tried_ends_in_2_and_says_what_would_do() {
             &["--backend", "memory"],
         ),
     ];
-    for (what, given, words) in cases {
-        // A flag given twice is refused for that, so only the ports that are not given are added.
+    for (label, given, words) in cases {
+        // A repeated flag is an error, so only the missing port flags are added.
         let others = FREE_PORTS.chunks(2).filter(|pair| !given.contains(&pair[0])).flatten();
         let flags: Vec<&str> = given.iter().chain(others).copied().collect();
         let (code, err) = serve(&flags);
-        assert_eq!(code, Some(2), "{what}: {err}");
+        assert_eq!(code, Some(2), "{label}: {err}");
         for word in words {
-            assert!(err.contains(word), "{what}: {word} is not in: {err}");
+            assert!(err.contains(word), "{label}: {word} is not in: {err}");
         }
     }
 }
 
 #[test]
-fn admin_for_everybody_is_served_with_a_token_and_to_nobody_without_it() {
+fn admin_on_all_addresses_requires_the_token() {
     let directory = limits(LIMITS);
     let flags = ["--admin-host", "0.0.0.0", "--admin-token", "open-sesame"].map(str::to_owned);
     let service = Service::start(directory.path(), &flags).unwrap();
@@ -128,26 +127,25 @@ fn admin_for_everybody_is_served_with_a_token_and_to_nobody_without_it() {
     assert_eq!(status(&[("authorization", "Bearer open-sesame")]), 200);
 }
 
-/// Asks as soon as the port is known, which is before the process says that it is ready.
+/// Sends the check as soon as the port is logged, before the process logs that it is ready.
 #[test]
-fn the_very_first_question_meets_the_limits() {
+fn first_check_finds_the_limits_loaded() {
     let directory = limits(LIMITS);
-    let question = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
+    let body = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
     for start in 0..20 {
-        let mut process = Killed(spawn(directory.path()));
-        let said = read_lines(process.0.stdout.take().unwrap());
-        let port = std::iter::from_fn(|| said.recv_timeout(PATIENCE).ok())
+        let mut process = KillOnDrop(spawn(directory.path()));
+        let lines = read_lines(process.0.stdout.take().unwrap());
+        let port = std::iter::from_fn(|| lines.recv_timeout(PATIENCE).ok())
             .find_map(|line| line.strip_prefix("http listening on 0.0.0.0:")?.parse::<u16>().ok());
         let address = ([127, 0, 0, 1], port.unwrap()).into();
-        let reply = http1::call(address, "POST", "/json", &[], Some(question.as_bytes())).unwrap();
+        let reply = http1::call(address, "POST", "/json", &[], Some(body.as_bytes())).unwrap();
         assert_eq!(reply.status, 200, "start {start}: {}", reply.text());
     }
 }
 
-/// A process that does not outlive the test.
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -1,6 +1,5 @@
-//! The presets, and a matrix of values in which every value of the chart is used at least once.
+//! Presets and further cases that together use every value of the chart.
 
-/// A name and Helm's flags.
 pub struct Case {
     pub name: &'static str,
     pub flags: &'static [&'static str],
@@ -14,7 +13,7 @@ macro_rules! preset {
     };
 }
 
-/// Every case, each with a golden render.
+/// Each case has a golden file.
 pub const CASES: &[Case] = &[
     Case { name: "default", flags: &[] },
     Case { name: "standalone", flags: &[preset!("standalone")] },

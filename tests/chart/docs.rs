@@ -1,4 +1,4 @@
-//! Every object and every block of values that the docs show is what Kubernetes, the mesh and the chart take.
+//! Kubernetes objects and chart values in the documents.
 
 use std::fs;
 
@@ -6,11 +6,11 @@ use super::valid::validate;
 use super::{chart, template};
 use crate::docs::blocks;
 
-/// Whose schemas cannot be had where the tests run; their page says so.
+/// The tests have no schemas of Emissary objects, as documented on its page.
 const UNKNOWN: &str = "apiVersion: getambassador.io/";
 
 #[test]
-fn every_object_in_the_docs_is_valid_to_who_reads_it() {
+fn documented_kubernetes_objects_are_valid() {
     let shown = tempfile::tempdir().unwrap();
     let mut objects = 0;
     for block in blocks("yaml") {
@@ -21,18 +21,18 @@ fn every_object_in_the_docs_is_valid_to_who_reads_it() {
         }
     }
     assert!(6 < objects, "{objects} objects");
-    let said = validate(shown.path());
-    assert_eq!(said.matches("OK").count(), objects, "{said}");
+    let output = validate(shown.path());
+    assert_eq!(output.matches("OK").count(), objects, "{output}");
 }
 
 #[test]
-fn every_block_of_values_renders() {
+fn documented_values_render() {
     let mut rendered = 0;
     for block in blocks("yaml").into_iter().filter(|b| b.text.starts_with("# values.yaml")) {
         let values = tempfile::NamedTempFile::new().unwrap();
         fs::write(values.path(), block.text).unwrap();
         let flag = format!("--values={}", values.path().display());
-        template(&chart(), &[&flag]).unwrap_or_else(|said| panic!("{}: {said}", block.place));
+        template(&chart(), &[&flag]).unwrap_or_else(|output| panic!("{}: {output}", block.place));
         rendered += 1;
     }
     assert!(3 < rendered, "{rendered} blocks");

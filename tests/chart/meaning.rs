@@ -1,4 +1,4 @@
-//! What is rendered means to the service what it says; what cannot be meant is refused.
+//! Rendered settings and limits as the service reads them, and values that the chart refuses.
 
 use std::fs;
 
@@ -11,14 +11,14 @@ use super::{Objects, chart, rendered, template};
 
 fn settings_of(objects: &Objects) -> Loaded {
     let file = Some(("server.yaml".to_owned(), objects.server_yaml().to_owned()));
-    let doors = Doors { file, environment: secrets_of(objects), ..Doors::default() };
-    let loaded = settings::read(&doors)
+    let input = Doors { file, environment: secrets_of(objects), ..Doors::default() };
+    let loaded = settings::read(&input)
         .unwrap_or_else(|problems| panic!("{problems:?}\n{}", objects.server_yaml()));
     assert_eq!(loaded.warnings, []);
     loaded
 }
 
-/// The variables that come from secrets, with something that may stand in one.
+/// Environment variables from secrets, with sample values.
 fn secrets_of(objects: &Objects) -> Vec<(String, String)> {
     let variables = objects.container()["env"].as_array().into_iter().flatten();
     let secret = |variable: &Value| {
@@ -41,7 +41,7 @@ fn the_service_accepts_the_settings_of_every_case() {
 }
 
 #[test]
-fn sluicegate_check_finds_no_fault_with_the_limits_of_every_case() {
+fn check_accepts_the_limits_of_every_case() {
     let mut checked = 0;
     for case in CASES {
         let objects = rendered(case.flags);
@@ -53,15 +53,15 @@ fn sluicegate_check_finds_no_fault_with_the_limits_of_every_case() {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let argv = ["sluicegate".into(), "check".into(), directory.path().into()];
         let outcome = cli::run(argv.into(), [], &mut Terminal { out: &mut out, err: &mut err });
-        let said = String::from_utf8([out, err].concat()).unwrap();
-        assert_eq!(outcome, Outcome::Yes, "{}: {said}", case.name);
-        assert!(said.contains("0 errors, 0 warnings"), "{}: {said}", case.name);
+        let output = String::from_utf8([out, err].concat()).unwrap();
+        assert_eq!(outcome, Outcome::Yes, "{}: {output}", case.name);
+        assert!(output.contains("0 errors, 0 warnings"), "{}: {output}", case.name);
     }
     assert_eq!(checked, 4, "one for each preset");
 }
 
 #[test]
-fn large_numbers_and_signs_arrive_as_they_were_written() {
+fn large_numbers_and_symbols_are_rendered_unchanged() {
     let everything = CASES.iter().find(|case| case.name == "everything").unwrap();
     let loaded = settings_of(&rendered(everything.flags));
     assert_eq!(loaded.settings.max_keys, 20_000_000);
@@ -69,16 +69,15 @@ fn large_numbers_and_signs_arrive_as_they_were_written() {
 }
 
 #[test]
-fn the_bundled_redis_is_the_one_that_is_asked() {
+fn the_service_uses_the_bundled_redis() {
     let objects = rendered(&["--set", "redis.enabled=true"]);
     let Backend::Redis(url) = settings_of(&objects).settings.backend else { panic!("memory") };
     assert_eq!(url.to_string(), "redis://edge-sluicegate-redis:6379");
     assert_eq!(objects.one("Service", "-redis")["spec"]["ports"][0]["port"], 6379);
 }
 
-/// Everything the settings name in the container's file system is mounted there.
 #[test]
-fn every_file_that_the_settings_name_is_mounted() {
+fn every_file_named_in_settings_is_mounted() {
     for case in CASES {
         let objects = rendered(case.flags);
         let settings = settings_of(&objects).settings;
@@ -107,15 +106,15 @@ fn every_file_that_the_settings_name_is_mounted() {
 }
 
 #[test]
-fn replicas_are_called_at_their_pods_address_by_each_other_alone() {
+fn only_replicas_may_call_the_peer_port() {
     for known_by in ["peers.existingSecret=ours", "peers.tls.existingSecret=ours,peers.tls.name=a"]
     {
         let flags = ["redis.external.url=redis://a", known_by, "networkPolicy.enabled=true"];
-        call_each_other(&rendered(&["--set", &flags.join(",")]));
+        assert_peer_access(&rendered(&["--set", &flags.join(",")]));
     }
 }
 
-fn call_each_other(objects: &Objects) {
+fn assert_peer_access(objects: &Objects) {
     let ports = objects.container()["ports"].as_array().unwrap();
     assert!(ports.contains(&serde_json::json!({"name": "peer", "containerPort": 8082})));
     let env = objects.container()["env"].as_array().unwrap();
@@ -129,64 +128,69 @@ fn call_each_other(objects: &Objects) {
     assert!(!objects.server_yaml().contains("ours"), "the secret is no setting");
 }
 
-/// After the drain, at most: leases are given back (2 s), ends passed on (0.5 s), the store is left (1.6 s), and the
-/// last spans and counts are told (2 s each). That is 8.1 s, and nearly two for a slow machine.
-const LEAVING: u64 = 10;
+/// Maximum shutdown time after the drain, in seconds.
+///
+/// - 2.0: return of leases
+/// - 0.5: forwarded releases
+/// - 1.6: leaving the fleet
+/// - 4.0: export of spans and metrics, 2 each
+/// - 1.9: reserve for a slow machine
+const SHUTDOWN_SECONDS: u64 = 10;
 
 #[test]
-fn a_pod_has_longer_to_go_than_it_may_take_to_drain_and_to_leave() {
+fn grace_period_covers_drain_and_shutdown() {
     for (delay, timeout, drain) in
         [("5s", "20s", 25), ("1m", "1500ms", 62), ("0s", "1us", 1), ("1h", "2m", 3720)]
     {
         let set = format!("settings.drain_delay={delay},settings.drain_timeout={timeout}");
         let objects = rendered(&["--set", &set]);
         let grace = objects.pod()["terminationGracePeriodSeconds"].as_u64().unwrap();
-        assert_eq!(grace, drain + LEAVING, "{set}");
+        assert_eq!(grace, drain + SHUTDOWN_SECONDS, "{set}");
     }
 }
 
 #[test]
-fn a_grace_period_of_ones_own_is_taken_where_it_is_long_enough_and_else_the_cure_is_said() {
-    let least = 5 + 20 + LEAVING;
+fn a_custom_grace_period_must_cover_the_drain() {
+    let least = 5 + 20 + SHUTDOWN_SECONDS;
     let of = |grace: u64| {
         let set = format!("terminationGracePeriodSeconds={grace}");
         template(&chart(), &["--set", &set]).map(|text| Objects::read(&text))
     };
     for grace in [least, least + 1] {
-        let objects = of(grace).unwrap_or_else(|said| panic!("{grace}: {said}"));
+        let objects = of(grace).unwrap_or_else(|output| panic!("{grace}: {output}"));
         assert_eq!(objects.pod()["terminationGracePeriodSeconds"], grace);
     }
-    let Err(said) = of(least - 1) else { panic!("{} s is too short", least - 1) };
-    assert!(said.contains("would be killed with requests in flight"), "{said}");
-    assert!(said.contains(&format!("Set at least {least}")), "{said}");
+    let Err(output) = of(least - 1) else { panic!("{} s is too short", least - 1) };
+    assert!(output.contains("would be killed with requests in flight"), "{output}");
+    assert!(output.contains(&format!("Set at least {least}")), "{output}");
 }
 
-/// Kubernetes counts the hook in the grace period, and tells the process to end when it is over.
+/// The grace period includes the hook. Kubernetes sends SIGTERM after the hook.
 #[test]
-fn a_pod_that_sleeps_before_it_is_told_to_go_has_longer_by_that() {
-    let (sleep, least) = (15, 15 + 5 + 20 + LEAVING);
+fn pre_stop_sleep_extends_the_grace_period() {
+    let (sleep, least) = (15, 15 + 5 + 20 + SHUTDOWN_SECONDS);
     let set = format!("lifecycle.preStop.sleep.seconds={sleep}");
     let grace = |objects: &Objects| objects.pod()["terminationGracePeriodSeconds"].as_u64();
     assert_eq!(grace(&rendered(&["--set", &set])), Some(least));
     let own = |grace: u64| format!("{set},terminationGracePeriodSeconds={grace}");
     assert_eq!(grace(&rendered(&["--set", &own(least)])), Some(least));
-    let said = template(&chart(), &["--set", &own(least - 1)]);
-    let Err(said) = said else { panic!("{} s is too short", least - 1) };
-    assert!(said.contains(&format!("Set at least {least}")), "{said}");
+    let output = template(&chart(), &["--set", &own(least - 1)]);
+    let Err(output) = output else { panic!("{} s is too short", least - 1) };
+    assert!(output.contains(&format!("Set at least {least}")), "{output}");
 }
 
 #[test]
-fn a_hook_that_takes_nobody_knows_how_long_takes_a_grace_period_of_ones_own() {
+fn other_pre_stop_hooks_require_an_explicit_grace_period() {
     let hook = "lifecycle.preStop.httpGet.port=http";
     let own = format!("{hook},terminationGracePeriodSeconds=60");
     assert_eq!(rendered(&["--set", &own]).pod()["terminationGracePeriodSeconds"], 60);
-    let Err(said) = template(&chart(), &["--set", hook]) else { panic!("nobody knows") };
-    assert!(said.contains("set terminationGracePeriodSeconds to that and 35 s"), "{said}");
+    let Err(output) = template(&chart(), &["--set", hook]) else { panic!("nobody knows") };
+    assert!(output.contains("set terminationGracePeriodSeconds to that and 35 s"), "{output}");
 }
 
-/// The process itself binds loopback, where no datagram of another pod arrives.
+/// The service's own default is loopback, which other pods cannot reach.
 #[test]
-fn datagrams_are_received_where_the_service_and_the_policy_let_them_through() {
+fn syslog_host_defaults_to_all_pod_addresses() {
     let set =
         "settings.syslog_port=5514,settings.syslog_from=10.0.0.0/8,networkPolicy.enabled=true";
     let objects = rendered(&["--set", set]);
@@ -200,7 +204,7 @@ fn datagrams_are_received_where_the_service_and_the_policy_let_them_through() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_in_words() {
+fn contradictory_values_are_refused_with_a_reason() {
     for (set, words) in [
         ("replicaCount=2", "several replicas and no Redis"),
         ("autoscaling.enabled=true", "several replicas and no Redis"),
@@ -239,7 +243,7 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("settings.syslog_port=5514", "takes settings.syslog_from"),
         ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=127.0.0.1", "lost"),
         ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=::1", "lost"),
-        // By the schema.
+        // Refused by the schema.
         ("replicas=3", "'replicas' not allowed"),
         ("image.name=a", "'name' not allowed"),
         ("settings.max_kyes=1", "'max_kyes' not allowed"),
@@ -248,15 +252,17 @@ fn what_cannot_be_meant_is_refused_in_words() {
         ("redis.external.url=http://a", "/redis/external/url"),
         ("limits.inline.a/b=x", "a/b"),
     ] {
-        let said = template(&chart(), &["--set", set]).expect_err(set);
-        assert!(said.contains(words), "{set}: {said}");
-        assert!(!said.contains("secret@"), "{said}");
+        let output = template(&chart(), &["--set", set]).expect_err(set);
+        assert!(output.contains(words), "{set}: {output}");
+        assert!(!output.contains("secret@"), "{output}");
     }
 }
 
-/// A second Redis may be the one that speaks TLS, a URL in a secret may say anything, and variables have the last word.
+/// - The TLS settings may apply to the per-second Redis alone.
+/// - The chart cannot read a URL in a secret.
+/// - Environment variables override settings.
 #[test]
-fn what_may_be_meant_of_a_redis_is_not_refused() {
+fn valid_redis_combinations_render() {
     let user = "redis.external.url=redis://user@host";
     let env = "extraEnv[0].name=SLUICEGATE_BACKEND_PASSWORD_FILE,extraEnv[0].value=/vault/word";
     for set in [
@@ -267,12 +273,12 @@ fn what_may_be_meant_of_a_redis_is_not_refused() {
         &format!("{user},{env}"),
         &format!("{user},extraEnvFrom[0].secretRef.name=a"),
     ] {
-        template(&chart(), &["--set", set]).unwrap_or_else(|said| panic!("{set}: {said}"));
+        template(&chart(), &["--set", set]).unwrap_or_else(|output| panic!("{set}: {output}"));
     }
 }
 
 #[test]
-fn every_pod_is_pulled_with_the_secrets_that_are_named() {
+fn every_pod_uses_the_image_pull_secrets() {
     let objects = rendered(&["--set", "imagePullSecrets[0].name=ours,redis.enabled=true"]);
     let pods = objects.0.iter().filter_map(|object| match object["kind"].as_str()? {
         "Deployment" => Some(&object["spec"]["template"]["spec"]),
@@ -285,7 +291,7 @@ fn every_pod_is_pulled_with_the_secrets_that_are_named() {
 }
 
 #[test]
-fn admin_with_a_token_is_heard_on_every_address_of_the_pod() {
+fn admin_with_a_token_binds_all_addresses() {
     for (set, host) in [("", "0.0.0.0"), (",settings.host=::", "::")] {
         let objects = rendered(&["--set", &format!("admin.existingSecret=a{set}")]);
         assert_eq!(settings_of(&objects).settings.admin_host.to_string(), host);
@@ -293,7 +299,7 @@ fn admin_with_a_token_is_heard_on_every_address_of_the_pod() {
 }
 
 #[test]
-fn a_service_beside_it_sets_no_setting() {
-    // Kubernetes would set SLUICEGATE_GRPC_PORT for a service named sluicegate-grpc.
+fn service_links_are_disabled() {
+    // A service named `sluicegate-grpc` would otherwise set `SLUICEGATE_GRPC_PORT`.
     assert_eq!(rendered(&[]).pod()["enableServiceLinks"], false);
 }

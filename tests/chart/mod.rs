@@ -1,8 +1,13 @@
-//! The chart, rendered by the real Helm and judged by the schemas of Kubernetes.
+//! The Helm chart, rendered by the real Helm and validated by the Kubernetes schemas.
 //!
-//! Guarantees: every preset and every case of the matrix renders, is valid, and holds settings and limits that the service
-//! itself accepts; what cannot be meant is refused in words; an upgrade changes what it should.
-//! Leaves out: a cluster. Nothing here was installed.
+//! Guarantees:
+//! - Every preset and case renders and is valid.
+//! - The service accepts the rendered settings and limits.
+//! - Contradictory values are refused with a reason.
+//! - An upgrade changes only the affected objects.
+//!
+//! Not covered:
+//! - Installation in a cluster.
 
 mod cases;
 mod docs;
@@ -27,14 +32,14 @@ fn chart() -> PathBuf {
     root().join("charts/sluicegate")
 }
 
-/// A tool that `scripts/chart.sh` puts here.
+/// A tool that `scripts/chart.sh` installs.
 fn tool(name: &str) -> Command {
     let path = root().join(".tools/bin").join(name);
     assert!(path.exists(), "no {name} in .tools/bin: run scripts/chart.sh, which installs it");
     Command::new(path)
 }
 
-/// What Helm makes of the chart with these flags, or what it says.
+/// Runs `helm template`. The error is Helm's stderr.
 fn template(chart: &Path, flags: &[&str]) -> Result<String, String> {
     let mut helm = tool("helm");
     helm.args(["template", "edge", "--namespace", "gate", "--kube-version", "1.30.0"]);
@@ -44,10 +49,10 @@ fn template(chart: &Path, flags: &[&str]) -> Result<String, String> {
 }
 
 fn rendered(flags: &[&str]) -> Objects {
-    Objects::read(&template(&chart(), flags).unwrap_or_else(|said| panic!("{flags:?}: {said}")))
+    Objects::read(&template(&chart(), flags).unwrap_or_else(|error| panic!("{flags:?}: {error}")))
 }
 
-/// The objects of a render.
+/// Rendered Kubernetes objects.
 struct Objects(Vec<Value>);
 
 impl Objects {
@@ -55,12 +60,12 @@ impl Objects {
         Self(serde_saphyr::from_multiple(text).unwrap())
     }
 
-    /// `Kind/name`, in order.
+    /// `Kind/name` in render order.
     fn names(&self) -> Vec<String> {
         self.0.iter().map(name_of).collect()
     }
 
-    /// The one of this kind whose name ends so.
+    /// The object of this kind with the name `edge-sluicegate` plus `ending`.
     fn one(&self, kind: &str, ending: &str) -> &Value {
         let name = format!("{kind}/edge-sluicegate{ending}");
         let found = self.0.iter().find(|object| name_of(object) == name);
@@ -75,7 +80,6 @@ impl Objects {
         &self.deployment()["spec"]["template"]["spec"]
     }
 
-    /// The container of the service.
     fn container(&self) -> &Value {
         &self.pod()["containers"][0]
     }
@@ -84,7 +88,7 @@ impl Objects {
         self.one("ConfigMap", "-settings")["data"]["server.yaml"].as_str().unwrap()
     }
 
-    /// The files of limits, where they are in a `ConfigMap` of the chart's own.
+    /// Limits files in the chart's `ConfigMap`, if it has one.
     fn limits(&self) -> Vec<(&str, &str)> {
         let maps = self.0.iter().filter(|o| name_of(o) == "ConfigMap/edge-sluicegate-limits");
         let files = maps.filter_map(|map| map["data"].as_object()).flatten();
@@ -92,17 +96,16 @@ impl Objects {
     }
 }
 
-/// What a pod of the chart runs with, for tests that drive processes.
+/// Settings of a pod for tests that control processes.
 pub struct Installed {
     /// `server.yaml`.
     pub settings: NamedTempFile,
     pub readiness_path: String,
-    /// How long Kubernetes waits before it kills.
+    /// `terminationGracePeriodSeconds`.
     pub grace_seconds: u64,
 }
 
 impl Installed {
-    /// By the values' defaults.
     pub fn with_defaults() -> Self {
         let objects = rendered(&[]);
         let settings = NamedTempFile::new().unwrap();

@@ -1,12 +1,11 @@
-//! What the chart says after an install: `templates/NOTES.txt`.
+//! `templates/NOTES.txt`, the chart's message after an installation.
 //!
-//! `helm template` leaves it out and `helm install` takes a cluster, so it is rendered as the text of an extra object.
+//! `helm template` omits the notes and `helm install` needs a cluster, so an extra object has them.
 
 use std::fs;
 
 use super::{chart, rendered};
 
-/// What is said where the chart is installed with these values.
 fn notes(set: &str) -> String {
     let notes = fs::read_to_string(chart().join("templates/NOTES.txt")).unwrap();
     let object = [
@@ -23,7 +22,7 @@ fn notes(set: &str) -> String {
 }
 
 #[test]
-fn only_who_has_no_limits_from_anywhere_is_told_that_nothing_is_limited() {
+fn notes_warn_only_without_any_limits() {
     for (set, is_limited) in [
         ("replicaCount=1", false),
         ("limits.inline.a=b", true),

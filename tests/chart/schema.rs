@@ -1,4 +1,4 @@
-//! `values.schema.json` names every value and every setting of the service, and none besides.
+//! `values.schema.json` against the chart's default values and the settings of the service.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,8 +8,8 @@ use sluicegate::config::settings::schema;
 
 use super::chart;
 
-/// What the chart says itself: what it mounts, binds, or must differ from replica to replica.
-const OWN: &[&str] = &[
+/// Settings that the chart controls: mounted files, bound addresses and values per replica.
+const CHART_SETTINGS: &[&str] = &[
     "admin_host",
     "admin_port",
     "admin_token",
@@ -45,20 +45,20 @@ const OWN: &[&str] = &[
     "peer_tls_name",
 ];
 
-fn read() -> Value {
+fn read_schema() -> Value {
     let text = fs::read_to_string(chart().join("values.schema.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-/// With `BLESS` set the settings are written into the schema.
+/// `BLESS` rewrites the schema.
 #[test]
-fn the_shipped_schema_of_values_takes_every_setting_that_is_not_the_charts_own() {
-    let mut wanted = read();
+fn shipped_values_schema_has_every_configurable_setting() {
+    let mut wanted = read_schema();
     let mut settings = schema();
     let settings = settings.as_object_mut().unwrap();
     settings.remove("$schema");
     let properties = settings["properties"].as_object_mut().unwrap();
-    for name in OWN {
+    for name in CHART_SETTINGS {
         assert!(properties.remove(*name).is_some(), "no such setting any more: {name}");
     }
     wanted["properties"]["settings"] = Value::Object(settings.clone());
@@ -74,19 +74,19 @@ fn the_shipped_schema_of_values_takes_every_setting_that_is_not_the_charts_own()
 }
 
 #[test]
-fn every_value_has_a_default_and_every_default_is_of_the_schema() {
+fn schema_and_default_values_have_equal_paths() {
     let text = fs::read_to_string(chart().join("values.yaml")).unwrap();
     let values: Value = serde_saphyr::from_str(&text).unwrap();
-    // Helm's own, of a chart that has this one beneath it.
+    // Helm sets `global` for subcharts.
     let helms = ["global".to_owned()].into();
-    assert_eq!(&named(&read()) - &helms, keys(&values, ""));
+    assert_eq!(&schema_paths(&read_schema()) - &helms, default_paths(&values, ""));
 }
 
-/// The paths of all values, down to objects that Kubernetes or the service defines.
-fn named(schema: &Value) -> BTreeSet<String> {
+/// Paths of all values in the schema. Objects defined by Kubernetes or the service are leaves.
+fn schema_paths(schema: &Value) -> BTreeSet<String> {
     let Some(properties) = schema["properties"].as_object() else { return BTreeSet::new() };
     let below = |(name, value): (&String, &Value)| {
-        let inner = if name == "settings" { BTreeSet::new() } else { named(value) };
+        let inner = if name == "settings" { BTreeSet::new() } else { schema_paths(value) };
         if inner.is_empty() {
             BTreeSet::from([name.clone()])
         } else {
@@ -96,9 +96,9 @@ fn named(schema: &Value) -> BTreeSet<String> {
     properties.iter().flat_map(below).collect()
 }
 
-/// The paths of all defaults, as deep as the schema goes.
-fn keys(values: &Value, path: &str) -> BTreeSet<String> {
-    let schema = read();
+/// Paths of all defaults, down to the depth of the schema.
+fn default_paths(values: &Value, path: &str) -> BTreeSet<String> {
+    let schema = read_schema();
     let pointer = match path {
         "" => String::new(),
         path => format!("/properties/{}", path.replace('.', "/properties/")),
@@ -107,7 +107,9 @@ fn keys(values: &Value, path: &str) -> BTreeSet<String> {
     match values {
         Value::Object(map) if opened && path != "settings" => map
             .iter()
-            .flat_map(|(name, value)| keys(value, format!("{path}.{name}").trim_matches('.')))
+            .flat_map(|(name, value)| {
+                default_paths(value, format!("{path}.{name}").trim_matches('.'))
+            })
             .collect(),
         _ => BTreeSet::from([path.to_owned()]),
     }

@@ -1,4 +1,4 @@
-//! A real process with what the chart renders.
+//! A real process with the rendered settings and limits.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use crate::waiting::until;
 
 const PRESET: &str = "--values=charts/sluicegate/values/standalone.yaml";
 
-/// Starts the service with the rendered settings; its ports and the place of its limits are the test's.
+/// Starts the service with the rendered settings, but with ports and limits of the test.
 fn serve(settings: &str, limits: &Path, home: &Path) -> Service {
     let file = home.join("server.yaml");
     fs::write(&file, settings).unwrap();
@@ -21,7 +21,7 @@ fn serve(settings: &str, limits: &Path, home: &Path) -> Service {
 }
 
 #[test]
-fn a_replica_answers_its_probes_and_limits_what_the_preset_says() {
+fn standalone_preset_answers_probes_and_enforces_limits() {
     let objects = rendered(&[PRESET]);
     let (home, limits) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for (name, text) in objects.limits() {
@@ -34,18 +34,17 @@ fn a_replica_answers_its_probes_and_limits_what_the_preset_says() {
         let reply = http1::get(service.http, get["path"].as_str().unwrap(), &[]).unwrap();
         assert_eq!(reply.status, 200, "{probe}");
     }
-    let asked = |hits: u32| {
+    let check = |hits: u32| {
         let body = format!(
             r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "api_key", "value": "me"}}], "hitsAddend": "{hits}"}}]}}"#
         );
         http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap().status
     };
-    assert_eq!((asked(11), asked(10), asked(1)), (429, 200, 429), "a burst of 10");
+    assert_eq!((check(11), check(10), check(1)), (429, 200, 429), "a burst of 10");
 }
 
-/// What `helm test` sends.
 #[test]
-fn the_question_of_helm_test_is_answered() {
+fn the_check_of_helm_test_is_allowed() {
     let objects = rendered(&[PRESET]);
     let script = objects.one("Pod", "-test")["spec"]["containers"][0]["args"][0].as_str().unwrap();
     let body = script.split('\'').find(|part| part.starts_with("{\"domain\"")).unwrap();
@@ -55,9 +54,9 @@ fn the_question_of_helm_test_is_answered() {
     assert_eq!(reply.status, 200, "{}", reply.text());
 }
 
-/// git-sync writes a new revision beside the old and swaps one link.
+/// git-sync writes a new directory and replaces one symlink.
 #[test]
-fn a_revision_that_git_sync_publishes_is_one_reload() {
+fn a_git_sync_revision_causes_one_reload() {
     let objects = rendered(&["--values=tests/chart/values/git.yaml"]);
     let settings: Value = serde_saphyr::from_str(objects.server_yaml()).unwrap();
     let named = settings["limits"][0].as_str().unwrap().strip_prefix("/limits/").unwrap();

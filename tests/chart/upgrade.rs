@@ -1,4 +1,4 @@
-//! An upgrade changes what it should, and restarts nothing that need not be.
+//! Objects that an upgrade changes, and upgrades that restart pods.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::{Objects, chart, name_of, rendered, root, template};
 
-/// The paths at which two renders differ.
 fn changed(before: &Objects, after: &Objects) -> Vec<String> {
     assert_eq!(before.names(), after.names());
     let pairs = before.0.iter().zip(&after.0);
@@ -34,14 +33,14 @@ fn differences(before: &Value, after: &Value, at: &str) -> Vec<String> {
 const PRESET: &str = "--values=charts/sluicegate/values/standalone.yaml";
 
 #[test]
-fn other_limits_change_their_config_map_and_restart_nothing() {
+fn new_limits_change_only_their_config_map() {
     let limits = "limits.inline.shop\\.yaml=domain: shop\n";
     let found = changed(&rendered(&[PRESET]), &rendered(&[PRESET, "--set-string", limits]));
     assert_eq!(found, ["ConfigMap/edge-sluicegate-limits data shop.yaml"]);
 }
 
 #[test]
-fn another_setting_changes_the_settings_and_restarts_the_replicas() {
+fn a_new_setting_restarts_the_replicas() {
     let found = changed(&rendered(&[PRESET]), &rendered(&[PRESET, "--set", "settings.max_keys=5"]));
     let checksum =
         "Deployment/edge-sluicegate spec template metadata annotations checksum/settings";
@@ -49,22 +48,22 @@ fn another_setting_changes_the_settings_and_restarts_the_replicas() {
 }
 
 #[test]
-fn more_replicas_restart_none() {
+fn scaling_changes_only_the_replica_count() {
     let redis = "redis.external.url=redis://a";
     let of = |count: &str| rendered(&["--set", redis, "--set", &format!("replicaCount={count}")]);
     assert_eq!(changed(&of("3"), &of("5")), ["Deployment/edge-sluicegate spec replicas"]);
 }
 
 #[test]
-fn another_image_changes_the_image() {
+fn a_new_image_changes_only_the_image() {
     let found = changed(&rendered(&[]), &rendered(&["--set-string", "image.tag=9"]));
     assert_eq!(found, ["Deployment/edge-sluicegate spec template spec containers 0 image"]);
 }
 
-/// A deployment's selector is for ever: an upgrade that changes it is refused by Kubernetes. Labels of pods
-/// alone would restart them.
+/// Kubernetes refuses an upgrade that changes a Deployment's selector. Changed pod labels would
+/// restart the pods.
 #[test]
-fn another_version_of_the_chart_touches_neither_selectors_nor_pods() {
+fn a_new_chart_version_changes_only_the_chart_label() {
     let copy = tempfile::tempdir().unwrap();
     copy_all(&chart(), copy.path());
     let file = copy.path().join("Chart.yaml");
@@ -92,7 +91,7 @@ fn copy_all(from: &Path, to: &Path) {
 }
 
 #[test]
-fn the_version_that_is_installed_is_the_one_that_is_built() {
+fn chart_app_version_matches_the_crate() {
     let text = fs::read_to_string(chart().join("Chart.yaml")).unwrap();
     let chart: Value = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));

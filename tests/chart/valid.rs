@@ -1,4 +1,4 @@
-//! Every case renders as its golden file says, and is what Kubernetes and the Prometheus operator take.
+//! Rendered objects against golden files and the schemas of Kubernetes and the Prometheus operator.
 
 use std::fs;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::path::Path;
 use super::cases::CASES;
 use super::{chart, root, template, tool};
 
-/// With `BLESS` set the golden files are written, to be looked at as a change.
+/// `BLESS` rewrites the golden files for review.
 #[test]
 fn every_case_renders_as_its_golden_file() {
     let bless = std::env::var_os("BLESS").is_some();
     for case in CASES {
         let text = template(&chart(), case.flags).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-        // What a dashboard holds is compared nowhere: it would be here a second time.
+        // A golden file with dashboards would duplicate them.
         let kept = without_dashboards(&text);
         let golden = root().join("tests/golden/chart").join(format!("{}.yaml", case.name));
         if bless {
@@ -34,21 +34,20 @@ fn without_dashboards(text: &str) -> String {
     documents.filter(|one| !one.contains("kind: PrometheusRule")).collect::<Vec<_>>().join("---\n")
 }
 
-/// Kubernetes' own schemas, those of the Prometheus operator's objects beside them.
 #[test]
-fn every_case_is_valid_to_kubernetes() {
+fn every_case_passes_kubernetes_validation() {
     let rendered = tempfile::tempdir().unwrap();
     for case in CASES {
         let text = template(&chart(), case.flags).unwrap();
         fs::write(rendered.path().join(format!("{}.yaml", case.name)), text).unwrap();
     }
-    // The name of the folder is any letters, those of the answer among them.
-    let said = validate(rendered.path()).replace(rendered.path().to_str().unwrap(), "");
-    assert_eq!(said.matches("OK").count(), CASES.len(), "{said}");
+    // The random directory name may contain `OK`.
+    let output = validate(rendered.path()).replace(rendered.path().to_str().unwrap(), "");
+    assert_eq!(output.matches("OK").count(), CASES.len(), "{output}");
 }
 
 #[test]
-fn the_validator_bites() {
+fn the_validator_rejects_broken_objects() {
     let broken = tempfile::tempdir().unwrap();
     let text = template(&chart(), CASES[0].flags).unwrap();
     for (number, (from, to)) in [
@@ -62,11 +61,11 @@ fn the_validator_bites() {
         assert!(text.contains(from), "{from}");
         fs::write(broken.path().join(format!("{number}.yaml")), text.replace(from, to)).unwrap();
     }
-    let said = validate(broken.path());
-    assert_eq!((said.matches("OK").count(), said.matches("ERROR").count()), (0, 3), "{said}");
+    let output = validate(broken.path());
+    assert_eq!((output.matches("OK").count(), output.matches("ERROR").count()), (0, 3), "{output}");
 }
 
-/// What the validator says of the files of a directory.
+/// Output of the validator for the files of a directory.
 pub fn validate(directory: &Path) -> String {
     let schemas = root().join(".tools/crds");
     assert!(schemas.is_dir(), "no .tools/crds: run scripts/chart.sh, which puts them there");
@@ -77,7 +76,7 @@ pub fn validate(directory: &Path) -> String {
 }
 
 #[test]
-fn helm_finds_no_fault_with_the_chart() {
+fn helm_lint_accepts_the_chart() {
     let out = tool("helm")
         .args(["lint", "--strict", "--kube-version", "1.30.0"])
         .arg(chart())

@@ -1,12 +1,12 @@
-//! Comparing an answer with the recorded one, which has placeholders where a number depends on the clock.
+//! Compares a response with the recorded one, which has placeholders for clock-dependent numbers.
 
 use std::ops::RangeInclusive;
 
 use serde_json::{Value, json};
 
-/// The first difference, if there is one, between what was recorded and what came between two seconds.
+/// The first difference from the recording. `when` spans sending to receiving in Unix seconds.
 ///
-/// One second of the range must fit the whole answer: it was made at one instant.
+/// A single second of `when` must match the whole response.
 pub fn difference(recorded: &Value, came: &Value, when: RangeInclusive<u64>) -> Option<String> {
     let came = with_single_blanks(came.clone());
     let mut first = None;
@@ -18,7 +18,7 @@ pub fn difference(recorded: &Value, came: &Value, when: RangeInclusive<u64>) -> 
     first
 }
 
-/// What was recorded, as it would have been at this Unix second.
+/// Replaces the placeholders by their values at this Unix second.
 fn at(recorded: &Value, now: u64) -> Value {
     match recorded {
         Value::Array(items) => items.iter().map(|item| at(item, now)).collect(),
@@ -48,7 +48,7 @@ fn until_window_end(unit: &Value, now: u64) -> u64 {
     length - now % length
 }
 
-/// Seconds of a unit of the base language.
+/// Length of an envoyproxy/ratelimit unit in seconds.
 pub fn unit_seconds(name: &str) -> u64 {
     match name {
         "SECOND" => 1,
@@ -62,7 +62,7 @@ pub fn unit_seconds(name: &str) -> u64 {
     }
 }
 
-/// The `limit` texts of dynamic metadata have an unstable number of blanks in them.
+/// Dynamic metadata contains `limit` texts with an unstable number of spaces.
 fn with_single_blanks(mut answer: Value) -> Value {
     let descriptors = answer.pointer_mut("/dynamicMetadata/descriptors");
     for descriptor in descriptors.and_then(Value::as_array_mut).into_iter().flatten() {
@@ -93,7 +93,7 @@ fn differs(recorded: &Value, came: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// Distinct from a field that is there and null, as in metadata.
+/// Distinguishes an absent field from a null field, which metadata may contain.
 fn field<'a>(object: &'a Value, key: &str) -> &'a Value {
     static ABSENT: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| json!("(absent)"));
     object.get(key).unwrap_or(&ABSENT)
@@ -108,7 +108,7 @@ fn shown(value: &Value) -> String {
 }
 
 #[test]
-fn any_second_between_the_two_readings_of_the_clock_will_do() {
+fn a_reset_matches_any_second_of_the_call() {
     let recorded = json!({"statuses": [{"currentLimit": {"unit": "MINUTE"},
         "durationUntilReset": {"seconds_until_window_end": true}}]});
     let came = |reset: &str| json!({"statuses": [{"currentLimit": {"unit": "MINUTE"}, "durationUntilReset": reset}]});
@@ -118,7 +118,7 @@ fn any_second_between_the_two_readings_of_the_clock_will_do() {
 }
 
 #[test]
-fn a_header_has_its_placeholder_filled_with_bare_seconds() {
+fn header_placeholders_become_seconds_as_text() {
     let recorded =
         json!([{"key": "R", "value": {"seconds_until_window_end": true, "unit": "HOUR"}}]);
     assert_eq!(difference(&recorded, &json!([{"key": "R", "value": "3599"}]), 1..=1), None);
@@ -126,14 +126,14 @@ fn a_header_has_its_placeholder_filled_with_bare_seconds() {
 }
 
 #[test]
-fn numbers_are_compared_as_floats_and_limits_without_their_blanks() {
+fn number_types_and_limit_spacing_are_ignored() {
     let recorded = json!({"dynamicMetadata": {"n": 7, "descriptors": [{"limit": "a:1 unit:2"}]}});
     let came = json!({"dynamicMetadata": {"n": 7.0, "descriptors": [{"limit": "a:1   unit:2"}]}});
     assert_eq!(difference(&recorded, &came, 0..=0), None);
 }
 
 #[test]
-fn an_absent_field_and_an_extra_one_are_differences() {
+fn missing_and_extra_fields_are_differences() {
     let (less, more) = (json!({"a": 1}), json!({"a": 1, "b": null}));
     assert!(difference(&less, &more, 0..=0).is_some());
     assert!(difference(&more, &less, 0..=0).is_some());

@@ -1,12 +1,12 @@
-//! The recorded environment variables in this service's flags.
+//! Translates the recorded environment variables to command line flags.
 
 use std::collections::BTreeMap;
 
-/// What every scenario runs under: counters shared and split as in the recording, and a refused first
-/// configuration that leaves the process up, without rules.
+/// Descriptors share counters as in the recording. A refused first configuration leaves the
+/// process running without rules.
 const ALWAYS: [&str; 4] = ["--counter-keys", "envoyproxy", "--start-without-config", "true"];
 
-/// Variable, flag, and what becomes of the value.
+/// Variable, flag, and conversion of the value.
 const FLAGS: [(&str, &str, Value); 10] = [
     ("LIMIT_RESPONSE_HEADERS_ENABLED", "--response-headers", Value::Reference),
     ("LIMIT_LIMIT_HEADER", "--limit-header", Value::Text),
@@ -20,18 +20,17 @@ const FLAGS: [(&str, &str, Value); 10] = [
     ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "--healthy-with-config", Value::Bool),
 ];
 
-/// Variables that change nothing but names and expiry in a store.
+/// Variables that affect only key names and expiry in Redis.
 const STORE_ONLY: [&str; 2] = ["CACHE_KEY_PREFIX", "EXPIRATION_JITTER_MAX_SECONDS"];
 
 enum Value {
     Text,
     Bool,
-    /// A switch there, one choice of several here.
+    /// A Boolean in envoyproxy/ratelimit, one of several choices here.
     Reference,
 }
 
-/// The flags of a scenario without a store.
-pub fn of(env: &BTreeMap<String, String>) -> Vec<String> {
+pub fn from_env(env: &BTreeMap<String, String>) -> Vec<String> {
     ALWAYS.map(str::to_owned).into_iter().chain(among(&FLAGS, env)).collect()
 }
 
@@ -42,7 +41,7 @@ fn among(known: &[(&str, &str, Value)], env: &BTreeMap<String, String>) -> Vec<S
     set.flatten().collect()
 }
 
-/// Whether a scenario that sets this variable can be replayed without a store.
+/// Returns `true` if the replay in memory supports this variable.
 pub fn is_mapped(variable: &str) -> bool {
     STORE_ONLY.contains(&variable) || FLAGS.iter().any(|(known, ..)| *known == variable)
 }
@@ -59,10 +58,10 @@ impl Value {
 }
 
 #[test]
-fn a_switch_is_read_as_its_words_are_meant() {
+fn boolean_variables_become_flag_values() {
     let env = [("SHADOW_MODE", "F"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")];
     let env = env.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
     let expected = ["--response-headers", "reference", "--shadow-mode", "false"];
-    assert_eq!(of(&env)[ALWAYS.len()..], expected);
+    assert_eq!(from_env(&env)[ALWAYS.len()..], expected);
     assert!(is_mapped("CACHE_KEY_PREFIX") && !is_mapped("LOCAL_CACHE_SIZE_IN_BYTES"));
 }

@@ -1,6 +1,10 @@
-//! Between proto3 JSON, in which the scenarios are written, and the messages on the wire.
+//! Converts the proto3 JSON of the scenarios to and from Protobuf messages.
 //!
-//! By hand and for three messages only: a general library would hide which fields the scenarios pin.
+//! Guarantees:
+//! - A request field without a conversion is an error.
+//!
+//! Not covered:
+//! - Other messages: a general library would hide which fields are compared.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
@@ -14,10 +18,10 @@ use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::{Duration, Struct, UInt64Value, Value as Pb, value::Kind};
 use serde_json::{Map, Value, json};
 
-/// A request, from its JSON.
+/// Converts a request.
 ///
 /// # Errors
-/// Names a field that this conversion does not know: silence would replay less than was recorded.
+/// Names an unknown field: ignoring it would replay less than the recording.
 pub fn request(json: &Value) -> Result<RateLimitRequest, String> {
     known(json, &["domain", "descriptors", "hitsAddend"])?;
     Ok(RateLimitRequest {
@@ -56,7 +60,7 @@ fn limit_override(json: &Value) -> Result<RateLimitOverride, String> {
     Ok(RateLimitOverride { requests_per_unit, unit })
 }
 
-/// A response as proto3 JSON, without its headers, and the headers: fields at their defaults left out.
+/// The response without its headers, then the headers. Default values are omitted.
 pub fn response(message: &RateLimitResponse) -> (Value, Value) {
     let mut json = Map::new();
     put(&mut json, "overallCode", code(message.overall_code));
@@ -83,7 +87,7 @@ pub fn response(message: &RateLimitResponse) -> (Value, Value) {
     (Value::Object(json), Value::Array(headers.collect()))
 }
 
-/// The same from the JSON that `/json` answers.
+/// The same for a response of `/json`.
 pub fn response_of_json(mut json: Value) -> (Value, Value) {
     let headers = json.as_object_mut().and_then(|object| object.remove("responseHeadersToAdd"));
     (json, headers.unwrap_or_else(|| json!([])))
@@ -112,7 +116,7 @@ fn code(number: i32) -> Value {
     named(Code::try_from(number).ok().map(|code| code.as_str_name()), number)
 }
 
-/// An enumeration: nothing for 0, else the name, else the number.
+/// An enum value: null for 0, otherwise its name, or its number if unknown.
 fn named(name: Option<&str>, number: i32) -> Value {
     match (name, number) {
         (_, 0) => Value::Null,
@@ -136,7 +140,7 @@ fn value(pb: &Pb) -> Value {
     match &pb.kind {
         None | Some(Kind::NullValue(_)) => Value::Null,
         Some(Kind::NumberValue(number)) if number.is_finite() => json!(number),
-        // JSON has no number for these; proto3 JSON writes them as text.
+        // Proto3 JSON writes NaN and infinities as strings.
         Some(Kind::NumberValue(number)) => json!(number.to_string()),
         Some(Kind::StringValue(text)) => json!(text),
         Some(Kind::BoolValue(yes)) => json!(yes),
@@ -145,7 +149,6 @@ fn value(pb: &Pb) -> Value {
     }
 }
 
-/// Puts a field unless it has its default value.
 fn put(object: &mut Map<String, Value>, key: &str, value: Value) {
     let is_default = match &value {
         Value::Null => true,
@@ -172,7 +175,7 @@ fn text(json: &Value) -> String {
     json.as_str().unwrap_or_default().to_owned()
 }
 
-/// proto3 JSON writes 64-bit numbers as text.
+/// Proto3 JSON writes 64-bit numbers as strings.
 fn number(json: &Value) -> Result<u64, String> {
     match json {
         Value::Null => Ok(0),
@@ -182,7 +185,7 @@ fn number(json: &Value) -> Result<u64, String> {
 }
 
 #[test]
-fn a_request_is_converted_with_its_override_and_both_addends() {
+fn a_request_keeps_its_override_and_both_addends() {
     let json = json!({"domain": "d", "hitsAddend": 7, "descriptors": [
         {"entries": [{"key": "k"}], "hitsAddend": "18446744073709551615",
          "limit": {"requestsPerUnit": 2, "unit": "MONTH"}},
@@ -196,7 +199,7 @@ fn a_request_is_converted_with_its_override_and_both_addends() {
 }
 
 #[test]
-fn a_response_leaves_out_what_has_its_default_value() {
+fn a_response_omits_default_values() {
     let status = DescriptorStatus {
         code: 2,
         current_limit: Some(RateLimit { requests_per_unit: 2, unit: 5, ..RateLimit::default() }),

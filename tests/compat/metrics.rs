@@ -1,4 +1,4 @@
-//! What was counted in a scenario, by the reference's names, and what Prometheus is shown of it.
+//! Compares StatsD counters and Prometheus series after a scenario.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,17 @@ use super::vectors::Scenario;
 use crate::http1;
 use crate::service::Service;
 
-/// Holds what was counted against what was recorded.
-pub fn counted(scenario: &Scenario, service: &Service) -> Result<(), String> {
+pub fn compare(scenario: &Scenario, service: &Service) -> Result<(), String> {
     if let Some(recorded) = &scenario.metrics {
         let reply = http1::get(service.admin, "/stats", &[]).map_err(|error| error.to_string())?;
         let stats: Value =
             serde_json::from_slice(&reply.body).map_err(|error| error.to_string())?;
-        same("metrics", &numbers(recorded), &numbers(&stats["stats"]), is_always_recorded)?;
+        compare_numbers(
+            "metrics",
+            &numbers(recorded),
+            &numbers(&stats["stats"]),
+            is_always_recorded,
+        )?;
     }
     if let Some(recorded) = &scenario.prometheus {
         let reply =
@@ -22,12 +26,12 @@ pub fn counted(scenario: &Scenario, service: &Service) -> Result<(), String> {
         let is_wanted = |name: &str| {
             name.starts_with("ratelimit_service_") && !name.contains("_response_time_")
         };
-        same("prometheus", &numbers(recorded), &series(&reply.text()), is_wanted)?;
+        compare_numbers("prometheus", &numbers(recorded), &series(&reply.text()), is_wanted)?;
     }
     Ok(())
 }
 
-/// Loads that succeed and calls are recorded where a scenario is about them.
+/// Successful loads and call counts are recorded only by the scenarios that test them.
 fn is_always_recorded(name: &str) -> bool {
     name.starts_with("ratelimit.service.") && !name.ends_with("config_load_success")
 }
@@ -49,7 +53,7 @@ fn series(page: &str) -> Numbers {
         .collect()
 }
 
-fn same(
+fn compare_numbers(
     what: &str,
     recorded: &Numbers,
     came: &Numbers,

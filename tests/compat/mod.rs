@@ -1,9 +1,11 @@
-//! Replays recorded calls through the real binary's ports and holds its answers against the recorded ones.
+//! Replays recorded envoyproxy/ratelimit calls against the real binary (`docs/compat.md`).
 //!
-//! Every scenario meets a fresh process, once with its counters in memory and once with them in a real
-//! Redis, by the process that is started under the name `ratelimit` with the recorded variables. Compared are loads, responses, headers and statuses, and what is in
-//! the Redis and what was counted afterwards. The count of passes per group is
-//! pinned in `pinned.txt` and `pinned_redis.txt` and may only grow. See `docs/compat.md`.
+//! Guarantees:
+//! - Every scenario starts a new process, once with memory and once with Redis.
+//! - With Redis the process runs as `ratelimit` with the recorded variables.
+//! - Loads, responses, headers and statuses match the recording.
+//! - Counters in Redis and metrics match after the last call.
+//! - Passes per group never fall below `pinned.txt` and `pinned_redis.txt`.
 
 mod expected;
 mod flags;
@@ -30,7 +32,7 @@ use vectors::{Group, Scenario};
 use crate::support::redis::Redis;
 use crate::waiting::{for_a_day_with_a_minute_left, now};
 
-/// Groups that are replayed over a store only: without one they pin nothing.
+/// Groups that only test behavior with Redis.
 const STORE_ONLY: [&str; 9] = [
     "generated_cache",
     "generated_metrics",
@@ -43,22 +45,22 @@ const STORE_ONLY: [&str; 9] = [
     "store_commands",
 ];
 
-/// The group that a store has nothing to do with.
+/// The group that does not depend on a store.
 const MEMORY_ONLY: &str = "bad_configs";
 
-/// What the whole replay may take; it takes seconds, unless every process hangs.
-const AT_MOST: Duration = Duration::from_secs(300);
+/// Timeout of the whole replay, which takes seconds unless every process hangs.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Processes at a time. Starting one is mostly waiting, so a few more than cores.
+/// Concurrent processes. More than the cores, because a starting process mostly waits.
 const WORKERS: usize = 4;
 
 #[test]
-fn every_recorded_answer_is_given_again() {
+fn recorded_answers_are_reproduced_in_memory() {
     replay_over(None, include_str!("pinned.txt"), "pinned.txt");
 }
 
 #[test]
-fn every_recorded_answer_is_given_again_through_redis_and_leaves_the_same_counters() {
+fn recorded_answers_and_counters_are_reproduced_in_redis() {
     let redis = Redis::start();
     replay_over(Some(&redis), include_str!("pinned_redis.txt"), "pinned_redis.txt");
 }
@@ -67,15 +69,15 @@ fn replay_over(redis: Option<&Redis>, pinned: &str, pins: &str) {
     let groups = vectors::read(&vectors::directory());
     let reports = replay_all(&groups, redis);
     let differs = deliberate_differences(redis.is_some());
-    let mut page = Page { is_stored: redis.is_some(), ..Page::default() };
+    let mut summary = Summary { is_stored: redis.is_some(), ..Summary::default() };
     for (group, scenario, report) in &reports {
-        page.add(group, scenario, report, differs.get(&scenario.id));
+        summary.add(group, scenario, report, differs.get(&scenario.id));
     }
-    let text = page.text();
-    // Not `print!`, which is shown for failed tests only: the table is wanted of a passed one, too.
+    let text = summary.text();
+    // The test harness hides `print!` output of passed tests, and this table is always useful.
     std::io::stdout().lock().write_all(text.as_bytes()).unwrap();
     assert!(!reports.is_empty(), "COMPAT_ONLY names no group and no scenario");
-    page.judge(pinned, pins);
+    summary.assert_pins(pinned, pins);
 }
 
 type Replayed<'a> = (&'a str, &'a Scenario, Report);
@@ -110,7 +112,8 @@ fn work(
     store: Option<&Store>,
 ) {
     let began = now();
-    // A thread that answers the server's pings also between calls: who says nothing for two seconds is let go.
+    // A worker thread answers HTTP/2 pings between calls. The server closes a connection after two
+    // seconds without a reply.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
     loop {
@@ -118,8 +121,8 @@ fn work(
         let Some((group, scenario)) = wanted.get(at) else { return };
         let report = if is_not_yet(&group.name, store) {
             Report::of(Outcome::NotYet("the group"))
-        } else if AT_MOST < began.elapsed() {
-            Report::of(Outcome::Failed(format!("not replayed: {AT_MOST:?} are over")))
+        } else if TIMEOUT < began.elapsed() {
+            Report::of(Outcome::Failed(format!("not replayed: {TIMEOUT:?} are over")))
         } else {
             for_a_day_with_a_minute_left();
             replay(scenario, &runtime, store)
@@ -135,8 +138,7 @@ fn is_not_yet(group: &str, store: Option<&Store>) -> bool {
     }
 }
 
-/// Scenarios that this service answers otherwise on purpose, with the reason: `differs.txt`. What begins with
-/// `memory` is answered as recorded by the process that is called `ratelimit`.
+/// Reads the reasons of `differs.txt`. Lines with `memory` apply only to the replay in memory.
 fn deliberate_differences(is_stored: bool) -> BTreeMap<String, String> {
     let lines = include_str!("differs.txt").lines().filter(|line| !line.starts_with('#'));
     let of_memory = lines.clone().filter_map(|line| line.strip_prefix("memory "));
@@ -148,9 +150,9 @@ fn deliberate_differences(is_stored: bool) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What is printed, and what decides.
+/// The printed results, and the data that decides the test.
 #[derive(Default)]
-struct Page {
+struct Summary {
     is_stored: bool,
     tallies: BTreeMap<String, Tally>,
     failures: Vec<String>,
@@ -161,7 +163,7 @@ struct Page {
     not_yet: BTreeMap<&'static str, usize>,
 }
 
-impl Page {
+impl Summary {
     fn add(&mut self, group: &str, scenario: &Scenario, report: &Report, differs: Option<&String>) {
         let tally = self.tallies.entry(group.to_owned()).or_default();
         let id = &scenario.id;
@@ -226,27 +228,28 @@ impl Page {
              (COMPAT_ADVICE=1 lists them)\n",
             self.advice
         );
-        // Last, where who reads the end of a long output finds them.
+        // Failures come last, because readers of a long log start at its end.
         for failure in &self.failures {
             let _ = writeln!(text, "FAILED  {failure}");
         }
         text
     }
 
-    /// Other directories than our own have no pins: there every failure counts.
-    fn judge(&self, pinned: &str, file: &str) {
+    /// Other vector directories have no pins, so every failure counts.
+    fn assert_pins(&self, pinned: &str, file: &str) {
         let is_ours = std::env::var_os("COMPAT_VECTORS").is_none();
         let is_all = std::env::var_os("COMPAT_ONLY").is_none();
         if !is_ours || !is_all {
             assert!(self.failures.is_empty(), "{} scenarios failed", self.failures.len());
             return;
         }
-        let [fallen, risen] = tally::against(&tally::pins(pinned), &self.tallies);
-        if !risen.is_empty() {
-            let raise = format!("tests/compat/{file} may be raised:\n{}\n", risen.join("\n"));
+        let [regressions, improvements] = tally::compare(&tally::pins(pinned), &self.tallies);
+        if !improvements.is_empty() {
+            let raise =
+                format!("tests/compat/{file} may be raised:\n{}\n", improvements.join("\n"));
             std::io::stdout().lock().write_all(raise.as_bytes()).unwrap();
         }
-        assert!(fallen.is_empty(), "fewer passes than pinned: {fallen:?}");
+        assert!(regressions.is_empty(), "fewer passes than pinned: {regressions:?}");
         let agrees = &self.agrees_after_all;
         assert!(agrees.is_empty(), "listed in differs.txt, but they pass: {agrees:?}");
     }

@@ -1,4 +1,4 @@
-//! One scenario: a fresh process, its files, its calls in order, and the first difference from what was recorded.
+//! Replays one scenario in a new process and reports the first difference from the recording.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::expected::{difference, unit_seconds};
-use super::store::{Ear, Store, commands_differ};
+use super::store::{CommandMonitor, Store, commands_differ};
 use super::vectors::{Http, Reload, Scenario, Step};
 use super::wire::{Connection, SHOULD_RATE_LIMIT};
 use super::{flags, message, metrics};
@@ -17,31 +17,26 @@ use crate::http1;
 use crate::service::{Loads, Service};
 use crate::waiting::{unix_seconds, until};
 
-/// How a scenario went.
 pub enum Outcome {
-    /// As recorded.
     Passed,
-    /// The first difference.
+    /// First difference.
     Failed(String),
-    /// Why it cannot be replayed so far, or today.
+    /// Reason for skipping the scenario, always or only at this time.
     NotYet(&'static str),
 }
 
-/// What the replay of one scenario found.
 pub struct Report {
     pub outcome: Outcome,
-    /// Diagnostics that refused the right file in other words than hoped for.
+    /// Diagnostics that name the right file but another line or text.
     pub advice: Vec<String>,
 }
 
 impl Report {
-    /// A report without advice.
     pub fn of(outcome: Outcome) -> Self {
         Self { outcome, advice: Vec::new() }
     }
 }
 
-/// Replays a scenario from start to end, over `store` if there is one.
 pub fn replay(scenario: &Scenario, runtime: &Runtime, store: Option<&Store>) -> Report {
     let mut advice = Vec::new();
     let outcome = match not_yet(scenario, store) {
@@ -80,36 +75,39 @@ fn run(
     let files = Files::new(scenario).map_err(|error| format!("placing the files: {error}"))?;
     let began = unix_seconds();
     let service = match store {
-        None => Service::start(&files.limits, &flags::of(&scenario.env))?,
+        None => Service::start(&files.limits, &flags::from_env(&scenario.env))?,
         Some(store) => {
-            store.begin(scenario, began);
-            drop_in(scenario, &files, store)?
+            store.reset(scenario, began);
+            start_ratelimit(scenario, &files, store)?
         }
     };
     if store.is_some() {
-        Store::answers(&service)?;
+        Store::wait_until_ready(&service)?;
     }
-    loaded(&service.loads()?, 0, &scenario.load, advice).map_err(|why| format!("load: {why}"))?;
-    // A tonic channel spawns its tasks where it is made.
+    compare_load(&service.loads()?, 0, &scenario.load, advice)
+        .map_err(|why| format!("load: {why}"))?;
+    // A tonic channel spawns its tasks on the current runtime.
     let entered = runtime.enter();
     let connection = Connection::to(service.grpc);
     drop(entered);
     let stage = Stage { service, files, connection, runtime };
-    let mut ear = store.filter(|_| is_pinned_to_commands(scenario)).map(Ear::at);
+    let mut monitor = store.filter(|_| is_pinned_to_commands(scenario)).map(CommandMonitor::new);
     for (number, step) in scenario.steps.iter().enumerate() {
-        let done = stage.perform(step, advice).and_then(|()| said(step, ear.as_mut(), began));
+        let done = stage
+            .perform(step, advice)
+            .and_then(|()| compare_commands(step, monitor.as_mut(), began));
         done.map_err(|why| format!("step {}: {why}", number + 1))?;
     }
     if let Some(store) = store {
-        store.holds(scenario, began)?;
-        metrics::counted(scenario, &stage.service)?;
+        store.compare_counters(scenario, began)?;
+        metrics::compare(scenario, &stage.service)?;
     }
     let mut service = stage.service;
     if service.is_alive() { Ok(()) } else { Err(format!("the process died:\n{}", service.log())) }
 }
 
-/// The process as `ratelimit`, with the scenario's own variables and where things are.
-fn drop_in(scenario: &Scenario, files: &Files, store: &Store) -> Result<Service, String> {
+/// Starts `ratelimit` with the scenario's variables.
+fn start_ratelimit(scenario: &Scenario, files: &Files, store: &Store) -> Result<Service, String> {
     let (root, url) = (files.root.path().display().to_string(), store.url());
     let places = [
         ("RUNTIME_ROOT", &*root),
@@ -128,14 +126,17 @@ fn is_pinned_to_commands(scenario: &Scenario) -> bool {
     scenario.steps.iter().any(|step| step.commands.is_some())
 }
 
-/// Holds what the store was told against what was recorded.
-fn said(step: &Step, ear: Option<&mut Ear>, began: u64) -> Result<(), String> {
-    let (Some(recorded), Some(ear)) = (&step.commands, ear) else { return Ok(()) };
-    let differs = commands_differ(recorded, &ear.heard(), [began, unix_seconds()]);
+fn compare_commands(
+    step: &Step,
+    monitor: Option<&mut CommandMonitor>,
+    began: u64,
+) -> Result<(), String> {
+    let (Some(recorded), Some(monitor)) = (&step.commands, monitor) else { return Ok(()) };
+    let differs = commands_differ(recorded, &monitor.take_commands(), [began, unix_seconds()]);
     differs.map_or(Ok(()), Err)
 }
 
-/// The limits directory and, beside it on the same file system, room to prepare files that are then moved in.
+/// The limits directory in `root`. New files are prepared in `root` and renamed atomically.
 struct Files {
     root: TempDir,
     limits: PathBuf,
@@ -217,8 +218,8 @@ impl Stage<'_> {
                 (response, Some(headers))
             }
         };
-        same("response", step.response.as_ref(), Some(&response), when.clone())?;
-        same("headers", step.headers.as_ref(), headers.as_ref(), when)
+        compare("response", step.response.as_ref(), Some(&response), when.clone())?;
+        compare("headers", step.headers.as_ref(), headers.as_ref(), when)
     }
 
     fn http(&self, http: &Http, step: &Step) -> Result<(), String> {
@@ -227,36 +228,36 @@ impl Stage<'_> {
         let reply = http1::call(self.service.http, &http.method, &http.path, &[], body);
         let when = before..=unix_seconds();
         let Ok(reply) = reply else {
-            return same("status", step.status.as_ref(), Some(&json!("connection_lost")), when);
+            return compare("status", step.status.as_ref(), Some(&json!("connection_lost")), when);
         };
-        same("status", step.status.as_ref(), Some(&json!(reply.status)), when.clone())?;
+        compare("status", step.status.as_ref(), Some(&json!(reply.status)), when.clone())?;
         if let Some(recorded) = &step.content_type {
             let came = json!(reply.header("content-type"));
-            same("content type", Some(&json!(recorded)), Some(&came), when.clone())?;
+            compare("content type", Some(&json!(recorded)), Some(&came), when.clone())?;
         }
         if step.response.is_none() {
             let recorded = step.body.as_ref().map(|body| json!(body));
-            return same("body", recorded.as_ref(), Some(&json!(reply.text())), when);
+            return compare("body", recorded.as_ref(), Some(&json!(reply.text())), when);
         }
         let answer = serde_json::from_slice(&reply.body)
             .map_err(|error| format!("body: {error}: {}", reply.text()))?;
         let (response, headers) = message::response_of_json(answer);
-        same("response", step.response.as_ref(), Some(&response), when.clone())?;
-        same("headers", step.headers.as_ref(), Some(&headers), when)
+        compare("response", step.response.as_ref(), Some(&response), when.clone())?;
+        compare("headers", step.headers.as_ref(), Some(&headers), when)
     }
 
     fn health(&self, service: &str, step: &Step) -> Result<(), String> {
         let answer = self.runtime.block_on(self.connection.health(service));
         let came = answer.map_or_else(|status| failed(&status), |name| json!(name));
-        same("answer", step.answer.as_ref(), Some(&came), 0..=0)
+        compare("answer", step.answer.as_ref(), Some(&came), 0..=0)
     }
 
     fn debug(&self, path: &str, step: &Step) -> Result<(), String> {
         let reply = http1::get(self.service.admin, path, &[]).map_err(|error| error.to_string())?;
-        same("status", step.status.as_ref(), Some(&json!(reply.status)), 0..=0)?;
+        compare("status", step.status.as_ref(), Some(&json!(reply.status)), 0..=0)?;
         let mut lines: Vec<_> = reply.text().lines().map(str::to_owned).collect();
         lines.sort_unstable();
-        same("lines", step.lines.as_ref(), Some(&json!(lines)), 0..=0)
+        compare("lines", step.lines.as_ref(), Some(&json!(lines)), 0..=0)
     }
 
     fn reload(&self, reload: &Reload, step: &Step, advice: &mut Vec<String>) -> Result<(), String> {
@@ -268,7 +269,7 @@ impl Stage<'_> {
             if is_new { Ok(loads) } else { Err("neither loaded nor refused".into()) }
         })?;
         let load = step.load.as_ref().ok_or("a reload without its outcome")?;
-        loaded(&after, before.refused, load, advice)
+        compare_load(&after, before.refused, load, advice)
     }
 }
 
@@ -276,8 +277,8 @@ fn failed(status: &tonic::Status) -> Value {
     json!({"grpc_code": i32::from(status.code())})
 }
 
-/// Holds what came against what was recorded; nothing recorded compares nothing.
-fn same(
+/// Compares a value with the recorded one, if one was recorded.
+fn compare(
     what: &str,
     recorded: Option<&Value>,
     came: Option<&Value>,
@@ -288,8 +289,8 @@ fn same(
     difference(recorded, came, when).map_or(Ok(()), |it| Err(format!("{what}{it}")))
 }
 
-/// Whether a load went as recorded, `refused_before` refusals having been counted before it.
-fn loaded(
+/// Compares the result of a load. `refused_before` is the count of earlier refusals.
+fn compare_load(
     loads: &Loads,
     refused_before: u64,
     recorded: &Value,
@@ -303,12 +304,12 @@ fn loaded(
             let why = &recorded["error_contains_substance"];
             Err(format!("accepted, though it must be rejected: {why}"))
         }
-        (_, true) => refused_rightly(&loads.last_error, recorded, advice),
+        (_, true) => compare_refusal(&loads.last_error, recorded, advice),
     }
 }
 
-/// The file at fault must be named; the line and what is quoted are advice only.
-fn refused_rightly(
+/// The diagnostic must name the recorded file. Line and quoted text are only advice.
+fn compare_refusal(
     error: &Value,
     recorded: &Value,
     advice: &mut Vec<String>,
@@ -337,7 +338,7 @@ fn refused_rightly(
     Ok(())
 }
 
-/// Decodes standard base64; the scenarios hold no other.
+/// Decodes standard base64 without validation.
 fn base64(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -363,11 +364,11 @@ fn base64_of_every_length_is_decoded() {
 }
 
 #[test]
-fn a_refusal_must_blame_the_file_that_was_recorded() {
+fn a_refusal_must_name_the_recorded_file() {
     let recorded = json!({"file": "a.yaml", "mentions": ["bogus"]});
     let error = |file: &str| json!({"diagnostics": [{"file": file, "line": 1, "message": "?"}]});
     let mut advice = Vec::new();
-    assert!(refused_rightly(&error("/x/b.yaml"), &recorded, &mut advice).is_err());
-    assert!(refused_rightly(&error("/x/a.yaml"), &recorded, &mut advice).is_ok());
+    assert!(compare_refusal(&error("/x/b.yaml"), &recorded, &mut advice).is_err());
+    assert!(compare_refusal(&error("/x/a.yaml"), &recorded, &mut advice).is_ok());
     assert_eq!(advice.len(), 1);
 }

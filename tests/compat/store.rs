@@ -1,4 +1,4 @@
-//! The Redis that a scenario is replayed over: what it holds at the start, and what was left in it.
+//! The Redis of a scenario: initial counters, final counters and recorded commands.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -14,16 +14,16 @@ use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 use crate::waiting::{unix_seconds, until};
 
-/// The reference's default of `EXPIRATION_JITTER_MAX_SECONDS`.
+/// Default of `EXPIRATION_JITTER_MAX_SECONDS` in envoyproxy/ratelimit, in seconds.
 const JITTER: i64 = 300;
 
-/// Seconds that may pass between a hit and the look at its counter.
-const PATIENCE: i64 = 60;
+/// Maximum seconds between a hit and the read of its TTL.
+const READ_DELAY: i64 = 60;
 
-/// Where the service tells others that it lives.
-const FLEET: &str = "sluicegatesg:{fleet}:members";
+/// Key of the fleet membership.
+const MEMBERSHIP: &str = "sluicegatesg:{fleet}:members";
 
-/// A database of its own.
+/// One Redis database per worker.
 pub struct Store {
     socket: PathBuf,
     database: usize,
@@ -38,8 +38,7 @@ impl Store {
         format!("redis+unix://{}?db={}", self.socket.display(), self.database)
     }
 
-    /// Empties it and puts in what the scenario begins with.
-    pub fn begin(&self, scenario: &Scenario, now: u64) {
+    pub fn reset(&self, scenario: &Scenario, now: u64) {
         let mut client = self.connect();
         client.call(&["FLUSHDB"]);
         for (name, value) in scenario.store_before.iter().flatten() {
@@ -47,17 +46,15 @@ impl Store {
         }
     }
 
-    /// Waits until the service has its store.
-    pub fn answers(service: &Service) -> Result<(), String> {
+    pub fn wait_until_ready(service: &Service) -> Result<(), String> {
         until("the store answers", || {
             let said = http1::get(service.http, "/readyz", &[]).map_err(|e| e.to_string())?.text();
-            // Without limits it is not ready, and says what of the store it knows all the same.
+            // Without limits the service is not ready, but the body still reports the store.
             if said.contains("does not answer") { Err(said) } else { Ok(()) }
         })
     }
 
-    /// Holds what is in it against what was recorded.
-    pub fn holds(&self, scenario: &Scenario, began: u64) -> Result<(), String> {
+    pub fn compare_counters(&self, scenario: &Scenario, began: u64) -> Result<(), String> {
         let Some(recorded) = &scenario.store else { return Ok(()) };
         let mut client = self.connect();
         let ended = unix_seconds();
@@ -68,15 +65,15 @@ impl Store {
             (recorded != counters)
                 .then(|| format!("the store holds {counters:?} instead of {recorded:?}"))
         };
-        // A window may have begun meanwhile; scenarios in which it matters are not run then.
+        // A window may have started during the scenario, so both times are tried.
         differs(began).map_or(Ok(()), |why| differs(ended).map_or(Ok(()), |_| Err(why)))?;
         let before = scenario.store_before.as_ref();
         let is_new = |name: &&String| before.is_none_or(|before| !before.contains_key(*name));
         let mut names = recorded.keys().filter(is_new);
-        names.try_for_each(|name| self.holds_expiry(scenario, name, &mut client, [began, ended]))
+        names.try_for_each(|name| self.compare_expiry(scenario, name, &mut client, [began, ended]))
     }
 
-    fn holds_expiry(
+    fn compare_expiry(
         &self,
         scenario: &Scenario,
         name: &str,
@@ -98,78 +95,81 @@ impl Store {
     }
 }
 
-/// Everything that clients tell a Redis, in order.
-pub struct Ear {
+/// Records the commands of all clients with `MONITOR`.
+pub struct CommandMonitor {
     monitor: Client,
-    voice: Client,
+    marker: Client,
     database: usize,
-    said: u32,
+    marks: u32,
 }
 
-impl Ear {
-    pub fn at(store: &Store) -> Self {
+impl CommandMonitor {
+    pub fn new(store: &Store) -> Self {
         let mut monitor = Client::connect(&store.socket).unwrap();
         monitor.call(&["MONITOR"]);
-        Self { monitor, voice: store.connect(), database: store.database, said: 0 }
+        Self { monitor, marker: store.connect(), database: store.database, marks: 0 }
     }
 
-    /// The commands on counters since the last call.
-    pub fn heard(&mut self) -> Vec<Vec<String>> {
-        self.said += 1;
-        let mark = format!("mark {}", self.said);
-        self.voice.call(&["ECHO", &mark]);
-        let mut heard = Vec::new();
+    /// Counter commands since the previous call.
+    pub fn take_commands(&mut self) -> Vec<Vec<String>> {
+        self.marks += 1;
+        let mark = format!("mark {}", self.marks);
+        self.marker.call(&["ECHO", &mark]);
+        let mut taken = Vec::new();
         loop {
             let line = self.monitor.receive().text();
             let Some((from, command)) = parts(&line) else { continue };
             match &command[..] {
                 _ if !from.starts_with(&format!("{} ", self.database)) => {}
-                [echo, text] if echo == "ECHO" && *text == mark => return heard,
-                // The look that a service takes at its store once, whenever that comes.
+                [echo, text] if echo == "ECHO" && *text == mark => return taken,
+                // The service inspects its store once, at an arbitrary time.
                 words if words.iter().any(|word| word.contains("}:doctor")) => {}
-                // That it lives.
-                words if words.iter().any(|word| word == FLEET) => {}
-                [name, ..] if COUNTING.contains(&&**name) => heard.push(command),
+                // Membership heartbeat.
+                words if words.iter().any(|word| word == MEMBERSHIP) => {}
+                [name, ..] if COUNTER_COMMANDS.contains(&&**name) => taken.push(command),
                 _ => {}
             }
         }
     }
 }
 
-/// What is said of counters; the rest keeps connections.
-const COUNTING: [&str; 5] = ["INCRBY", "EXPIRE", "GET", "EVAL", "EVALSHA"];
+/// Commands on counters. Other commands manage connections.
+const COUNTER_COMMANDS: [&str; 5] = ["INCRBY", "EXPIRE", "GET", "EVAL", "EVALSHA"];
 
-/// Database and address, and the command: `1700000000.1 [0 unix:x] "GET" "k"`.
+/// Splits `1700000000.1 [0 unix:x] "GET" "k"` into database with address, and command.
 fn parts(line: &str) -> Option<(&str, Vec<String>)> {
     let (from, command) = line.split_once('[')?.1.split_once("] ")?;
     let words = command.trim_matches('"').split("\" \"");
     Some((from, words.map(str::to_owned).collect()))
 }
 
-/// The first difference between what was said and what was recorded.
-pub fn commands_differ(recorded: &Json, said: &[Vec<String>], when: [u64; 2]) -> Option<String> {
+pub fn commands_differ(
+    recorded: &Json,
+    commands: &[Vec<String>],
+    when: [u64; 2],
+) -> Option<String> {
     let recorded: Vec<&Vec<Json>> =
         recorded.as_array()?.iter().filter_map(Json::as_array).collect();
     let same = |one: &Vec<Json>, other: &Vec<String>| {
         let mut words = one.iter().zip(other);
-        one.len() == other.len() && words.all(|(one, other)| is_word(one, other, when))
+        one.len() == other.len() && words.all(|(one, other)| matches_word(one, other, when))
     };
-    let agrees = recorded.len() == said.len()
-        && recorded.iter().zip(said).all(|(one, other)| same(one, other));
-    (!agrees).then(|| format!("the commands {said:?} instead of {recorded:?}"))
+    let agrees = recorded.len() == commands.len()
+        && recorded.iter().zip(commands).all(|(one, other)| same(one, other));
+    (!agrees).then(|| format!("the commands {commands:?} instead of {recorded:?}"))
 }
 
-fn is_word(recorded: &Json, said: &str, when: [u64; 2]) -> bool {
+fn matches_word(recorded: &Json, word: &str, when: [u64; 2]) -> bool {
     match recorded {
-        Json::String(text) => when.iter().any(|now| name_at(text, *now) == said),
+        Json::String(text) => when.iter().any(|now| name_at(text, *now) == word),
         other => {
             let [least, most] = [0, 1].map(|at| other["between"][at].as_i64().unwrap());
-            said.parse().is_ok_and(|number| (least..=most).contains(&number))
+            word.parse().is_ok_and(|number| (least..=most).contains(&number))
         }
     }
 }
 
-/// What one may find of a counter's expiry.
+/// Range of TTLs that a counter may have.
 fn expiry(scenario: &Scenario, name: &str) -> RangeInclusive<i64> {
     if let Some([least, most]) = scenario.store_ttl_between.as_ref().and_then(|it| it.get(name)) {
         return *least..=*most;
@@ -178,8 +178,12 @@ fn expiry(scenario: &Scenario, name: &str) -> RangeInclusive<i64> {
     let jitter = jitter.map_or(JITTER, |text| text.parse().unwrap());
     let unit = placeholder(name).map_or("", |(_, unit, _)| unit);
     let length = i64::try_from(unit_seconds(unit)).unwrap();
-    // Of a second's counter there may be nothing left to look at: -2.
-    if length < PATIENCE { -2..=length + jitter } else { length - PATIENCE..=length + jitter - 1 }
+    // `TTL` returns -2 if the counter of a one-second window has expired.
+    if length < READ_DELAY {
+        -2..=length + jitter
+    } else {
+        length - READ_DELAY..=length + jitter - 1
+    }
 }
 
 fn counters(client: &mut Client) -> BTreeMap<String, String> {
@@ -188,12 +192,12 @@ fn counters(client: &mut Client) -> BTreeMap<String, String> {
         let value = client.call(&["GET", &key]).text();
         (key, value)
     };
-    // No counter: the replica's own record.
-    let keys = keys.array().iter().map(Value::text).filter(|key| key != FLEET);
+    // The membership key is not a counter.
+    let keys = keys.array().iter().map(Value::text).filter(|key| key != MEMBERSHIP);
     keys.map(one).collect()
 }
 
-/// A counter's name with the start of its window.
+/// Replaces the `window_start` placeholder.
 fn name_at(name: &str, now: u64) -> String {
     let Some((before, unit, after)) = placeholder(name) else { return name.to_owned() };
     format!("{before}{}{after}", now - now % unit_seconds(unit))
@@ -206,22 +210,22 @@ fn placeholder(name: &str) -> Option<(&str, &str, &str)> {
 }
 
 #[test]
-fn a_counter_is_named_by_the_start_of_its_window() {
+fn counter_names_contain_the_window_start() {
     assert_eq!(name_at("d_k_v_{window_start:MINUTE}", 1_234), "d_k_v_1200");
     assert_eq!(name_at("text", 1_234), "text");
 }
 
 #[test]
-fn commands_are_those_that_were_recorded_in_their_order_and_no_others() {
+fn commands_must_match_the_recording_exactly() {
     let line = "1.2 [3 unix:/s] \"INCRBY\" \"d_k_{window_start:MINUTE}\" \"1\"";
     let line = line.replace("{window_start:MINUTE}", "1200");
-    let (from, said) = parts(&line).unwrap();
+    let (from, command) = parts(&line).unwrap();
     assert_eq!(from, "3 unix:/s");
     let incr = serde_json::json!(["INCRBY", "d_k_{window_start:MINUTE}", {"between": [1, 2]}]);
-    let differ = |recorded: Json, said: &[Vec<String>]| {
-        commands_differ(&recorded, said, [1_234, 1_234]).is_some()
+    let differ = |recorded: Json, sent: &[Vec<String>]| {
+        commands_differ(&recorded, sent, [1_234, 1_234]).is_some()
     };
-    assert!(!differ(serde_json::json!([incr.clone()]), std::slice::from_ref(&said)));
-    assert!(differ(serde_json::json!([]), std::slice::from_ref(&said)));
-    assert!(differ(serde_json::json!([incr.clone(), incr]), &[said]));
+    assert!(!differ(serde_json::json!([incr.clone()]), std::slice::from_ref(&command)));
+    assert!(differ(serde_json::json!([]), std::slice::from_ref(&command)));
+    assert!(differ(serde_json::json!([incr.clone(), incr]), &[command]));
 }

@@ -1,22 +1,20 @@
-//! Counting what passed per group, and holding the counts against the pinned ones.
+//! Counts passed scenarios per group and compares the counts with the pinned ones.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Counts of one group.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub passed: usize,
     pub failed: usize,
-    /// Cannot be replayed so far.
+    /// Cannot be replayed yet.
     pub not_yet: usize,
-    /// Answered otherwise on purpose.
+    /// Deliberate differences.
     pub differs: usize,
-    /// Replayed for information: the recording shows a defect.
+    /// Replayed but not counted, because the recording shows a defect.
     pub information: usize,
 }
 
-/// Every group's counts as a table.
 pub fn table(tallies: &BTreeMap<String, Tally>) -> String {
     let mut text = String::new();
     let mut line = |name: &str, it: &Tally| {
@@ -39,7 +37,7 @@ pub fn table(tallies: &BTreeMap<String, Tally>) -> String {
     format!("{:<24}{head}\n{text}", "group")
 }
 
-/// The pinned counts: `group passes`, one per line, `#` before a comment.
+/// Parses lines of `group passes`. `#` starts a comment.
 pub fn pins(text: &str) -> BTreeMap<String, usize> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     lines
@@ -51,29 +49,30 @@ pub fn pins(text: &str) -> BTreeMap<String, usize> {
         .collect()
 }
 
-/// What to say of the counts against the pins: what fails, and what could be pinned higher.
-pub fn against(
+/// Regressions, and groups with more passes than their pin.
+pub fn compare(
     pins: &BTreeMap<String, usize>,
     tallies: &BTreeMap<String, Tally>,
 ) -> [Vec<String>; 2] {
-    let gone = pins.keys().filter(|group| !tallies.contains_key(*group));
-    let mut fallen: Vec<_> = gone.map(|group| format!("{group} is pinned and not there")).collect();
-    let mut risen = Vec::new();
+    let missing = pins.keys().filter(|group| !tallies.contains_key(*group));
+    let mut regressions: Vec<_> =
+        missing.map(|group| format!("{group} is pinned and not there")).collect();
+    let mut improvements = Vec::new();
     for (group, tally) in tallies {
         let pinned = pins.get(group).copied().unwrap_or_default();
         if tally.passed < pinned {
-            fallen.push(format!("{group}: {} passed, {pinned} are pinned", tally.passed));
+            regressions.push(format!("{group}: {} passed, {pinned} are pinned", tally.passed));
         } else if pinned < tally.passed {
-            risen.push(format!("{group} {}", tally.passed));
+            improvements.push(format!("{group} {}", tally.passed));
         }
     }
-    [fallen, risen]
+    [regressions, improvements]
 }
 
 #[test]
-fn a_count_below_its_pin_and_a_group_that_is_gone_are_told_apart_from_one_above() {
+fn missing_groups_and_lower_counts_are_regressions() {
     let tally = |passed| Tally { passed, ..Tally::default() };
     let tallies = [("a".to_owned(), tally(2)), ("b".to_owned(), tally(5))].into();
-    let [fallen, risen] = against(&pins("# counts\na 3\nb 4\nc 1\n"), &tallies);
-    assert_eq!((fallen.len(), risen), (2, vec!["b 5".to_owned()]));
+    let [regressions, improvements] = compare(&pins("# counts\na 3\nb 4\nc 1\n"), &tallies);
+    assert_eq!((regressions.len(), improvements), (2, vec!["b 5".to_owned()]));
 }

@@ -1,4 +1,4 @@
-//! The recorded scenarios, as they stand in `vectors/`.
+//! Reads the recorded scenarios of `vectors/`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// One file of scenarios.
 pub struct Group {
-    /// The file's name without its ending.
+    /// File name without extension.
     pub name: String,
     pub scenarios: Vec<Scenario>,
 }
 
-/// One start of the service and the calls that follow.
+/// One start of the service and the calls after it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
@@ -23,10 +22,10 @@ pub struct Scenario {
     pub files: BTreeMap<String, String>,
     #[serde(default)]
     pub files_base64: BTreeMap<String, String>,
-    /// `"ok"`, or an object that describes the refusal.
+    /// `"ok"`, or an object that describes the load error.
     pub load: Value,
     pub steps: Vec<Step>,
-    /// Counters to be there at the start.
+    /// Counters in the store at the start.
     pub store_before: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub distinct_windows: Vec<String>,
@@ -34,16 +33,16 @@ pub struct Scenario {
     pub note: Option<String>,
     #[serde(default)]
     pub process_dies: bool,
-    /// Every counter after the last step.
+    /// All counters after the last step.
     pub store: Option<BTreeMap<String, String>>,
-    /// The seconds that counters have left then, at least and at most.
+    /// Minimum and maximum TTL of the counters after the last step, in seconds.
     pub store_ttl_between: Option<BTreeMap<String, [i64; 2]>>,
-    // Recorded too, and not compared yet.
+    // Compared only in the replay with Redis.
     pub metrics: Option<Value>,
     pub prometheus: Option<Value>,
 }
 
-/// One call and its answer. Which fields are there says what kind of call it is.
+/// One call and its response. The fields present determine the kind of call.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
@@ -54,16 +53,16 @@ pub struct Step {
     pub health: Option<String>,
     pub debug: Option<String>,
     pub reload: Option<Reload>,
-    /// What a gRPC or `/json` call answered, its headers apart.
+    /// Response of a gRPC or `/json` call without its headers.
     pub response: Option<Value>,
     pub headers: Option<Value>,
-    /// An HTTP status, or `"connection_lost"`.
+    /// HTTP status or `"connection_lost"`.
     pub status: Option<Value>,
     pub body: Option<String>,
     pub content_type: Option<String>,
-    /// What a health check answered.
+    /// Health status.
     pub answer: Option<Value>,
-    /// How a reload went, as [`Scenario::load`].
+    /// Result of a reload, as in [`Scenario::load`].
     pub load: Option<Value>,
     pub lines: Option<Value>,
     pub commands: Option<Value>,
@@ -86,13 +85,12 @@ pub struct Reload {
     pub delete: Vec<String>,
 }
 
-/// Where the scenarios are: `COMPAT_VECTORS`, or those that come with the project.
+/// `COMPAT_VECTORS`, by default the vectors of the repository.
 pub fn directory() -> PathBuf {
     let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/compat/vectors");
     std::env::var_os("COMPAT_VECTORS").map_or_else(|| here.into(), PathBuf::from)
 }
 
-/// Reads every group of a directory, in the order of their names.
 pub fn read(directory: &Path) -> Vec<Group> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(directory)
         .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))

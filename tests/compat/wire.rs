@@ -1,4 +1,4 @@
-//! gRPC calls with the messages as bytes, so that scenarios can send what no generated client would.
+//! gRPC calls with raw message bytes, so that scenarios can send malformed requests.
 
 use std::net::SocketAddr;
 
@@ -13,21 +13,19 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::waiting::PATIENCE;
 
-/// Where Envoy asks.
+/// The method that Envoy calls.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// A connection to the service. Must be made and used on one tokio runtime.
+/// Must be created and used on the same tokio runtime.
 #[derive(Clone)]
 pub struct Connection(Channel);
 
 impl Connection {
-    /// Connects at the first call.
     pub fn to(address: SocketAddr) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
         Self(endpoint.connect_timeout(PATIENCE).timeout(PATIENCE).connect_lazy())
     }
 
-    /// One unary call; the bytes of its answer.
     pub async fn call(&self, method: &str, message: Vec<u8>) -> Result<Vec<u8>, Status> {
         let path: PathAndQuery = method.parse().map_err(|_| Status::internal("no path"))?;
         let mut client = tonic::client::Grpc::new(self.0.clone());
@@ -35,7 +33,7 @@ impl Connection {
         Ok(client.unary(Request::new(message), path, Bytes).await?.into_inner())
     }
 
-    /// A health check; the name of the answer.
+    /// Name of the health status.
     pub async fn health(&self, service: &str) -> Result<&'static str, Status> {
         let request = HealthCheckRequest { service: service.to_owned() };
         let answer = HealthClient::new(self.0.clone()).check(request).await?.into_inner();
@@ -43,7 +41,7 @@ impl Connection {
     }
 }
 
-/// The codec that leaves messages alone.
+/// A codec that passes bytes through.
 #[derive(Clone, Copy)]
 struct Bytes;
 

@@ -1,8 +1,8 @@
-//! Five adaptive replicas before one backend whose capacity moves: together against the best static ceiling of the whole
-//! fleet, and beside them five that know nothing of each other.
+//! Five adaptive replicas of one backend, compared with the best static limit of the fleet.
 //!
-//! The engine of each is real, over one store in this process and clocks that an order of events sets; the backend has
-//! workers and a queue, and its callers always want more. `docs/numbers.md` keeps the table that this prints.
+//! The engines are real. They share an in-process store, and an event queue sets their clocks. The
+//! backend has workers and a queue, its capacity changes, and demand is unlimited. The printed
+//! table is in `docs/numbers.md`. It can include five replicas with independent local limits.
 #![expect(clippy::print_stdout, reason = "the table is part of the proof")]
 #![expect(
     clippy::cast_precision_loss,
@@ -29,25 +29,25 @@ use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Nanos, Revision};
 use tokio::runtime::Runtime;
 
-use super::fleet::question;
+use super::fleet::default_check;
 use crate::support::dice::Dice;
 
 const REPLICAS: usize = 5;
 const SEED: u64 = 42;
-/// From one look of a replica at what is due to the next.
+/// The interval at which a replica sends its due reports.
 const TICK: u64 = 50 * Nanos::MILLI.0;
-/// Until a moved capacity is expected to be found: a fleet's ceiling moves every other heartbeat.
+/// The time to adapt to a new capacity: the fleet's limit changes every second heartbeat.
 const RECOVERY: u64 = 20 * Nanos::SECOND.0;
 const PHASE: u64 = 60 * Nanos::SECOND.0;
-/// Workers of the backend in each phase, each of which takes 30 ms.
+/// The backend's workers in each phase. A request takes 30 ms.
 const PHASES: [(&str, usize); 3] = [("cold start", 16), ("x 4", 64), ("/ 4", 16)];
 const SERVICE: u64 = 30 * Nanos::MILLI.0;
-/// Of the workers: where the best static ceiling is looked for.
+/// The candidates for the best static limit, as multiples of the workers.
 const SEARCH: [f64; 8] = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0];
 
-/// Who may have how many in flight.
+/// The admission control under test.
 enum Gate {
-    /// All replicas together exactly so many: nothing real does better.
+    /// One exact limit for all replicas together. No distributed limit can do better.
     Static(usize),
     Engines(Vec<Engine>, Runtime),
 }
@@ -58,7 +58,7 @@ struct Request {
     permits: Permits,
 }
 
-struct World {
+struct Simulation {
     gate: Gate,
     now: u64,
     dice: Dice,
@@ -68,9 +68,9 @@ struct World {
     at_work: Vec<Option<Request>>,
 }
 
-/// What came of a phase, after its recovery and as a whole.
+/// The results of a phase. All but `whole` exclude the recovery time.
 #[derive(Clone, Copy, Debug)]
-struct Got {
+struct PhaseResult {
     goodput: f64,
     p99: f64,
     whole: f64,
@@ -103,7 +103,7 @@ impl Gate {
         if let Self::Engines(engines, _) = self { engines.len() } else { 1 }
     }
 
-    fn passes(&self, by: u64) {
+    fn advance(&self, by: u64) {
         let Self::Engines(engines, _) = self else { return };
         for engine in engines {
             let Clock::Manual(clock) = engine.clock() else { panic!() };
@@ -111,22 +111,22 @@ impl Gate {
         }
     }
 
-    fn beats(&self, replica: usize) {
+    fn report(&self, replica: usize) {
         if let Self::Engines(engines, runtime) = self {
             runtime.block_on(engines[replica].speak_once());
         }
     }
 
-    fn admits(&self, replica: usize, in_flight: usize) -> Option<Permits> {
+    fn admit(&self, replica: usize, in_flight: usize) -> Option<Permits> {
         let (engines, runtime) = match self {
             Self::Static(ceiling) => return (in_flight < *ceiling).then(Permits::default),
             Self::Engines(engines, runtime) => (engines, runtime),
         };
-        let (engine, question) = (&engines[replica], question());
+        let (engine, check) = (&engines[replica], default_check());
         let _within = runtime.enter();
-        let admitted = engine.admit(&question, None).now_or_never().unwrap_or_else(|| {
+        let admitted = engine.admit(&check, None).now_or_never().unwrap_or_else(|| {
             runtime.block_on(async {
-                let mut asked = pin!(engine.admit(&question, None));
+                let mut asked = pin!(engine.admit(&check, None));
                 tokio::select! {
                     biased;
                     admitted = &mut asked => admitted,
@@ -141,18 +141,18 @@ impl Gate {
     }
 }
 
-impl World {
+impl Simulation {
     fn new(gate: Gate) -> Self {
         let (waiting, done, at_work) = (VecDeque::new(), BinaryHeap::new(), Vec::new());
         Self { gate, now: 0, dice: Dice::new(SEED), in_flight: 0, waiting, done, at_work }
     }
 
-    fn phase(&mut self, workers: usize) -> Got {
+    fn phase(&mut self, workers: usize) -> PhaseResult {
         let began = self.now;
         let (mut served, mut load) = (Vec::new(), 0.0);
         let mut tick = self.now;
         for replica in 0..self.gate.replicas() {
-            self.fills(replica);
+            self.fill(replica);
         }
         while self.now < began + PHASE {
             self.work(workers);
@@ -161,24 +161,23 @@ impl World {
             if began + RECOVERY <= self.now {
                 load += self.in_flight as f64 * (at - self.now) as f64;
             }
-            self.gate.passes(at - self.now);
+            self.gate.advance(at - self.now);
             self.now = at;
             if next <= at {
-                served.push(self.ends(began));
+                served.push(self.finish_next(began));
             } else {
                 tick = at;
                 for replica in 0..self.gate.replicas() {
-                    self.gate.beats(replica);
-                    self.fills(replica);
+                    self.gate.report(replica);
+                    self.fill(replica);
                 }
             }
         }
         summary(&served, load)
     }
 
-    /// Its callers always want more.
-    fn fills(&mut self, replica: usize) {
-        while let Some(permits) = self.gate.admits(replica, self.in_flight) {
+    fn fill(&mut self, replica: usize) {
+        while let Some(permits) = self.gate.admit(replica, self.in_flight) {
             self.in_flight += 1;
             self.waiting.push_back(Request { replica, admitted: self.now, permits });
         }
@@ -197,23 +196,23 @@ impl World {
         }
     }
 
-    /// When in its phase the next one ended, and how long it took.
-    fn ends(&mut self, began: u64) -> (u64, u64) {
+    /// Ends the next request. Returns its time in the phase and its latency.
+    fn finish_next(&mut self, began: u64) -> (u64, u64) {
         let Reverse((_, place)) = self.done.pop().unwrap();
         let Request { replica, admitted, permits } = self.at_work[place].take().unwrap();
         permits.finish(Outcome::Success, None);
         self.in_flight -= 1;
-        self.fills(replica);
+        self.fill(replica);
         (self.now - began, self.now - admitted)
     }
 }
 
-fn summary(served: &[(u64, u64)], load: f64) -> Got {
+fn summary(served: &[(u64, u64)], load: f64) -> PhaseResult {
     let (second, after) = (Nanos::SECOND.0 as f64, (PHASE - RECOVERY) as f64);
     let mut late: Vec<u64> =
         served.iter().filter(|(at, _)| RECOVERY <= *at).map(|it| it.1).collect();
     late.sort_unstable();
-    Got {
+    PhaseResult {
         goodput: late.len() as f64 * second / after,
         p99: late.get(late.len() * 99 / 100).map_or(f64::INFINITY, |it| *it as f64),
         whole: served.len() as f64 * second / PHASE as f64,
@@ -221,19 +220,21 @@ fn summary(served: &[(u64, u64)], load: f64) -> Got {
     }
 }
 
-fn run(gate: Gate) -> Vec<Got> {
-    let mut world = World::new(gate);
-    PHASES.iter().map(|(_, workers)| world.phase(*workers)).collect()
+fn run(gate: Gate) -> Vec<PhaseResult> {
+    let mut simulation = Simulation::new(gate);
+    PHASES.iter().map(|(_, workers)| simulation.phase(*workers)).collect()
 }
 
-/// For each phase what the best static ceiling makes of it: the smallest with 99 % of the most goodput.
-fn best() -> Vec<Got> {
+/// The results of each phase with its best static limit.
+///
+/// That is the smallest limit with 99 % of the highest goodput.
+fn best() -> Vec<PhaseResult> {
     let of = |at: usize, part: f64| {
         let ceiling = (PHASES[at].1 as f64 * part) as usize;
         run(Gate::Static(ceiling))[at]
     };
     let best = |at: usize| {
-        let tried: Vec<Got> = SEARCH.iter().map(|part| of(at, *part)).collect();
+        let tried: Vec<PhaseResult> = SEARCH.iter().map(|part| of(at, *part)).collect();
         let most = tried.iter().map(|got| got.goodput).fold(0.0, f64::max);
         *tried.iter().find(|got| 0.99 * most <= got.goodput).unwrap()
     };
@@ -241,17 +242,16 @@ fn best() -> Vec<Got> {
 }
 
 #[test]
-fn five_adaptive_replicas_together_do_at_least_95_percent_of_the_best_static_ceiling_of_the_fleet()
-{
+fn five_replicas_reach_95_percent_of_the_best_static_limit() {
     let best = best();
     println!("| phase | who | goodput of best | p99 of best | whole phase | in flight (best) |");
     println!("|---|---|---|---|---|---|");
     let together = run(engines(REPLICAS, "leased"));
-    show("five, together", &together, &best);
-    // What they are compared with takes half a minute each where nothing is optimised.
+    print_rows("five, together", &together, &best);
+    // Each comparison takes half a minute in a debug build.
     if std::env::var_os("SLUICEGATE_FLEET_TABLE").is_some() {
-        show("five, each alone", &run(engines(REPLICAS, "local")), &best);
-        show("one replica", &run(engines(1, "local")), &best);
+        print_rows("five, each alone", &run(engines(REPLICAS, "local")), &best);
+        print_rows("one replica", &run(engines(1, "local")), &best);
     }
     for ((phase, _), (got, best)) in PHASES.iter().zip(together.iter().zip(&best)) {
         assert!(0.95 * best.goodput <= got.goodput, "{phase}: {got:?}, best {best:?}");
@@ -259,7 +259,7 @@ fn five_adaptive_replicas_together_do_at_least_95_percent_of_the_best_static_cei
     }
 }
 
-fn show(who: &str, got: &[Got], best: &[Got]) {
+fn print_rows(who: &str, got: &[PhaseResult], best: &[PhaseResult]) {
     for ((phase, _), (got, best)) in PHASES.iter().zip(got.iter().zip(best)) {
         let (goodput, p99) = (got.goodput / best.goodput, got.p99 / best.p99);
         let (whole, held, its) = (got.whole / best.whole, got.in_flight, best.in_flight);

@@ -1,4 +1,4 @@
-//! The latent-capacity experiment: the published table to the digit, and what is promised of ours.
+//! The latent-capacity experiment: the published table, and the bounds of the `gradient` algorithm.
 
 #[path = "../../benches/latent_capacity/model.rs"]
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
@@ -9,22 +9,22 @@ use sluicegate::kernel::concurrency::policy::Law;
 
 type Player = fn(&[Shock]) -> Played;
 
-fn is(played: Played, passed: u32, failed: u32) {
+fn assert_result(played: Played, passed: u32, failed: u32) {
     let rounded = (played.passed.round(), played.failed.round());
     assert_eq!(rounded, (f64::from(passed), f64::from(failed)));
 }
 
 #[test]
-fn the_published_table_comes_out_to_the_digit() {
+fn the_published_table_is_reproduced_exactly() {
     let trace = model::recorded();
     for (rate, passed, failed) in [(10.0, 2780, 220), (20.0, 3540, 2460), (50.0, 1500, 13500)] {
-        is(model::play(&trace, rate, &mut |_, _| rate), passed, failed);
+        assert_result(model::play(&trace, rate, &mut |_, _| rate), passed, failed);
     }
-    is(model::source_aimd(&trace), 5104, 1080);
+    assert_result(model::source_aimd(&trace), 5104, 1080);
 }
 
 #[test]
-fn the_generator_gives_the_recorded_noise_for_its_seed() {
+fn the_generator_reproduces_the_recorded_noise() {
     let same = |a: &Shock, b: &Shock| {
         (a.capacity - b.capacity).abs() < 1e-12 && (a.latency - b.latency).abs() < 1e-12
     };
@@ -34,7 +34,7 @@ fn the_generator_gives_the_recorded_noise_for_its_seed() {
 }
 
 #[test]
-fn gradient_keeps_its_promises_on_two_hundred_traces() {
+fn gradient_keeps_its_bounds_on_200_traces() {
     let traces: Vec<_> = (0..200).map(model::generated).collect();
     let play = |player: &dyn Fn(&[Shock]) -> Played| {
         traces.iter().map(|trace| player(trace)).collect::<Vec<_>>()
@@ -49,7 +49,7 @@ fn gradient_keeps_its_promises_on_two_hundred_traces() {
 }
 
 #[test]
-fn the_laws_it_is_measured_against_do_as_is_known_of_them() {
+fn baseline_algorithms_match_their_known_results() {
     let traces: Vec<_> = (0..200).map(model::generated).collect();
     let known: [(Player, f64, f64); 3] = [
         (model::oracle, 24.5, 0.0),

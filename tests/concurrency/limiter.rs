@@ -1,4 +1,4 @@
-//! One ceiling under events in any order.
+//! The limiter under random events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +18,7 @@ fn rules(limit: u32, waiting: Option<Waiting>) -> Rules {
     Rules { limit, adaptive: None, waiting }
 }
 
-/// Never more than `max`, whatever is inferred.
-const fn inferred(law: Law, max: u32, waiting: Option<Waiting>) -> Rules {
+const fn adaptive_rules(law: Law, max: u32, waiting: Option<Waiting>) -> Rules {
     Rules { limit: 1, adaptive: Some(Adaptive { law, min: 1, max }), waiting }
 }
 
@@ -27,36 +26,37 @@ const fn queue(size: u32, timeout: Nanos) -> Waiting {
     Waiting { size, timeout }
 }
 
-const fn leave(permit: Permit) -> Event {
+const fn release(permit: Permit) -> Event {
     Event::Leave { permit, outcome: Outcome::Success, rtt: None }
 }
 
 const STREAM: Event = Event::Arrive { keep: None, patience: Nanos(u64::MAX) };
 
-/// What a trace may do next; numbers choose among what there is.
+/// One event of a trace. An index selects one of the current permits or tickets.
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Arrive { keep: Option<u64>, patience: u64 },
     Leave(usize, Outcome),
     LeaveAgain(usize),
     Renew(usize, u64),
     Cancel(usize),
-    Pass(u64),
+    Advance(u64),
     Limit(u32),
     Share(u32),
 }
 
-fn acts() -> impl Strategy<Value = Act> {
+fn actions() -> impl Strategy<Value = Action> {
     prop_oneof![
         6 => (proptest::option::of(1..200_u64), 0..100_u64)
-            .prop_map(|(keep, patience)| Act::Arrive { keep, patience }),
-        4 => (any::<usize>(), outcomes()).prop_map(|(which, outcome)| Act::Leave(which, outcome)),
-        1 => any::<usize>().prop_map(Act::LeaveAgain),
-        1 => (any::<usize>(), 1..200_u64).prop_map(|(which, keep)| Act::Renew(which, keep)),
-        1 => any::<usize>().prop_map(Act::Cancel),
-        2 => (0..60_u64).prop_map(Act::Pass),
-        1 => (0..6_u32).prop_map(Act::Limit),
-        1 => (0..6_u32).prop_map(Act::Share),
+            .prop_map(|(keep, patience)| Action::Arrive { keep, patience }),
+        4 => (any::<usize>(), outcomes())
+            .prop_map(|(which, outcome)| Action::Leave(which, outcome)),
+        1 => any::<usize>().prop_map(Action::LeaveAgain),
+        1 => (any::<usize>(), 1..200_u64).prop_map(|(which, keep)| Action::Renew(which, keep)),
+        1 => any::<usize>().prop_map(Action::Cancel),
+        2 => (0..60_u64).prop_map(Action::Advance),
+        1 => (0..6_u32).prop_map(Action::Limit),
+        1 => (0..6_u32).prop_map(Action::Share),
     ]
 }
 
@@ -64,36 +64,36 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
     prop_oneof![6 => Just(Outcome::Success), 1 => Just(Outcome::Ignored), 1 => Just(Outcome::Dropped)]
 }
 
-fn laws() -> impl Strategy<Value = Law> {
+fn algorithms() -> impl Strategy<Value = Law> {
     prop_oneof![Just(Law::Gradient), Just(Law::Gradient2), Just(Law::Aimd)]
 }
 
-/// What whoever drives a ceiling knows of it, and holds it to.
+/// Drives a limiter and compares it with a simple model.
 struct Driver {
     limiter: Limiter,
     now: Nanos,
-    /// How the ceiling is inferred; `limit` is the most it may be then.
+    /// The adaptive algorithm. If set, `limit` is only the upper bound.
     law: Option<Law>,
     limit: u32,
     share: u32,
     waiting: Waiting,
-    /// Those out, with their deadlines.
+    /// The permits in flight, with their deadlines.
     out: BTreeMap<Permit, Option<Nanos>>,
     over: Vec<Permit>,
-    /// Those that wait, with their deadlines and for how long they would be out.
+    /// The queued tickets, with their deadlines and the lifetimes of their permits.
     queue: BTreeMap<Ticket, (Nanos, Option<Nanos>)>,
     ended: BTreeSet<Ticket>,
 }
 
 impl Driver {
     fn new(limit: u32, size: u32) -> Self {
-        Self::by(None, limit, size)
+        Self::with_algorithm(None, limit, size)
     }
 
-    fn by(law: Option<Law>, limit: u32, size: u32) -> Self {
+    fn with_algorithm(law: Option<Law>, limit: u32, size: u32) -> Self {
         let waiting = Waiting { size, timeout: ms(50) };
         Self {
-            limiter: Limiter::new(&rules_by(law, limit, waiting), 0),
+            limiter: Limiter::new(&rules_for(law, limit, waiting), 0),
             now: START,
             law,
             limit,
@@ -106,38 +106,38 @@ impl Driver {
         }
     }
 
-    fn act(&mut self, act: &Act) {
+    fn act(&mut self, act: &Action) {
         match *act {
-            Act::Arrive { keep, patience } => self.arrive(keep.map(ms), ms(patience)),
-            Act::Leave(which, outcome) => {
+            Action::Arrive { keep, patience } => self.arrive(keep.map(ms), ms(patience)),
+            Action::Leave(which, outcome) => {
                 if let Some(permit) = nth(self.out.keys(), which) {
                     self.out.remove(&permit);
                     self.over.push(permit);
                     self.settle(Event::Leave { permit, outcome, rtt: None });
                 }
             }
-            Act::LeaveAgain(which) => {
+            Action::LeaveAgain(which) => {
                 if let Some(permit) = nth(self.over.iter(), which) {
-                    assert_eq!(self.settle(leave(permit)), [Effect::Unknown]);
+                    assert_eq!(self.settle(release(permit)), [Effect::Unknown]);
                 }
             }
-            Act::Renew(which, keep) => self.renew(which, ms(keep)),
-            Act::Cancel(which) => {
+            Action::Renew(which, keep) => self.renew(which, ms(keep)),
+            Action::Cancel(which) => {
                 if let Some(ticket) = nth(self.queue.keys(), which) {
                     self.end(ticket);
                     assert_eq!(self.settle(Event::Cancel(ticket)), []);
                     assert_eq!(self.settle(Event::Cancel(ticket)), [Effect::Unknown]);
                 }
             }
-            Act::Pass(by) => {
+            Action::Advance(by) => {
                 self.now = self.now.plus(ms(by));
                 self.settle(Event::Expire);
             }
-            Act::Limit(limit) => {
+            Action::Limit(limit) => {
                 self.limit = if self.law.is_some() { limit.max(1) } else { limit };
-                self.settle(Event::Reload(rules_by(self.law, self.limit, self.waiting)));
+                self.settle(Event::Reload(rules_for(self.law, self.limit, self.waiting)));
             }
-            Act::Share(share) => {
+            Action::Share(share) => {
                 self.share = share;
                 self.settle(Event::Share(share));
             }
@@ -145,7 +145,7 @@ impl Driver {
     }
 
     fn arrive(&mut self, keep: Option<Nanos>, patience: Nanos) {
-        // What is inferred may change with time alone.
+        // An adaptive limit can change with time alone.
         self.settle(Event::Expire);
         let room = self.out.len() < self.allowed();
         let full = usize::try_from(self.waiting.size).unwrap() <= self.queue.len();
@@ -165,7 +165,7 @@ impl Driver {
             [Effect::Deny(Refusal::QueueFull)] => assert!(!room && full),
             _ => panic!("an arrival was answered by {effects:?}"),
         }
-        self.holds();
+        self.assert_invariants();
     }
 
     fn renew(&mut self, which: usize, keep: Nanos) {
@@ -176,7 +176,7 @@ impl Driver {
         assert_eq!(self.settle(Event::Renew { permit, keep }), []);
     }
 
-    /// Steps, takes away what is over, and gives the rest of the effects.
+    /// Applies an event. Checks wakeups and expiries, and returns the other effects.
     fn settle(&mut self, event: Event) -> Vec<Effect> {
         let mut rest = Vec::new();
         for effect in self.limiter.step(self.now, event) {
@@ -195,7 +195,7 @@ impl Driver {
             }
         }
         if !matches!(event, Event::Arrive { .. }) {
-            self.holds();
+            self.assert_invariants();
         }
         rest
     }
@@ -215,8 +215,7 @@ impl Driver {
         assert!(self.ended.insert(ticket), "ended twice");
     }
 
-    /// How many may be in flight; of what is inferred, what it came to in the last step, which is what the step
-    /// admitted by: time passes and samples are taken before anybody is admitted.
+    /// The current limit. A step updates an adaptive limit before it admits requests.
     fn allowed(&self) -> usize {
         let most = self.limit.min(self.share);
         if self.law.is_none() {
@@ -227,7 +226,7 @@ impl Driver {
         usize::try_from(inferred).unwrap()
     }
 
-    fn holds(&self) {
+    fn assert_invariants(&self) {
         assert_eq!(self.limiter.in_flight() as usize, self.out.len());
         assert_eq!(self.limiter.waiting(), self.queue.len());
         let known: BTreeSet<_> = self.limiter.permits().map(|(permit, _)| permit).collect();
@@ -241,8 +240,8 @@ impl Driver {
     }
 }
 
-fn rules_by(law: Option<Law>, limit: u32, waiting: Waiting) -> Rules {
-    law.map_or_else(|| rules(limit, Some(waiting)), |law| inferred(law, limit, Some(waiting)))
+fn rules_for(law: Option<Law>, limit: u32, waiting: Waiting) -> Rules {
+    law.map_or_else(|| rules(limit, Some(waiting)), |law| adaptive_rules(law, limit, Some(waiting)))
 }
 
 fn nth<'a, T: Copy + 'a>(all: impl ExactSizeIterator<Item = &'a T>, which: usize) -> Option<T> {
@@ -252,8 +251,8 @@ fn nth<'a, T: Copy + 'a>(all: impl ExactSizeIterator<Item = &'a T>, which: usize
 
 proptest! {
     #[test]
-    fn in_any_order_of_events_nobody_is_above_the_limit_lost_overtaken_or_woken_twice(
-        limit in 0..5_u32, size in 0..4_u32, trace in proptest::collection::vec(acts(), 1..200),
+    fn invariants_survive_random_events_with_a_fixed_limit(
+        limit in 0..5_u32, size in 0..4_u32, trace in proptest::collection::vec(actions(), 1..200),
     ) {
         let mut driver = Driver::new(limit, size);
         for act in &trace {
@@ -262,32 +261,32 @@ proptest! {
     }
 
     #[test]
-    fn nor_where_the_limit_is_inferred_and_moves_with_every_sample(
-        law in laws(), limit in 1..9_u32, size in 0..4_u32,
-        trace in proptest::collection::vec(acts(), 1..400),
+    fn invariants_survive_random_events_with_an_adaptive_limit(
+        law in algorithms(), limit in 1..9_u32, size in 0..4_u32,
+        trace in proptest::collection::vec(actions(), 1..400),
     ) {
-        let mut driver = Driver::by(Some(law), limit, size);
+        let mut driver = Driver::with_algorithm(Some(law), limit, size);
         for act in &trace {
             driver.act(act);
         }
     }
 
     #[test]
-    fn all_that_is_left_alone_is_over_at_its_deadline(
-        trace in proptest::collection::vec(acts(), 1..100),
+    fn every_permit_with_a_deadline_expires(
+        trace in proptest::collection::vec(actions(), 1..100),
     ) {
         let mut driver = Driver::new(3, 3);
         for act in &trace {
             driver.act(act);
         }
-        driver.act(&Act::Share(u32::MAX));
-        driver.act(&Act::Limit(3));
-        // A waiter may be admitted as late as its own deadline, and be out for its time from then.
-        driver.act(&Act::Pass(250));
-        driver.act(&Act::Pass(250));
+        driver.act(&Action::Share(u32::MAX));
+        driver.act(&Action::Limit(3));
+        // A request can wait until its deadline, and its permit's lifetime starts after the wait.
+        driver.act(&Action::Advance(250));
+        driver.act(&Action::Advance(250));
         prop_assert!(driver.out.values().all(Option::is_none), "only streams have no deadline");
         for _ in 0..driver.out.len() {
-            driver.act(&Act::Leave(0, Outcome::Success));
+            driver.act(&Action::Leave(0, Outcome::Success));
         }
         prop_assert_eq!(driver.limiter.in_flight(), 0);
         prop_assert!(driver.limiter.idle_since().is_some());
@@ -295,7 +294,7 @@ proptest! {
 }
 
 #[test]
-fn a_lowered_limit_admits_nobody_until_enough_have_left() {
+fn a_lowered_limit_waits_for_enough_releases() {
     let mut limiter = Limiter::new(&rules(4, Some(queue(9, ms(900)))), 0);
     let out: Vec<_> = (0..4)
         .map(|_| match limiter.step(START, STREAM)[..] {
@@ -307,24 +306,24 @@ fn a_lowered_limit_admits_nobody_until_enough_have_left() {
     let waits = limiter.step(START, STREAM);
     let [Effect::Queue(ticket)] = waits[..] else { panic!("{waits:?}") };
     for &permit in &out[..2] {
-        assert!(limiter.step(START, leave(permit)).is_empty(), "two are still in flight");
+        assert!(limiter.step(START, release(permit)).is_empty(), "two are still in flight");
     }
-    let effects = limiter.step(START, leave(out[2]));
+    let effects = limiter.step(START, release(out[2]));
     assert!(matches!(effects[..], [Effect::Wake(woken, _)] if woken == ticket), "{effects:?}");
 }
 
 #[test]
-fn a_permit_of_an_earlier_life_of_its_slot_is_unknown() {
+fn reused_slot_does_not_accept_its_old_permit() {
     let mut limiter = Limiter::new(&Rules::fixed(1), 0);
     let [Effect::Admit(first)] = limiter.step(START, STREAM)[..] else { panic!() };
-    limiter.step(START, leave(first));
+    limiter.step(START, release(first));
     let [Effect::Admit(_)] = limiter.step(START, STREAM)[..] else { panic!() };
-    assert_eq!(limiter.step(START, leave(first))[..], [Effect::Unknown]);
+    assert_eq!(limiter.step(START, release(first))[..], [Effect::Unknown]);
     assert_eq!(limiter.in_flight(), 1, "the second one's permit was not given back");
 }
 
 #[test]
-fn a_fence_lets_nobody_in_for_whom_a_deadline_made_room() {
+fn a_fence_admits_no_queued_request() {
     let mut limiter = Limiter::new(&rules(1, Some(queue(1, ms(500)))), 0);
     limiter.step(START, Event::Arrive { keep: Some(ms(100)), patience: ms(500) });
     let waits = limiter.step(START, STREAM);
@@ -334,19 +333,18 @@ fn a_fence_lets_nobody_in_for_whom_a_deadline_made_room() {
     assert_eq!((limiter.in_flight(), limiter.waiting()), (0, 0));
 }
 
-/// What one step of a request that need not wait may allocate, by the law of `limiter.rs`: nothing, once as many were out
-/// before.
+/// Source: `limiter.rs` guarantees that a step allocates only at a new maximum in flight.
 #[test]
-fn a_pair_allocates_nothing_whatever_infers_the_limit_and_with_deadlines_too() {
-    let laws = [None, Some(Law::Gradient), Some(Law::Gradient2), Some(Law::Aimd)];
-    for (law, keep) in laws.into_iter().flat_map(|law| [(law, None), (law, Some(ms(300)))]) {
-        // Begins where it may be at most: as many were out before.
-        let rules = Rules { limit: 8, ..rules_by(law, 8, queue(4, ms(50))) };
+fn acquire_and_release_allocate_nothing() {
+    let algorithms = [None, Some(Law::Gradient), Some(Law::Gradient2), Some(Law::Aimd)];
+    for (law, keep) in algorithms.into_iter().flat_map(|law| [(law, None), (law, Some(ms(300)))]) {
+        // Starts at the upper bound, so that no later turn reaches a new maximum.
+        let rules = Rules { limit: 8, ..rules_for(law, 8, queue(4, ms(50))) };
         let mut limiter = Limiter::new(&rules, 0);
         let mut now = START;
         fill_and_drain(&mut limiter, now, keep);
         let allocated = allocation_counter::measure(|| {
-            // Long enough for recalibrations, and each of ours with a latency and a depth of its own.
+            // Long enough for min RTT probes, with varying latencies and numbers in flight.
             for turn in 0..20_000 {
                 now = now.plus(ms(1 + turn % 3));
                 fill_and_drain(&mut limiter, now, keep);
@@ -356,7 +354,7 @@ fn a_pair_allocates_nothing_whatever_infers_the_limit_and_with_deadlines_too() {
     }
 }
 
-/// As many as may be in, and out again in another order.
+/// Acquires up to eight permits and releases them in another order.
 fn fill_and_drain(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
     let mut out = [None; 8];
     for place in &mut out {

@@ -1,8 +1,8 @@
-//! Every order of acquire, release, time and cancel of a few requests, not a sample of them.
+//! A model check of every order of acquire, release, expiry and limit change for three requests.
 //!
-//! Two ceilings of the real kernel and its register, three requests of two calls each. The network
-//! delivers acquire and release of an id in any order, or loses the release. The state space is
-//! finite: time stands still but for one jump past every deadline.
+//! The limiter and the registry are the real ones. The network delivers the acquire and the
+//! release of an id in any order, or loses the release. Time advances only in three jumps of ten
+//! seconds, so the state space is finite.
 
 use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Rules, Waiting};
 use sluicegate::kernel::concurrency::register::{Acquired, Bounds, Register, Released};
@@ -13,40 +13,39 @@ use stateright::{Checker, Model, Property};
 const KEEP: Nanos = Nanos::from_secs(10);
 const BOUNDS: Bounds = Bounds { per_source: 3, total: 3, keep: KEEP };
 
-/// Requests that compete for a ceiling.
 struct Requests {
     count: usize,
     limit: u32,
     queue: u32,
-    /// Whether a release that comes first is remembered.
-    tombstones: bool,
+    /// Set if early releases are remembered.
+    early_releases: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Holding {
-    Waits(Ticket),
-    Passes(Permit),
+enum PermitOrTicket {
+    Ticket(Ticket),
+    Permit(Permit),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Request {
-    /// Its acquire and its release are both under way.
+    /// Its acquire has not arrived yet.
     New,
     Waiting,
-    Passing,
-    /// Turned away, or it has ended.
-    Turned,
-    /// Found over on arrival.
-    Over,
+    InFlight,
+    /// Denied, released or expired.
+    Finished,
+    /// Its release arrived first.
+    ReleasedFirst,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
+struct ModelState {
     now: Nanos,
     limiter: Limiter,
-    ids: Register<usize, u8, Holding>,
+    ids: Register<usize, u8, PermitOrTicket>,
     requests: Vec<Request>,
-    /// Whose release is no longer under way, because it was delivered or lost.
+    /// Set once the release was delivered or lost.
     released: Vec<bool>,
     delivered: Vec<bool>,
     wrong: Option<&'static str>,
@@ -61,36 +60,36 @@ enum Move {
     Later,
 }
 
-impl World {
+impl ModelState {
     fn acquire(&mut self, id: usize) {
         let arrive = Event::Arrive { keep: Some(KEEP), patience: KEEP };
         let mut effects = self.limiter.step(self.now, arrive);
         let answer = effects.pop();
-        let holding = match answer {
-            Some(Effect::Admit(permit)) => Holding::Passes(permit),
-            Some(Effect::Queue(ticket)) => Holding::Waits(ticket),
-            Some(Effect::Deny(_)) => return self.requests[id] = Request::Turned,
+        let value = match answer {
+            Some(Effect::Admit(permit)) => PermitOrTicket::Permit(permit),
+            Some(Effect::Queue(ticket)) => PermitOrTicket::Ticket(ticket),
+            Some(Effect::Deny(_)) => return self.requests[id] = Request::Finished,
             _ => return self.wrong = Some("an arrival without an answer"),
         };
-        match self.ids.acquire(self.now, id, self.now.plus(KEEP).plus(KEEP), holding) {
+        match self.ids.acquire(self.now, id, self.now.plus(KEEP).plus(KEEP), value) {
             Acquired::Held => {
-                let waits = matches!(holding, Holding::Waits(_));
-                self.requests[id] = if waits { Request::Waiting } else { Request::Passing };
+                let waits = matches!(value, PermitOrTicket::Ticket(_));
+                self.requests[id] = if waits { Request::Waiting } else { Request::InFlight };
             }
-            Acquired::Over(holding) => {
-                self.requests[id] = Request::Over;
-                self.give_back(holding);
+            Acquired::Over(value) => {
+                self.requests[id] = Request::ReleasedFirst;
+                self.release_or_cancel(value);
             }
             Acquired::Taken(_) => self.wrong = Some("an id taken twice"),
         }
     }
 
-    fn give_back(&mut self, holding: Holding) {
-        let event = match holding {
-            Holding::Passes(permit) => {
+    fn release_or_cancel(&mut self, value: PermitOrTicket) {
+        let event = match value {
+            PermitOrTicket::Permit(permit) => {
                 Event::Leave { permit, outcome: Outcome::Success, rtt: None }
             }
-            Holding::Waits(ticket) => Event::Cancel(ticket),
+            PermitOrTicket::Ticket(ticket) => Event::Cancel(ticket),
         };
         self.step(event);
     }
@@ -99,53 +98,53 @@ impl World {
         for effect in self.limiter.step(self.now, event) {
             match effect {
                 Effect::Wake(ticket, permit) => self.woken(ticket, permit),
-                Effect::Late(ticket) => self.over(Holding::Waits(ticket)),
-                Effect::Expired(permit) => self.over(Holding::Passes(permit)),
+                Effect::Late(ticket) => self.end(PermitOrTicket::Ticket(ticket)),
+                Effect::Expired(permit) => self.end(PermitOrTicket::Permit(permit)),
                 _ => self.wrong = Some("given back what was not out"),
             }
         }
     }
 
     fn woken(&mut self, ticket: Ticket, permit: Permit) {
-        let Some(id) = self.holder(Holding::Waits(ticket)) else {
+        let Some(id) = self.id_of(PermitOrTicket::Ticket(ticket)) else {
             return self.wrong = Some("woke somebody who does not wait");
         };
-        self.requests[id] = Request::Passing;
-        *self.ids.held(&id).expect("found just now") = Holding::Passes(permit);
+        self.requests[id] = Request::InFlight;
+        *self.ids.held(&id).expect("found just now") = PermitOrTicket::Permit(permit);
     }
 
-    fn over(&mut self, holding: Holding) {
-        let Some(id) = self.holder(holding) else {
+    fn end(&mut self, value: PermitOrTicket) {
+        let Some(id) = self.id_of(value) else {
             return self.wrong = Some("ended what nobody holds");
         };
-        self.requests[id] = Request::Turned;
+        self.requests[id] = Request::Finished;
         self.ids.release(self.now, &id, &0);
     }
 
-    fn holder(&mut self, holding: Holding) -> Option<usize> {
-        (0..self.requests.len()).find(|id| self.ids.held(id).is_some_and(|held| *held == holding))
+    fn id_of(&mut self, value: PermitOrTicket) -> Option<usize> {
+        (0..self.requests.len()).find(|id| self.ids.held(id).is_some_and(|held| *held == value))
     }
 
-    fn release(&mut self, id: usize, tombstones: bool) {
+    fn release(&mut self, id: usize, early_releases: bool) {
         (self.released[id], self.delivered[id]) = (true, true);
-        if !tombstones && self.ids.held(&id).is_none() {
+        if !early_releases && self.ids.held(&id).is_none() {
             return;
         }
-        if let Released::Held(holding) = self.ids.release(self.now, &id, &0) {
-            self.requests[id] = Request::Turned;
-            self.give_back(holding);
+        if let Released::Held(value) = self.ids.release(self.now, &id, &0) {
+            self.requests[id] = Request::Finished;
+            self.release_or_cancel(value);
         }
     }
 }
 
 impl Model for Requests {
-    type State = World;
+    type State = ModelState;
     type Action = Move;
 
-    fn init_states(&self) -> Vec<World> {
+    fn init_states(&self) -> Vec<ModelState> {
         let waiting = Some(Waiting { size: self.queue, timeout: KEEP });
         let rules = Rules { waiting, ..Rules::fixed(self.limit) };
-        vec![World {
+        vec![ModelState {
             now: Nanos::from_secs(1_000),
             limiter: Limiter::new(&rules, 0),
             ids: Register::new(BOUNDS),
@@ -156,87 +155,96 @@ impl Model for Requests {
         }]
     }
 
-    fn actions(&self, world: &World, moves: &mut Vec<Move>) {
+    fn actions(&self, state: &ModelState, moves: &mut Vec<Move>) {
         for id in 0..self.count {
-            if world.requests[id] == Request::New {
+            if state.requests[id] == Request::New {
                 moves.push(Move::Acquire(id));
             }
-            if !world.released[id] {
+            if !state.released[id] {
                 moves.extend([Move::Release(id), Move::Lose(id)]);
             }
         }
         moves.extend([Move::Limit(0), Move::Limit(self.limit)]);
-        if world.now < Nanos::from_secs(1_030) {
+        if state.now < Nanos::from_secs(1_030) {
             moves.push(Move::Later);
         }
     }
 
-    fn next_state(&self, last: &World, act: Move) -> Option<World> {
-        let mut world = last.clone();
+    fn next_state(&self, last: &ModelState, act: Move) -> Option<ModelState> {
+        let mut state = last.clone();
         match act {
-            Move::Acquire(id) => world.acquire(id),
-            Move::Release(id) => world.release(id, self.tombstones),
-            Move::Lose(id) => world.released[id] = true,
-            Move::Limit(limit) => world.step(Event::Share(limit)),
+            Move::Acquire(id) => state.acquire(id),
+            Move::Release(id) => state.release(id, self.early_releases),
+            Move::Lose(id) => state.released[id] = true,
+            Move::Limit(limit) => state.step(Event::Share(limit)),
             Move::Later => {
-                world.now = world.now.plus(KEEP);
-                world.step(Event::Expire);
+                state.now = state.now.plus(KEEP);
+                state.step(Event::Expire);
             }
         }
-        Some(world)
+        Some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("nothing goes wrong", |_, world: &World| world.wrong.is_none()),
+            Property::always("nothing goes wrong", |_, state: &ModelState| state.wrong.is_none()),
             Property::always(
                 "never more in flight than the limit",
-                |model: &Self, world: &World| world.limiter.in_flight() <= model.limit,
+                |model: &Self, state: &ModelState| state.limiter.in_flight() <= model.limit,
             ),
-            Property::always("in flight are those that pass", |_, world: &World| {
-                let passing = world.requests.iter().filter(|r| **r == Request::Passing).count();
-                world.limiter.in_flight() as usize == passing
+            Property::always("in flight are those that pass", |_, state: &ModelState| {
+                let in_flight = state.requests.iter().filter(|r| **r == Request::InFlight).count();
+                state.limiter.in_flight() as usize == in_flight
             }),
-            Property::always("waiting are those that wait", |_, world: &World| {
-                let waiting = world.requests.iter().filter(|r| **r == Request::Waiting).count();
-                world.limiter.waiting() == waiting
+            Property::always("waiting are those that wait", |_, state: &ModelState| {
+                let waiting = state.requests.iter().filter(|r| **r == Request::Waiting).count();
+                state.limiter.waiting() == waiting
             }),
-            Property::always("nobody waits beside room", |_, world: &World| {
-                world.limiter.waiting() == 0 || world.limiter.limit() <= world.limiter.in_flight()
+            Property::always("nobody waits beside room", |_, state: &ModelState| {
+                state.limiter.waiting() == 0 || state.limiter.limit() <= state.limiter.in_flight()
             }),
-            // Within the time of a tombstone: a release and its acquire are not ten seconds apart.
-            Property::always("a request that was released holds nothing", |_, world: &World| {
-                let at_once = world.now == Nanos::from_secs(1_000);
-                !at_once || !world.leaks()
+            // Only in the first ten seconds, because early releases are remembered for that long.
+            Property::always(
+                "a request that was released holds nothing",
+                |_, state: &ModelState| {
+                    let at_once = state.now == Nanos::from_secs(1_000);
+                    !at_once || !state.leaks()
+                },
+            ),
+            Property::sometimes(
+                "a release comes first and is answered",
+                |_, state: &ModelState| {
+                    state.requests.contains(&Request::ReleasedFirst)
+                        && state.limiter.in_flight() == 0
+                },
+            ),
+            Property::sometimes("somebody waits", |_, state: &ModelState| {
+                0 < state.limiter.waiting()
             }),
-            Property::sometimes("a release comes first and is answered", |_, world: &World| {
-                world.requests.contains(&Request::Over) && world.limiter.in_flight() == 0
-            }),
-            Property::sometimes("somebody waits", |_, world: &World| 0 < world.limiter.waiting()),
         ]
     }
 }
 
-impl World {
-    /// Does a request pass or wait whose release was delivered?
+impl ModelState {
+    /// Returns `true` if a released request is still in flight or queued.
     fn leaks(&self) -> bool {
-        let live = |request: &Request| matches!(request, Request::Waiting | Request::Passing);
+        let live = |request: &Request| matches!(request, Request::Waiting | Request::InFlight);
         let mut both = self.requests.iter().zip(&self.delivered);
         both.any(|(request, delivered)| *delivered && live(request))
     }
 }
 
 #[test]
-fn in_every_order_of_acquire_release_and_expiry_nothing_leaks() {
-    let model = Requests { count: 3, limit: 1, queue: 1, tombstones: true };
+fn no_order_of_events_leaks_a_permit() {
+    let model = Requests { count: 3, limit: 1, queue: 1, early_releases: true };
     let checked = model.checker().threads(2).spawn_bfs().join();
     checked.assert_properties();
     println!("{} states", checked.unique_state_count());
 }
 
 #[test]
-fn without_tombstones_the_model_finds_the_leak() {
-    let model = Requests { count: 2, limit: 1, queue: 1, tombstones: false };
+fn model_finds_a_leak_without_early_releases() {
+    let model = Requests { count: 2, limit: 1, queue: 1, early_releases: false };
     let checked = model.checker().spawn_bfs().join();
     assert!(checked.discovery("a request that was released holds nothing").is_some());
 }

@@ -1,4 +1,4 @@
-//! The permits of a ceiling for which every request asks one store: laws of the kernel's own.
+//! The store's permits of one strict limit.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use sluicegate::kernel::units::{Nanos, Share};
 use crate::support::dice::{Dice, seed};
 
 const START: Nanos = Nanos::from_secs(1_000_000);
-const BEATS: Nanos = Nanos::from_secs(3);
+const LIFETIME: Nanos = Nanos::from_secs(3);
 const OPEN: Nanos = Nanos(0);
 const TIMES: Times = Times {
     grace: Nanos::from_secs(4),
@@ -17,17 +17,17 @@ const TIMES: Times = Times {
 };
 
 fn ask(number: u64, limit: u64) -> Ask {
-    Ask { id: Id(1, number), limit: Share(limit), keep: BEATS, times: TIMES }
+    Ask { id: Id(1, number), limit: Share(limit), keep: LIFETIME, times: TIMES }
 }
 
 #[test]
-fn whoever_is_newly_admitted_is_at_most_the_limit_th_and_nobody_is_turned_away_for_nothing() {
+fn acquires_succeed_exactly_while_below_the_limit() {
     let seed = seed();
     let mut dice = Dice::new(seed);
     for trace in 0..200 {
         let limit = 1 + dice.up_to(9);
         let (mut permits, mut now, mut number) = (Permits::default(), START, 0);
-        // What is really held: an id until its deadline.
+        // The expected permits, with their deadlines.
         let mut held: BTreeMap<Id, Nanos> = BTreeMap::new();
         for step in 0..300 {
             let place = format!("SLUICEGATE_SEED={seed}, trace {trace}, step {step}");
@@ -36,7 +36,7 @@ fn whoever_is_newly_admitted_is_at_most_the_limit_th_and_nobody_is_turned_away_f
             let some: Vec<Id> = held.keys().copied().filter(|_| dice.once_in(3)).collect();
             match dice.up_to(3) {
                 0 => {
-                    let told: Vec<_> = some.iter().map(|id| (*id, BEATS)).collect();
+                    let told: Vec<_> = some.iter().map(|id| (*id, LIFETIME)).collect();
                     let found = permits.tell(now, &told, &[]);
                     assert_eq!(found, Found::default(), "{place}: all are known");
                     held.extend(told.iter().map(|(id, keep)| (*id, now.plus(*keep))));
@@ -53,7 +53,7 @@ fn whoever_is_newly_admitted_is_at_most_the_limit_th_and_nobody_is_turned_away_f
                     let wanted = if room { Acquired::Held } else { Acquired::Full };
                     assert_eq!(permits.acquire(now, OPEN, &ask), wanted, "{place}");
                     if room {
-                        held.insert(ask.id, now.plus(BEATS));
+                        held.insert(ask.id, now.plus(LIFETIME));
                     }
                 }
             }
@@ -64,29 +64,29 @@ fn whoever_is_newly_admitted_is_at_most_the_limit_th_and_nobody_is_turned_away_f
 }
 
 #[test]
-fn asking_twice_is_asking_once_even_where_nobody_else_would_pass() {
+fn repeated_acquire_counts_once_at_the_limit() {
     let mut permits = Permits::default();
     assert_eq!(permits.acquire(START, OPEN, &ask(0, 1)), Acquired::Held);
     assert_eq!(permits.acquire(START, OPEN, &ask(0, 1)), Acquired::Held);
-    assert_eq!(permits.acquire(START, BEATS, &ask(0, 1)), Acquired::Held);
+    assert_eq!(permits.acquire(START, LIFETIME, &ask(0, 1)), Acquired::Held);
     assert_eq!(permits.held(), Share(1));
     permits.tell(START, &[], &[Id(1, 0)]);
     assert_eq!(permits.held(), Share(0), "and given back once");
 }
 
 #[test]
-fn a_permit_that_nobody_tells_is_free_at_its_deadline_and_not_a_nanosecond_sooner() {
+fn unreported_permit_expires_exactly_at_its_deadline() {
     let mut permits = Permits::default();
     permits.acquire(START, OPEN, &ask(0, 1));
-    let before = Nanos(START.plus(BEATS).0 - 1);
+    let before = Nanos(START.plus(LIFETIME).0 - 1);
     assert_eq!(permits.acquire(before, OPEN, &ask(1, 1)), Acquired::Full);
-    assert_eq!(permits.acquire(START.plus(BEATS), OPEN, &ask(1, 1)), Acquired::Held);
+    assert_eq!(permits.acquire(START.plus(LIFETIME), OPEN, &ask(1, 1)), Acquired::Held);
 }
 
 #[test]
-fn what_a_store_forgot_is_put_back_by_telling_and_above_the_limit_nobody_is_admitted() {
+fn reports_restore_lost_permits_above_the_limit() {
     let mut permits = Permits::default();
-    let told = [0, 1, 2].map(|number| (Id(1, number), BEATS));
+    let told = [0, 1, 2].map(|number| (Id(1, number), LIFETIME));
     assert_eq!(permits.tell(START, &told, &[]), Found { put_back: 3, freed: 0 });
     for over in 0..2 {
         assert_eq!(permits.acquire(START, OPEN, &ask(9, 2)), Acquired::Full);
@@ -96,14 +96,14 @@ fn what_a_store_forgot_is_put_back_by_telling_and_above_the_limit_nobody_is_admi
 }
 
 #[test]
-fn one_that_is_held_and_over_in_one_telling_is_over() {
+fn permit_reported_active_and_released_is_released() {
     let mut permits = Permits::default();
-    let found = permits.tell(START, &[(Id(1, 0), BEATS)], &[Id(1, 0)]);
+    let found = permits.tell(START, &[(Id(1, 0), LIFETIME)], &[Id(1, 0)]);
     assert_eq!((found, permits.held()), (Found { put_back: 1, freed: 1 }, Share(0)));
 }
 
 #[test]
-fn a_store_that_may_have_forgotten_admits_nobody_until_all_had_the_time_to_tell() {
+fn store_without_state_stays_closed_for_the_grace() {
     let mut life = Life::begin(START, TIMES.grace);
     let mut permits = Permits::default();
     let mut now = START;
@@ -118,12 +118,12 @@ fn a_store_that_may_have_forgotten_admits_nobody_until_all_had_the_time_to_tell(
 }
 
 #[test]
-fn a_store_that_nobody_told_of_anything_doubts_before_a_permit_can_have_ended_unseen() {
+fn store_without_reports_closes_before_a_permit_can_expire() {
     let mut life = Life::begin(START, OPEN);
     life.told(START);
     assert_eq!(life.closed_for(START.plus(Nanos(TIMES.silence.0 - 1)), &TIMES), OPEN);
-    // One told it a beat before that, and its permit ends three beats after.
-    let ends = Nanos(START.0 - Nanos::SECOND.0).plus(BEATS);
+    // A permit that was reported a second before `START` expires three seconds later.
+    let ends = Nanos(START.0 - Nanos::SECOND.0).plus(LIFETIME);
     assert_eq!(life.closed_for(ends, &TIMES), TIMES.grace);
     life.told(ends.plus(Nanos::SECOND));
     let later = ends.plus(Nanos::SECOND);
@@ -133,7 +133,7 @@ fn a_store_that_nobody_told_of_anything_doubts_before_a_permit_can_have_ended_un
 }
 
 #[test]
-fn a_clock_that_is_set_back_neither_closes_a_store_for_longer_nor_keeps_a_permit_for_longer() {
+fn clock_step_back_prolongs_neither_grace_nor_permits() {
     let mut life = Life::begin(START, TIMES.grace);
     let back = Nanos(START.0 - Nanos::from_secs(3_600).0);
     assert_eq!(life.closed_for(back, &TIMES), TIMES.grace);
@@ -141,7 +141,7 @@ fn a_clock_that_is_set_back_neither_closes_a_store_for_longer_nor_keeps_a_permit
     let mut permits = Permits::default();
     permits.acquire(START, OPEN, &ask(0, 1));
     assert_eq!(permits.acquire(back, OPEN, &ask(1, 1)), Acquired::Full);
-    let mended = back.plus(TIMES.longest);
-    assert_eq!(permits.last(), Some(mended), "no longer than any is told");
-    assert_eq!(permits.acquire(mended, OPEN, &ask(1, 1)), Acquired::Held);
+    let clamped = back.plus(TIMES.longest);
+    assert_eq!(permits.last(), Some(clamped), "no longer than any is told");
+    assert_eq!(permits.acquire(clamped, OPEN, &ask(1, 1)), Acquired::Held);
 }

@@ -1,4 +1,4 @@
-//! What the policies must never do, and what each of them does.
+//! The adaptive algorithms: their common bounds, and the behavior of each.
 
 use proptest::prelude::*;
 use sluicegate::kernel::concurrency::Outcome;
@@ -7,8 +7,8 @@ use sluicegate::kernel::units::Nanos;
 
 use crate::support::dice::{Dice, seed};
 
-const LAWS: [Law; 3] = [Law::Gradient, Law::Gradient2, Law::Aimd];
-const ALONE: u32 = u32::MAX;
+const ALGORITHMS: [Law; 3] = [Law::Gradient, Law::Gradient2, Law::Aimd];
+const NO_FLEET: u32 = u32::MAX;
 
 const fn bounded(law: Law, min: u32, max: u32) -> Adaptive {
     Adaptive { law, min, max }
@@ -22,7 +22,7 @@ const fn ms(count: u64) -> Nanos {
     Nanos(count * Nanos::MILLI.0)
 }
 
-/// A backend whose requests take what `rtt` says of how many are in flight, used to the limit.
+/// A backend that is used to the limit. The function `rtt` maps requests in flight to latency.
 struct Backend {
     now: Nanos,
     share: u32,
@@ -49,7 +49,7 @@ impl Backend {
     }
 }
 
-/// 10 ms each, `workers` at a time.
+/// Requests of 10 ms, `workers` at a time.
 fn queueing(workers: u32) -> impl Fn(u32) -> Nanos {
     move |in_flight| Nanos(ms(10).0 * u64::from(in_flight.max(workers)) / u64::from(workers))
 }
@@ -60,8 +60,8 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
 
 proptest! {
     #[test]
-    fn whatever_comes_the_limit_stays_within_its_bounds(
-        law in prop::sample::select(&LAWS[..]),
+    fn the_limit_stays_within_its_bounds(
+        law in prop::sample::select(&ALGORITHMS[..]),
         (min, max, start, share) in (0..50_u32, 0..200_u32, 0..300_u32, 0..300_u32),
         jitter in any::<u64>(),
         samples in proptest::collection::vec(
@@ -78,9 +78,9 @@ proptest! {
 }
 
 #[test]
-fn ignored_requests_teach_nothing() {
-    for law in LAWS {
-        let (mut policy, mut backend) = (policy(law, 40), Backend::new(ALONE));
+fn ignored_requests_do_not_change_the_limit() {
+    for law in ALGORITHMS {
+        let (mut policy, mut backend) = (policy(law, 40), Backend::new(NO_FLEET));
         for _ in 0..500 {
             backend.round(&mut policy, Outcome::Ignored, |_| Nanos(0));
         }
@@ -89,9 +89,9 @@ fn ignored_requests_teach_nothing() {
 }
 
 #[test]
-fn refusals_that_come_quickly_lower_the_limit_and_are_no_ideal() {
-    for law in LAWS {
-        let (mut policy, mut backend) = (policy(law, 40), Backend::new(ALONE));
+fn fast_drops_lower_the_limit_but_not_the_min_rtt() {
+    for law in ALGORITHMS {
+        let (mut policy, mut backend) = (policy(law, 40), Backend::new(NO_FLEET));
         backend.rounds(20, &mut policy, queueing(40));
         let before = policy.limit();
         backend.round(&mut policy, Outcome::Dropped, |_| Nanos(1));
@@ -103,23 +103,23 @@ fn refusals_that_come_quickly_lower_the_limit_and_are_no_ideal() {
 }
 
 #[test]
-fn the_gradient_finds_the_workers_whether_they_grow_or_fall() {
-    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+fn gradient_follows_the_number_of_workers() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(NO_FLEET));
     for workers in [16, 64, 16, 200, 50] {
         backend.rounds(12, &mut policy, queueing(workers));
         for _ in 0..200 {
             backend.round(&mut policy, Outcome::Success, queueing(workers));
             let limit = policy.limit();
-            // 0.7 · 1.3 while it looks at the ideal, 1.3 else.
+            // 0.7 of the workers during a min RTT probe, otherwise 1.3.
             assert!(workers * 6 / 10 <= limit && limit < workers * 2, "{limit} for {workers}");
         }
     }
 }
 
 #[test]
-fn a_backend_that_became_slower_is_not_taken_for_a_queue() {
+fn gradient_distinguishes_a_slower_backend_from_a_queue() {
     for slower in [2, 3, 10] {
-        let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+        let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(NO_FLEET));
         backend.rounds(50, &mut policy, queueing(20));
         let slow = |in_flight: u32| Nanos(queueing(20)(in_flight).0 * slower);
         backend.rounds(30, &mut policy, slow);
@@ -130,10 +130,10 @@ fn a_backend_that_became_slower_is_not_taken_for_a_queue() {
 }
 
 #[test]
-fn at_its_least_a_limit_finds_out_that_its_ideal_is_too_small() {
+fn gradient_at_its_minimum_corrects_a_low_min_rtt() {
     for slower in [7, 10] {
         let mut policy = Policy::new(4, Some(bounded(Law::Gradient, 4, 4)), 1);
-        let mut backend = Backend::new(ALONE);
+        let mut backend = Backend::new(NO_FLEET);
         backend.rounds(50, &mut policy, |_| ms(5));
         policy.reload(4, Some(bounded(Law::Gradient, 4, 1_000)));
         let slow = |in_flight| Nanos(queueing(20)(in_flight).0 * slower / 10);
@@ -143,22 +143,22 @@ fn at_its_least_a_limit_finds_out_that_its_ideal_is_too_small() {
 }
 
 #[test]
-fn of_a_handful_in_flight_a_quick_window_is_no_reason_to_double() {
-    let (mut policy, mut backend) = (policy(Law::Gradient, 2), Backend::new(ALONE));
+fn few_samples_do_not_double_the_limit() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 2), Backend::new(NO_FLEET));
     let mut before = policy.limit();
     for _ in 0..60 {
         backend.rounds(1, &mut policy, |_| ms(10));
         let limit = policy.limit();
-        // n samples leave a doubt of 0.25 / n; three times that is below 0.15 only where 5 < n.
+        // The doubt of n samples is 0.25 / n. Three times that is below 0.15 only if 5 < n.
         assert!(5 < before || limit <= before * 13 / 10 + 1, "{limit} after {before}");
         before = limit;
     }
     assert_eq!(before, 1_000, "it doubles from there");
 }
 
-/// Six workers, known to take 10 ms, and an overload: one at a time until the queue is gone.
-fn drained() -> (Policy, Backend) {
-    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+/// A drain after an overload: six workers, a min RTT of 10 ms, and a limit of 1.
+fn policy_in_drain() -> (Policy, Backend) {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(60, &mut policy, queueing(6));
     assert_eq!(policy.ideal(), Some(ms(10)));
     backend.rounds(1, &mut policy, |_| ms(60));
@@ -167,18 +167,18 @@ fn drained() -> (Policy, Backend) {
 }
 
 #[test]
-fn one_slow_request_in_a_drain_does_not_move_the_ideal() {
-    let (mut policy, mut backend) = drained();
+fn one_slow_drain_sample_hardly_changes_min_rtt() {
+    let (mut policy, mut backend) = policy_in_drain();
     backend.rounds(1, &mut policy, |_| ms(14));
     assert_eq!((policy.limit(), policy.ideal()), (1, Some(ms(10))), "by one that was slow");
     backend.rounds(1, &mut policy, |_| ms(10));
-    // Their mean, 12 ms, is not far: a fifth of the way.
+    // The mean, 12 ms, is close, so the min RTT moves by a fifth of the difference.
     assert_eq!(policy.ideal(), Some(Nanos(ms(104).0 / 10)), "and the drain is over");
 }
 
 #[test]
-fn four_slow_requests_in_a_drain_are_the_ideal_from_then_on() {
-    let (mut policy, mut backend) = drained();
+fn four_slow_drain_samples_set_the_min_rtt() {
+    let (mut policy, mut backend) = policy_in_drain();
     for _ in 0..4 {
         assert_eq!((policy.limit(), policy.ideal()), (1, Some(ms(10))));
         backend.rounds(1, &mut policy, |_| ms(15));
@@ -188,54 +188,54 @@ fn four_slow_requests_in_a_drain_are_the_ideal_from_then_on() {
 }
 
 #[test]
-fn of_requests_that_come_now_and_then_the_ideal_is_their_latency_and_not_the_time_between_them() {
+fn sparse_requests_set_the_min_rtt_to_their_latency() {
     let (mut policy, mut now) = (policy(Law::Gradient, 10), Nanos::from_secs(1_000));
     let seed = seed();
     let mut dice = Dice::new(seed);
     for _ in 0..20_000 {
-        // Ten a second, alone, 2 to 18 ms each.
+        // Ten requests a second, one at a time, 2 to 18 ms each.
         now = now.plus(ms(100));
         let rtt = ms(2 + dice.up_to(16));
-        policy.step(&Sample { at: now, rtt, in_flight: 1, outcome: Outcome::Success }, ALONE);
+        policy.step(&Sample { at: now, rtt, in_flight: 1, outcome: Outcome::Success }, NO_FLEET);
         let ideal = policy.ideal().unwrap_or_default();
         assert!(ideal <= ms(18), "seed {seed}: {ideal:?} where none took longer than 18 ms");
     }
 }
 
 #[test]
-fn far_too_many_in_flight_are_found_before_half_of_them_have_returned() {
-    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+fn large_overload_is_detected_before_half_the_requests_return() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(40, &mut policy, queueing(32));
     let (in_flight, outcome) = (policy.limit(), Outcome::Success);
     let rtt = queueing(8)(in_flight);
     for _ in 0..in_flight / 2 {
         backend.now = backend.now.plus(Nanos::MILLI);
-        policy.step(&Sample { at: backend.now, rtt, in_flight, outcome }, ALONE);
+        policy.step(&Sample { at: backend.now, rtt, in_flight, outcome }, NO_FLEET);
     }
     assert!(policy.limit() < in_flight / 2, "{} of {in_flight}", policy.limit());
 }
 
 #[test]
-fn an_ideal_taken_while_a_queue_stood_is_found_out() {
+fn min_rtt_measured_during_a_queue_is_corrected() {
     let mut policy = Policy::new(200, Some(bounded(Law::Gradient, 1, 1_000)), 1);
-    let mut backend = Backend::new(ALONE);
+    let mut backend = Backend::new(NO_FLEET);
     backend.rounds(30, &mut policy, queueing(20));
     assert!(policy.limit() < 40, "{}", policy.limit());
 }
 
 #[test]
-fn one_sample_of_no_time_does_not_poison_the_ideal() {
-    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+fn one_zero_latency_sample_does_not_collapse_the_limit() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(100, &mut policy, queueing(40));
     let before = policy.limit();
     let quick = Sample { at: backend.now, rtt: Nanos(0), in_flight: 1, outcome: Outcome::Success };
-    policy.step(&quick, ALONE);
+    policy.step(&quick, NO_FLEET);
     backend.rounds(10, &mut policy, queueing(40));
     assert!(before / 2 <= policy.limit(), "{} from {before}", policy.limit());
 }
 
 #[test]
-fn use_is_judged_against_the_share_and_latency_lowers_what_is_hardly_used() {
+fn full_share_grows_the_limit_and_latency_lowers_it() {
     for law in [Law::Gradient, Law::Aimd] {
         let (mut policy, mut backend) = (policy(law, 100), Backend::new(10));
         backend.rounds(100, &mut policy, queueing(1_000));
@@ -249,42 +249,42 @@ fn use_is_judged_against_the_share_and_latency_lowers_what_is_hardly_used() {
 }
 
 #[test]
-fn a_limit_that_nobody_reaches_does_not_grow() {
-    for law in LAWS {
+fn an_unused_limit_does_not_grow() {
+    for law in ALGORITHMS {
         let (mut policy, mut now) = (policy(law, 100), Nanos::from_secs(1_000));
         for _ in 0..20_000 {
             now = now.plus(ms(10));
             let outcome = Outcome::Success;
-            policy.step(&Sample { at: now, rtt: ms(10), in_flight: 3, outcome }, ALONE);
+            policy.step(&Sample { at: now, rtt: ms(10), in_flight: 3, outcome }, NO_FLEET);
             assert!(policy.limit() <= 130, "{law:?}: {}", policy.limit());
         }
     }
 }
 
 #[test]
-fn a_look_at_the_ideal_is_short_shallow_and_spread_by_the_jitter() {
-    let looks = |jitter| {
+fn min_rtt_probes_are_short_shallow_and_jittered() {
+    let probes = |jitter| {
         let mut policy = Policy::new(10, Some(bounded(Law::Gradient, 1, 1_000)), jitter);
-        let mut backend = Backend::new(ALONE);
+        let mut backend = Backend::new(NO_FLEET);
         backend.rounds(30, &mut policy, queueing(40));
-        let mut looks = Vec::new();
+        let mut probes = Vec::new();
         for round in 0..2_000 {
             backend.round(&mut policy, Outcome::Success, queueing(40));
             assert!(28 <= policy.limit(), "a cliff: {}", policy.limit());
             if policy.limit() < 40 {
-                looks.push(round);
+                probes.push(round);
             }
         }
-        looks
+        probes
     };
-    let (one, other) = (looks(1), looks(2));
+    let (one, other) = (probes(1), probes(2));
     assert!((8..=32).contains(&one.len()), "{one:?}");
     assert_ne!(one, other, "all replicas look at once");
 }
 
 #[test]
-fn a_lowered_limit_comes_back_although_nothing_succeeds() {
-    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(ALONE));
+fn a_lowered_limit_recovers_without_successful_requests() {
+    let (mut policy, mut backend) = (policy(Law::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(30, &mut policy, queueing(40));
     backend.rounds(1, &mut policy, queueing(4));
     let low = policy.limit();
@@ -294,9 +294,9 @@ fn a_lowered_limit_comes_back_although_nothing_succeeds() {
 }
 
 #[test]
-fn a_reload_keeps_what_the_same_law_learnt_and_forgets_what_another_did() {
-    for law in LAWS {
-        let (mut policy, mut backend) = (policy(law, 10), Backend::new(ALONE));
+fn reload_keeps_an_unchanged_algorithms_state() {
+    for law in ALGORITHMS {
+        let (mut policy, mut backend) = (policy(law, 10), Backend::new(NO_FLEET));
         backend.rounds(100, &mut policy, queueing(60));
         let learnt = policy.limit();
         assert_ne!(learnt, 10, "{law:?}");
@@ -314,15 +314,15 @@ fn gradient2_computes_its_worked_row() {
     let mut policy = policy(Law::Gradient2, 64);
     let sample =
         |rtt, in_flight| Sample { at: Nanos::SECOND, rtt, in_flight, outcome: Outcome::Success };
-    policy.step(&sample(ms(10), 1), ALONE);
+    policy.step(&sample(ms(10), 1), NO_FLEET);
     assert_eq!(policy.limit(), 64, "hardly used: no update, but a minimum");
-    policy.step(&sample(ms(40), 64), ALONE);
+    policy.step(&sample(ms(40), 64), NO_FLEET);
     assert_eq!(policy.limit(), 59);
 }
 
 #[test]
-fn aimd_adds_one_and_takes_a_tenth_once_a_round_trip() {
-    let (mut policy, mut backend) = (policy(Law::Aimd, 50), Backend::new(ALONE));
+fn aimd_adds_one_or_takes_a_tenth_per_round_trip() {
+    let (mut policy, mut backend) = (policy(Law::Aimd, 50), Backend::new(NO_FLEET));
     assert_eq!(policy.ideal(), None);
     backend.rounds(10, &mut policy, |_| ms(10));
     assert_eq!((policy.limit(), policy.ideal()), (60, Some(ms(10))));

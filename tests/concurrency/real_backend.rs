@@ -1,7 +1,7 @@
-//! The experiment of `benches/real_backend` where few are in flight and each sample counts.
+//! The experiment of `benches/real_backend` with few requests in flight.
 //!
-//! One seed of many: about one phase in three hundred misses a bound. Where a change fails here, the bench with other
-//! seeds says whether it is worse.
+//! It runs one of many seeds. About one phase in 300 misses a bound. If a change fails here,
+//! run the bench with other seeds and compare the number of failures.
 
 #[path = "../../benches/real_backend/scene.rs"]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -16,7 +16,7 @@ use server::Spread;
 use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Policy};
 
 #[test]
-fn with_a_handful_of_workers_gradient_keeps_its_bounds_in_every_phase() {
+fn gradient_keeps_its_bounds_with_few_workers() {
     for workers in [4.0, 16.0] {
         for service in [0.03, 0.3] {
             let scene = Scene { workers, service, spread: Spread::Narrow, seed: 42 };

@@ -1,4 +1,4 @@
-//! What is shown of ceilings, and what a reload does to those who wait.
+//! Metrics of concurrency limits, and the effect of a reload on queued requests.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use sluicegate::kernel::concurrency::limiter::Rules;
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Nanos, Revision};
 
-use super::engine::{block_on, engine, publish, question};
+use super::engine::{block_on, check_of, engine, publish};
 use crate::support::dice::Dice;
 
 #[test]
-fn the_name_of_a_bucket_says_what_it_is_of_and_nothing_else_does() {
+fn only_a_bucket_name_parses_to_its_descriptors() {
     let long = "v".repeat(65_535);
     let entries = [("upstream", "all"), ("", "a,b=c"), ("k\u{e9}", &long)];
     let name = CounterKey::ceiling("shop", entries.into_iter());
@@ -33,7 +33,7 @@ fn the_name_of_a_bucket_says_what_it_is_of_and_nothing_else_does() {
     }
 }
 
-fn at_once(admission: &Admission, bucket: &[u8]) -> Held {
+fn acquire_now(admission: &Admission, bucket: &[u8]) -> Held {
     let rules = Rules::fixed(9);
     let (revision, rules) = (Revision(1), &rules);
     let (keep, patience, answer, shared) = (None, Nanos(0), Nanos(0), None);
@@ -45,33 +45,33 @@ fn at_once(admission: &Admission, bucket: &[u8]) -> Held {
 }
 
 #[test]
-fn latency_is_that_of_successes_and_each_counts_for_an_eighth() {
+fn latency_averages_successes_with_weight_one_eighth() {
     let clock = Arc::new(Clock::manual(Nanos::from_secs(1)));
     let admission = Admission::new(Arc::clone(&clock), 4, 0);
     let rtt = || admission.look(b"a").unwrap().rtt;
-    let pass = |ms: u64| {
+    let advance = |ms: u64| {
         let Clock::Manual(manual) = &*clock else { panic!() };
         manual.advance(Nanos(ms * Nanos::MILLI.0));
     };
     for outcome in [Outcome::Ignored, Outcome::Dropped] {
-        assert!(at_once(&admission, b"a").release(outcome, Some(Nanos(5))));
+        assert!(acquire_now(&admission, b"a").release(outcome, Some(Nanos(5))));
         assert_eq!(rtt(), None);
     }
-    let held = at_once(&admission, b"a");
-    pass(80);
+    let held = acquire_now(&admission, b"a");
+    advance(80);
     assert!(held.release(Outcome::Success, None));
     assert_eq!(rtt(), Some(Nanos(80_000_000)), "from admission, where nobody measured");
-    assert!(at_once(&admission, b"a").release(Outcome::Success, Some(Nanos(160_000_000))));
+    assert!(acquire_now(&admission, b"a").release(Outcome::Success, Some(Nanos(160_000_000))));
     assert_eq!(rtt(), Some(Nanos(90_000_000)));
 }
 
 #[test]
-fn the_oldest_are_listed_first_and_only_so_many() {
+fn oldest_permits_are_listed_first_up_to_the_maximum() {
     let clock = Arc::new(Clock::manual(Nanos::from_secs(1)));
     let admission = Admission::new(Arc::clone(&clock), 4, 0);
     let names: [&[u8]; 3] = [b"c", b"a", b"b"];
     let _held = names.map(|name| {
-        let held = at_once(&admission, name);
+        let held = acquire_now(&admission, name);
         let Clock::Manual(manual) = &*clock else { panic!() };
         manual.advance(Nanos(1));
         held
@@ -85,16 +85,16 @@ fn the_oldest_are_listed_first_and_only_so_many() {
     assert_eq!(listed(0), []);
 }
 
-fn ceiling(words: &str) -> String {
+fn queued_limit(words: &str) -> String {
     format!("- key: k\n  concurrency: {{{words}, queue: {{size: 9, timeout: 1h}}}}\n")
 }
 
-/// Whether one that waits under a ceiling of one is let in by this configuration, with no other event.
-fn wakes(engine: &Engine, descriptors: &str) -> bool {
-    let asked = question(&[("k", "v")]);
+/// Returns `true` if publishing `descriptors` alone wakes a request queued at a limit of 1.
+fn wakes_queued_check(engine: &Engine, descriptors: &str) -> bool {
+    let check = check_of(&[("k", "v")]);
     block_on(async {
-        let Ok(Admitted::Decided(_, held)) = engine.admit(&asked, None).await else { panic!() };
-        let mut waits = Box::pin(engine.admit(&asked, None));
+        let Ok(Admitted::Decided(_, held)) = engine.admit(&check, None).await else { panic!() };
+        let mut waits = Box::pin(engine.admit(&check, None));
         let mut poll = || waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         assert!(!poll());
         publish(engine, descriptors);
@@ -105,15 +105,15 @@ fn wakes(engine: &Engine, descriptors: &str) -> bool {
 }
 
 #[test]
-fn a_reload_wakes_at_once_whom_a_higher_ceiling_or_none_lets_pass() {
+fn reload_wakes_requests_that_the_new_limit_allows() {
     for (reloaded, woken) in [
-        (ceiling("limit: 1"), false),
-        (ceiling("limit: 2"), true),
+        (queued_limit("limit: 1"), false),
+        (queued_limit("limit: 2"), true),
         ("- key: other\n  concurrency: {limit: 1}\n".to_owned(), true),
         ("- key: k\n  rate_limit: {unit: day, requests_per_unit: 9}\n".to_owned(), true),
     ] {
-        let engine = engine(&ceiling("limit: 1"));
-        assert_eq!(wakes(&engine, &reloaded), woken, "{reloaded}");
+        let engine = engine(&queued_limit("limit: 1"));
+        assert_eq!(wakes_queued_check(&engine, &reloaded), woken, "{reloaded}");
         assert_eq!(engine.ceilings().total().in_flight, 0);
     }
 }

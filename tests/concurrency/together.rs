@@ -1,4 +1,4 @@
-//! Gradient where a fleet holds the ceiling together: what one member makes of its part.
+//! The `gradient` algorithm with a share of a fleet-wide limit.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,46 +12,46 @@ use sluicegate::kernel::units::{Nanos, Share};
 
 use crate::support::dice::{Dice, seed};
 
-const BEGAN: Nanos = Nanos::from_secs(1_000);
+const START: Nanos = Nanos::from_secs(1_000);
 const MILLI: u64 = Nanos::MILLI.0;
-/// A fifth of the ceiling, as each of five has it.
-const PART: Part = part(8);
+/// One of five equal shares of the limit.
+const FLEET_SHARE: Part = fleet_share(8);
 
-const fn part(share: u32) -> Part {
-    Part { share, ceiling: 40, looks: looks(BEGAN, Nanos(0)) }
+const fn fleet_share(share: u32) -> Part {
+    Part { share, ceiling: 40, looks: probe_schedule(START, Nanos(0)) }
 }
 
-const fn looks(here: Nanos, there: Nanos) -> Looks {
+const fn probe_schedule(here: Nanos, there: Nanos) -> Looks {
     Looks { clock: Reading { here, there }, heartbeat: Nanos::SECOND }
 }
 
-/// One of five that do all the same, before a backend that serves so many at once.
-struct Member {
+/// One of five identical replicas of a backend that serves `capacity` requests at once.
+struct Replica {
     limiter: Limiter,
     now: Nanos,
     capacity: u64,
-    /// Milliseconds.
+    /// The service time in milliseconds.
     takes: u64,
     out: BinaryHeap<Reverse<(Nanos, u64)>>,
     permits: Vec<Permit>,
-    /// The least limit since the last look at it.
+    /// The smallest limit so far.
     least: u32,
 }
 
-impl Member {
+impl Replica {
     fn new(capacity: u64) -> Self {
         let adaptive = Some(Adaptive { law: Law::Gradient, min: 1, max: 1_000 });
         let mut limiter = Limiter::new(&Rules { limit: 10, adaptive, waiting: None }, 7);
-        limiter.step(BEGAN, Event::Part(PART));
+        limiter.step(START, Event::Part(FLEET_SHARE));
         let (out, permits) = Default::default();
-        Self { limiter, now: BEGAN, capacity, takes: 10, out, permits, least: u32::MAX }
+        Self { limiter, now: START, capacity, takes: 10, out, permits, least: u32::MAX }
     }
 
-    /// Uses all that it may for so many milliseconds; a queue makes all slower alike.
-    fn lives(&mut self, millis: u64) {
+    /// Runs at the limit for `millis`. A queue slows all requests equally.
+    fn run_for(&mut self, millis: u64) {
         let end = self.now.plus(Nanos(millis * MILLI));
         while self.now < end {
-            self.fills();
+            self.acquire_all();
             let Some(Reverse((at, place))) = self.out.pop() else { panic!("nobody is in flight") };
             self.now = at;
             let permit = self.permits[usize::try_from(place).unwrap()];
@@ -61,7 +61,7 @@ impl Member {
         }
     }
 
-    fn fills(&mut self) {
+    fn acquire_all(&mut self) {
         let arrive = Event::Arrive { keep: None, patience: Nanos(0) };
         while let [Effect::Admit(permit)] = self.limiter.step(self.now, arrive)[..] {
             let whole = u64::from(self.limiter.in_flight()) * 5;
@@ -71,13 +71,13 @@ impl Member {
         }
     }
 
-    fn would(&self) -> Option<Level> {
+    fn estimate(&self) -> Option<Level> {
         self.limiter.policy().estimate()
     }
 }
 
 #[test]
-fn all_members_look_at_one_instant_of_the_store_s_clock_whatever_their_own_show() {
+fn replicas_probe_together_by_the_stores_clock() {
     let seed = seed();
     println!("seed {seed}");
     let mut dice = Dice::new(seed);
@@ -85,20 +85,20 @@ fn all_members_look_at_one_instant_of_the_store_s_clock_whatever_their_own_show(
         let (there, passed) = (Nanos(dice.up_to(1 << 60)), dice.up_to(1 << 40));
         let rtt = Nanos(dice.up_to(Nanos::SECOND.0));
         let next = |here: Nanos, earlier: u64| {
-            let looks = looks(here, there.since(Nanos(earlier)));
+            let looks = probe_schedule(here, there.since(Nanos(earlier)));
             let now = here.plus(Nanos(earlier + passed));
             looks.clock.after(now, looks.every(rtt)).since(now)
         };
         let wanted = next(Nanos(dice.up_to(1 << 60)), 0);
         assert_eq!(next(Nanos(dice.up_to(1 << 60)), dice.up_to(1 << 30)), wanted);
         let at = there.plus(Nanos(passed)).plus(wanted);
-        assert_eq!(at.0 % looks(there, there).every(rtt).0, 0);
+        assert_eq!(at.0 % probe_schedule(there, there).every(rtt).0, 0);
     }
 }
 
 #[test]
-fn looks_are_rarer_where_round_trips_are_long_and_each_of_those_is_one_of_the_frequent() {
-    let looks = looks(BEGAN, BEGAN);
+fn probe_intervals_grow_with_rtt_in_multiples() {
+    let looks = probe_schedule(START, START);
     let mut last = looks.every(Nanos(0));
     assert_eq!(last, Nanos::from_secs(4));
     for millis in 1..2_000 {
@@ -110,78 +110,79 @@ fn looks_are_rarer_where_round_trips_are_long_and_each_of_those_is_one_of_the_fr
 }
 
 #[test]
-fn who_has_not_looked_says_nothing() {
-    let mut member = Member::new(1_000);
-    member.lives(3_900);
-    assert_eq!(member.would(), None);
+fn replica_without_a_probe_has_no_estimate() {
+    let mut replica = Replica::new(1_000);
+    replica.run_for(3_900);
+    assert_eq!(replica.estimate(), None);
 }
 
 #[test]
-fn a_look_lowers_the_share_admits_somebody_and_ends_although_nobody_leaves() {
-    let mut member = Member::new(1_000);
-    member.lives(3_900);
-    assert_eq!(member.least, 8);
-    member.lives(110);
-    assert!((1..8).contains(&member.least), "{}", member.least);
-    // From here on nobody leaves.
-    member.limiter.step(member.now.plus(Nanos::SECOND), Event::Expire);
-    assert_eq!(member.limiter.limit(), 8);
+fn probe_lowers_the_share_and_ends_by_time() {
+    let mut replica = Replica::new(1_000);
+    replica.run_for(3_900);
+    assert_eq!(replica.least, 8);
+    replica.run_for(110);
+    assert!((1..8).contains(&replica.least), "{}", replica.least);
+    // From here on no request finishes.
+    replica.limiter.step(replica.now.plus(Nanos::SECOND), Event::Expire);
+    assert_eq!(replica.limiter.limit(), 8);
 }
 
 #[test]
-fn a_look_turns_nobody_away_at_a_share_of_one() {
-    let mut member = Member::new(1_000);
-    member.limiter.step(BEGAN, Event::Part(part(1)));
-    member.lives(9_000);
-    assert_eq!(member.least, 1);
+fn probe_never_lowers_a_share_of_one() {
+    let mut replica = Replica::new(1_000);
+    replica.limiter.step(START, Event::Part(fleet_share(1)));
+    replica.run_for(9_000);
+    assert_eq!(replica.least, 1);
 }
 
 #[test]
-fn no_queue_with_more_and_none_with_fewer_asks_for_growth() {
-    let mut member = Member::new(1_000);
-    member.lives(5_000);
-    assert_eq!(member.would(), Some(Level::of(Share(16))));
+fn unqueued_latency_yields_a_growth_vote() {
+    let mut replica = Replica::new(1_000);
+    replica.run_for(5_000);
+    assert_eq!(replica.estimate(), Some(Level::of(Share(16))));
 }
 
 #[test]
-fn a_queue_that_was_there_from_the_beginning_is_found_by_having_fewer_in_flight() {
-    let mut member = Member::new(10);
-    member.lives(5_000);
-    let would = member.would().unwrap();
-    // 1.3 · 10 of 40; the first look goes down to 10 in flight, which the backend just serves at once.
+fn probe_detects_a_queue_from_the_start() {
+    let mut replica = Replica::new(10);
+    replica.run_for(5_000);
+    let would = replica.estimate().unwrap();
+    // The target is 1.3 · 10 of 40. The first probe lowers the fleet to 10 requests in flight,
+    // which the backend serves without a queue.
     assert!(would <= Level::of(Share(4)), "{would:?}");
-    assert!(member.limiter.limit() <= 4, "far too much is lowered before the ceiling follows");
+    assert!(replica.limiter.limit() <= 4, "far too much is lowered before the ceiling follows");
 }
 
 #[test]
-fn a_backend_that_became_slower_is_not_taken_for_a_queue_for_long() {
-    let mut member = Member::new(1_000);
-    member.lives(5_000);
-    member.takes = 30;
-    member.lives(1_000);
-    assert!(member.would().unwrap() < Level::of(Share(8)), "it looks like one at first");
-    member.lives(16_000);
-    assert_eq!(member.limiter.policy().ideal(), Some(Nanos(30 * MILLI)));
-    assert!(Level::of(Share(8)) < member.would().unwrap());
+fn probe_distinguishes_a_slower_backend_from_a_queue() {
+    let mut replica = Replica::new(1_000);
+    replica.run_for(5_000);
+    replica.takes = 30;
+    replica.run_for(1_000);
+    assert!(replica.estimate().unwrap() < Level::of(Share(8)), "it looks like one at first");
+    replica.run_for(16_000);
+    assert_eq!(replica.limiter.policy().ideal(), Some(Nanos(30 * MILLI)));
+    assert!(Level::of(Share(8)) < replica.estimate().unwrap());
 }
 
 #[test]
-fn a_backend_that_became_quicker_is_looked_at_before_anybody_asks_for_more() {
-    let mut member = Member::new(1_000);
-    member.lives(5_000);
-    member.takes = 5;
-    member.lives(1_000);
-    assert_eq!(member.limiter.policy().ideal(), Some(Nanos(5 * MILLI)));
-    assert_eq!(member.would(), Some(Level::of(Share(8))));
-    member.lives(4_000);
-    assert!(Level::of(Share(8)) < member.would().unwrap());
+fn faster_backend_is_probed_before_a_growth_vote() {
+    let mut replica = Replica::new(1_000);
+    replica.run_for(5_000);
+    replica.takes = 5;
+    replica.run_for(1_000);
+    assert_eq!(replica.limiter.policy().ideal(), Some(Nanos(5 * MILLI)));
+    assert_eq!(replica.estimate(), Some(Level::of(Share(8))));
+    replica.run_for(4_000);
+    assert!(Level::of(Share(8)) < replica.estimate().unwrap());
 }
 
 #[test]
-fn one_that_goes_on_alone_follows_its_own_limit() {
-    let mut member = Member::new(1_000);
-    member.lives(5_000);
-    member.limiter.step(member.now, Event::Share(u32::MAX));
-    member.lives(2_000);
-    assert!(16 < member.limiter.limit(), "{}", member.limiter.limit());
+fn replica_without_a_share_follows_its_own_limit() {
+    let mut replica = Replica::new(1_000);
+    replica.run_for(5_000);
+    replica.limiter.step(replica.now, Event::Share(u32::MAX));
+    replica.run_for(2_000);
+    assert!(16 < replica.limiter.limit(), "{}", replica.limiter.limit());
 }

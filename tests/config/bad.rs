@@ -1,7 +1,11 @@
-//! One file per code under `bad/`: its first line says what must be found, and where.
+//! Tests of the files under `bad/`, whose first lines list the expected findings.
 //!
-//! Guarantees: exactly those findings, in that order; every code that reading can give has a file.
-//! Leaves out: the two codes of files too big to keep, which [`super::hostile`] makes.
+//! Guarantees:
+//! - Each file gives exactly the listed findings in the listed order.
+//! - Every code of the reader has a file.
+//!
+//! Not covered:
+//! - The codes of too large and too deep files, see [`super::hostile`].
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,8 +14,8 @@ use std::path::Path;
 use sluicegate::config::diagnostic::{Code, Diagnostics};
 use sluicegate::config::raw;
 
-/// Codes of files that are made, not kept.
-const MADE: [Code; 2] = [Code::TooLarge, Code::TooDeep];
+/// Codes of files that [`super::hostile`] generates.
+const GENERATED: [Code; 2] = [Code::TooLarge, Code::TooDeep];
 
 fn files() -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/config/bad");
@@ -25,7 +29,7 @@ fn files() -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// The first line: `# expect E09 4:5, W01 6:3`.
+/// The findings listed in the first line, such as `# expect E09 4:5, W01 6:3`.
 fn expected(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().next().unwrap();
@@ -36,16 +40,16 @@ fn found(name: &str, bytes: &[u8]) -> Diagnostics {
     raw::read(name, bytes).map_or_else(|found| found, |(_, _, warnings)| warnings)
 }
 
-/// Whether reading finds this code; from 20 on it takes the meaning of the words.
-fn by_reading(code: &str) -> bool {
+/// Returns `true` for a code of the reader. Codes from 20 depend on the meaning of fields.
+fn is_reader_code(code: &str) -> bool {
     code[1..3].parse::<u32>().unwrap() < 20
 }
 
 #[test]
-fn every_kept_file_is_found_fault_with_where_its_first_line_says() {
+fn files_give_exactly_the_expected_findings() {
     for (name, bytes) in files() {
         let expected = expected(&bytes);
-        if !by_reading(&expected) {
+        if !is_reader_code(&expected) {
             continue;
         }
         let found: Vec<_> = found(&name, &bytes)
@@ -57,16 +61,16 @@ fn every_kept_file_is_found_fault_with_where_its_first_line_says() {
 }
 
 #[test]
-fn every_code_that_reading_gives_has_a_file() {
+fn every_reader_code_has_a_file() {
     let kept: BTreeSet<_> =
         files().iter().flat_map(|(name, bytes)| found(name, bytes)).map(|one| one.code).collect();
-    for code in Code::ALL.iter().filter(|code| by_reading(code.name())) {
-        assert!(kept.contains(code) || MADE.contains(code), "{}", code.name());
+    for code in Code::ALL.iter().filter(|code| is_reader_code(code.name())) {
+        assert!(kept.contains(code) || GENERATED.contains(code), "{}", code.name());
     }
 }
 
 #[test]
-fn messages_are_sentences_of_the_house() {
+fn messages_are_one_line_without_capital_or_period() {
     for (name, bytes) in files() {
         for one in found(&name, &bytes) {
             assert!(!one.message.ends_with('.'), "{name}: {}", one.message);

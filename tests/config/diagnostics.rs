@@ -1,11 +1,11 @@
-//! How a finding is shown.
+//! Tests of the text and the JSON form of findings.
 
 use sluicegate::config::diagnostic::{Code, Diagnostics, Severity, Source, Span};
 use sluicegate::config::{load, raw};
 use sluicegate::kernel::units::Revision;
 
 #[test]
-fn a_finding_is_shown_with_its_line_a_caret_and_the_cure() {
+fn finding_shows_its_line_caret_and_fix() {
     let text = "domain: d\ndescriptors:\n  - key: k\n    ratelimit: {}\n";
     let found = raw::read("limits/a.yaml", text.as_bytes()).unwrap_err();
     assert_eq!(
@@ -16,7 +16,7 @@ fn a_finding_is_shown_with_its_line_a_caret_and_the_cure() {
 }
 
 #[test]
-fn a_finding_is_json_with_stable_field_names() {
+fn finding_json_has_stable_field_names() {
     let found = raw::read("a.yaml", b"Domain: d\n").unwrap_err();
     let json = serde_json::to_value(&found[0]).unwrap();
     let expected = serde_json::json!({
@@ -27,7 +27,7 @@ fn a_finding_is_json_with_stable_field_names() {
 }
 
 #[test]
-fn columns_count_characters_and_any_line_end_ends_a_line() {
+fn places_count_characters_and_every_line_ending() {
     let source = Source::new("a", "é: x\r\nb\rccc\nd");
     for (at, line, column) in [(0, 1, 1), (4, 1, 4), (7, 2, 1), (9, 3, 1), (11, 3, 3), (13, 4, 1)] {
         let place = source.place(Span { start: at, end: at + 1 });
@@ -36,7 +36,7 @@ fn columns_count_characters_and_any_line_end_ends_a_line() {
 }
 
 #[test]
-fn a_place_outside_of_the_text_is_its_end_and_never_splits_a_character() {
+fn invalid_spans_map_to_valid_places() {
     let source = Source::new("a", "x\né");
     let place = source.place(Span { start: 99, end: 100 });
     assert_eq!((place.line, place.column, place.width), (2, 2, 1));
@@ -45,7 +45,7 @@ fn a_place_outside_of_the_text_is_its_end_and_never_splits_a_character() {
 }
 
 #[test]
-fn of_a_very_long_line_only_the_part_around_the_place_is_carried() {
+fn long_lines_are_cut_around_the_finding() {
     let text = format!("{{domain: d, {}bogus: 1}}", "metadata: {}, ".repeat(10_000));
     let found = raw::read("a.json", text.as_bytes()).unwrap_err();
     let bogus = found.iter().find(|one| one.code == Code::UnknownKey).unwrap();
@@ -56,19 +56,18 @@ fn of_a_very_long_line_only_the_part_around_the_place_is_carried() {
 }
 
 #[test]
-fn a_line_cannot_steer_a_terminal() {
+fn shown_lines_contain_no_escape_characters() {
     let found = raw::read("a.yaml", b"domain: \x1b[31md\n").unwrap_err();
     assert!(!found[0].to_string().contains('\u{1b}'));
 }
 
-/// What is found wrong with files of these texts together.
 fn found(texts: &[&str]) -> Diagnostics {
     let texts = texts.iter().map(|text| ("a.yaml", text.as_bytes()));
     load(texts, Revision(1), false).unwrap_err()
 }
 
 #[test]
-fn nor_can_what_is_said_of_a_text_whose_escapes_are_read() {
+fn messages_contain_no_control_characters() {
     let domain = r#"domain: "\e[2J\ad""#;
     for texts in [
         &[r#""\e[2J\e[H0 findings": 1"#][..],
@@ -83,17 +82,17 @@ fn nor_can_what_is_said_of_a_text_whose_escapes_are_read() {
         let found = found(texts);
         assert!(found.iter().any(|one| one.message.contains('\u{fffd}')), "{texts:?}: {found}");
         for one in &found {
-            let said = [Some(&one.message), one.help.as_ref()].into_iter().flatten();
-            for said in said {
-                assert!(!said.contains(char::is_control), "{texts:?}: {said:?}");
+            let shown = [Some(&one.message), one.help.as_ref()].into_iter().flatten();
+            for shown in shown {
+                assert!(!shown.contains(char::is_control), "{texts:?}: {shown:?}");
             }
         }
     }
 }
 
 #[test]
-fn a_text_that_runs_on_from_above_is_cured_where_it_began() {
-    let cure = "keys of one block start in one column, and a colon is followed by a blank";
+fn continued_text_errors_show_place_and_fix() {
+    let fix = "keys of one block start in one column, and a colon is followed by a blank";
     let limit = "rate_limit:\n    unit:minute\n    requests_per_unit: 5";
     for (text, line, column, width) in [
         ("domain: d\ndescriptors:\n- key: a\n     value: b\n".to_owned(), 4, 6, 5),
@@ -104,17 +103,17 @@ fn a_text_that_runs_on_from_above_is_cured_where_it_began() {
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
         let place = &found[0].place;
         assert_eq!((place.line, place.column, place.width), (line, column, width), "{found}");
-        assert_eq!(found[0].help.as_deref(), Some(cure), "{found}");
+        assert_eq!(found[0].help.as_deref(), Some(fix), "{found}");
     }
     for text in ["domain: a: b: c\n", "domain: d\ndescriptors:\n- key: a\n  x: see b: c\n"] {
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
-        let cure = "a text that contains `: ` must be quoted";
-        assert_eq!(found[0].help.as_deref(), Some(cure), "{found}");
+        let fix = "a text that contains `: ` must be quoted";
+        assert_eq!(found[0].help.as_deref(), Some(fix), "{found}");
     }
 }
 
 #[test]
-fn codes_are_named_once_and_their_letter_is_their_severity() {
+fn code_names_are_unique_and_encode_severity() {
     let mut names: Vec<_> = Code::ALL.iter().map(|code| code.name()).collect();
     names.sort_unstable();
     names.dedup();
@@ -130,7 +129,7 @@ fn codes_are_named_once_and_their_letter_is_their_severity() {
 }
 
 #[test]
-fn a_misspelt_key_is_compared_with_the_words_of_its_block_first() {
+fn misspelt_key_suggests_a_field_of_its_block() {
     for (text, word) in [("rate_limit: {pey: 1s}", "per"), ("pey: k", "key")] {
         let text = format!("domain: d\ndescriptors:\n- {text}\n");
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();

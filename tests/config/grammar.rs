@@ -1,4 +1,4 @@
-//! Where YAML 1.1, which the base language's reader speaks, parts from YAML 1.2.
+//! Tests of YAML 1.1, which envoyproxy/ratelimit reads, where it differs from YAML 1.2.
 
 use sluicegate::config::diagnostic::Code;
 use sluicegate::config::raw;
@@ -14,7 +14,7 @@ fn is_read(text: &str) -> bool {
 }
 
 #[test]
-fn a_tab_may_not_stand_where_a_line_or_an_item_starts() {
+fn tabs_at_line_or_item_starts_are_refused() {
     for text in [
         "\tdomain: d\n",
         "\t\n",
@@ -31,7 +31,7 @@ fn a_tab_may_not_stand_where_a_line_or_an_item_starts() {
 }
 
 #[test]
-fn a_tab_may_stand_anywhere_else() {
+fn tabs_elsewhere_are_accepted() {
     for text in [
         "domain:\td\n",
         "domain: d\t# c\n",
@@ -45,7 +45,7 @@ fn a_tab_may_stand_anywhere_else() {
 }
 
 #[test]
-fn a_comment_may_follow_a_bracket_or_a_quote_at_once() {
+fn comments_may_directly_follow_brackets_and_quotes() {
     for text in [
         "domain: 'd'#c\ndescriptors: []#c\n",
         "domain: \"d\"#c",
@@ -60,7 +60,7 @@ fn a_comment_may_follow_a_bracket_or_a_quote_at_once() {
 }
 
 #[test]
-fn comments_that_follow_at_once_are_read_however_many_there_are() {
+fn thousands_of_adjacent_comments_are_accepted() {
     let lines =
         (0..5_000).map(|number| format!("- key: 'k{number}'#c [{{\n  value: \"]#v\"#c '\n"));
     let text = format!("domain: d\ndescriptors:\n{}", lines.collect::<String>());
@@ -70,9 +70,9 @@ fn comments_that_follow_at_once_are_read_however_many_there_are() {
     assert_eq!((last.key.value.as_str(), last.value.value.as_str()), ("k4999", "]#v"));
 }
 
-/// What the base language's reader takes; docs/compat.md tells of it.
+/// envoyproxy/ratelimit accepts these files; `docs/compat.md` documents the difference.
 #[test]
-fn a_quoted_text_left_of_its_block_and_a_tab_in_brackets_in_a_block_are_refused() {
+fn outdented_quoted_text_and_tabs_in_brackets_are_refused() {
     for text in [
         "domain: d\ndescriptors:\n  - key: \"a\n  b\"\n",
         "domain: d\ndescriptors:\n  - key: 'a\nb'\n",
@@ -80,7 +80,7 @@ fn a_quoted_text_left_of_its_block_and_a_tab_in_brackets_in_a_block_are_refused(
     ] {
         assert!(!is_read(text), "{text:?}");
     }
-    // The same with spaces, and further in.
+    // The same texts with spaces and deeper indentation.
     for text in [
         "domain: d\ndescriptors:\n  - key: \"a\n      b\"\n",
         "domain: d\ndescriptors: [\n  {key: k}]\n",
@@ -90,7 +90,7 @@ fn a_quoted_text_left_of_its_block_and_a_tab_in_brackets_in_a_block_are_refused(
 }
 
 #[test]
-fn unquoted_texts_in_brackets_have_no_question_mark_and_start_with_no_colon() {
+fn flow_text_refuses_question_marks_and_leading_colons() {
     for text in ["{domain: a?b}", "{domain: :d}", "domain: d\nmetadata: {a:[b]}", "{domain: ?d}"] {
         assert!(!is_read(text), "{text:?}");
     }
@@ -101,7 +101,7 @@ fn unquoted_texts_in_brackets_have_no_question_mark_and_start_with_no_colon() {
 }
 
 #[test]
-fn a_word_with_a_colon_before_a_comma_is_one_word() {
+fn colon_before_a_comma_belongs_to_the_key() {
     let text = "domain: d\ndescriptors:\n- metadata: {a:, b: 1, c:}\n";
     let (mut file, ..) = raw::read("a.yaml", text.as_bytes()).unwrap();
     let metadata = file.descriptors.remove(0).metadata.unwrap().value;
@@ -110,7 +110,7 @@ fn a_word_with_a_colon_before_a_comma_is_one_word() {
 }
 
 #[test]
-fn escapes_and_anchors_are_those_of_yaml_1_1() {
+fn escapes_and_anchors_follow_yaml_1_1() {
     for text in [
         "domain: \"\\/\"",
         "domain: \"\\\\\\/\"",
@@ -128,7 +128,7 @@ fn escapes_and_anchors_are_those_of_yaml_1_1() {
 }
 
 #[test]
-fn directives_are_version_1_1_and_tag() {
+fn only_yaml_1_1_and_tag_directives_are_accepted() {
     for text in ["%YAML 1.1\n---\ndomain: d", "%TAG !e! tag:e.com,2000:\n---\ndomain: !e!x d"] {
         assert!(is_read(text), "{text:?}");
     }
@@ -142,7 +142,7 @@ fn directives_are_version_1_1_and_tag() {
 }
 
 #[test]
-fn a_null_spelt_large_is_an_empty_rate_limit_and_a_small_one_is_none() {
+fn capitalized_null_is_an_empty_rate_limit() {
     for (null, some) in [("null", false), ("~", false), ("", false), ("Null", true), ("NULL", true)]
     {
         let text = format!("domain: d\ndescriptors:\n- key: k\n  rate_limit: {null}\n");

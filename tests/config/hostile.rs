@@ -1,7 +1,9 @@
-//! Files meant to break their reader.
+//! Tests of files that are meant to break the reader.
 //!
-//! Guarantees: any bytes give an answer, never a panic, in time and memory bounded by their length.
-//! Random tests print their input when they fail.
+//! Guarantees:
+//! - Any bytes give a result without a panic.
+//! - Time and memory are bounded by the length of the file.
+//! - A failing random test prints its input.
 
 use std::fmt::Write as _;
 
@@ -25,7 +27,7 @@ fn descriptors(depth: usize) -> String {
 }
 
 #[test]
-fn trees_of_255_levels_are_read_and_deeper_ones_refused() {
+fn trees_deeper_than_255_levels_are_refused() {
     assert_eq!(codes(&descriptors(255)), []);
     assert_eq!(codes(&descriptors(256)), [Code::TooDeep]);
 }
@@ -39,7 +41,7 @@ fn a_hundred_thousand_open_brackets_are_refused() {
 }
 
 #[test]
-fn nesting_through_aliases_is_counted_too() {
+fn nesting_through_aliases_counts_as_depth() {
     let mut text = "domain: d\nmetadata:\n  a0: &a0 [x]\n".to_owned();
     let (open, close) = ("[".repeat(50), "]".repeat(50));
     for level in 1..12 {
@@ -49,7 +51,7 @@ fn nesting_through_aliases_is_counted_too() {
 }
 
 #[test]
-fn aliases_that_multiply_are_refused_before_they_do() {
+fn exponential_aliases_are_refused() {
     for (open, close) in [("[", "]"), ("{<<: [", "]}")] {
         let mut text = "domain: d\nmetadata:\n  a0: &a0 {x: y}\n".to_owned();
         for level in 1..60 {
@@ -61,7 +63,7 @@ fn aliases_that_multiply_are_refused_before_they_do() {
 }
 
 #[test]
-fn aliases_within_measure_in_the_file_but_not_in_what_is_read_are_refused() {
+fn alias_budget_also_limits_the_converted_file() {
     let mut text = "domain: d\nmetadata: [&a {key: k, descriptors: [".to_owned();
     text += &"{key: x, value: y}, ".repeat(200);
     text += "]}]\ndescriptors: [";
@@ -71,20 +73,20 @@ fn aliases_within_measure_in_the_file_but_not_in_what_is_read_are_refused() {
 }
 
 #[test]
-fn a_merge_key_cannot_contain_itself() {
+fn self_referencing_merge_key_is_refused() {
     let text = "domain: d\ndescriptors:\n- &a\n  key: k\n  <<: *a\n";
     assert_eq!(codes(text), [Code::EndlessAlias]);
 }
 
 #[test]
-fn a_file_beyond_64_mebibytes_is_refused_unread() {
+fn files_above_64_mib_are_refused() {
     let found = raw::read("a.yaml", &vec![b'#'; 64 * 1024 * 1024 + 1]).unwrap_err();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].code, Code::TooLarge);
 }
 
 #[test]
-fn of_a_hundred_thousand_faults_the_first_two_hundred_are_told_errors_before_warnings() {
+fn findings_are_capped_at_200_with_errors_first() {
     let repeated = "- {key: a, key: b}\n".repeat(100_000);
     let text = format!("domain: d\ndescriptors:\n{repeated}- {{bogus: 1}}\n");
     let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
@@ -92,26 +94,26 @@ fn of_a_hundred_thousand_faults_the_first_two_hundred_are_told_errors_before_war
     assert_eq!(found.last().unwrap().code, Code::UnknownKey);
     // The error and 199 of the warnings are shown.
     let (all, more) = (Counts { errors: 1, warnings: 100_000, notes: 0 }, 100_000 - 199);
-    assert_eq!((found.counts(), found.more()), (all, Counts { warnings: more, ..all_of(0) }));
+    assert_eq!((found.counts(), found.more()), (all, Counts { warnings: more, ..error_counts(0) }));
     assert!(found.to_string().ends_with("\nand 99801 more warnings, not shown"));
 }
 
 #[test]
-fn what_is_cut_is_counted_however_much_it_is() {
+fn omitted_findings_are_counted() {
     for errors in [199, 200, 201, 999, 1_000, 1_001, 5_000] {
         let text = format!("domain: d\ndescriptors:\n{}", "- {bogus: 1}\n".repeat(errors));
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
         assert_eq!(found.len(), errors.min(200));
-        assert_eq!(found.counts(), all_of(errors));
-        assert_eq!(found.more(), all_of(errors.saturating_sub(200)));
+        assert_eq!(found.counts(), error_counts(errors));
+        assert_eq!(found.more(), error_counts(errors.saturating_sub(200)));
     }
 }
 
-fn all_of(errors: usize) -> Counts {
+fn error_counts(errors: usize) -> Counts {
     Counts { errors, ..Counts::default() }
 }
 
-/// Pieces that meet in ways nobody would write.
+/// YAML fragments that the random tests concatenate.
 const PIECES: &[&str] = &[
     "domain",
     "descriptors",
@@ -185,26 +187,28 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..<_>::default() })]
 
     #[test]
-    fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         drop(raw::read("a.yaml", &bytes));
     }
 
     #[test]
-    fn any_words_are_answered(pieces in prop::collection::vec(prop::sample::select(PIECES), 0..60)) {
+    fn random_fragments_never_panic(
+        pieces in prop::collection::vec(prop::sample::select(PIECES), 0..60),
+    ) {
         drop(raw::read("a.yaml", pieces.concat().as_bytes()));
     }
 
     #[test]
-    fn a_sound_file_with_a_piece_out_of_place_is_answered(
-        at in 0..SOUND.len(), end in 0..20_usize, piece in prop::sample::select(PIECES),
+    fn mutated_valid_file_never_panics(
+        at in 0..VALID_FILE.len(), end in 0..20_usize, piece in prop::sample::select(PIECES),
     ) {
-        let (head, tail) = (&SOUND[..at], &SOUND[(at + end).min(SOUND.len())..]);
+        let (head, tail) = (&VALID_FILE[..at], &VALID_FILE[(at + end).min(VALID_FILE.len())..]);
         drop(raw::read("a.yaml", format!("{head}{piece}{tail}").as_bytes()));
     }
 }
 
-/// ASCII only, so that it can be cut anywhere.
-const SOUND: &str = "domain: d
+/// ASCII only, so that every byte index is a valid place to split.
+const VALID_FILE: &str = "domain: d
 metadata: {parked: &rl {unit: day, requests_per_unit: 3}}
 descriptors:
 - &base

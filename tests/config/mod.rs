@@ -1,4 +1,4 @@
-//! Limits files: what is read, what is refused, and how a person is told.
+//! Tests of reading limits files: accepted input, refused input, and the form of findings.
 
 mod bad;
 mod diagnostics;

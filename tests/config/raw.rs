@@ -1,4 +1,4 @@
-//! What a limits file means, letter for letter.
+//! Tests of the values that the reader takes from the text of a limits file.
 
 use serde_json::{Value, json};
 use sluicegate::config::NOT_FINITE;
@@ -21,7 +21,7 @@ fn refused(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The one descriptor of a file whose domain is `d`; `body` is indented by two.
+/// Reads a file with one descriptor; `body` is indented by two spaces.
 fn descriptor(body: &str) -> Descriptor {
     let mut file = read(&format!("domain: d\ndescriptors:\n- key: k\n{body}"));
     assert_eq!(file.descriptors.len(), 1);
@@ -37,7 +37,7 @@ fn metadata(flow: &str) -> Value {
 }
 
 #[test]
-fn integers_are_those_of_yaml_1_1() {
+fn integers_follow_yaml_1_1() {
     for (text, value) in [
         ("010", 8),
         ("0x10", 16),
@@ -60,7 +60,7 @@ fn integers_are_those_of_yaml_1_1() {
 }
 
 #[test]
-fn integers_outside_of_32_bits_and_other_types_are_refused() {
+fn requests_per_unit_refuses_non_u32_values() {
     for text in ["-1", "4294967296", "'5'", "many", "{name: 1}", "0o8", "1e", "1:30", "yes"] {
         let file = format!("domain: d\ndescriptors:\n- rate_limit: {{requests_per_unit: {text}}}");
         assert_eq!(refused(&file), ["E13 3:35"], "{text}");
@@ -68,7 +68,7 @@ fn integers_outside_of_32_bits_and_other_types_are_refused() {
 }
 
 #[test]
-fn booleans_have_eleven_spellings_each_and_quoted_ones_are_text() {
+fn only_unquoted_yaml_1_1_booleans_are_accepted() {
     for text in ["y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"] {
         assert!(descriptor(&format!("  shadow_mode: {text}\n")).shadow_mode, "{text}");
     }
@@ -82,7 +82,7 @@ fn booleans_have_eleven_spellings_each_and_quoted_ones_are_text() {
 }
 
 #[test]
-fn a_plain_word_used_as_text_keeps_its_source() {
+fn unquoted_text_keeps_its_spelling() {
     for text in ["5", "on", "2020-01-01", "50.0.0.5", "010", "07", "0x0A", "1:30", "1e", "0b2"] {
         assert_eq!(descriptor(&format!("  value: {text}\n")).value.value, text);
     }
@@ -104,7 +104,7 @@ fn a_plain_word_used_as_text_keeps_its_source() {
 }
 
 #[test]
-fn fractions_and_integers_beyond_64_bits_are_refused_wherever_they_stand() {
+fn fractions_and_oversized_integers_are_refused_everywhere() {
     for text in ["1.5", "1e5", "1.", ".5", "08", "09", ".inf", ".NaN", "9223372036854775808"] {
         let file = format!("domain: d\ndescriptors:\n- value: {text}");
         assert_eq!(refused(&file), ["E12 3:10"], "{text}");
@@ -114,7 +114,7 @@ fn fractions_and_integers_beyond_64_bits_are_refused_wherever_they_stand() {
 }
 
 #[test]
-fn the_last_of_two_equal_keys_wins_and_blocks_join_field_by_field() {
+fn last_repeated_key_wins_and_blocks_merge() {
     let joined = descriptor("  rate_limit: {unit: day}\n  rate_limit: {requests_per_unit: 3}\n");
     let joined = joined.rate_limit.unwrap();
     assert_eq!((joined.unit.value.as_str(), joined.requests_per_unit.value), ("day", 3));
@@ -126,14 +126,14 @@ fn the_last_of_two_equal_keys_wins_and_blocks_join_field_by_field() {
 }
 
 #[test]
-fn what_an_overwritten_block_holds_escapes_the_first_pass() {
+fn overwritten_block_is_merged_without_type_errors() {
     let text = "  rate_limit: {bogus: 1, domain: 1.5, requests_per_unit: 7.9}\n";
     let joined = descriptor(&format!("{text}  rate_limit: {{unit: day}}\n"));
     assert_eq!(joined.rate_limit.unwrap().requests_per_unit.value, 7);
 }
 
 #[test]
-fn a_merge_key_is_applied_where_it_stands() {
+fn merge_keys_apply_in_text_order() {
     let text = |body: &str| {
         format!(
             "domain: d\nmetadata: [&x {{unit: day, requests_per_unit: 1}}, &y {{unit: hour, name: n}}]\n\
@@ -156,7 +156,7 @@ fn a_merge_key_is_applied_where_it_stands() {
 }
 
 #[test]
-fn only_a_plain_merge_key_merges() {
+fn only_unquoted_merge_keys_merge() {
     let keys = ["\"<<\"", "'<<'", "!!str <<"];
     for key in keys {
         let text = format!("domain: d\n{key}: {{key: k}}\n");
@@ -168,7 +168,7 @@ fn only_a_plain_merge_key_merges() {
 }
 
 #[test]
-fn metadata_follows_the_types_of_yaml_and_its_keys_the_base_language() {
+fn metadata_values_and_keys_convert_to_json() {
     assert_eq!(
         metadata("{i: 0x10, f: 2.5, e: 1e3, t: yes, n: ~, d: 2020-01-01, b: !!binary aGk=}"),
         json!({"i": 16, "f": 2.5, "e": 1000.0, "t": true, "n": null, "d": "2020-01-01", "b": "hi"})
@@ -188,26 +188,26 @@ fn metadata_follows_the_types_of_yaml_and_its_keys_the_base_language() {
 }
 
 #[test]
-fn two_metadata_blocks_join_at_the_first_level_only() {
+fn repeated_metadata_blocks_merge_at_top_level_only() {
     let joined = descriptor("  metadata: {a: {x: 1}, b: 1}\n  metadata: {a: {z: 2}}\n").metadata;
     assert_eq!(Value::from(joined.unwrap().value), json!({"a": {"z": 2}, "b": 1}));
     assert!(descriptor("  metadata: {a: 1}\n  metadata: ~\n").metadata.is_none());
 }
 
 #[test]
-fn metadata_that_json_cannot_express_is_marked_and_told() {
+fn non_finite_metadata_is_marked_with_a_warning() {
     let marked = |number: &str| format!("{NOT_FINITE}{number}");
     assert_eq!(
         metadata("{a: [.inf, -.INF, .nan]}"),
         json!({"a": [marked("inf"), marked("-inf"), marked("NaN")]})
     );
-    let told = warnings("domain: d\ndescriptors:\n- metadata: {a: .inf}\n");
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0].code.name(), "W04");
+    let warnings = warnings("domain: d\ndescriptors:\n- metadata: {a: .inf}\n");
+    assert_eq!(warnings.len(), 1);
+    assert_eq!(warnings[0].code.name(), "W04");
 }
 
 #[test]
-fn every_problem_of_a_file_is_told_at_once_in_the_order_of_the_text() {
+fn all_errors_are_reported_in_text_order() {
     let text = "domain: [d]\n\
                 descriptors:\n\
                 - key: k\n  shadow_mode: maybe\n  bogus: 1\n  rate_limit: {requests_per_unit: x}\n\
@@ -217,12 +217,12 @@ fn every_problem_of_a_file_is_told_at_once_in_the_order_of_the_text() {
 }
 
 #[test]
-fn after_a_syntax_error_only_that_one_is_told() {
+fn syntax_error_is_reported_alone() {
     assert_eq!(refused("domain: d\nbogus: 1\ndescriptors: *none\n"), ["E01 3:14"]);
 }
 
 #[test]
-fn our_own_words_are_read_in_their_places() {
+fn sluicegate_fields_are_read_in_their_places() {
     let file = read(
         "domain: d\ncharge: all_or_nothing\n\
          defaults: {strategy: gcra, on_backend_failure: local, mode: strict, max_overshoot: 2%}\n\
@@ -249,7 +249,7 @@ fn our_own_words_are_read_in_their_places() {
 }
 
 #[test]
-fn a_span_is_the_value_itself() {
+fn spans_cover_exactly_the_value() {
     let text = "domain: d\ndescriptors:\n  - key: \"k\"\n    value: a b # why\n";
     let file = read(text);
     let of = |span: sluicegate::config::diagnostic::Span| &text[span.start..span.end];
@@ -260,7 +260,7 @@ fn a_span_is_the_value_itself() {
 }
 
 #[test]
-fn a_document_that_is_not_read_is_told_of_and_one_of_nothing_is_not() {
+fn ignored_document_warns_unless_it_is_empty() {
     let found = |text: &str| {
         let (_, _, findings) = raw::read("a.yaml", text.as_bytes()).unwrap();
         findings.iter().map(|one| one.code.name()).collect::<Vec<_>>()
@@ -294,7 +294,7 @@ fn only_the_first_document_is_read() {
 }
 
 #[test]
-fn encodings_and_line_ends_do_not_matter() {
+fn encodings_and_line_endings_read_the_same() {
     let text = "domain: größe\ndescriptors:\n- key: k\n";
     let units: Vec<u16> = std::iter::once(0xFEFF).chain(text.encode_utf16()).collect();
     let little: Vec<u8> = units.iter().flat_map(|unit| unit.to_le_bytes()).collect();

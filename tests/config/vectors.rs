@@ -1,15 +1,18 @@
-//! Every recorded file is accepted or refused as the base language accepts or refuses it.
+//! Tests that recorded files are accepted or refused as in envoyproxy/ratelimit.
 //!
-//! Guarantees: no file of the groups is left out, but for one word that is ours.
-//! Leaves out: what is refused for the meaning of its words, which reading letter for letter takes.
+//! Guarantees:
+//! - All files of both groups are checked, except one with a field of Sluicegate.
+//!
+//! Not covered:
+//! - Refusals that depend on the meaning of a field.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 use sluicegate::config::raw;
 
-/// Kinds of refusal that reading finds; the others need the meaning of the words.
-const READING: [&str; 6] = [
+/// Kinds of refusal that the reader finds. The other kinds depend on the meaning of fields.
+const READER_KINDS: [&str; 6] = [
     "yaml_syntax",
     "type_mismatch",
     "unknown_key",
@@ -18,40 +21,40 @@ const READING: [&str; 6] = [
     "leaf_type",
 ];
 
-/// Holds `burst`, which the base language does not have and we do.
-const OURS: &str = "bad_configs-059";
+/// Contains `burst`, a field that only Sluicegate has.
+const SLUICEGATE_ONLY: &str = "bad_configs-059";
 
 #[test]
-fn every_refused_file_is_refused_and_the_message_mentions_what_is_wrong() {
+fn recorded_bad_files_are_refused_with_recorded_details() {
     for scenario in scenarios(include_str!("../compat/vectors/bad_configs.json")) {
         let kind = scenario["load"]["kind"].as_str().unwrap();
-        if !READING.contains(&kind) || scenario["id"] == OURS {
+        if !READER_KINDS.contains(&kind) || scenario["id"] == SLUICEGATE_ONLY {
             continue;
         }
         for (name, bytes) in files(&scenario) {
             let diagnostics = raw::read(&name, &bytes).expect_err(&scenario.to_string());
-            mentions_are_made(&scenario, &diagnostics);
+            assert_mentions(&scenario, &diagnostics);
         }
     }
 }
 
-fn mentions_are_made(scenario: &Value, diagnostics: &[sluicegate::config::diagnostic::Diagnostic]) {
-    let mut said = String::new();
+fn assert_mentions(scenario: &Value, diagnostics: &[sluicegate::config::diagnostic::Diagnostic]) {
+    let mut shown = String::new();
     for found in diagnostics {
         let (line, help) = (found.place.line, found.help.as_deref().unwrap_or_default());
-        writeln!(said, "line {line} {} {help}", found.message).unwrap();
+        writeln!(shown, "line {line} {} {help}", found.message).unwrap();
     }
     for piece in scenario["load"]["mentions"].as_array().into_iter().flatten() {
-        assert!(said.contains(piece.as_str().unwrap()), "{piece} in {said} for {scenario}");
+        assert!(shown.contains(piece.as_str().unwrap()), "{piece} in {shown} for {scenario}");
     }
     if scenario["load"]["kind"] == "type_mismatch" {
         let line = scenario["load"]["line"].as_u64().map(|line| format!("line {line} "));
-        assert!(said.contains(&line.unwrap()), "{said} for {scenario}");
+        assert!(shown.contains(&line.unwrap()), "{shown} for {scenario}");
     }
 }
 
 #[test]
-fn every_accepted_file_is_accepted() {
+fn recorded_odd_files_are_accepted() {
     for scenario in scenarios(include_str!("../compat/vectors/odd_configs.json")) {
         assert_eq!(scenario["load"], "ok", "{scenario}");
         for (name, bytes) in files(&scenario) {
@@ -76,14 +79,14 @@ fn files(scenario: &Value) -> Vec<(String, Vec<u8>)> {
 fn base64(text: &str) -> Vec<u8> {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut bytes = Vec::new();
-    let (mut bits, mut held) = (0_u32, 0);
+    let (mut bits, mut bit_count) = (0_u32, 0);
     for byte in text.bytes().filter(|byte| *byte != b'=') {
         let digit = DIGITS.iter().position(|digit| *digit == byte).unwrap();
         bits = bits << 6 | u32::try_from(digit).unwrap();
-        held += 6;
-        if 8 <= held {
-            held -= 8;
-            bytes.push(u8::try_from(bits >> held & 0xFF).unwrap());
+        bit_count += 6;
+        if 8 <= bit_count {
+            bit_count -= 8;
+            bytes.push(u8::try_from(bits >> bit_count & 0xFF).unwrap());
         }
     }
     bytes

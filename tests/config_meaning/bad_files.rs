@@ -1,123 +1,135 @@
-//! Files that do not load: every reason, in and across files, all at once.
+//! Tests that files with errors report every error, within and across files.
 
-use super::{line, load, said};
+use super::{findings, line, load};
 
-/// What was said of one descriptor list begins so, line for line.
-fn refused(descriptors: &str, expected: &[&str]) {
-    let said = said(descriptors);
-    assert_eq!(said.len(), expected.len(), "{said:#?}");
-    for (said, expected) in said.iter().zip(expected) {
-        assert!(said.starts_with(expected), "{said}\nwanted {expected}");
+fn assert_findings(descriptors: &str, expected: &[&str]) {
+    let findings = findings(descriptors);
+    assert_eq!(findings.len(), expected.len(), "{findings:#?}");
+    for (finding, expected) in findings.iter().zip(expected) {
+        assert!(finding.starts_with(expected), "{finding}\nwanted {expected}");
     }
 }
 
 #[test]
 fn a_descriptor_needs_a_key() {
-    refused("- value: x\n", &["3:3 E22 descriptor has an empty key"]);
-    refused("- key:\n  value: x\n", &["3:"]);
+    assert_findings("- value: x\n", &["3:3 E22 descriptor has an empty key"]);
+    assert_findings("- key:\n  value: x\n", &["3:"]);
 }
 
 #[test]
-fn one_composite_key_stands_once_in_a_level() {
-    refused(
+fn duplicate_composite_keys_in_a_level_are_refused() {
+    assert_findings(
         "- {key: a, value: b}\n- {key: a, value: b}\n",
         &["4:9 E23 duplicate descriptor composite key `d.a_b`, first in a.yaml:3:9"],
     );
-    refused(
+    assert_findings(
         "- key: x\n  descriptors:\n  - key: a\n  - key: a\n",
         &["6:10 E23 duplicate descriptor composite key `d.x.a`, first in a.yaml:5:10"],
     );
-    // The same string, cut elsewhere.
-    refused(
+    // The joined strings are equal, although key and value are split differently.
+    assert_findings(
         "- {key: a, value: b_c}\n- {key: a_b, value: c}\n",
         &["4:9 E23 duplicate descriptor composite key `d.a_b_c`"],
     );
-    refused(
+    assert_findings(
         "- {key: a_b}\n- {key: a, value: b}\n",
         &["4:9 E23 duplicate descriptor composite key `d.a_b`"],
     );
 }
 
 #[test]
-fn one_string_may_stand_in_two_levels_and_under_two_parents() {
-    refused("- key: a\n  descriptors:\n  - key: a\n- key: b\n  descriptors:\n  - key: a\n", &[]);
+fn composite_key_may_repeat_across_levels_and_parents() {
+    assert_findings(
+        "- key: a\n  descriptors:\n  - key: a\n- key: b\n  descriptors:\n  - key: a\n",
+        &[],
+    );
 }
 
 #[test]
-fn what_is_below_a_refused_descriptor_is_checked_as_well() {
-    refused("- {key: a}\n- key: a\n  descriptors:\n  - {value: x}\n", &["4:8 E23", "6:6 E22"]);
+fn children_of_a_refused_descriptor_are_checked() {
+    assert_findings(
+        "- {key: a}\n- key: a\n  descriptors:\n  - {value: x}\n",
+        &["4:8 E23", "6:6 E22"],
+    );
 }
 
 #[test]
-fn a_limit_needs_one_of_the_seven_units() {
+fn limit_needs_a_known_unit() {
     for unit in ["foo", "unknown", "'second '", "5", "''", "seconds"] {
-        let said =
-            said(&format!("- key: k\n  rate_limit: {{unit: {unit}, requests_per_unit: 1}}\n"));
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].contains(" E24 "), "{said:?}");
+        let findings =
+            findings(&format!("- key: k\n  rate_limit: {{unit: {unit}, requests_per_unit: 1}}\n"));
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].contains(" E24 "), "{findings:?}");
     }
-    refused("- key: k\n  rate_limit: {}\n", &["4:"]);
-    refused("- key: k\n  rate_limit: {unit: null}\n", &["4:"]);
+    assert_findings("- key: k\n  rate_limit: {}\n", &["4:"]);
+    assert_findings("- key: k\n  rate_limit: {unit: null}\n", &["4:"]);
 }
 
 #[test]
-fn units_are_read_in_any_case() {
+fn unit_names_are_case_insensitive() {
     for unit in ["Second", "MINUTE", "hOUR", "day", "Week", "MONTH", "year"] {
-        refused(&format!("- key: k\n  rate_limit: {{unit: {unit}, requests_per_unit: 1}}\n"), &[]);
+        assert_findings(
+            &format!("- key: k\n  rate_limit: {{unit: {unit}, requests_per_unit: 1}}\n"),
+            &[],
+        );
     }
 }
 
 #[test]
-fn unlimited_stands_alone() {
-    refused("- key: k\n  rate_limit: {unlimited: true}\n", &[]);
-    refused(
+fn unlimited_excludes_other_fields() {
+    assert_findings("- key: k\n  rate_limit: {unlimited: true}\n", &[]);
+    assert_findings(
         "- key: k\n  rate_limit: {unlimited: true, unit: Day}\n",
         &["4:39 E25 `unit: Day` beside `unlimited: true`"],
     );
-    // Accepted and ignored by the base language; said here.
-    refused(
+    // envoyproxy/ratelimit ignores these fields; Sluicegate reports them.
+    assert_findings(
         "- key: k\n  rate_limit: {unlimited: true, unit: foo, requests_per_unit: 3}\n",
         &["4:", "4:"],
     );
-    // Our own words are never ignored.
-    refused(
+    // Fields that only Sluicegate has are never ignored.
+    assert_findings(
         "- key: k\n  rate_limit: {unlimited: true, burst: 3, per: 5s}\n",
         &["4:40 E25 `burst`", "4:48 E25 `per`"],
     );
 }
 
 #[test]
-fn a_rule_replaces_others_by_their_names() {
+fn replaces_must_name_another_rule() {
     let rule = |replaces: &str| {
         format!(
             "- key: a\n  rate_limit: {{unit: day, requests_per_unit: 1, name: one}}\n\
              - key: b\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n    name: two\n    replaces: [{replaces}]\n"
         )
     };
-    refused(&rule("{name: one}"), &[]);
-    refused(&rule("{name: two}"), &["10:23 E27 `replaces` holds the rule's own name `two`"]);
-    refused(&rule("{name: ''}"), &["10:23 E26 `replaces` has an empty entry"]);
-    refused(&rule("{name: one}, {name:}"), &["10:"]);
+    assert_findings(&rule("{name: one}"), &[]);
+    assert_findings(
+        &rule("{name: two}"),
+        &["10:23 E27 `replaces` holds the rule's own name `two`"],
+    );
+    assert_findings(&rule("{name: ''}"), &["10:23 E26 `replaces` has an empty entry"]);
+    assert_findings(&rule("{name: one}, {name:}"), &["10:"]);
 }
 
 #[test]
 fn share_threshold_needs_a_star() {
-    refused(
+    assert_findings(
         "- {key: k, value: v, share_threshold: true}\n",
         &["3:39 E28 `share_threshold` is only for wildcard values, and `k_v` has no `*`"],
     );
-    refused("- {key: k, value: 'v*', share_threshold: true}\n", &[]);
-    refused("- {key: k, value: v, share_threshold: false}\n", &[]);
-    // A star in the key will do, with a warning of its own.
-    refused("- {key: 'k*', share_threshold: true}\n", &["3:9 W23"]);
+    assert_findings("- {key: k, value: 'v*', share_threshold: true}\n", &[]);
+    assert_findings("- {key: k, value: v, share_threshold: false}\n", &[]);
+    // A star in the key is accepted, with warning W23.
+    assert_findings("- {key: 'k*', share_threshold: true}\n", &["3:9 W23"]);
 }
 
 #[test]
-fn a_domain_is_not_empty_and_in_one_file() {
+fn domain_is_required_and_unique_across_files() {
     let (a, b) = (("a.yaml", "domain: d\n"), ("b.yaml", "\n domain: d\n"));
     let lines = |files: &[(&str, &str)], merge| {
-        let said = load(files, merge).map_or_else(|said| said, |(_, said)| said);
-        said.iter().map(|one| format!("{}:{}", one.place.file, line(one))).collect::<Vec<_>>()
+        let findings =
+            load(files, merge).map_or_else(|findings| findings, |(_, findings)| findings);
+        findings.iter().map(|one| format!("{}:{}", one.place.file, line(one))).collect::<Vec<_>>()
     };
     assert_eq!(
         lines(&[a, b], false),
@@ -130,37 +142,38 @@ fn a_domain_is_not_empty_and_in_one_file() {
     );
 }
 
-/// What one file lacks, another may have.
+/// The unreadable file may define the names and defaults that the other file lacks.
 #[test]
-fn of_a_merged_domain_nothing_is_missed_while_a_file_of_it_cannot_be_read() {
-    let sound = |defaults: &str, words: &str| {
+fn unreadable_merged_file_suppresses_findings_that_depend_on_it() {
+    let readable = |defaults: &str, fields: &str| {
         format!(
             "domain: d\ncolocate: tenant\n{defaults}descriptors:\n- key: k\n  \
-             rate_limit: {{unit: day, requests_per_unit: 600, replaces: [{{name: other}}]{words}}}\n"
+             rate_limit: {{unit: day, requests_per_unit: 600, replaces: [{{name: other}}]{fields}}}\n"
         )
     };
     let unread = "domain: d\n\tx: [\n";
-    for (defaults, words) in [
+    for (defaults, fields) in [
         ("defaults: {max_overshoot: 2%}\n", ""),
-        // What the defaults are is not known.
+        // The unreadable file may set the defaults that these fields need.
         ("", ", burst: 50"),
         ("", ", mode: leased"),
         ("", ", calendar: {time_zone: UTC}"),
     ] {
-        let files = [("a.yaml", &*sound(defaults, words)), ("b.yaml", unread)];
-        let said = load(&files, true).unwrap_err();
-        let said: Vec<_> = said.iter().map(|one| (&*one.place.file, one.code.name())).collect();
-        assert_eq!(said, [("b.yaml", "E01")], "{defaults} {words}");
+        let files = [("a.yaml", &*readable(defaults, fields)), ("b.yaml", unread)];
+        let findings = load(&files, true).unwrap_err();
+        let findings: Vec<_> =
+            findings.iter().map(|one| (&*one.place.file, one.code.name())).collect();
+        assert_eq!(findings, [("b.yaml", "E01")], "{defaults} {fields}");
     }
-    // Each file a domain, so that nothing is missing.
-    let alone = sound("", "");
-    let said = load(&[("a.yaml", &alone), ("b.yaml", unread)], false).unwrap_err();
-    let said: Vec<_> = said.iter().map(|one| one.code.name()).collect();
-    assert_eq!(said, ["W29", "W27", "E01"]);
+    // Without merging, the other file cannot define missing names, so they are reported.
+    let alone = readable("", "");
+    let findings = load(&[("a.yaml", &alone), ("b.yaml", unread)], false).unwrap_err();
+    let findings: Vec<_> = findings.iter().map(|one| one.code.name()).collect();
+    assert_eq!(findings, ["W29", "W27", "E01"]);
 }
 
 #[test]
-fn merged_files_are_one_first_level() {
+fn merged_files_share_one_top_level() {
     let file = |rules: &str| format!("domain: d\ndescriptors:\n{rules}");
     let (one, two) = (
         file("- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n"),
@@ -169,36 +182,36 @@ fn merged_files_are_one_first_level() {
     let (config, _) = load(&[("a.yaml", &one), ("b.yaml", &two)], true).unwrap();
     assert_eq!(super::requests(&config, "a="), Some(1));
     assert_eq!(super::requests(&config, "b="), Some(2));
-    // One composite key in both is one too many, even where only the children differ.
+    // A composite key in both files is a duplicate, even if only the children differ.
     let (one, two) = (
         file("- key: a\n  descriptors: [{key: x}]\n"),
         file("- key: a\n  descriptors: [{key: y}]\n"),
     );
-    let said = load(&[("a.yaml", &one), ("b.yaml", &two)], true).unwrap_err();
-    assert_eq!(said.len(), 1);
-    assert!(said[0].message.ends_with("`d.a`, first in a.yaml:3:8"), "{}", said[0]);
-    assert_eq!(&*said[0].place.file, "b.yaml");
+    let findings = load(&[("a.yaml", &one), ("b.yaml", &two)], true).unwrap_err();
+    assert_eq!(findings.len(), 1);
+    assert!(findings[0].message.ends_with("`d.a`, first in a.yaml:3:8"), "{}", findings[0]);
+    assert_eq!(&*findings[0].place.file, "b.yaml");
 }
 
 #[test]
-fn merged_files_agree_on_what_is_said_of_the_domain() {
+fn conflicting_domain_fields_of_merged_files_are_refused() {
     let one = "domain: d\ncharge: each\ncolocate: a\ndefaults: {strategy: gcra}\n";
     let other =
         "domain: d\ncharge: all_or_nothing\ncolocate: b\ndefaults: {strategy: sliding_log}\n";
-    let said = load(&[("a.yaml", one), ("b.yaml", other)], true).unwrap_err();
-    let said: Vec<String> = said.iter().map(line).collect();
-    assert_eq!(said.len(), 3, "{said:?}");
-    assert!(said.iter().all(|said| said.contains(" E32 ")), "{said:?}");
+    let findings = load(&[("a.yaml", one), ("b.yaml", other)], true).unwrap_err();
+    let findings: Vec<String> = findings.iter().map(line).collect();
+    assert_eq!(findings.len(), 3, "{findings:?}");
+    assert!(findings.iter().all(|finding| finding.contains(" E32 ")), "{findings:?}");
     assert!(load(&[("a.yaml", one), ("b.yaml", one), ("c.yaml", "domain: d\n")], true).is_ok());
 }
 
 #[test]
-fn all_problems_of_all_files_come_at_once_by_file_and_place() {
+fn errors_of_all_files_are_reported_in_order() {
     let a = "domain: d\ndescriptors:\n- {value: x}\n- {key: k, rate_limit: {unit: foo, burst: 3, mode: leased}}\n";
     let b = "descriptors:\n- key: k\n  rate_limit: {unit: minit, requests_per_unit: 1}\n";
-    let said = load(&[("a.yaml", a), ("b.yaml", b)], false).unwrap_err();
+    let findings = load(&[("a.yaml", a), ("b.yaml", b)], false).unwrap_err();
     let found: Vec<_> =
-        said.iter().map(|one| (&*one.place.file, one.place.line, one.code.name())).collect();
+        findings.iter().map(|one| (&*one.place.file, one.place.line, one.code.name())).collect();
     assert_eq!(
         found,
         [
@@ -210,5 +223,5 @@ fn all_problems_of_all_files_come_at_once_by_file_and_place() {
             ("b.yaml", 3, "E24"),
         ]
     );
-    assert_eq!(said[5].help.as_deref(), Some("did you mean `minute`?"));
+    assert_eq!(findings[5].help.as_deref(), Some("did you mean `minute`?"));
 }

@@ -1,4 +1,4 @@
-//! Instants worked out by hand from the rules of the time zone database.
+//! Tests of calendar windows against instants calculated by hand from the time zone database.
 
 use jiff::civil::Weekday;
 use jiff::tz::TimeZone;
@@ -16,16 +16,15 @@ fn at(instant: &str) -> Nanos {
     Nanos::from_secs(u64::try_from(instant.as_second()).unwrap())
 }
 
-/// The windows around `now` start at these instants.
-fn starts(calendar: &Calendar, now: &str, expected: [&str; 4]) {
+fn assert_starts(calendar: &Calendar, now: &str, expected: [&str; 4]) {
     assert_eq!(calendar.starts_around(at(now)), expected.map(at), "{calendar:?} at {now}");
 }
 
 #[test]
-fn a_day_has_23_hours_when_clocks_go_forward_and_25_when_they_go_back() {
+fn days_of_clock_changes_have_23_or_25_hours() {
     let berlin = calendar("Europe/Berlin", Starts::Day);
     // From +01 to +02 at 02:00 on 2026-03-29, back at 03:00 on 2026-10-25.
-    starts(
+    assert_starts(
         &berlin,
         "2026-03-29T12:00:00Z",
         [
@@ -35,7 +34,7 @@ fn a_day_has_23_hours_when_clocks_go_forward_and_25_when_they_go_back() {
             "2026-03-30T22:00:00Z",
         ],
     );
-    starts(
+    assert_starts(
         &berlin,
         "2026-10-25T22:59:59Z",
         [
@@ -48,10 +47,10 @@ fn a_day_has_23_hours_when_clocks_go_forward_and_25_when_they_go_back() {
 }
 
 #[test]
-fn a_day_whose_midnight_the_clocks_jump_over_starts_after_the_jump() {
+fn day_with_skipped_midnight_starts_after_the_gap() {
     // From -03 to -02 at 00:00 on 2018-11-04: the day's first instant is 01:00.
     let sao_paulo = calendar("America/Sao_Paulo", Starts::Day);
-    starts(
+    assert_starts(
         &sao_paulo,
         "2018-11-04T03:00:00Z",
         [
@@ -64,10 +63,10 @@ fn a_day_whose_midnight_the_clocks_jump_over_starts_after_the_jump() {
 }
 
 #[test]
-fn a_day_whose_midnight_lies_within_a_jump_starts_where_the_jump_ends() {
-    // From -03 to -02 at 23:30 on 10 April: 23:30 to 00:30 is left out.
+fn midnight_inside_a_gap_moves_to_its_end() {
+    // From -03 to -02 at 23:30 on 10 April: 23:30 to 00:30 is skipped.
     let zone = TimeZone::posix("AAA3BBB,J100/23:30,J300").unwrap();
-    starts(
+    assert_starts(
         &Calendar::new(zone, Starts::Day),
         "2026-04-11T02:30:00Z",
         [
@@ -80,7 +79,7 @@ fn a_day_whose_midnight_lies_within_a_jump_starts_where_the_jump_ends() {
 }
 
 #[test]
-fn a_day_whose_midnight_comes_twice_starts_with_the_first() {
+fn day_with_repeated_midnight_starts_at_the_first() {
     // From -04 to -05 at 01:00 on 2025-11-02: 00:00 to 01:00 happens twice.
     let havana = calendar("America/Havana", Starts::Day);
     let expected = [
@@ -89,15 +88,15 @@ fn a_day_whose_midnight_comes_twice_starts_with_the_first() {
         "2025-11-03T05:00:00Z",
         "2025-11-04T05:00:00Z",
     ];
-    starts(&havana, "2025-11-02T04:30:00Z", expected);
-    starts(&havana, "2025-11-02T05:30:00Z", expected);
+    assert_starts(&havana, "2025-11-02T04:30:00Z", expected);
+    assert_starts(&havana, "2025-11-02T05:30:00Z", expected);
 }
 
 #[test]
-fn an_hour_repeated_before_midnight_belongs_to_the_old_day() {
+fn repeated_hour_before_midnight_belongs_to_the_old_day() {
     // From -02 to -03 at 24:00 on 2018-02-17: 23:00 to 24:00 happens twice.
     let sao_paulo = calendar("America/Sao_Paulo", Starts::Day);
-    starts(
+    assert_starts(
         &sao_paulo,
         "2018-02-18T02:30:00Z",
         [
@@ -110,10 +109,10 @@ fn an_hour_repeated_before_midnight_belongs_to_the_old_day() {
 }
 
 #[test]
-fn a_day_that_the_zone_left_out_is_no_window() {
+fn skipped_calendar_day_has_no_window() {
     // Samoa went from -10 to +14 at the end of 2011-12-29; there was no 30 December.
     let apia = calendar("Pacific/Apia", Starts::Day);
-    starts(
+    assert_starts(
         &apia,
         "2011-12-30T09:59:59Z",
         [
@@ -126,9 +125,9 @@ fn a_day_that_the_zone_left_out_is_no_window() {
 }
 
 #[test]
-fn an_offset_of_five_hours_and_forty_five_minutes_is_kept() {
+fn offset_of_5_hours_45_minutes_is_applied() {
     let kathmandu = calendar("Asia/Kathmandu", Starts::Day);
-    starts(
+    assert_starts(
         &kathmandu,
         "2026-05-05T18:15:00Z",
         [
@@ -141,9 +140,9 @@ fn an_offset_of_five_hours_and_forty_five_minutes_is_kept() {
 }
 
 #[test]
-fn starts_on_31_is_the_last_day_of_every_month() {
+fn starts_on_31_means_last_day_of_month() {
     let berlin = calendar("Europe/Berlin", Starts::Month(31));
-    starts(
+    assert_starts(
         &berlin,
         "2026-03-01T00:00:00Z",
         [
@@ -156,12 +155,12 @@ fn starts_on_31_is_the_last_day_of_every_month() {
 }
 
 #[test]
-fn a_month_may_start_on_any_day_and_before_it_the_last_one_goes_on() {
+fn month_window_starts_on_the_configured_day() {
     let utc = calendar("UTC", Starts::Month(15));
     let until =
         |next| ["2026-01-15T00:00:00Z", "2026-02-15T00:00:00Z", "2026-03-15T00:00:00Z", next];
-    starts(&utc, "2026-03-14T23:59:59Z", until("2026-04-15T00:00:00Z"));
-    starts(
+    assert_starts(&utc, "2026-03-14T23:59:59Z", until("2026-04-15T00:00:00Z"));
+    assert_starts(
         &utc,
         "2026-03-15T00:00:00Z",
         [
@@ -174,10 +173,10 @@ fn a_month_may_start_on_any_day_and_before_it_the_last_one_goes_on() {
 }
 
 #[test]
-fn a_week_starts_on_its_day() {
+fn week_window_starts_on_the_configured_day() {
     // 2026-01-01 is a Thursday.
     let utc = calendar("UTC", Starts::Week(Weekday::Sunday));
-    starts(
+    assert_starts(
         &utc,
         "2026-01-01T08:00:00Z",
         [
@@ -190,9 +189,9 @@ fn a_week_starts_on_its_day() {
 }
 
 #[test]
-fn a_year_from_29_february_starts_on_the_28th_where_there_is_none() {
+fn year_from_29_february_starts_on_28th_in_common_years() {
     let utc = calendar("UTC", Starts::Year { month: 2, day: 29 });
-    starts(
+    assert_starts(
         &utc,
         "2024-02-29T00:00:00Z",
         [
@@ -202,7 +201,7 @@ fn a_year_from_29_february_starts_on_the_28th_where_there_is_none() {
             "2026-02-28T00:00:00Z",
         ],
     );
-    starts(
+    assert_starts(
         &utc,
         "2024-02-28T23:59:59Z",
         [
@@ -215,7 +214,7 @@ fn a_year_from_29_february_starts_on_the_28th_where_there_is_none() {
 }
 
 #[test]
-fn every_zone_is_known_without_the_systems_own_database() {
+fn bundled_database_knows_the_tested_zones() {
     let bundled = jiff::tz::TimeZoneDatabase::bundled();
     for zone in ["Europe/Berlin", "America/Sao_Paulo", "Asia/Kathmandu", "Pacific/Apia", "UTC"] {
         assert!(bundled.get(zone).is_ok(), "{zone}");
@@ -246,15 +245,17 @@ fn any_calendar() -> impl Strategy<Value = Calendar> {
 }
 
 proptest! {
-    // A failing case is printed in full, which is its seed.
+    // A failing case is printed in full, so a seed file is unnecessary.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn windows_tile_time(calendar in any_calendar(), second in 86_400 * 800..4_000_000_000u64) {
+    fn windows_are_contiguous_and_contain_now(
+        calendar in any_calendar(), second in 86_400 * 800..4_000_000_000u64,
+    ) {
         let now = Nanos::from_secs(second);
         let [previous, current, next, after] = calendar.starts_around(now);
         prop_assert!(previous < current && current <= now && now < next && next < after);
-        // The same windows from each of their ends, and from the next one.
+        // The first and the last instant of a window yield the same windows.
         prop_assert_eq!(calendar.starts_around(current), [previous, current, next, after]);
         let end = Nanos(next.0 - 1);
         prop_assert_eq!(calendar.starts_around(end), [previous, current, next, after]);

@@ -1,40 +1,41 @@
-//! What `concurrency` means, and what of it is refused.
+//! Tests of the `concurrency` block: the meaning of its fields and its refused values.
 
 use sluicegate::config::concurrency::{Ceiling, Mode, Reject};
 use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
 use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
 use sluicegate::kernel::units::Nanos;
 
-use super::{find, said, sound};
+use super::{find, findings, load_clean};
 
-/// With a `max_duration`, where none is said: without one W30 is told, which most of this is not about.
-fn lasting(words: &str) -> String {
-    let said = words.contains("max_duration") || words.contains("mode: ");
-    if said { words.to_owned() } else { format!("{words}, max_duration: 60s") }
+/// Adds a `max_duration` unless it or a mode is set, to avoid warning W30 in unrelated tests.
+fn with_max_duration(fields: &str) -> String {
+    let is_complete = fields.contains("max_duration") || fields.contains("mode: ");
+    if is_complete { fields.to_owned() } else { format!("{fields}, max_duration: 60s") }
 }
 
-/// The ceiling of a node `k` that says this.
-fn ceiling(words: &str) -> Ceiling {
-    let config = sound(&format!("- key: k\n  concurrency: {{{}}}\n", lasting(words)));
+fn ceiling(fields: &str) -> Ceiling {
+    let config =
+        load_clean(&format!("- key: k\n  concurrency: {{{}}}\n", with_max_duration(fields)));
     config.domains["d"].tree.ceiling([("k", "v")]).unwrap().ceiling.clone()
 }
 
-/// What was said of a node that says this begins so.
-fn refused(words: &str, expected: &[&str]) {
-    refused_as_it_is(&lasting(words), expected);
+/// Asserts the start of every finding of a node with these fields and a `max_duration`.
+fn assert_findings(fields: &str, expected: &[&str]) {
+    assert_raw_findings(&with_max_duration(fields), expected);
 }
 
-fn refused_as_it_is(words: &str, expected: &[&str]) {
-    let said = said(&format!("- key: k\n  concurrency: {{{words}}}\n"));
-    let told: Vec<_> = said.iter().map(|said| said.split_once(' ').unwrap().1).collect();
-    assert_eq!(told.len(), expected.len(), "{words}: {said:#?}");
-    for (told, expected) in told.iter().zip(expected) {
-        assert!(told.starts_with(expected), "{words}: {told}\nwanted {expected}");
+fn assert_raw_findings(fields: &str, expected: &[&str]) {
+    let findings = findings(&format!("- key: k\n  concurrency: {{{fields}}}\n"));
+    let messages: Vec<_> =
+        findings.iter().map(|finding| finding.split_once(' ').unwrap().1).collect();
+    assert_eq!(messages.len(), expected.len(), "{fields}: {findings:#?}");
+    for (message, expected) in messages.iter().zip(expected) {
+        assert!(message.starts_with(expected), "{fields}: {message}\nwanted {expected}");
     }
 }
 
 #[test]
-fn a_ceiling_says_how_many_who_waits_and_what_the_others_are_told() {
+fn concurrency_block_sets_limit_queue_and_rejection() {
     assert_eq!(ceiling("limit: 64").rules, Rules::fixed(64));
     assert_eq!(ceiling("limit: 64, mode: local").reject, Reject::default());
     assert_eq!(ceiling("limit: 64, mode: local").max_duration, Nanos::from_secs(60));
@@ -56,8 +57,8 @@ fn a_ceiling_says_how_many_who_waits_and_what_the_others_are_told() {
 }
 
 #[test]
-fn a_node_with_nothing_but_a_ceiling_limits_no_rate_and_does_not_exempt_from_one_above() {
-    let config = sound(
+fn concurrency_only_node_exempts_its_value_from_rate_limits() {
+    let config = load_clean(
         "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n\
          - key: k\n  value: v\n  concurrency: {limit: 2, max_duration: 60s}\n\
          - key: both\n  concurrency: {limit: 3, max_duration: 60s}\n  \
@@ -74,71 +75,86 @@ fn a_node_with_nothing_but_a_ceiling_limits_no_rate_and_does_not_exempt_from_one
 }
 
 #[test]
-fn what_cannot_be_held_is_refused_with_its_place() {
-    refused("limit: 0", &["E38 `limit: 0`"]);
-    refused("mode: local", &["E38 a ceiling needs a `limit`"]);
-    refused(
+fn invalid_concurrency_fields_are_reported() {
+    assert_findings("limit: 0", &["E38 `limit: 0`"]);
+    assert_findings("mode: local", &["E38 a ceiling needs a `limit`"]);
+    assert_findings(
         "limit: 1, mode: local, on_backend_failure: deny",
         &["E32 `on_backend_failure` beside `mode: local`"],
     );
-    refused("limit: 1, on_backend_failure: error", &["E29 `on_backend_failure: error`"]);
-    refused("limit: 64, mode: leased", &["W30 a ceiling without `max_duration`"]);
-    refused_as_it_is("limit: 64", &["W30 a ceiling without `max_duration`, which is 60s then"]);
-    refused("limit: 64, mode: local", &[]);
-    refused("limit: 64, mode: strict", &[]);
-    refused("limit: 64, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
-    refused("limit: 64, max_duration: 301s", &["W30 a fleet's ceiling with `max_duration: 301s`"]);
-    refused("limit: 64, mode: leesed, max_duration: 301s", &["E29 `mode: leesed`"]);
-    refused("limit: 64, mode: leased, max_duration: 5m", &[]);
-    refused("limit: 4, mode: strict, adaptive: {}", &["E32 `adaptive` beside `mode: strict`"]);
-    refused("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
-    refused("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s` is no time at all"]);
-    refused("limit: 1, adaptive: {policy: vegas}", &["E29 `policy: vegas`"]);
-    refused("limit: 1, adaptive: {min: 0}", &["E38 `min: 0`"]);
-    refused("limit: 4, adaptive: {min: 5}", &["E32 `limit: 4` is not between `min` 5"]);
-    refused("limit: 4, adaptive: {max: 3}", &["E32 `limit: 4` is not between `min` 1 and `max` 3"]);
-    refused("limit: 1, queue: {size: 1}", &["E38 a queue needs"]);
-    refused("limit: 1, queue: {timeout: 1s}", &["E38 a queue needs"]);
-    refused("limit: 1, queue: {size: 0, timeout: 1s}", &["E38 `size: 0`"]);
-    refused("limit: 1, queue: {size: 1, timeout: 0s}", &["E31 `timeout: 0s`"]);
-    refused("limit: 1, queue: {size: 1, timeout: soon}", &["E31 `timeout: soon` is no duration"]);
-    refused("limit: 1, queue: {size: 1, timeout: 999999d}", &["E31 `timeout: 999999d` is longer"]);
+    assert_findings("limit: 1, on_backend_failure: error", &["E29 `on_backend_failure: error`"]);
+    assert_findings("limit: 64, mode: leased", &["W30 a ceiling without `max_duration`"]);
+    assert_raw_findings("limit: 64", &["W30 a ceiling without `max_duration`, which is 60s then"]);
+    assert_findings("limit: 64, mode: local", &[]);
+    assert_findings("limit: 64, mode: strict", &[]);
+    assert_findings("limit: 64, mode: leased, max_duration: 301s", &["W30 a fleet's ceiling with"]);
+    assert_findings(
+        "limit: 64, max_duration: 301s",
+        &["W30 a fleet's ceiling with `max_duration: 301s`"],
+    );
+    assert_findings("limit: 64, mode: leesed, max_duration: 301s", &["E29 `mode: leesed`"]);
+    assert_findings("limit: 64, mode: leased, max_duration: 5m", &[]);
+    assert_findings(
+        "limit: 4, mode: strict, adaptive: {}",
+        &["E32 `adaptive` beside `mode: strict`"],
+    );
+    assert_findings("limit: 1, mode: cached_deny", &["E29 `mode: cached_deny`"]);
+    assert_findings("limit: 1, max_duration: 0s", &["E31 `max_duration: 0s` is no time at all"]);
+    assert_findings("limit: 1, adaptive: {policy: vegas}", &["E29 `policy: vegas`"]);
+    assert_findings("limit: 1, adaptive: {min: 0}", &["E38 `min: 0`"]);
+    assert_findings("limit: 4, adaptive: {min: 5}", &["E32 `limit: 4` is not between `min` 5"]);
+    assert_findings(
+        "limit: 4, adaptive: {max: 3}",
+        &["E32 `limit: 4` is not between `min` 1 and `max` 3"],
+    );
+    assert_findings("limit: 1, queue: {size: 1}", &["E38 a queue needs"]);
+    assert_findings("limit: 1, queue: {timeout: 1s}", &["E38 a queue needs"]);
+    assert_findings("limit: 1, queue: {size: 0, timeout: 1s}", &["E38 `size: 0`"]);
+    assert_findings("limit: 1, queue: {size: 1, timeout: 0s}", &["E31 `timeout: 0s`"]);
+    assert_findings(
+        "limit: 1, queue: {size: 1, timeout: soon}",
+        &["E31 `timeout: soon` is no duration"],
+    );
+    assert_findings(
+        "limit: 1, queue: {size: 1, timeout: 999999d}",
+        &["E31 `timeout: 999999d` is longer"],
+    );
     for status in ["200", "399", "600", "70000"] {
         let expected = format!("E38 `status: {status}`");
-        refused(&format!("limit: 1, reject: {{status: {status}}}"), &[&expected]);
+        assert_findings(&format!("limit: 1, reject: {{status: {status}}}"), &[&expected]);
     }
-    refused("limit: 1, reject: {retry_after: later}", &["E31 `retry_after: later`"]);
-    refused("limit: 1, burst: 2", &["E10 `burst` has no place in `concurrency`"]);
-    refused("limit: 1, queues: {}", &["E09 there is no key `queues`"]);
-    refused("limit: many", &["E13 `limit` wants"]);
+    assert_findings("limit: 1, reject: {retry_after: later}", &["E31 `retry_after: later`"]);
+    assert_findings("limit: 1, burst: 2", &["E10 `burst` has no place in `concurrency`"]);
+    assert_findings("limit: 1, queues: {}", &["E09 there is no key `queues`"]);
+    assert_findings("limit: many", &["E13 `limit` wants"]);
 }
 
 #[test]
-fn a_mode_that_does_not_fit_how_large_a_ceiling_is_is_told() {
+fn mode_unsuited_to_the_limit_size_warns() {
     let leased =
         |limit: u32, more: &str| format!("limit: {limit}, mode: leased, max_duration: 5m{more}");
-    refused(&leased(10, ""), &["W31 `limit: 10` in shares"]);
-    refused(&leased(11, ""), &[]);
-    refused(&leased(10, ", adaptive: {}"), &[]);
-    refused("limit: 10", &[]);
+    assert_findings(&leased(10, ""), &["W31 `limit: 10` in shares"]);
+    assert_findings(&leased(11, ""), &[]);
+    assert_findings(&leased(10, ", adaptive: {}"), &[]);
+    assert_findings("limit: 10", &[]);
     for limit in [1, 10, 999] {
-        refused(&format!("limit: {limit}, mode: strict"), &[]);
+        assert_findings(&format!("limit: {limit}, mode: strict"), &[]);
     }
-    refused("limit: 1000, mode: strict", &["W32 `limit: 1000` with `mode: strict`"]);
+    assert_findings("limit: 1000, mode: strict", &["W32 `limit: 1000` with `mode: strict`"]);
     assert_eq!(ceiling("limit: 10, mode: strict").mode, Some(Mode::Strict));
-    let said = ceiling("limit: 10, mode: strict, on_backend_failure: deny").to_string();
-    assert_eq!(said, "10 in flight, mode strict, on backend failure deny, rejected with 503");
+    let text = ceiling("limit: 10, mode: strict, on_backend_failure: deny").to_string();
+    assert_eq!(text, "10 in flight, mode strict, on backend failure deny, rejected with 503");
 }
 
 #[test]
-fn words_of_a_ceiling_are_refused_elsewhere() {
-    let said = said("- key: k\n  queue: {size: 1, timeout: 1s}\n");
-    assert!(said[0].contains("E10 `queue` has no place in a descriptor"), "{said:?}");
+fn concurrency_fields_outside_their_block_are_refused() {
+    let findings = findings("- key: k\n  queue: {size: 1, timeout: 1s}\n");
+    assert!(findings[0].contains("E10 `queue` has no place in a descriptor"), "{findings:?}");
 }
 
 #[test]
-fn shadow_mode_counts_for_a_ceiling() {
+fn shadow_mode_applies_to_concurrency_limits() {
     let config =
-        sound("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1, max_duration: 60s}\n");
+        load_clean("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1, max_duration: 60s}\n");
     assert!(config.domains["d"].tree.ceiling([("k", "")]).unwrap().ceiling.shadow);
 }

@@ -1,4 +1,4 @@
-//! `check` and `explain` as a person sees them, letter for letter (`UPDATE=1` writes them anew).
+//! Golden tests of the commands `check` and `explain`; `UPDATE=1` rewrites the expected output.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ fn run(line: &[&str]) -> (Outcome, String, String) {
     let argv: Vec<OsString> = ["sluicegate"].iter().chain(line).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut terminal = Terminal { out: &mut out, err: &mut err };
-    // What depends on the time is asked with a clock that stands.
+    // The output of `explain` depends on the time, so it gets a manual clock.
     let outcome = match parse(argv.clone()) {
         Ok(cli) => match cli.command {
-            Command::Explain(asked) => {
-                explain::explain(&asked, &Clock::manual(NOW), &mut terminal).unwrap()
+            Command::Explain(options) => {
+                explain::explain(&options, &Clock::manual(NOW), &mut terminal).unwrap()
             }
             _ => cli::run(argv, Vec::new(), &mut terminal),
         },
@@ -30,7 +30,7 @@ fn run(line: &[&str]) -> (Outcome, String, String) {
     (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
-fn holds(name: &str, found: &str) {
+fn assert_golden(name: &str, found: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, found).unwrap();
@@ -43,31 +43,31 @@ const SOUND: &str = "tests/golden/limits/sound";
 const BROKEN: &str = "tests/golden/limits/broken";
 
 #[test]
-fn check_says_everything_that_is_wrong_with_every_file() {
+fn check_reports_every_finding_of_every_file() {
     let (outcome, out, err) = run(&["check", BROKEN]);
     assert_eq!((outcome, err.as_str()), (Outcome::No, ""));
-    holds("check.txt", &out);
+    assert_golden("check.txt", &out);
 }
 
 #[test]
-fn check_says_it_to_programs_as_well() {
+fn check_writes_json_and_sarif() {
     let (outcome, out, _) = run(&["check", "--format", "json", BROKEN]);
     assert_eq!(outcome, Outcome::No);
-    holds("check.json.txt", &out);
+    assert_golden("check.json.txt", &out);
     let (outcome, out, _) = run(&["check", "--format", "sarif", SOUND]);
     assert_eq!(outcome, Outcome::Yes);
-    holds("check.sarif.txt", &out);
+    assert_golden("check.sarif.txt", &out);
 }
 
 #[test]
-fn warnings_are_sound_unless_they_are_to_be_errors() {
+fn warnings_fail_only_with_warnings_as_errors() {
     let (outcome, out, _) = run(&["check", SOUND]);
     assert_eq!(outcome, Outcome::Yes);
-    holds("check_warnings.txt", &out);
+    assert_golden("check_warnings.txt", &out);
     assert_eq!(run(&["check", SOUND, "--warnings-as-errors"]).0, Outcome::No);
 }
 
-/// Three hundred errors, and seven warnings before them.
+/// A file with 7 warnings followed by 300 errors.
 fn faulty() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let (warnings, errors) = ("- {key: a, key: b}\n".repeat(7), "- {bogus: 1}\n".repeat(300));
@@ -77,7 +77,7 @@ fn faulty() -> tempfile::TempDir {
 }
 
 #[test]
-fn check_says_how_much_more_there_is_than_it_shows() {
+fn text_output_counts_omitted_findings() {
     let directory = faulty();
     let path = directory.path().to_str().unwrap();
     let (outcome, out, _) = run(&["check", path]);
@@ -89,7 +89,7 @@ fn check_says_how_much_more_there_is_than_it_shows() {
 }
 
 #[test]
-fn check_says_to_programs_how_much_more_there_is() {
+fn json_and_sarif_count_omitted_findings() {
     let directory = faulty();
     let path = directory.path().to_str().unwrap();
     let read = |format: &str| -> serde_json::Value {
@@ -100,23 +100,22 @@ fn check_says_to_programs_how_much_more_there_is() {
     let more = serde_json::json!({"errors": 100, "warnings": 7, "notes": 0});
     assert_eq!(json["more"], more);
     assert_eq!(json["findings"].as_array().unwrap().len(), 200);
-    let told = &read("sarif")["runs"][0]["invocations"][0]["toolExecutionNotifications"][0];
+    let notification = &read("sarif")["runs"][0]["invocations"][0]["toolExecutionNotifications"][0];
     let text = "and 100 more errors, 7 more warnings, not shown";
-    assert_eq!(told["message"]["text"], text);
+    assert_eq!(notification["message"]["text"], text);
 }
 
 #[test]
-fn sound_files_are_sound_in_one_line() {
+fn check_prints_one_line_for_valid_files() {
     let (outcome, out, err) = run(&["check", "config/limits"]);
     assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
     assert_eq!(out, "0 findings in 1 file: 0 errors, 0 warnings\n");
 }
 
 #[test]
-fn a_path_that_is_not_there_cannot_be_looked_at() {
+fn check_and_explain_report_a_missing_path() {
     let (outcome, out, err) = run(&["check", "tests/golden/limits/nowhere"]);
     assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
-    // With what the system said of it.
     let why = "error: tests/golden/limits/nowhere: cannot be read: No such file or directory (os error 2)\n";
     assert_eq!(err, why);
     let explain = ["explain", "--limits", "tests/golden/limits/nowhere", "--domain", "d"];
@@ -124,7 +123,7 @@ fn a_path_that_is_not_there_cannot_be_looked_at() {
     assert_eq!((outcome, err.as_str()), (Outcome::CouldNotSay, why));
 }
 
-const QUESTION: [&str; 18] = [
+const EXPLAIN_ARGS: [&str; 18] = [
     "explain",
     "--limits",
     SOUND,
@@ -146,21 +145,21 @@ const QUESTION: [&str; 18] = [
 ];
 
 #[test]
-fn explain_says_which_limit_is_met_and_why_no_other() {
-    let (outcome, out, err) = run(&QUESTION);
+fn explain_shows_matched_and_rejected_rules() {
+    let (outcome, out, err) = run(&EXPLAIN_ARGS);
     assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
-    holds("explain.txt", &out);
+    assert_golden("explain.txt", &out);
 }
 
 #[test]
-fn explain_says_why_nothing_is_met() {
+fn explain_shows_why_nothing_matches() {
     let line = ["explain", "--limits", SOUND, "--domain", "shop"];
     let none =
         ["plan=free,api_key=internal", "plan=gold", "plan=staff,x=y", "plan=free,api_key=x,more=z"];
     let descriptors = none.iter().flat_map(|one| ["--descriptor", one]);
     let (outcome, out, _) = run(&line.into_iter().chain(descriptors).collect::<Vec<_>>());
     assert_eq!(outcome, Outcome::No);
-    holds("explain_nothing.txt", &out);
+    assert_golden("explain_nothing.txt", &out);
     let (outcome, out, _) =
         run(&["explain", "--limits", SOUND, "--domain", "shopp", "--descriptor", "a=b"]);
     assert_eq!(outcome, Outcome::No);
@@ -168,13 +167,13 @@ fn explain_says_why_nothing_is_met() {
 }
 
 #[test]
-fn a_time_beyond_a_second_is_told_to_people_in_whole_seconds() {
+fn explain_rounds_times_above_one_second_up() {
     let directory = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n\
                 - key: k\n  rate_limit: {per: 10s, requests_per_unit: 7, strategy: gcra}\n";
     std::fs::write(directory.path().join("a.yaml"), text).unwrap();
     let limits = directory.path().to_str().unwrap();
-    // One hit comes back in 10/7 s, which is 1.428571… s.
+    // One hit is restored after 10/7 s = 1.428571… s.
     let line = ["explain", "--limits", limits, "--domain", "d", "--descriptor", "k=v"];
     let (outcome, out, err) = run(&line);
     assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
@@ -182,16 +181,16 @@ fn a_time_beyond_a_second_is_told_to_people_in_whole_seconds() {
 }
 
 #[test]
-fn explain_is_json_for_programs() {
+fn explain_writes_json() {
     let line = ["explain", "--limits", SOUND, "--domain", "shop", "--format", "json"];
     let more = ["--descriptor", "plan=free,api_key=x", "--descriptor", "api_key=x"];
     let (outcome, out, _) = run(&[&line[..], &more[..]].concat());
     assert_eq!(outcome, Outcome::Yes);
-    holds("explain.json.txt", &out);
+    assert_golden("explain.json.txt", &out);
 }
 
 #[test]
-fn explain_cannot_say_from_files_that_do_not_load() {
+fn explain_refuses_broken_files_and_descriptors() {
     let (outcome, out, err) =
         run(&["explain", "--limits", BROKEN, "--domain", "shop", "--descriptor", "a=b"]);
     assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
@@ -199,12 +198,12 @@ fn explain_cannot_say_from_files_that_do_not_load() {
     let (outcome, _, err) =
         run(&["explain", "--limits", SOUND, "--domain", "shop", "--descriptor", "a"]);
     assert_eq!(outcome, Outcome::CouldNotSay);
-    let told = "`a` is not an entry; one is written key=value, and a comma in it `\\,`";
-    assert_eq!(err, format!("error: --descriptor a: {told}\n"));
+    let message = "`a` is not an entry; one is written key=value, and a comma in it `\\,`";
+    assert_eq!(err, format!("error: --descriptor a: {message}\n"));
 }
 
 #[test]
-fn a_descriptor_can_be_written_with_commas_and_whatever_else_it_has() {
+fn descriptor_text_parses_escapes_and_refuses_incomplete_entries() {
     let read = |text: &str| entries(text).unwrap();
     let of = |entries: &[(&str, &str)]| -> Vec<(String, String)> {
         entries.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
@@ -226,7 +225,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn whatever_is_written_is_read_back(
+    fn written_descriptors_parse_back(
         wanted in prop::collection::vec(("[a,=\\\\]{0,4}", "[a,=\\\\]{0,4}"), 1..4),
     ) {
         let text = written(wanted.iter().map(|(key, value)| (&**key, &**value)));

@@ -1,4 +1,4 @@
-//! How a descriptor finds its rule: the reference's algorithm, its examples, and a plain model.
+//! Tests of rule lookup against examples from envoyproxy/ratelimit and a simple model.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use sluicegate::config::raw::{Descriptor, RateLimit};
 use sluicegate::config::tree::trace::{Outcome, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{by_hand, find, requests, sound};
+use super::{find, load_clean, requests, resolve_descriptors};
 
 fn rules(rules: &[(&str, &str, u32)]) -> String {
     let rule = |&(key, value, requests): &(&str, &str, u32)| {
@@ -20,35 +20,35 @@ fn rules(rules: &[(&str, &str, u32)]) -> String {
     rules.iter().map(rule).collect()
 }
 
-fn finds(config: &sluicegate::config::Config, table: &[(&str, Option<u32>)]) {
+fn assert_requests(config: &sluicegate::config::Config, table: &[(&str, Option<u32>)]) {
     for &(descriptor, expected) in table {
         assert_eq!(requests(config, descriptor), expected, "{descriptor}");
     }
 }
 
 #[test]
-fn exact_beats_patterns_in_file_order_and_they_beat_the_bare_key() {
+fn lookup_prefers_exact_then_first_pattern_then_bare_key() {
     let text = rules(&[("p", "a*", 11), ("p", "a*b", 22), ("p", "abc", 33), ("p", "", 44)]);
     let (config, _) =
         super::load(&[("a.yaml", &format!("domain: d\ndescriptors:\n{text}"))], false).unwrap();
-    finds(
+    assert_requests(
         &config,
         &[("p=ab", Some(11)), ("p=abc", Some(33)), ("p=zz", Some(44)), ("p=", Some(44))],
     );
 }
 
 #[test]
-fn a_lone_star_takes_every_value_and_the_empty_one() {
+fn lone_star_matches_every_value_including_empty() {
     let text = rules(&[("w", "*", 4), ("w", "", 5)]);
     let (config, _) =
         super::load(&[("a.yaml", &format!("domain: d\ndescriptors:\n{text}"))], false).unwrap();
-    finds(&config, &[("w=x", Some(4)), ("w=", Some(4))]);
+    assert_requests(&config, &[("w=x", Some(4)), ("w=", Some(4))]);
 }
 
 #[test]
-fn stars_may_stand_anywhere_in_a_value() {
-    let config = sound(&rules(&[("k", "a*c", 1), ("k", "bar*b", 2), ("k", "foo*bar*baz", 3)]));
-    finds(
+fn stars_match_anywhere_in_a_value() {
+    let config = load_clean(&rules(&[("k", "a*c", 1), ("k", "bar*b", 2), ("k", "foo*bar*baz", 3)]));
+    assert_requests(
         &config,
         &[
             ("k=ac", Some(1)),
@@ -64,29 +64,29 @@ fn stars_may_stand_anywhere_in_a_value() {
             ("k=foobaz", None),
             ("k=bar1baz", None),
             ("k=foobarXbazY", None),
-            // Literals may not overlap: `barb` needs its five letters.
+            // Literals do not overlap: `bar*b` needs at least `barb`.
             ("k=bar", None),
         ],
     );
 }
 
 #[test]
-fn first_and_last_literals_do_not_share_letters() {
-    let config = sound(&rules(&[("k", "aba*aba", 1)]));
-    finds(
+fn literals_around_a_star_do_not_overlap() {
+    let config = load_clean(&rules(&[("k", "aba*aba", 1)]));
+    assert_requests(
         &config,
         &[("k=aba", None), ("k=ababa", None), ("k=abaaba", Some(1)), ("k=abaXaba", Some(1))],
     );
 }
 
 #[test]
-fn there_is_no_way_back_from_an_exact_node() {
-    let config = sound(
+fn lookup_does_not_backtrack_from_an_exact_match() {
+    let config = load_clean(
         "- key: n\n  value: x\n  descriptors:\n  - {key: c, value: '1', rate_limit: {unit: day, requests_per_unit: 5}}\n\
          - key: n\n  descriptors:\n  - {key: c, rate_limit: {unit: day, requests_per_unit: 6}}\n\
         \x20 - {key: e, rate_limit: {unit: day, requests_per_unit: 7}}\n",
     );
-    finds(
+    assert_requests(
         &config,
         &[
             ("n=x,c=1", Some(5)),
@@ -99,12 +99,12 @@ fn there_is_no_way_back_from_an_exact_node() {
 }
 
 #[test]
-fn a_rule_is_for_descriptors_of_its_own_depth_and_order() {
-    let config = sound(
+fn rules_match_only_their_depth_and_order() {
+    let config = load_clean(
         "- key: par\n  rate_limit: {unit: day, requests_per_unit: 8}\n  descriptors:\n\
         \x20 - {key: kid, rate_limit: {unit: day, requests_per_unit: 9}}\n",
     );
-    finds(
+    assert_requests(
         &config,
         &[
             ("", None),
@@ -118,36 +118,36 @@ fn a_rule_is_for_descriptors_of_its_own_depth_and_order() {
 }
 
 #[test]
-fn a_node_without_a_limit_exempts_its_value() {
-    let config = sound(&format!("- {{key: k, value: w}}\n{}", rules(&[("k", "", 2)])));
-    finds(&config, &[("k=w", None), ("k=v", Some(2))]);
+fn node_without_limit_exempts_its_value() {
+    let config = load_clean(&format!("- {{key: k, value: w}}\n{}", rules(&[("k", "", 2)])));
+    assert_requests(&config, &[("k=w", None), ("k=v", Some(2))]);
 }
 
 #[test]
-fn keys_and_values_are_compared_letter_for_letter() {
-    let config = sound(&rules(&[("Case", "Val", 1)]));
-    finds(&config, &[("Case=Val", Some(1)), ("case=Val", None), ("Case=val", None)]);
+fn keys_and_values_are_case_sensitive() {
+    let config = load_clean(&rules(&[("Case", "Val", 1)]));
+    assert_requests(&config, &[("Case=Val", Some(1)), ("case=Val", None), ("Case=val", None)]);
 }
 
 #[test]
-fn key_and_value_are_one_string() {
-    let config = sound(&rules(&[("a", "b_c", 9)]));
-    finds(
+fn key_and_value_match_as_one_string() {
+    let config = load_clean(&rules(&[("a", "b_c", 9)]));
+    assert_requests(
         &config,
         &[("a=b_c", Some(9)), ("a_b=c", Some(9)), ("a_b_c=zzz", Some(9)), ("a=b", None)],
     );
 }
 
 #[test]
-fn a_key_that_ends_in_an_underscore_is_the_exact_match_of_an_empty_value() {
-    let config = sound(&rules(&[("k_", "", 1), ("k", "", 2)]));
-    finds(&config, &[("k=", Some(1)), ("k=v", Some(2)), ("k_=v", Some(1))]);
+fn key_ending_in_underscore_matches_an_empty_value() {
+    let config = load_clean(&rules(&[("k_", "", 1), ("k", "", 2)]));
+    assert_requests(&config, &[("k=", Some(1)), ("k=v", Some(2)), ("k_=v", Some(1))]);
 }
 
 #[test]
-fn a_pattern_takes_longer_keys_that_go_on_with_its_text() {
-    let config = sound(&rules(&[("path", "*", 1), ("a", "b_*", 2), ("k", "foo*", 3)]));
-    finds(
+fn patterns_match_across_the_key_value_boundary() {
+    let config = load_clean(&rules(&[("path", "*", 1), ("a", "b_*", 2), ("k", "foo*", 3)]));
+    assert_requests(
         &config,
         &[
             ("path_info=y", Some(1)),
@@ -160,20 +160,20 @@ fn a_pattern_takes_longer_keys_that_go_on_with_its_text() {
 }
 
 #[test]
-fn names_that_begin_or_end_alike_are_told_apart_at_every_letter() {
-    // Letters of one byte and of two, so that each may lie across wherever a name is cut.
+fn names_differing_in_one_character_are_distinguished() {
+    // One-byte and two-byte letters, so that a letter can cross any split of a name.
     let text = |letter: char, odd: usize, len: usize| -> String {
         (0..len).map(|at| if at == odd { 'x' } else { letter }).collect()
     };
     let letters =
         || ['a', 'é'].into_iter().flat_map(|letter| (1..40).map(move |len| (letter, len)));
-    // Each value twice: at the top, and below a node that is named as the first.
+    // Every value is at the top level; every second one is also below the node `p`.
     let values: Vec<String> = letters().map(|(letter, len)| text(letter, len, len)).collect();
     let named =
         |value: &String| node("k", value, Some(u32::try_from(value.len()).unwrap()), Vec::new());
     let mut top: Vec<Descriptor> = values.iter().map(named).collect();
     top.push(node("p", "", None, values.iter().step_by(2).map(named).collect()));
-    let config = by_hand(top.clone()).unwrap();
+    let config = resolve_descriptors(top.clone()).unwrap();
     let tree = &config.domains["d"].tree;
     for (letter, len) in letters() {
         for odd in 0..=len {
@@ -195,22 +195,22 @@ fn shared(descriptor: &str, rule: &str) -> Vec<(usize, String)> {
 }
 
 #[test]
-fn all_values_of_a_shared_pattern_are_one() {
+fn share_threshold_replaces_values_with_the_pattern() {
     let rule = |key: &str, value: &str| {
         format!(
             "- {{key: '{key}', value: '{value}', share_threshold: true, rate_limit: {{unit: day, requests_per_unit: 3}}}}\n"
         )
     };
     assert_eq!(shared("f=f/1", &rule("f", "f/*")), [(0, "f/*".to_owned())]);
-    // Not begun by the request's key: all of the pattern.
+    // The pattern does not start with the request's key, so the whole pattern is used.
     assert_eq!(shared("qqq=x", &rule("q*", "")), [(0, "q*".to_owned())]);
     assert_eq!(shared("f_y=z", &rule("f", "*")), [(0, "f_*".to_owned())]);
-    // Found exactly, by its own spelling: nothing to replace.
+    // The value is the text of the pattern: an exact match, which is not shared.
     assert_eq!(shared("f=f/*", &rule("f", "f/*")), []);
 }
 
 #[test]
-fn each_level_shares_for_itself() {
+fn share_threshold_applies_per_level() {
     let rule = "- key: n\n  value: x*\n  share_threshold: true\n  descriptors:\n\
                 \x20 - {key: l, value: 'y*z', rate_limit: {unit: day, requests_per_unit: 1}}\n";
     assert_eq!(shared("n=xx,l=y1z", rule), [(0, "x*".to_owned())]);
@@ -220,14 +220,14 @@ fn each_level_shares_for_itself() {
 }
 
 #[test]
-fn ten_thousand_levels_are_walked_without_recursion() {
+fn lookup_handles_ten_thousand_levels() {
     let mut node = node("k", "", Some(7), Vec::new());
     for _ in 1..10_000 {
         node = self::node("k", "", None, vec![node]);
     }
-    // The raw tree's own end is recursive, and not what is asked here.
+    // Dropping the raw tree is recursive, and this test only covers the lookup.
     let file = std::mem::ManuallyDrop::new(vec![node]);
-    let config = by_hand(std::mem::ManuallyDrop::into_inner(file)).unwrap();
+    let config = resolve_descriptors(std::mem::ManuallyDrop::into_inner(file)).unwrap();
     let tree = &config.domains["d"].tree;
     assert!(tree.lookup(vec![("k", "v"); 10_000]).is_some());
     assert!(tree.lookup(vec![("k", "v"); 9_999]).is_none());
@@ -235,8 +235,8 @@ fn ten_thousand_levels_are_walked_without_recursion() {
 }
 
 #[test]
-fn a_trace_says_of_every_candidate_what_became_of_it() {
-    let config = sound(&rules(&[("p", "b*", 1), ("p", "a*", 2), ("p", "", 3)]));
+fn trace_lists_every_candidate_with_its_verdict() {
+    let config = load_clean(&rules(&[("p", "b*", 1), ("p", "a*", 2), ("p", "", 3)]));
     let trace = config.domains["d"].tree.explain(&[("p", "abc")]);
     let tried: Vec<_> = trace.steps[0].tried.iter().map(|one| (&*one.name, one.verdict)).collect();
     assert_eq!(
@@ -251,25 +251,25 @@ fn a_trace_says_of_every_candidate_what_became_of_it() {
     assert!(matches!(trace.outcome, Outcome::Found(_)));
 }
 
-/// What a rule without a limit answers is not charged, so that nothing could be spared.
+/// A rule without a limit charges no hits, so replacing it would have no effect.
 #[test]
-fn a_rule_without_a_limit_is_not_replaced_and_replaces_others() {
-    let config = sound(
+fn unlimited_rule_is_never_replaced_but_replaces_others() {
+    let config = load_clean(
         "- {key: a, rate_limit: {unlimited: true, name: free}}\n\
          - {key: b, rate_limit: {unit: day, requests_per_unit: 1, name: paid, replaces: [{name: free}]}}\n\
          - {key: c, rate_limit: {unlimited: true, replaces: [{name: paid}]}}\n",
     );
-    let asked = |keys: &[&'static str]| {
+    let replacements = |keys: &[&'static str]| {
         let descriptors: Vec<_> = keys.iter().map(|key| vec![(*key, "v")]).collect();
         let explained = explain(&config, "d", &descriptors, Hits(1), Nanos(0));
         let replaced = explained.descriptors.into_iter().map(|one| one.rule.unwrap().replaced_by);
         replaced.collect::<Vec<_>>()
     };
-    assert_eq!(asked(&["a", "b"]), [None, None]);
-    assert_eq!(asked(&["b", "c"]), [Some("d.c".to_owned()), None]);
+    assert_eq!(replacements(&["a", "b"]), [None, None]);
+    assert_eq!(replacements(&["b", "c"]), [Some("d.c".to_owned()), None]);
 }
 
-// ---- against a model: one map per level, strings joined, as the reference's account says it ----
+// ---- the model: one map per level with joined strings, as envoyproxy/ratelimit documents ----
 
 fn spanned<T>(value: T) -> Spanned<T> {
     Spanned { value, span: sluicegate::config::diagnostic::Span { start: 0, end: 1 } }
@@ -292,7 +292,7 @@ fn composite(node: &Descriptor) -> String {
     }
 }
 
-/// `*` is any text: all ways of cutting the subject are tried.
+/// Tries every split of `subject`, because `*` matches any text.
 fn model_matches(pattern: &str, subject: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == subject,
@@ -319,7 +319,7 @@ fn model_lookup(level: &[Descriptor], entries: &[(String, String)]) -> Option<u3
     }
 }
 
-/// Drops what a level may not have twice and numbers the limits.
+/// Removes duplicate composite keys from a level and numbers the limits.
 fn sound_level(level: Vec<Descriptor>, next: &mut u32) -> Vec<Descriptor> {
     let mut seen = std::collections::HashSet::new();
     let level = level.into_iter().filter(|node| seen.insert(composite(node)));
@@ -335,7 +335,7 @@ fn sound_level(level: Vec<Descriptor>, next: &mut u32) -> Vec<Descriptor> {
         .collect()
 }
 
-/// Keys and values that begin alike, end alike, or are longer than a place of the table has room for.
+/// Keys and values share prefixes and suffixes. Some are longer than the end that a slot stores.
 const KEY: &str = "(long-key)?[ab_*]{1,3}";
 const VALUE: &str = "[ab_*]{0,3}(-of-customer)?[ab*]{0,1}";
 
@@ -356,18 +356,18 @@ fn any_entries() -> impl Strategy<Value = Vec<(String, String)>> {
 }
 
 proptest! {
-    // A failing case is printed in full, which is its seed.
+    // A failing case is printed in full, so a seed file is unnecessary.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn lookup_agrees_with_the_plain_model(
+    fn lookup_and_trace_agree_with_the_model(
         level in any_level(),
-        questions in prop::collection::vec(any_entries(), 64),
+        lookups in prop::collection::vec(any_entries(), 64),
     ) {
         let level = sound_level(level, &mut 0);
-        let config = by_hand(level.clone()).unwrap();
+        let config = resolve_descriptors(level.clone()).unwrap();
         let tree = &config.domains["d"].tree;
-        for entries in questions {
+        for entries in lookups {
             let borrowed: Vec<_> = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
             let found = tree.lookup(borrowed.iter().copied());
             let found = found.map(|found| found.rule.limit.as_ref().unwrap().requests);

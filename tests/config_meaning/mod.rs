@@ -1,4 +1,4 @@
-//! What limits files mean: from text to rules, and from a descriptor to its rule.
+//! Tests that limits files become the right rules and descriptors match the right rule.
 
 mod bad_files;
 mod calendar;
@@ -17,60 +17,61 @@ use sluicegate::config::tree::Match;
 use sluicegate::config::{Config, Limit};
 use sluicegate::kernel::units::Revision;
 
-/// Files by name and text, and all that was said of them.
 fn load(files: &[(&str, &str)], merge: bool) -> Result<(Config, Diagnostics), Diagnostics> {
     let files = files.iter().map(|(name, text)| (*name, text.as_bytes()));
     sluicegate::config::load(files, Revision(1), merge)
 }
 
-/// One file `a.yaml` of domain `d` with these descriptors, and nothing said about it.
-fn sound(descriptors: &str) -> Config {
+/// Loads `descriptors` as one file of domain `d`, which may have notes but no other findings.
+fn load_clean(descriptors: &str) -> Config {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
-    let (config, said) = load(&[("a.yaml", &text)], false).unwrap();
-    // A note is no fault.
-    let faults: Vec<_> = said.iter().filter(|one| one.severity() != Severity::Note).collect();
+    let (config, findings) = load(&[("a.yaml", &text)], false).unwrap();
+    let faults: Vec<_> = findings.iter().filter(|one| one.severity() != Severity::Note).collect();
     assert!(faults.is_empty(), "{faults:?}");
     config
 }
 
-/// The same with everything that was said: `line code message`.
-fn said(descriptors: &str) -> Vec<String> {
+/// Loads the same file and returns each finding as `line:column code message`.
+fn findings(descriptors: &str) -> Vec<String> {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
-    let said = match load(&[("a.yaml", &text)], false) {
-        Ok((_, said)) | Err(said) => said,
+    let findings = match load(&[("a.yaml", &text)], false) {
+        Ok((_, findings)) | Err(findings) => findings,
     };
-    said.iter().map(line).collect()
+    findings.iter().map(line).collect()
 }
 
-fn line(said: &Diagnostic) -> String {
-    format!("{}:{} {} {}", said.place.line, said.place.column, said.code.name(), said.message)
+fn line(finding: &Diagnostic) -> String {
+    format!(
+        "{}:{} {} {}",
+        finding.place.line,
+        finding.place.column,
+        finding.code.name(),
+        finding.message
+    )
 }
 
-/// The rule of domain `d` for a descriptor such as `k=v,k2=v2`.
+/// The rule of domain `d` that matches a descriptor such as `k=v,k2=v2`.
 fn find<'c>(config: &'c Config, descriptor: &str) -> Option<Match<'c>> {
     let entries = descriptor.split(',').filter(|entry| !entry.is_empty());
     let entries: Vec<(&str, &str)> = entries.map(|entry| entry.split_once('=').unwrap()).collect();
     config.domains.get("d").unwrap().tree.lookup(entries)
 }
 
-/// Requests of the limit that a descriptor finds.
 fn requests(config: &Config, descriptor: &str) -> Option<u32> {
     find(config, descriptor)?.rule.limit.as_ref().map(|limit| limit.requests)
 }
 
-/// The one limit of a file whose only rule says this.
-fn limit(words: &str) -> Limit {
-    let config = sound(&format!("- key: k\n  rate_limit: {{{words}}}\n"));
+/// Loads a file with one rule that has these `rate_limit` fields, and returns its limit.
+fn limit(fields: &str) -> Limit {
+    let config = load_clean(&format!("- key: k\n  rate_limit: {{{fields}}}\n"));
     find(&config, "k=v").unwrap().rule.limit.clone().unwrap()
 }
 
-/// What is said of a file whose only rule says this.
-fn said_of(words: &str) -> Vec<String> {
-    said(&format!("- key: k\n  rate_limit: {{{words}}}\n"))
+fn limit_findings(fields: &str) -> Vec<String> {
+    findings(&format!("- key: k\n  rate_limit: {{{fields}}}\n"))
 }
 
-/// A config of domain `d` from descriptors made by hand.
-fn by_hand(descriptors: Vec<raw::Descriptor>) -> Result<Config, Diagnostics> {
+fn resolve_descriptors(descriptors: Vec<raw::Descriptor>) -> Result<Config, Diagnostics> {
     let domain =
         sluicegate::config::diagnostic::Spanned { value: "d".to_owned(), ..Default::default() };
     let file = File { domain, descriptors, ..File::default() };

@@ -1,4 +1,4 @@
-//! The words that the base language does not have.
+//! Tests of the fields that Sluicegate adds to the file format of envoyproxy/ratelimit.
 
 use sluicegate::config::calendar::Starts;
 use sluicegate::config::{Charging, Mode, OnBackendFailure, Unit, Window};
@@ -7,29 +7,29 @@ use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{find, limit, line, load, said_of, sound};
+use super::{find, limit, limit_findings, line, load, load_clean};
 
-fn refused(words: &str, expected: &[&str]) {
-    let said = said_of(words);
-    assert_eq!(said.len(), expected.len(), "{words}: {said:#?}");
-    for (said, expected) in said.iter().zip(expected) {
-        assert!(said.contains(expected), "{words}: {said}\nwanted {expected}");
+fn assert_findings(fields: &str, expected: &[&str]) {
+    let findings = limit_findings(fields);
+    assert_eq!(findings.len(), expected.len(), "{fields}: {findings:#?}");
+    for (finding, expected) in findings.iter().zip(expected) {
+        assert!(finding.contains(expected), "{fields}: {finding}\nwanted {expected}");
     }
 }
 
 #[test]
-fn a_file_without_our_words_is_fixed_window_and_strict() {
+fn limits_default_to_strict_fixed_windows() {
     let limit = limit("unit: minute, requests_per_unit: 5");
     assert!(matches!(limit.strategy, Strategy::FixedWindow(_)));
     assert_eq!((limit.requests, limit.window), (5, Window::Unit(Unit::Minute)));
     assert_eq!(limit.on_backend_failure, OnBackendFailure::Error);
     assert_eq!(limit.mode, Mode::Strict);
-    let config = sound("- key: k\n");
+    let config = load_clean("- key: k\n");
     assert_eq!(config.domains["d"].charge, Charging::Each);
 }
 
 #[test]
-fn per_takes_whole_durations_instead_of_a_unit() {
+fn per_accepts_whole_durations_instead_of_unit() {
     let per = |text: &str| limit(&format!("per: {text}, requests_per_unit: 5")).window;
     assert_eq!(per("250ms"), Window::Per(Nanos(250_000_000)));
     assert_eq!(per("30s"), Window::Per(Nanos::from_secs(30)));
@@ -38,26 +38,29 @@ fn per_takes_whole_durations_instead_of_a_unit() {
     assert_eq!(per("7d"), Window::Per(Nanos::from_secs(604_800)));
     assert_eq!(per("1h30m"), Window::Per(Nanos::from_secs(5_400)));
     assert_eq!(per("1ms"), Window::Per(Nanos::MILLI));
-    refused("per: 90s, unit: minute, requests_per_unit: 5", &["E32 `unit: minute` and `per: 90s`"]);
-    refused("per: 0s, requests_per_unit: 5", &["E31 `per: 0s` is shorter than 1ms"]);
+    assert_findings(
+        "per: 90s, unit: minute, requests_per_unit: 5",
+        &["E32 `unit: minute` and `per: 90s`"],
+    );
+    assert_findings("per: 0s, requests_per_unit: 5", &["E31 `per: 0s` is shorter than 1ms"]);
     // 2^64 nanoseconds are 213,503.98 days.
     for long in ["213504d", "99999999999999999999s", "213503d24h"] {
-        let told = format!("E31 `per: {long}` is longer than 584 years");
-        refused(&format!("per: {long}, requests_per_unit: 5"), &[&told]);
+        let expected = format!("E31 `per: {long}` is longer than 584 years");
+        assert_findings(&format!("per: {long}, requests_per_unit: 5"), &[&expected]);
     }
     for none in ["'5'", "5 s", "s", "1d99999999999999999999x", "''", "5sd"] {
-        let told = format!("E31 `per: {}` is no duration", none.trim_matches('\''));
-        refused(&format!("per: {none}, requests_per_unit: 5"), &[&told]);
+        let expected = format!("E31 `per: {}` is no duration", none.trim_matches('\''));
+        assert_findings(&format!("per: {none}, requests_per_unit: 5"), &[&expected]);
     }
     for bad in
         ["'90'", "1.5s", "-5s", "5 s", "1y", "s", "''", "99999999999999999999d", "300000d", "5ms7"]
     {
-        refused(&format!("per: {bad}, requests_per_unit: 5"), &["E31"]);
+        assert_findings(&format!("per: {bad}, requests_per_unit: 5"), &["E31"]);
     }
 }
 
 #[test]
-fn each_strategy_has_its_word() {
+fn strategy_accepts_four_names() {
     let strategy = |word: &str| {
         limit(&format!("unit: minute, requests_per_unit: 60, strategy: {word}")).strategy
     };
@@ -65,53 +68,61 @@ fn each_strategy_has_its_word() {
     assert!(matches!(strategy("fixed_window"), Strategy::FixedWindow(_)));
     assert!(matches!(strategy("sliding_window"), Strategy::SlidingWindow(_)));
     assert!(matches!(strategy("sliding_log"), Strategy::SlidingLog(_)));
-    refused(
+    assert_findings(
         "unit: minute, requests_per_unit: 6, strategy: grca",
         &["E29 `strategy: grca` is not known"],
     );
 }
 
 #[test]
-fn burst_is_for_gcra_and_by_default_the_requests() {
-    let most = |words: &str| {
-        limit(&format!("unit: minute, requests_per_unit: 60, {words}")).strategy.most()
+fn burst_requires_gcra_and_defaults_to_requests() {
+    let most = |fields: &str| {
+        limit(&format!("unit: minute, requests_per_unit: 60, {fields}")).strategy.most()
     };
     assert_eq!(most("strategy: gcra"), 60);
     assert_eq!(most("strategy: gcra, burst: 7"), 7);
-    refused(
+    assert_findings(
         "unit: minute, requests_per_unit: 60, strategy: gcra, burst: 0",
         &["E33 burst 0 would deny everything"],
     );
-    refused(
+    assert_findings(
         "unit: minute, requests_per_unit: 60, burst: 7",
         &["E32 `burst` with `strategy: fixed_window`"],
     );
 }
 
 #[test]
-fn zero_requests_are_for_fixed_windows() {
+fn zero_requests_require_fixed_window() {
     assert_eq!(limit("unit: minute, requests_per_unit: 0").strategy.most(), 0);
     for strategy in ["gcra", "sliding_window", "sliding_log"] {
-        refused(&format!("unit: minute, requests_per_unit: 0, strategy: {strategy}"), &["E34"]);
+        assert_findings(
+            &format!("unit: minute, requests_per_unit: 0, strategy: {strategy}"),
+            &["E34"],
+        );
     }
 }
 
 #[test]
-fn numbers_that_cannot_be_counted_exactly_are_refused_with_the_largest_that_can() {
-    // The law: (burst + 1) · P < 2^53, with P in seconds at best. 4,294,967,291 is prime, a year
-    // has 31,536,000 seconds: 2^53 / 31,536,000 = 285,616,414.7, less one for the hit itself.
-    refused(
+fn inexact_numbers_are_refused_with_the_largest_valid_one() {
+    // The law: (burst + 1) · P < 2^53, with the period P in seconds at best. 4,294,967,291 is
+    // prime, so the rate is in lowest terms and P stays 31,536,000 s, a year.
+    // 2^53 / 31,536,000 = 285,616,414.7, minus one for the hit itself.
+    assert_findings(
         "unit: year, requests_per_unit: 4294967291, strategy: gcra",
         &[
             "4294967291 cannot be counted exactly over 31536000s; the largest that fits is 285616413",
         ],
     );
-    let words = "unit: year, requests_per_unit: 4294967291, strategy: gcra, burst: 285616413";
-    assert!(said_of(words).iter().all(|said| said.contains(" W")), "{:?}", said_of(words));
+    let fields = "unit: year, requests_per_unit: 4294967291, strategy: gcra, burst: 285616413";
+    assert!(
+        limit_findings(fields).iter().all(|finding| finding.contains(" W")),
+        "{:?}",
+        limit_findings(fields)
+    );
 }
 
 #[test]
-fn backend_failures_have_four_answers() {
+fn on_backend_failure_accepts_four_values() {
     let failure = |word: &str| {
         limit(&format!("unit: day, requests_per_unit: 1, on_backend_failure: {word}"))
             .on_backend_failure
@@ -120,40 +131,39 @@ fn backend_failures_have_four_answers() {
     assert_eq!(failure("allow"), OnBackendFailure::Allow);
     assert_eq!(failure("deny"), OnBackendFailure::Deny);
     assert_eq!(failure("local"), OnBackendFailure::Local);
-    refused("unit: day, requests_per_unit: 1, on_backend_failure: open", &["E29"]);
+    assert_findings("unit: day, requests_per_unit: 1, on_backend_failure: open", &["E29"]);
 }
 
 #[test]
-fn defaults_are_for_limits_that_do_not_say_otherwise() {
+fn domain_defaults_yield_to_limit_fields() {
     let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_backend_failure: local, mode: cached_deny}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_backend_failure: deny, mode: strict}}\n";
-    let (config, said) = load(&[("a.yaml", text)], false).unwrap();
-    assert!(said.iter().all(|one| one.code.name() == "N40"), "{said:?}");
+    let (config, findings) = load(&[("a.yaml", text)], false).unwrap();
+    assert!(findings.iter().all(|one| one.code.name() == "N40"), "{findings:?}");
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
     assert!(matches!(limit("a=").strategy, Strategy::Gcra(_)));
     assert_eq!(limit("a=").on_backend_failure, OnBackendFailure::Local);
     assert!(matches!(limit("b=").strategy, Strategy::SlidingLog(_)));
     assert_eq!(limit("b=").on_backend_failure, OnBackendFailure::Deny);
     assert_eq!((limit("a=").mode, limit("b=").mode), (Mode::CachedDeny, Mode::Strict));
-    let said = limit("a=").to_string();
-    assert_eq!(said, "1 per day, gcra, burst 1, mode cached_deny, on backend failure local");
+    let text = limit("a=").to_string();
+    assert_eq!(text, "1 per day, gcra, burst 1, mode cached_deny, on backend failure local");
     assert_eq!(config.domains["d"].charge, Charging::AllOrNothing);
 }
 
 #[test]
-fn modes_are_words_and_a_leased_one_has_a_bound() {
-    refused("unit: day, requests_per_unit: 1, mode: strict", &[]);
-    refused("unit: day, requests_per_unit: 1, mode: cached_deny", &[]);
-    refused("unit: day, requests_per_unit: 1, mode: lased", &["E29 `mode: lased`"]);
+fn mode_names_are_checked_and_leased_needs_max_overshoot() {
+    assert_findings("unit: day, requests_per_unit: 1, mode: strict", &[]);
+    assert_findings("unit: day, requests_per_unit: 1, mode: cached_deny", &[]);
+    assert_findings("unit: day, requests_per_unit: 1, mode: lased", &["E29 `mode: lased`"]);
     let without = "E38 `mode: leased` without a `max_overshoot`";
-    refused("unit: day, requests_per_unit: 600, mode: leased", &[without]);
+    assert_findings("unit: day, requests_per_unit: 600, mode: leased", &[without]);
     let beside = "E32 `max_overshoot` with `mode: strict`";
-    refused("unit: day, requests_per_unit: 600, max_overshoot: 2%", &[beside]);
+    assert_findings("unit: day, requests_per_unit: 600, max_overshoot: 2%", &[beside]);
 }
 
-/// What may be out of 600 a minute.
-fn out(strategy: &str, overshoot: &str) -> Overshoot {
+fn leased_overshoot(strategy: &str, overshoot: &str) -> Overshoot {
     let text = format!(
         "unit: minute, requests_per_unit: 600, strategy: {strategy}, mode: leased, max_overshoot: {overshoot}"
     );
@@ -167,25 +177,28 @@ fn out(strategy: &str, overshoot: &str) -> Overshoot {
 }
 
 #[test]
-fn what_may_be_out_is_hits_or_a_percentage_rounded_down() {
+fn max_overshoot_is_hits_or_a_floored_percentage() {
     for strategy in ["fixed_window", "gcra", "sliding_window", "sliding_log"] {
         let at_most = |hits| Overshoot::AtMost(Hits(hits));
-        assert_eq!(out(strategy, "1"), at_most(1));
-        assert_eq!(out(strategy, "600"), at_most(600));
-        assert_eq!(out(strategy, "2%"), at_most(12));
-        assert_eq!(out(strategy, "0.5%"), at_most(3));
-        assert_eq!(out(strategy, "0.33%"), at_most(1), "1.98 rounded down");
-        assert_eq!(out(strategy, "100%"), at_most(600));
+        assert_eq!(leased_overshoot(strategy, "1"), at_most(1));
+        assert_eq!(leased_overshoot(strategy, "600"), at_most(600));
+        assert_eq!(leased_overshoot(strategy, "2%"), at_most(12));
+        assert_eq!(leased_overshoot(strategy, "0.5%"), at_most(3));
+        assert_eq!(leased_overshoot(strategy, "0.33%"), at_most(1), "1.98 rounded down");
+        assert_eq!(leased_overshoot(strategy, "100%"), at_most(600));
     }
-    assert_eq!(out("fixed_window", "0"), Overshoot::InWindow);
-    assert_eq!(out("fixed_window", "0%"), Overshoot::InWindow);
+    assert_eq!(leased_overshoot("fixed_window", "0"), Overshoot::InWindow);
+    assert_eq!(leased_overshoot("fixed_window", "0%"), Overshoot::InWindow);
 }
 
 #[test]
-fn a_bound_that_cannot_hold_or_binds_nothing_is_refused() {
-    let with = |strategy: &str, overshoot: &str, said: &[&str]| {
+fn impossible_or_ineffective_max_overshoot_is_refused() {
+    let with = |strategy: &str, overshoot: &str, expected: &[&str]| {
         let text = "unit: minute, requests_per_unit: 600, mode: leased";
-        refused(&format!("{text}, strategy: {strategy}, max_overshoot: {overshoot}"), said);
+        assert_findings(
+            &format!("{text}, strategy: {strategy}, max_overshoot: {overshoot}"),
+            expected,
+        );
     };
     for strategy in ["gcra", "sliding_window", "sliding_log"] {
         with(strategy, "0", &["E32 `max_overshoot: 0` with `strategy:"]);
@@ -203,7 +216,7 @@ fn a_bound_that_cannot_hold_or_binds_nothing_is_refused() {
 }
 
 #[test]
-fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
+fn leased_defaults_apply_unless_a_limit_overrides_them() {
     let text = "domain: d\ndefaults: {mode: leased, max_overshoot: 10%}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: second, requests_per_unit: 50}}\n\
                 - {key: b, rate_limit: {unit: day, requests_per_unit: 50, mode: strict}}\n\
@@ -228,7 +241,7 @@ fn a_domain_may_lease_all_its_limits_and_one_may_say_otherwise() {
 }
 
 #[test]
-fn a_bound_for_all_limits_that_no_limit_can_have_is_refused_whatever_their_mode() {
+fn default_max_overshoot_above_any_limit_is_refused() {
     for (amount, is_any) in [
         ("900%", false),
         ("100.01%", false),
@@ -242,20 +255,23 @@ fn a_bound_for_all_limits_that_no_limit_can_have_is_refused_whatever_their_mode(
         );
         match load(&[("a.yaml", &text)], false) {
             Ok(_) => assert!(is_any, "{amount} is accepted"),
-            Err(said) => {
-                let said: Vec<String> = said.iter().map(line).collect();
+            Err(findings) => {
+                let findings: Vec<String> = findings.iter().map(line).collect();
                 let expected = format!("2:27 E38 `max_overshoot: {amount}` is above any limit");
-                assert!(!is_any && said.len() == 1 && said[0].starts_with(&expected), "{said:?}");
+                assert!(
+                    !is_any && findings.len() == 1 && findings[0].starts_with(&expected),
+                    "{findings:?}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn how_much_is_borrowed_at_a_time_may_be_said() {
-    let limit = |words: &str| {
+fn lease_hits_sets_a_fixed_lease_size() {
+    let limit = |fields: &str| {
         let text = format!(
-            "domain: d\ndescriptors:\n- {{key: a, rate_limit: {{unit: day, requests_per_unit: 500, {words}}}}}\n"
+            "domain: d\ndescriptors:\n- {{key: a, rate_limit: {{unit: day, requests_per_unit: 500, {fields}}}}}\n"
         );
         let found = load(&[("a.yaml", &text)], false);
         found.map(|(config, _)| find(&config, "a=").unwrap().rule.limit.clone().unwrap())
@@ -267,30 +283,35 @@ fn how_much_is_borrowed_at_a_time_may_be_said() {
         leased.to_string().ends_with("mode leased, max_overshoot 100, lease_hits 50"),
         "{leased}"
     );
-    for (words, code, said) in [
+    for (fields, code, message) in [
         ("mode: leased, max_overshoot: 20%, lease_hits: 51", "E38", "leases of 51 hits"),
         ("mode: leased, max_overshoot: 20%, lease_hits: 0", "E38", "leases of 0 hits"),
         ("lease_hits: 5", "E32", "`lease_hits` with `mode: strict`"),
     ] {
-        let refused = limit(words).unwrap_err();
+        let refused = limit(fields).unwrap_err();
         let [one] = &refused[..] else { panic!("{refused:?}") };
         assert_eq!(one.code.name(), code);
-        assert!(one.message.contains(said), "{}", one.message);
+        assert!(one.message.contains(message), "{}", one.message);
     }
 }
 
-/// 60,000 a minute are 10,000 in the 10 s in which demand is seen, and three times that in the 30 s of a lease. In a
-/// fleet of 2 each sees 5,000 and borrows a tenth of the limit, which is less than thrice that; of 8, 3 · 1,250; of
-/// 64, 3 · ⌊10,000/64⌋. Of a budget of 600 each has at most 300, 75 and 9.
+/// Worked numbers: 60,000 per minute is a demand of 10,000 in the window of 10 s.
+/// A lease lasts 30 s, so a replica borrows three times its demand, up to a tenth of the limit.
+///
+/// | replicas | demand of each | hits of a lease | part of `max_overshoot` = 600 |
+/// |---|---|---|---|
+/// | 2 | 5,000 | min(6,000, 15,000) = 6,000 | 300 |
+/// | 8 | 1,250 | min(6,000, 3,750) = 3,750 | 75 |
+/// | 64 | ⌊10,000 / 64⌋ = 156 | min(6,000, 468) = 468 | 9 |
 #[test]
-fn check_says_how_many_decisions_a_call_is_expected_for() {
-    let said = |overshoot: &str| {
+fn expected_lease_calls_match_the_worked_numbers() {
+    let note = |overshoot: &str| {
         let text = format!(
             "domain: d\ndescriptors:\n- {{key: a, rate_limit: {{unit: minute, requests_per_unit: 60000, \
              mode: leased, max_overshoot: {overshoot}}}}}\n"
         );
-        let (_, said) = load(&[("a.yaml", &text)], false).unwrap();
-        let [note] = &said[..] else { panic!("{said:?}") };
+        let (_, findings) = load(&[("a.yaml", &text)], false).unwrap();
+        let [note] = &findings[..] else { panic!("{findings:?}") };
         assert_eq!(note.code.name(), "N41");
         note.message.clone()
     };
@@ -300,9 +321,9 @@ fn check_says_how_many_decisions_a_call_is_expected_for() {
              8 replicas, 1 in {many} on 64 replicas"
         )
     };
-    assert_eq!(said("0"), all(6000, 3750, 468));
-    assert_eq!(said("1%"), all(300, 75, 9));
-    assert_eq!(said("1"), all(1, 1, 1));
+    assert_eq!(note("0"), all(6000, 3750, 468));
+    assert_eq!(note("1%"), all(300, 75, 9));
+    assert_eq!(note("1"), all(1, 1, 1));
 }
 
 fn calendar(unit: &str, starts_on: &str) -> Starts {
@@ -319,7 +340,7 @@ fn calendar(unit: &str, starts_on: &str) -> Starts {
 }
 
 #[test]
-fn calendars_start_on_a_day_of_their_unit() {
+fn starts_on_depends_on_the_unit() {
     use jiff::civil::Weekday;
     assert_eq!(calendar("day", ""), Starts::Day);
     assert_eq!(calendar("week", ""), Starts::Week(Weekday::Monday));
@@ -332,38 +353,40 @@ fn calendars_start_on_a_day_of_their_unit() {
 }
 
 #[test]
-fn calendars_are_for_fixed_windows_of_days_and_longer() {
+fn invalid_calendars_are_refused() {
     let with = |unit: &str, block: &str| {
         format!("unit: {unit}, requests_per_unit: 1, calendar: {{{block}}}")
     };
-    refused(&with("day", "time_zone: Europe/Berlin, starts_on: 1"), &["E36"]);
-    refused(&with("week", "time_zone: UTC, starts_on: 0"), &["E36"]);
-    refused(&with("week", "time_zone: UTC, starts_on: 8"), &["E36"]);
-    refused(&with("month", "time_zone: UTC, starts_on: 32"), &["E36"]);
-    refused(&with("year", "time_zone: UTC, starts_on: 02-30"), &["E36"]);
-    refused(&with("year", "time_zone: UTC, starts_on: 15"), &["E36"]);
-    refused(&with("hour", "time_zone: UTC"), &["E36"]);
-    refused(&with("day", "time_zone: Europe/Berlim"), &["E36 unknown time zone `Europe/Berlim`"]);
-    refused(&with("day", "starts_on: 1"), &["E36", "E36"]);
-    refused(
+    assert_findings(&with("day", "time_zone: Europe/Berlin, starts_on: 1"), &["E36"]);
+    assert_findings(&with("week", "time_zone: UTC, starts_on: 0"), &["E36"]);
+    assert_findings(&with("week", "time_zone: UTC, starts_on: 8"), &["E36"]);
+    assert_findings(&with("month", "time_zone: UTC, starts_on: 32"), &["E36"]);
+    assert_findings(&with("year", "time_zone: UTC, starts_on: 02-30"), &["E36"]);
+    assert_findings(&with("year", "time_zone: UTC, starts_on: 15"), &["E36"]);
+    assert_findings(&with("hour", "time_zone: UTC"), &["E36"]);
+    assert_findings(
+        &with("day", "time_zone: Europe/Berlim"),
+        &["E36 unknown time zone `Europe/Berlim`"],
+    );
+    assert_findings(&with("day", "starts_on: 1"), &["E36", "E36"]);
+    assert_findings(
         "per: 1d, requests_per_unit: 1, calendar: {time_zone: UTC}",
         &["E32 `calendar` with `per`"],
     );
-    refused(
+    assert_findings(
         "unit: day, requests_per_unit: 1, strategy: gcra, calendar: {time_zone: UTC}",
         &["E32 `calendar` with `strategy: gcra`"],
     );
 }
 
-/// The codes of what is said, in the order of the text.
-fn codes(said: &[String]) -> Vec<&str> {
-    said.iter().map(|line| line.split(' ').nth(1).unwrap()).collect()
+fn codes(findings: &[String]) -> Vec<&str> {
+    findings.iter().map(|line| line.split(' ').nth(1).unwrap()).collect()
 }
 
-/// A misspelt word could be any: nothing is wrong beside it that would be right beside another.
+/// The intended value is unknown, so the fields that depend on it are not checked.
 #[test]
-fn what_depends_on_a_word_that_is_not_known_is_not_judged() {
-    for words in [
+fn misspelt_value_suppresses_dependent_errors() {
+    for fields in [
         "unit: minute, requests_per_unit: 60, strategy: gcraa, burst: 50",
         "unit: day, requests_per_unit: 0, strategy: gcraa",
         "unit: day, requests_per_unit: 1, strategy: fixd_window, calendar: {time_zone: UTC}",
@@ -371,13 +394,13 @@ fn what_depends_on_a_word_that_is_not_known_is_not_judged() {
         "unit: day, requests_per_unit: 600, mode: leasd, lease_hits: 5",
         "unit: day, requests_per_unit: 600, strategy: gcraa, mode: leased, max_overshoot: 0",
     ] {
-        assert_eq!(codes(&said_of(words)), ["E29"], "{words}");
+        assert_eq!(codes(&limit_findings(fields)), ["E29"], "{fields}");
     }
 }
 
 #[test]
-fn what_is_wrong_with_the_defaults_is_said_there_alone() {
-    for (defaults, words, code) in [
+fn errors_in_defaults_are_reported_once() {
+    for (defaults, fields, code) in [
         ("strategy: gcraa", "burst: 50", "E29"),
         ("strategy: sliding_windo", "calendar: {time_zone: UTC}", "E29"),
         ("mode: leasd, max_overshoot: 2%", "lease_hits: 5", "E29"),
@@ -387,7 +410,7 @@ fn what_is_wrong_with_the_defaults_is_said_there_alone() {
     ] {
         let rule = |key| {
             format!(
-                "- {{key: {key}, rate_limit: {{unit: day, requests_per_unit: 600, {words}}}}}\n"
+                "- {{key: {key}, rate_limit: {{unit: day, requests_per_unit: 600, {fields}}}}}\n"
             )
         };
         let text = format!(
@@ -395,15 +418,15 @@ fn what_is_wrong_with_the_defaults_is_said_there_alone() {
             rule("a"),
             rule("b")
         );
-        let said: Vec<_> =
+        let findings: Vec<_> =
             load(&[("a.yaml", &text)], false).unwrap_err().iter().map(line).collect();
-        assert_eq!(codes(&said), [code], "{defaults} {words}");
+        assert_eq!(codes(&findings), [code], "{defaults} {fields}");
     }
 }
 
 #[test]
-fn every_problem_of_a_block_is_found_at_once() {
-    for (words, all) in [
+fn all_errors_of_a_block_are_reported() {
+    for (fields, all) in [
         (
             "unit: minit, requests_per_unit: 0, strategy: gcra, lease_hits: 5",
             &["E24", "E34", "E32"][..],
@@ -424,6 +447,6 @@ fn every_problem_of_a_block_is_found_at_once() {
         ("unlimited: true, unit: day, burst: 3", &["E25", "E25"]),
         ("unlimited: true, unit: day, requests_per_unit: 3", &["E25", "W26"]),
     ] {
-        assert_eq!(codes(&said_of(words)), all, "{words}");
+        assert_eq!(codes(&limit_findings(fields)), all, "{fields}");
     }
 }

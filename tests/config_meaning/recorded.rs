@@ -1,4 +1,4 @@
-//! The reference's recorded behaviour: which files it loads, and which limit each descriptor met.
+//! Tests against recordings of envoyproxy/ratelimit: loaded files, matched limits, store keys.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,6 @@ use sluicegate::config::tree::Match;
 use sluicegate::config::{Config, Unit, Window};
 use sluicegate::kernel::units::Revision;
 
-/// Every recorded scenario, with the group it is from.
 fn scenarios() -> Vec<(String, Value)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat/vectors");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -37,12 +36,12 @@ fn files(scenario: &Value) -> Vec<(String, Vec<u8>)> {
 fn base64(text: &str) -> Vec<u8> {
     let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let sextets = text.bytes().filter_map(|byte| letters.iter().position(|&letter| letter == byte));
-    let (mut bits, mut held, mut bytes) = (0usize, 0, Vec::new());
+    let (mut bits, mut bit_count, mut bytes) = (0usize, 0, Vec::new());
     for sextet in sextets {
-        (bits, held) = ((bits << 6 | sextet) & 0xffff, held + 6);
-        if 8 <= held {
-            held -= 8;
-            bytes.push(u8::try_from(bits >> held & 0xff).unwrap());
+        (bits, bit_count) = ((bits << 6 | sextet) & 0xffff, bit_count + 6);
+        if 8 <= bit_count {
+            bit_count -= 8;
+            bytes.push(u8::try_from(bits >> bit_count & 0xff).unwrap());
         }
     }
     bytes
@@ -50,28 +49,28 @@ fn base64(text: &str) -> Vec<u8> {
 
 fn load(scenario: &Value) -> Result<Config, Diagnostics> {
     let merge = scenario["env"]["MERGE_DOMAIN_CONFIG"].as_str() == Some("true");
-    let (mut sound, mut refused) = (Vec::new(), Diagnostics::default());
+    let (mut loaded, mut refused) = (Vec::new(), Diagnostics::default());
     for (name, bytes) in files(scenario) {
         match raw::read(&name, &bytes) {
-            Ok((file, source, _)) => sound.push((file, source)),
+            Ok((file, source, _)) => loaded.push((file, source)),
             Err(reasons) => refused.append(reasons),
         }
     }
     if !refused.is_empty() {
         return Err(refused);
     }
-    resolve(&sound, Revision(1), merge).map(|(config, _)| config)
+    resolve(&loaded, Revision(1), merge).map(|(config, _)| config)
 }
 
 #[test]
-fn what_the_reference_loads_is_loaded_and_what_it_refuses_is_refused() {
+fn file_acceptance_matches_the_recording() {
     let mut wrong = Vec::new();
     for (group, scenario) in scenarios() {
         let (id, expected) = (scenario["id"].as_str().unwrap(), &scenario["load"]);
         match load(&scenario) {
             Ok(_) if expected != "ok" => wrong.push(format!("{group} {id} was loaded: {expected}")),
-            Err(said) if expected == "ok" => {
-                wrong.push(format!("{group} {id} was refused: {}", said[0]));
+            Err(findings) if expected == "ok" => {
+                wrong.push(format!("{group} {id} was refused: {}", findings[0]));
             }
             Err(_) | Ok(_) => {}
         }
@@ -80,9 +79,9 @@ fn what_the_reference_loads_is_loaded_and_what_it_refuses_is_refused() {
 }
 
 #[test]
-fn a_refusal_names_the_file_that_the_reference_names_first() {
+fn refusals_name_the_recorded_file() {
     for (group, scenario) in scenarios() {
-        let (expected, Err(said)) = (&scenario["load"], load(&scenario)) else { continue };
+        let (expected, Err(findings)) = (&scenario["load"], load(&scenario)) else { continue };
         let one = expected["file"].as_str().into_iter();
         let any: Vec<&str> = expected["file_any_of"]
             .as_array()
@@ -91,14 +90,14 @@ fn a_refusal_names_the_file_that_the_reference_names_first() {
             .filter_map(Value::as_str)
             .collect();
         let named: Vec<&str> = one.chain(any).collect();
-        let blamed = said.iter().any(|one| named.iter().any(|name| &&*one.place.file == name));
-        assert!(named.is_empty() || blamed, "{group} {}: {said:?}", scenario["id"]);
+        let blamed = findings.iter().any(|one| named.iter().any(|name| &&*one.place.file == name));
+        assert!(named.is_empty() || blamed, "{group} {}: {findings:?}", scenario["id"]);
     }
 }
 
 // ---- matching ----
 
-struct Met<'c> {
+struct Matched<'c> {
     found: Option<Match<'c>>,
     entries: Vec<(String, String)>,
 }
@@ -109,12 +108,12 @@ fn entries(descriptor: &Value) -> Vec<(String, String)> {
     list.map(|entry| (text(entry, "key"), text(entry, "value"))).collect()
 }
 
-fn meet<'c>(config: &'c Config, domain: &str, descriptor: &Value) -> Met<'c> {
+fn match_descriptor<'c>(config: &'c Config, domain: &str, descriptor: &Value) -> Matched<'c> {
     let entries = entries(descriptor);
     let found = config.domains.get(domain).and_then(|domain| {
         domain.tree.lookup(entries.iter().map(|(key, value)| (&**key, &**value)))
     });
-    Met { found, entries }
+    Matched { found, entries }
 }
 
 fn unit(window: &Window) -> &'static str {
@@ -130,27 +129,27 @@ fn unit(window: &Window) -> &'static str {
     }
 }
 
-impl Met<'_> {
+impl Matched<'_> {
     fn name(&self) -> Option<&str> {
         self.found.as_ref()?.rule.name.as_deref()
     }
 
-    /// What the status shows: requests, unit and name of a limit that is counted.
-    fn shown(&self) -> Option<Value> {
+    /// The `currentLimit` of the status: requests, unit and name.
+    fn current_limit(&self) -> Option<Value> {
         let rule = self.found.as_ref()?.rule;
         let limit = rule.limit.as_ref()?;
-        let mut shown =
+        let mut current_limit =
             serde_json::json!({"requestsPerUnit": limit.requests, "unit": unit(&limit.window)});
         if limit.requests == 0 {
-            shown.as_object_mut().unwrap().remove("requestsPerUnit");
+            current_limit.as_object_mut().unwrap().remove("requestsPerUnit");
         }
         if let Some(name) = &rule.name {
-            shown["name"] = Value::from(&**name);
+            current_limit["name"] = Value::from(&**name);
         }
-        Some(shown)
+        Some(current_limit)
     }
 
-    /// The counter in the reference's store.
+    /// The key of the counter in the store of envoyproxy/ratelimit.
     fn counter(&self, domain: &str) -> Option<String> {
         let found = self.found.as_ref()?;
         let limit = found.rule.limit.as_ref()?;
@@ -164,20 +163,21 @@ impl Met<'_> {
     }
 }
 
-/// The rules of one question that are counted: those that another one replaces are not.
-fn counted<'c>(config: &'c Config, request: &Value) -> Vec<Option<Met<'c>>> {
+/// The match of each descriptor, or `None` if another rule of the request replaces it.
+fn counted<'c>(config: &'c Config, request: &Value) -> Vec<Option<Matched<'c>>> {
     let domain = request["domain"].as_str().unwrap_or_default();
     let list = request["descriptors"].as_array().unwrap();
-    let met: Vec<Met<'c>> =
-        list.iter().map(|descriptor| meet(config, domain, descriptor)).collect();
-    let rules = met.iter().filter_map(|met| met.found.as_ref());
+    let matched: Vec<Matched<'c>> =
+        list.iter().map(|descriptor| match_descriptor(config, domain, descriptor)).collect();
+    let rules = matched.iter().filter_map(|matched| matched.found.as_ref());
     let replaced: BTreeSet<String> =
         rules.flat_map(|found| found.rule.replaces.iter().map(ToString::to_string)).collect();
-    let dropped = |met: &Met<'_>| met.name().is_some_and(|name| replaced.contains(name));
-    met.into_iter().map(|met| (!dropped(&met)).then_some(met)).collect()
+    let dropped =
+        |matched: &Matched<'_>| matched.name().is_some_and(|name| replaced.contains(name));
+    matched.into_iter().map(|matched| (!dropped(&matched)).then_some(matched)).collect()
 }
 
-/// The calls of a scenario that only matching decides: no override, no change of files.
+/// The calls of a scenario, or `None` if it overrides limits or changes files.
 fn plain_calls(scenario: &Value) -> Option<Vec<&Value>> {
     let steps = scenario["steps"].as_array()?;
     let plain = |step: &&Value| {
@@ -189,17 +189,20 @@ fn plain_calls(scenario: &Value) -> Option<Vec<&Value>> {
 }
 
 #[test]
-fn every_descriptor_meets_the_limit_it_met_at_the_reference() {
+fn descriptors_match_the_recorded_limits() {
     let (mut compared, mut wrong) = (0, Vec::new());
     for (group, scenario) in scenarios() {
         let (Some(calls), Ok(config)) = (plain_calls(&scenario), load(&scenario)) else { continue };
         for call in calls {
             let statuses = call["response"]["statuses"].as_array().unwrap();
-            for (met, status) in counted(&config, &call["request"]).iter().zip(statuses) {
-                let shown = met.as_ref().and_then(Met::shown);
+            for (matched, status) in counted(&config, &call["request"]).iter().zip(statuses) {
+                let current_limit = matched.as_ref().and_then(Matched::current_limit);
                 compared += 1;
-                if shown.as_ref() != status.get("currentLimit") {
-                    wrong.push(format!("{group} {}: {shown:?}, wanted {status}", scenario["id"]));
+                if current_limit.as_ref() != status.get("currentLimit") {
+                    wrong.push(format!(
+                        "{group} {}: {current_limit:?}, wanted {status}",
+                        scenario["id"]
+                    ));
                 }
             }
         }
@@ -209,7 +212,7 @@ fn every_descriptor_meets_the_limit_it_met_at_the_reference() {
 }
 
 #[test]
-fn every_counter_has_the_values_that_the_reference_counts_under() {
+fn counter_keys_match_the_recorded_store() {
     let (mut compared, mut wrong) = (0, Vec::new());
     for (group, scenario) in scenarios() {
         let (Some(calls), Some(store)) = (plain_calls(&scenario), scenario["store"].as_object())
@@ -224,8 +227,8 @@ fn every_counter_has_the_values_that_the_reference_counts_under() {
         let mut counters: BTreeSet<String> = before.map(|(key, _)| key.clone()).collect();
         for call in calls {
             let domain = call["request"]["domain"].as_str().unwrap_or_default();
-            let met = counted(&config, &call["request"]);
-            counters.extend(met.iter().flatten().filter_map(|met| met.counter(domain)));
+            let matched = counted(&config, &call["request"]);
+            counters.extend(matched.iter().flatten().filter_map(|matched| matched.counter(domain)));
         }
         compared += 1;
         let kept: BTreeSet<String> = store.keys().cloned().collect();

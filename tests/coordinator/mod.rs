@@ -1,4 +1,4 @@
-//! The laws of one ceiling for the whole fleet: how it is split, how it moves, how a share moves.
+//! Tests of the coordinator: votes on the limit, its division, and the handoff of shares.
 
 mod ceiling;
 mod handoff;
@@ -10,17 +10,16 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
-/// A heartbeat of 10, a term of 36, requests of at most 30, clocks that differ by a tenth: margin 6.
+/// Heartbeat 10, share lifetime 36, requests of at most 30, clock drift 10 %: the margin is 6.
 pub fn terms() -> Terms {
     Terms::new(Nanos(10), Nanos(36), Nanos(30), 100_000).unwrap()
 }
 
-/// A ceiling that stays where it is.
-pub fn fixed(ceiling: u64) -> Law {
+pub fn fixed_limit(ceiling: u64) -> Law {
     Law::new(terms(), Share(ceiling), Share(ceiling), Share(ceiling)).unwrap()
 }
 
-/// The coordinator's first life, which nothing came before.
+/// The coordinator's first incarnation: no earlier shares can exist.
 pub fn settled() -> Life {
     Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) }
 }
@@ -29,17 +28,17 @@ pub fn member(id: u64, life: u64) -> Member {
     Member::new(MemberId(id), Incarnation(life), terms())
 }
 
-/// A member with so much in flight that could use all there is.
-pub fn hungry(in_flight: u64) -> Load {
+/// A replica's load that could use more permits than any limit here.
+pub fn high_demand(in_flight: u64) -> Load {
     Load { in_flight: Share(in_flight), wanted: Share(1_000), vote: None }
 }
 
-/// A member that used so much and turned nobody away.
-pub fn uses(in_flight: u64) -> Load {
+/// A replica's load without denials: it wants exactly its requests in flight.
+pub fn exact_demand(in_flight: u64) -> Load {
     Load { in_flight: Share(in_flight), wanted: Share(in_flight), vote: None }
 }
 
-/// One ceiling and its store.
+/// A coordinator of one limit.
 pub struct Store {
     pub coordinator: Coordinator,
     pub life: Life,
@@ -51,22 +50,21 @@ impl Store {
         Self { coordinator: Coordinator::default(), life: settled(), law }
     }
 
-    pub fn hear(&mut self, now: u64, beat: &Heartbeat) -> Reply {
+    pub fn apply_heartbeat(&mut self, now: u64, beat: &Heartbeat) -> Reply {
         self.coordinator.on_heartbeat(Nanos(now), &self.life, &self.law, beat)
     }
 
-    /// What must have been granted.
-    pub fn granted(&mut self, now: u64, beat: &Heartbeat) -> Grant {
-        match self.hear(now, beat) {
+    pub fn expect_grant(&mut self, now: u64, beat: &Heartbeat) -> Grant {
+        match self.apply_heartbeat(now, beat) {
             Reply::Grant(grant) => grant,
             other => panic!("{other:?}"),
         }
     }
 
-    /// A whole round trip in one instant; the share in force after it.
-    pub fn round(&mut self, now: u64, member: &mut Member, load: &Load) -> Share {
+    /// Sends a heartbeat and applies its reply at `now`. Returns the share in force.
+    pub fn round_trip(&mut self, now: u64, member: &mut Member, load: &Load) -> Share {
         let beat = member.beat(Nanos(now), load);
-        let grant = self.granted(now, &beat);
+        let grant = self.expect_grant(now, &beat);
         member.on_grant(Nanos(now), &grant);
         member.in_force(Nanos(now))
     }

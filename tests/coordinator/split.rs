@@ -1,13 +1,13 @@
-//! How a ceiling is divided.
+//! Division of a limit into shares.
 
 use proptest::prelude::*;
 use sluicegate::kernel::coordinator::split::{Split, Want};
 use sluicegate::kernel::units::{Nanos, Share};
 
-const TURNED: Nanos = Nanos(100);
+const TURN_END: Nanos = Nanos(100);
 
-fn parts(split: Split, ceiling: u64, wants: &[Want]) -> Vec<u64> {
-    (0..wants.len()).map(|me| split.part(Share(ceiling), wants, me, TURNED).0).collect()
+fn shares(split: Split, ceiling: u64, wants: &[Want]) -> Vec<u64> {
+    (0..wants.len()).map(|me| split.part(Share(ceiling), wants, me, TURN_END).0).collect()
 }
 
 fn needs(needs: &[u64]) -> Vec<Want> {
@@ -28,75 +28,76 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn the_parts_sum_to_the_ceiling(wants in wants(), ceiling in prop_oneof![1..30_u64, 1..5_000_u64]) {
+    fn shares_sum_to_the_limit(wants in wants(), ceiling in prop_oneof![1..30_u64, 1..5_000_u64]) {
         for split in [Split::Equal, Split::Demand] {
-            prop_assert_eq!(parts(split, ceiling, &wants).iter().sum::<u64>(), ceiling);
+            prop_assert_eq!(shares(split, ceiling, &wants).iter().sum::<u64>(), ceiling);
         }
     }
 
     #[test]
-    fn nobody_gets_nothing_of_a_ceiling_as_large_as_the_fleet(wants in wants(), more in 0..50_u64) {
+    fn no_share_is_zero_if_the_limit_covers_the_fleet(wants in wants(), more in 0..50_u64) {
         let ceiling = wants.len() as u64 + more;
         for split in [Split::Equal, Split::Demand] {
-            prop_assert!(parts(split, ceiling, &wants).iter().all(|part| 0 < *part));
+            prop_assert!(shares(split, ceiling, &wants).iter().all(|share| 0 < *share));
         }
     }
 
     #[test]
-    fn nobody_is_short_while_another_has_more_than_it_can_use(wants in wants(), more in 0..500_u64) {
-        let parts = parts(Split::Demand, wants.len() as u64 + more, &wants);
-        let short = parts.iter().zip(&wants).filter(|(part, want)| **part < want.need.0).map(|(part, _)| *part);
-        let least_of_the_short = short.min();
-        let spare = parts.iter().zip(&wants).any(|(part, want)| want.need.0.max(1) < *part);
-        prop_assert!(least_of_the_short.is_none() || !spare);
-        // And nobody who is short stands more than one below anybody else.
-        let most = parts.iter().max().unwrap();
-        prop_assert!(least_of_the_short.is_none_or(|least| *most <= least + 1));
+    fn no_replica_is_short_while_another_has_spare_permits(wants in wants(), more in 0..500_u64) {
+        let shares = shares(Split::Demand, wants.len() as u64 + more, &wants);
+        let short = shares.iter().zip(&wants).filter(|(share, want)| **share < want.need.0);
+        let short = short.map(|(share, _)| *share);
+        let smallest_short_share = short.min();
+        let spare = shares.iter().zip(&wants).any(|(share, want)| want.need.0.max(1) < *share);
+        prop_assert!(smallest_short_share.is_none() || !spare);
+        // A short replica has at most one permit less than any other replica.
+        let largest = shares.iter().max().unwrap();
+        prop_assert!(smallest_short_share.is_none_or(|least| *largest <= least + 1));
     }
 }
 
 #[test]
-fn equal_parts_differ_by_one_at_most() {
-    assert_eq!(parts(Split::Equal, 11, &needs(&[0, 9, 0, 9])), [3, 3, 3, 2]);
+fn equal_shares_differ_by_at_most_one() {
+    assert_eq!(shares(Split::Equal, 11, &needs(&[0, 9, 0, 9])), [3, 3, 3, 2]);
 }
 
 #[test]
-fn the_idle_keep_enough_to_show_demand_and_the_hungry_share_the_rest() {
-    assert_eq!(parts(Split::Demand, 100, &needs(&[100, 0, 0, 12])), [86, 1, 1, 12]);
+fn idle_replicas_keep_one_permit_and_busy_ones_share_the_rest() {
+    assert_eq!(shares(Split::Demand, 100, &needs(&[100, 0, 0, 12])), [86, 1, 1, 12]);
 }
 
 #[test]
-fn what_a_shrinking_ceiling_loses_is_taken_from_the_idle_first() {
+fn a_lower_limit_takes_unneeded_permits_first() {
     let wants = needs(&[40, 2, 2]);
-    assert_eq!(parts(Split::Demand, 60, &wants), [46, 7, 7]);
-    assert_eq!(parts(Split::Demand, 44, &wants), [40, 2, 2]);
-    assert_eq!(parts(Split::Demand, 30, &wants), [26, 2, 2]);
+    assert_eq!(shares(Split::Demand, 60, &wants), [46, 7, 7]);
+    assert_eq!(shares(Split::Demand, 44, &wants), [40, 2, 2]);
+    assert_eq!(shares(Split::Demand, 30, &wants), [26, 2, 2]);
 }
 
 #[test]
-fn a_ceiling_smaller_than_the_hungry_goes_to_the_longest_waiting_once_a_turn_is_over() {
+fn scarce_limit_rotates_to_the_longest_waiting_replica() {
     let want = |waits, since| Want { need: Share(1), waits, since: Nanos(since) };
-    // In its turn, turn over, waiting long, waiting less long.
+    // In order: turn not over, turn over, waiting longest, waiting.
     let wants = [want(false, 101), want(false, 50), want(true, 60), want(true, 90)];
     for split in [Split::Equal, Split::Demand] {
-        assert_eq!(parts(split, 1, &wants), [1, 0, 0, 0]);
-        assert_eq!(parts(split, 2, &wants), [1, 0, 1, 0]);
-        assert_eq!(parts(split, 3, &wants), [1, 0, 1, 1]);
+        assert_eq!(shares(split, 1, &wants), [1, 0, 0, 0]);
+        assert_eq!(shares(split, 2, &wants), [1, 0, 1, 0]);
+        assert_eq!(shares(split, 3, &wants), [1, 0, 1, 1]);
     }
 }
 
 #[test]
-fn what_those_ahead_in_the_line_wait_for_is_not_free() {
+fn permits_for_earlier_waiters_are_reserved() {
     let want = |waits, since| Want { need: Share(1), waits, since: Nanos(since) };
     let wants = [want(false, 50), want(true, 60), want(true, 90)];
     for split in [Split::Equal, Split::Demand] {
-        let owed = [0, 1, 2].map(|me| split.owed(Share(2), &wants, me, TURNED).0);
+        let owed = [0, 1, 2].map(|me| split.owed(Share(2), &wants, me, TURN_END).0);
         assert_eq!(owed, [2, 0, 1]);
-        assert_eq!(split.owed(Share(3), &wants, 2, TURNED), Share(0), "no turns are taken");
+        assert_eq!(split.owed(Share(3), &wants, 2, TURN_END), Share(0), "no turns are taken");
     }
 }
 
 #[test]
-fn the_idle_of_a_fleet_larger_than_the_ceiling_hold_nothing_that_the_hungry_could_use() {
-    assert_eq!(parts(Split::Demand, 3, &needs(&[0, 3, 0, 0, 0])), [0, 3, 0, 0, 0]);
+fn idle_replicas_get_nothing_if_the_fleet_exceeds_the_limit() {
+    assert_eq!(shares(Split::Demand, 3, &needs(&[0, 3, 0, 0, 0])), [0, 3, 0, 0, 0]);
 }

@@ -1,9 +1,14 @@
-//! The book, made by the real mdBook of what `scripts/book.sh` makes it of.
+//! The book that `scripts/book.sh` builds with the real mdBook.
 //!
-//! Guarantees: it is made without a warning; every page of the summary is there; every link and every picture of every page leads to
-//! something in the book, to the heading where it names one; the commands of its first page are the README's, which
-//! `scripts/walk.sh` runs.
-//! Leaves out: how it looks, and links to other hosts.
+//! Guarantees:
+//! - The build prints no warnings.
+//! - Every page of the summary exists.
+//! - Every link and picture resolves inside the book, including the heading.
+//! - The first page has the README's commands, which `scripts/walk.sh` runs.
+//!
+//! Not covered:
+//! - Appearance.
+//! - Links to other hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +19,7 @@ use regex::Regex;
 
 use super::{page, pages, root};
 
-fn made() -> tempfile::TempDir {
+fn build_book() -> tempfile::TempDir {
     let to = tempfile::tempdir().unwrap();
     let out = Command::new(root().join("scripts/book.sh")).arg(to.path()).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -22,8 +27,8 @@ fn made() -> tempfile::TempDir {
 }
 
 #[test]
-fn every_page_of_the_book_is_there_and_every_link_in_it_leads_to_something_in_it() {
-    let book = made();
+fn every_book_page_exists_and_links_resolve() {
+    let book = build_book();
     let docs = book.path().join("docs");
     let names =
         pages().into_iter().filter_map(|page| Some(page.name.strip_prefix("docs/")?.to_owned()));
@@ -46,7 +51,7 @@ fn every_page_of_the_book_is_there_and_every_link_in_it_leads_to_something_in_it
     assert!(1_000 < followed, "{followed} links");
 }
 
-/// Where a page's links and pictures lead, those to other hosts left out.
+/// Targets of links and pictures, without links to other hosts.
 fn links(text: &str) -> Vec<String> {
     let named = Regex::new(r#"(?:href|src)="([^"]*)""#).unwrap();
     let elsewhere = Regex::new(r"^[a-z]+:").unwrap();
@@ -54,7 +59,7 @@ fn links(text: &str) -> Vec<String> {
     found.filter(|link| !link.is_empty() && !elsewhere.is_match(link)).collect()
 }
 
-/// The anchors of each file that a link led to.
+/// Anchors by file. `None` means that the file is missing.
 #[derive(Default)]
 struct Targets(BTreeMap<PathBuf, Option<BTreeSet<String>>>);
 
@@ -63,21 +68,21 @@ impl Targets {
         let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
         let path =
             if path.is_empty() { from.to_owned() } else { from.parent().unwrap().join(path) };
-        let anchors = self.0.entry(straight(&path)).or_insert_with_key(|path| anchors(path));
+        let anchors = self.0.entry(normalize(&path)).or_insert_with_key(|path| anchors(path));
         anchors.as_ref().is_some_and(|known| anchor.is_empty() || known.contains(anchor))
     }
 }
 
-fn straight(path: &Path) -> PathBuf {
-    let mut straight = PathBuf::new();
+fn normalize(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
     for part in path.components() {
         if part == Component::ParentDir {
-            straight.pop();
+            normal.pop();
         } else {
-            straight.push(part);
+            normal.push(part);
         }
     }
-    straight
+    normal
 }
 
 fn anchors(path: &Path) -> Option<BTreeSet<String>> {
@@ -88,7 +93,7 @@ fn anchors(path: &Path) -> Option<BTreeSet<String>> {
 }
 
 #[test]
-fn the_commands_of_the_first_page_are_the_readmes() {
+fn start_page_commands_match_the_readme() {
     let (readme, start) = (page("README.md"), page("docs/start.md"));
     let mut open = false;
     let mut compared = 0;

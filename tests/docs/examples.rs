@@ -1,4 +1,4 @@
-//! Examples: limits, settings, commands, questions.
+//! Examples of limits, settings, commands and checks in the documents.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,13 +15,13 @@ use super::{Block, bare, blocks, page, printed, root, rows};
 use crate::http1;
 use crate::service::Service;
 
-/// What a block says of itself in its first line: `# check: E09, W01`.
+/// Findings that the first line of a block declares: `# check: E09, W01`.
 fn expected(text: &str) -> &str {
     text.lines().next().and_then(|line| line.strip_prefix("# check: ")).unwrap_or_default()
 }
 
 #[test]
-fn every_example_of_limits_is_found_fault_with_only_where_it_says_so() {
+fn limits_examples_have_exactly_their_stated_findings() {
     let examples: Vec<_> = blocks("yaml").into_iter().filter(|b| is_limits(&b.text)).collect();
     assert!(5 < examples.len(), "{} examples", examples.len());
     for Block { place, text, .. } in examples {
@@ -33,8 +33,8 @@ fn every_example_of_limits_is_found_fault_with_only_where_it_says_so() {
             Err(found) => found,
         };
         let codes: Vec<_> = found.iter().map(|one| one.code.name()).collect();
-        let said: Vec<_> = found.iter().map(ToString::to_string).collect();
-        assert_eq!(codes.join(", "), expected(&text), "{place}\n{}", said.join("\n"));
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(codes.join(", "), expected(&text), "{place}\n{}", texts.join("\n"));
     }
 }
 
@@ -43,7 +43,7 @@ fn is_limits(text: &str) -> bool {
 }
 
 #[test]
-fn every_descriptor_meets_the_limit_that_its_table_says() {
+fn descriptors_match_the_rules_in_the_table() {
     let text = page("docs/limits.md");
     let (above, below) = text.split_once("| asked | met |").unwrap();
     let example = above.rsplit("```yaml\n").next().unwrap().split("```").next().unwrap();
@@ -56,7 +56,7 @@ fn every_descriptor_meets_the_limit_that_its_table_says() {
 }
 
 #[test]
-fn every_other_yaml_block_is_of_a_file_that_is_shipped_or_of_settings() {
+fn other_yaml_blocks_match_shipped_files_or_settings() {
     for Block { place, text, .. } in blocks("yaml").into_iter().filter(|b| !is_limits(&b.text)) {
         match text.lines().next() {
             Some(line) if line.starts_with("# config/envoy/") => {
@@ -66,27 +66,27 @@ fn every_other_yaml_block_is_of_a_file_that_is_shipped_or_of_settings() {
                 assert_eq!(missing, None, "{place}: not in the file");
             }
             Some("# server.yaml") => {
-                let doors = Doors { file: Some((place.clone(), text)), ..Doors::default() };
-                let problems = settings::read(&doors).map_or_else(|p| p, |read| read.warnings);
+                let input = Doors { file: Some((place.clone(), text)), ..Doors::default() };
+                let problems = settings::read(&input).map_or_else(|p| p, |read| read.warnings);
                 assert_eq!(problems, [], "{place}");
             }
-            // Judged by Helm and Kubernetes' schemas, in `crate::chart`.
+            // `crate::chart` validates these with Helm and the Kubernetes schemas.
             Some(line) if line == "# values.yaml" || line.starts_with("apiVersion:") => {}
             _ => panic!("{place}: a block that no test reads"),
         }
     }
 }
 
-/// What ingress-nginx sets by itself, as its page says.
+/// Headers that ingress-nginx sets by default. Source: docs/with/ingress-nginx.md.
 const BY_INGRESS: [&str; 2] = ["X-Original-Method", "X-Real-IP"];
 
 #[test]
-fn every_example_that_asks_check_sets_or_clears_whatever_a_client_could_say_in_its_place() {
+fn nginx_examples_override_every_client_controlled_header() {
     let hooks = page("docs/hooks.md");
-    let said = rows(&hooks, "header").into_iter().map(|row| bare(&row[0]).to_owned());
-    let ours: Vec<_> = said.take_while(|name| name != "Host").collect();
+    let listed = rows(&hooks, "header").into_iter().map(|row| bare(&row[0]).to_owned());
+    let ours: Vec<_> = listed.take_while(|name| name != "Host").collect();
     assert_eq!(ours.len(), 5, "NGINX must set the first five: {ours:?}");
-    let mut asked = 0;
+    let mut checked = 0;
     for (place, text) in examples_of_nginx() {
         let sets = |name: &str| {
             text.lines().any(|line| line.trim().starts_with(&format!("proxy_set_header {name} ")))
@@ -95,21 +95,22 @@ fn every_example_that_asks_check_sets_or_clears_whatever_a_client_could_say_in_i
             |name: &str| text.contains("kubernetes.io/auth-url:") && BY_INGRESS.contains(&name);
         let missing = ours.iter().find(|name| !sets(name) && !by_itself(name));
         assert_eq!(missing, None, "{place}: not set, so that a client can send it");
-        asked += 1;
+        checked += 1;
     }
-    assert_eq!(asked, 3, "rate_limit.conf, concurrency.conf, ingress-nginx.md");
+    assert_eq!(checked, 3, "rate_limit.conf, concurrency.conf, ingress-nginx.md");
 }
 
-/// Either alone leaves snippets refused: <https://github.com/kubernetes/ingress-nginx/issues/12648>.
+/// ingress-nginx rejects snippets unless both options are set:
+/// <https://github.com/kubernetes/ingress-nginx/issues/12648>.
 #[test]
-fn the_page_of_ingress_nginx_names_both_switches_that_snippets_take() {
+fn ingress_nginx_page_names_both_snippet_options() {
     let page = page("docs/with/ingress-nginx.md");
     for switch in ["`allow-snippet-annotations: \"true\"`", "`annotations-risk-level: Critical`"] {
         assert!(page.contains(switch), "{switch}");
     }
 }
 
-/// All that NGINX is told to ask `/check` by, shipped or on a page.
+/// Shipped files and documented blocks that configure NGINX to call `/check`.
 fn examples_of_nginx() -> impl Iterator<Item = (String, String)> {
     let files = fs::read_dir(root().join("config/nginx")).unwrap().map(|entry| {
         let path = entry.unwrap().path();
@@ -125,16 +126,16 @@ fn examples_of_nginx() -> impl Iterator<Item = (String, String)> {
 }
 
 #[test]
-fn every_command_is_one_that_the_command_line_reads() {
+fn every_documented_command_parses() {
     let consoles: Vec<_> = blocks("console").into_iter().chain(blocks("sh")).collect();
     let mut read = 0;
     for Block { place, text, .. } in consoles {
-        // Before anything is installed, the README runs the program by way of cargo.
+        // The README uses cargo before the installation.
         let text = text.replace("\\\n", " ").replace("cargo run --release --", "sluicegate");
         for line in text.lines() {
             let words = words(line.strip_prefix("$ ").unwrap_or(line));
             let Some(at) = words.iter().position(|word| starts_program(word)) else { continue };
-            is_read(&words[at..], &format!("{place}: {line}"));
+            assert_parses(&words[at..], &format!("{place}: {line}"));
             read += 1;
         }
     }
@@ -145,18 +146,18 @@ fn starts_program(word: &str) -> bool {
     word == "sluicegate" || word.ends_with("/sluicegate")
 }
 
-fn is_read(words: &[String], place: &str) {
+fn assert_parses(words: &[String], place: &str) {
     let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
     let cli = args::parse(argv).unwrap_or_else(|error| panic!("{place}: {error}"));
     if let Command::Serve(serve) = cli.command {
-        let doors = Doors { flags: serve.flags.given, ..Doors::default() };
-        let problems = settings::read(&doors).map_or_else(|p| p, |read| read.warnings);
+        let input = Doors { flags: serve.flags.given, ..Doors::default() };
+        let problems = settings::read(&input).map_or_else(|p| p, |read| read.warnings);
         assert_eq!(problems, [], "{place}");
     }
 }
 
 #[test]
-fn what_commands_are_shown_to_print_is_what_they_print() {
+fn documented_output_matches_real_output() {
     let mut ran = 0;
     for Block { place, text, .. } in blocks("console") {
         let Some((command, shown)) = text.strip_prefix("$ ").and_then(|t| t.split_once('\n'))
@@ -164,7 +165,7 @@ fn what_commands_are_shown_to_print_is_what_they_print() {
             continue;
         };
         let words = words(command);
-        // What `serve` prints is asked of the real process, by every test that starts one.
+        // Every test that starts a process checks the output of `serve`.
         if words[1] == "serve" {
             continue;
         }
@@ -179,7 +180,7 @@ fn what_commands_are_shown_to_print_is_what_they_print() {
     assert!(0 < ran);
 }
 
-/// A shell's words, up to a comment or an operator; quotes hold words together.
+/// Splits a shell command into arguments, up to a comment or an operator.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in line.chars() {
@@ -199,24 +200,24 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_question_is_one_that_json_reads() {
-    let mut asked = 0;
+fn every_documented_json_check_is_valid() {
+    let mut checked = 0;
     let reporting = Reporting { negative_hits: true, ..Reporting::default() };
     for Block { place, text, .. } in blocks("console") {
-        // A body may go over several lines.
+        // A body may span several lines.
         let words = words(&text.replace('\n', " "));
         let bodies = words.iter().zip(&words[1..]).filter(|(flag, _)| *flag == "-d");
         for (_, body) in bodies {
             let request = http::json::request(body.as_bytes()).expect(&place);
             assert!(convert::question(&request, &reporting).is_ok(), "{place}: {body}");
-            asked += 1;
+            checked += 1;
         }
     }
-    assert!(0 < asked);
+    assert!(0 < checked);
 }
 
 #[test]
-fn the_answer_that_is_shown_is_what_the_shipped_limits_give_to_the_question_above_it() {
+fn documented_decision_matches_the_shipped_limits() {
     let page = page("docs/answers.md");
     let (above, below) = page.split_once("```json\n").unwrap();
     let command = words(above.rsplit("```console\n").next().unwrap().lines().next().unwrap());

@@ -1,9 +1,13 @@
-//! What `docs/` and the README say holds for the code beside them.
+//! Checks `docs/` and the README against the code.
 //!
-//! Guarantees: every example loads and is found fault with only where it says so, every command is
-//! one that the command line reads, every table names exactly what the code has, every link leads
-//! somewhere.
-//! Leaves out: sentences. Whoever changes what they say changes them.
+//! Guarantees:
+//! - Every example loads with exactly the findings that it declares.
+//! - The command line parses every command.
+//! - Every table lists exactly the items of the code.
+//! - Every relative link resolves.
+//!
+//! Not covered:
+//! - Prose.
 
 mod book;
 mod examples;
@@ -16,13 +20,12 @@ use std::path::PathBuf;
 
 use sluicegate::cli::{self, Terminal};
 
-/// A page and its text.
 pub struct Page {
     pub name: String,
     pub text: String,
 }
 
-/// A fenced block: where, its language and its text.
+/// A fenced code block. `place` is `page:line`.
 pub struct Block {
     pub place: String,
     language: String,
@@ -75,7 +78,7 @@ fn blocks_of(page: &Page) -> Vec<Block> {
     blocks
 }
 
-/// The rows of the table whose header's first cell is `head`, cells trimmed.
+/// Rows with trimmed cells of the table with `head` as its first header cell.
 fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| {
         let inner = line.trim().trim_matches('|').replace("\\|", "\u{0}");

@@ -1,4 +1,4 @@
-//! Tables, names and links.
+//! Tables, names and links of the documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,32 +18,32 @@ use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, Process, SHOWN};
 
 use super::{Page, bare, page, pages, printed, root, rows};
 
-/// The rows of a table of names, in their order.
+/// First cells of a table in order.
 fn names(text: &str, head: &str) -> Vec<String> {
     rows(text, head).iter().map(|row| bare(&row[0]).to_owned()).collect()
 }
 
 #[test]
-fn every_diagnostic_is_in_the_table_under_its_title_and_has_a_cure() {
+fn every_diagnostic_has_a_row_and_a_fix() {
     let rows = rows(&page("docs/limits.md"), "code");
-    let told: BTreeMap<_, _> = rows.iter().map(|row| (bare(&row[0]), &*row[1])).collect();
+    let documented: BTreeMap<_, _> = rows.iter().map(|row| (bare(&row[0]), &*row[1])).collect();
     let known: BTreeMap<_, _> = Code::ALL.iter().map(|c| (c.name(), c.title())).collect();
-    assert_eq!(told, known);
-    assert_eq!(rows.len(), told.len(), "a code twice");
+    assert_eq!(documented, known);
+    assert_eq!(rows.len(), documented.len(), "a code twice");
     assert!(rows.iter().all(|row| row.len() == 3 && !row[2].is_empty()), "a code without a cure");
 }
 
 #[test]
-fn every_metric_is_in_the_table_with_its_type_and_the_bound_of_its_labels() {
+fn metrics_table_has_every_type_and_label_bound() {
     let rows = rows(&page("docs/answers.md"), "metric");
-    let told: BTreeSet<_> =
+    let documented: BTreeSet<_> =
         rows.iter().map(|row| (bare(&row[0]).to_owned(), row[1].clone(), row[3].clone())).collect();
-    assert_eq!(told, families(&Metrics::new().page(many_ceilings()).to_string()));
-    assert_eq!(rows.len(), told.len(), "a metric twice");
+    assert_eq!(documented, families(&Metrics::new().page(many_limits()).to_string()));
+    assert_eq!(rows.len(), documented.len(), "a metric twice");
 }
 
-/// More than have series of their own.
-fn many_ceilings() -> Gauges {
+/// More concurrency limits than the maximum with individual series.
+fn many_limits() -> Gauges {
     let some = Some(Nanos(1));
     let ceiling = |number: usize| Ceiling {
         path: format!("d.k{number}").into(),
@@ -56,7 +56,7 @@ fn many_ceilings() -> Gauges {
     Gauges { in_use, process, ..Gauges::default() }
 }
 
-/// Name, type and labels of every family: `` `protocol` 2 × `outcome` 14 ``.
+/// Name, type and labels of every metric, for example `` `protocol` 2 × `outcome` 14 ``.
 fn families(page: &str) -> BTreeSet<(String, String, String)> {
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let family =
@@ -86,7 +86,7 @@ fn labels(page: &str, name: &str) -> String {
 }
 
 #[test]
-fn every_outcome_every_reason_and_every_cause_has_a_row() {
+fn every_outcome_reason_and_cause_has_a_row() {
     let page = page("docs/answers.md");
     let outcomes: Vec<_> = Outcome::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "outcome"), outcomes);
@@ -97,7 +97,7 @@ fn every_outcome_every_reason_and_every_cause_has_a_row() {
 }
 
 #[test]
-fn every_refusal_has_the_code_of_its_row() {
+fn every_refusal_has_its_documented_grpc_code() {
     let (descriptor, got, most) = (0, 0, 0);
     let refusals = [
         (Outcome::EmptyDomain, Refusal::EmptyDomain),
@@ -121,7 +121,7 @@ fn every_refusal_has_the_code_of_its_row() {
 }
 
 #[test]
-fn every_setting_that_moves_health_has_a_column_in_its_table() {
+fn every_health_setting_has_a_column() {
     let page = page("docs/answers.md");
     let head = page.lines().find(|line| line.starts_with("| asked | ready |")).unwrap();
     let moves = table().iter().filter(|row| row.name.starts_with("healthy_with_"));
@@ -133,18 +133,18 @@ fn every_setting_that_moves_health_has_a_column_in_its_table() {
 }
 
 #[test]
-fn whatever_print_config_hides_is_named_where_it_is_said_to_print_a_sound_file() {
+fn settings_hidden_by_print_config_are_documented() {
     let page = page("docs/operating.md");
-    let told = page.lines().find(|line| line.contains("is itself a sound `server.yaml`")).unwrap();
+    let line = page.lines().find(|line| line.contains("is itself a sound `server.yaml`")).unwrap();
     let urls = ["backend", "backend_per_second"];
     let hidden = table().iter().filter(|row| row.hidden).map(|row| row.name).chain(urls);
     for name in hidden {
-        assert!(told.contains(&format!("`{name}`")), "{name}");
+        assert!(line.contains(&format!("`{name}`")), "{name}");
     }
 }
 
 #[test]
-fn every_flag_and_variable_that_is_named_exists() {
+fn every_documented_flag_and_variable_exists() {
     let cli = args::Cli::command();
     let arguments: Vec<_> = cli.get_subcommands().flat_map(clap::Command::get_arguments).collect();
     let aliases = arguments.iter().flat_map(|arg| arg.get_visible_aliases().unwrap_or_default());
@@ -162,13 +162,13 @@ fn every_flag_and_variable_that_is_named_exists() {
     }
 }
 
-/// What stands in code after `opening`, up to its end, a blank or a `=`.
+/// Texts after `opening` up to a backtick, a space or `=`.
 fn coded<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
     text.split(opening).skip(1).filter_map(|rest| rest.split(['`', ' ', '=']).next()).collect()
 }
 
 #[test]
-fn every_path_that_a_port_serves_is_told_of_by_its_setting_and_in_the_table_of_ports() {
+fn every_served_path_is_documented() {
     let rows = rows(&page("docs/operating.md"), "port");
     for (port, files) in [("http_port", &["mod.rs"][..]), ("admin_port", &["admin.rs"][..])] {
         let served: BTreeSet<_> = files.iter().flat_map(|file| routes(file)).collect();
@@ -179,7 +179,7 @@ fn every_path_that_a_port_serves_is_told_of_by_its_setting_and_in_the_table_of_p
     }
 }
 
-/// The paths that a file below `src/edge/http` routes, without `/debug/pprof`, which serves nothing.
+/// Routes of a file in `src/edge/http`. `/debug/pprof` is excluded because it serves no data.
 fn routes(file: &str) -> BTreeSet<String> {
     let text = fs::read_to_string(root().join("src/edge/http").join(file)).unwrap();
     let quoted = [".route(\"", "const PATH: &str = \""].map(|opening| {
@@ -189,24 +189,24 @@ fn routes(file: &str) -> BTreeSet<String> {
     found.map(str::to_owned).collect()
 }
 
-/// The paths that stand in code in `text`.
+/// Paths in backticks.
 fn paths(text: &str) -> BTreeSet<String> {
     let coded = text.split('`').skip(1).step_by(2).filter(|word| word.starts_with('/'));
     coded.map(str::to_owned).collect()
 }
 
 #[test]
-fn the_fleets_key_that_is_told_of_is_the_one_under_the_default_prefix() {
+fn documented_fleet_key_uses_the_default_prefix() {
     let key = String::from_utf8(lives(Settings::default().key_prefix.as_bytes())).unwrap();
-    let told = page("docs/fleet.md");
-    assert!(told.lines().any(|line| line.ends_with(&format!(" 1 '{key}'"))), "{key}");
+    let page = page("docs/fleet.md");
+    assert!(page.lines().any(|line| line.ends_with(&format!(" 1 '{key}'"))), "{key}");
 }
 
-/// What follows a drain: docs/operating.md, how a replica leaves.
+/// Shutdown time after the drain. Source: docs/operating.md.
 const AFTER_THE_DRAIN: Nanos = Nanos::from_secs(10);
 
 #[test]
-fn docker_compose_waits_for_a_replica_until_it_has_left_in_order() {
+fn docker_compose_grace_period_covers_the_drain() {
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
     let file = Some(("config/start.yaml".to_owned(), read("config/start.yaml")));
     let Settings { drain_delay, drain_timeout, .. } =
@@ -220,16 +220,16 @@ fn docker_compose_waits_for_a_replica_until_it_has_left_in_order() {
 }
 
 #[test]
-fn every_configuration_of_envoy_that_is_shipped_is_told_of() {
-    let told = page("docs/with/envoy.md");
+fn every_shipped_envoy_configuration_is_linked() {
+    let page = page("docs/with/envoy.md");
     let shipped = fs::read_dir(root().join("config/envoy")).unwrap();
     for name in shipped.map(|entry| entry.unwrap().file_name().into_string().unwrap()) {
-        assert!(told.contains(&format!("](../../config/envoy/{name})")), "{name}");
+        assert!(page.contains(&format!("](../../config/envoy/{name})")), "{name}");
     }
 }
 
 #[test]
-fn every_setting_and_every_word_of_the_language_is_told_of() {
+fn every_setting_and_yaml_field_is_documented() {
     let all: String = pages().into_iter().map(|page| page.text).collect();
     for row in table() {
         assert!(all.contains(&format!("`{}", row.name)), "the setting `{}`", row.name);
@@ -241,7 +241,7 @@ fn every_setting_and_every_word_of_the_language_is_told_of() {
     }
 }
 
-/// The names of all properties below a JSON Schema.
+/// All property names of a JSON Schema.
 fn properties(schema: &serde_json::Value) -> BTreeSet<String> {
     let fields = schema.as_object().into_iter().flatten();
     let below = fields.clone().map(|(_, value)| value);
@@ -253,7 +253,7 @@ fn properties(schema: &serde_json::Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_summary_of_the_book_lists_every_page_once() {
+fn book_summary_lists_every_page_once() {
     let listed = coded_links(&page("docs/SUMMARY.md"));
     let own = ["docs/SUMMARY.md", "README.md", "SECURITY.md"];
     let pages: BTreeSet<_> = pages().into_iter().map(|page| page.name).collect();
@@ -269,19 +269,19 @@ fn coded_links(summary: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_relative_link_resolves() {
     for Page { name, text } in pages() {
         let links = text.match_indices("](").map(|(at, _)| &text[at + 2..]);
         for link in links.filter_map(|rest| rest.split(')').next()) {
             if !link.contains("://") {
                 let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-                assert!(leads(&name, file, anchor), "{name}: {link} leads nowhere");
+                assert!(resolves(&name, file, anchor), "{name}: {link} leads nowhere");
             }
         }
     }
 }
 
-fn leads(from: &str, file: &str, anchor: &str) -> bool {
+fn resolves(from: &str, file: &str, anchor: &str) -> bool {
     let folder = Path::new(from).parent().unwrap();
     let path = if file.is_empty() { root().join(from) } else { root().join(folder).join(file) };
     let headings = |text: String| {
@@ -290,7 +290,7 @@ fn leads(from: &str, file: &str, anchor: &str) -> bool {
     path.exists() && (anchor.is_empty() || fs::read_to_string(path).is_ok_and(headings))
 }
 
-/// A heading's anchor as code hosts make it.
+/// The anchor of a heading by GitHub's rules.
 fn slug(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
     let text = heading.trim_start_matches('#').trim().to_lowercase();

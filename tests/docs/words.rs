@@ -1,6 +1,8 @@
-//! `docs/words.md`: every word of the YAML, made of the schema, which is made of the types that files are read into.
+//! `docs/words.md`, the list of all YAML fields, generated from the JSON Schema of the limits.
 //!
-//! Guarantees: the page is that (`UPDATE=1` writes it anew), and names every word that the reader knows.
+//! Guarantees:
+//! - The page is up to date. `UPDATE=1` regenerates it.
+//! - The page lists every field of the schema.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +13,7 @@ use sluicegate::config::schema::limits;
 
 use super::root;
 
-/// The blocks in the order of a reader, the words that lead to them, and where there is more to read.
+/// Schema definitions in reading order, the field that contains each, and the page with details.
 const BLOCKS: [(&str, &str, &str); 9] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
@@ -32,7 +34,7 @@ What each strategy and mode guarantees and costs is in [limits](limits.md), [lea
 What becomes of what was counted where a word changes, `charge` and `colocate` among them, is in [Counters](limits.md#counters).
 ";
 
-fn made() -> String {
+fn generated_page() -> String {
     let schema = limits();
     let mut page = HEAD.to_owned();
     for (name, title, more) in BLOCKS {
@@ -42,10 +44,10 @@ fn made() -> String {
         write!(page, "\n## {title}\n\n{what} More: [{label}]({more}).\n\n| word | takes | what |\n|---|---|---|\n")
             .unwrap();
         let must = required(block);
-        for (word, said) in block["properties"].as_object().unwrap() {
+        for (word, property) in block["properties"].as_object().unwrap() {
             let mark = if must.contains(word.as_str()) { "*" } else { "" };
-            let what = said["description"].as_str().unwrap().replace('\n', " ");
-            writeln!(page, "| `{word}`{mark} | {} | {what} |", takes(said)).unwrap();
+            let what = property["description"].as_str().unwrap().replace('\n', " ");
+            writeln!(page, "| `{word}`{mark} | {} | {what} |", takes(property)).unwrap();
         }
     }
     page
@@ -55,23 +57,23 @@ fn required(block: &Value) -> BTreeSet<&str> {
     block["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// What a person may write, in words.
-fn takes(said: &Value) -> String {
-    if let Some(words) = said["enum"].as_array() {
+/// Describes the accepted values.
+fn takes(property: &Value) -> String {
+    if let Some(words) = property["enum"].as_array() {
         let words: Vec<_> =
             words.iter().map(|word| format!("`{}`", word.as_str().unwrap())).collect();
         return words.join(", ");
     }
-    if let Some(examples) = said["examples"].as_array() {
+    if let Some(examples) = property["examples"].as_array() {
         let examples: Vec<_> =
             examples.iter().map(|one| format!("`{}`", one.as_str().unwrap())).collect();
         return format!("such as {}", examples.join(", "));
     }
-    if let Some(name) = said["$ref"].as_str() {
+    if let Some(name) = property["$ref"].as_str() {
         let name = name.rsplit('/').next().unwrap();
         return BLOCKS.iter().find(|(block, ..)| *block == name).unwrap().1.to_owned();
     }
-    if let Some(any) = said["anyOf"].as_array() {
+    if let Some(any) = property["anyOf"].as_array() {
         let all: Vec<_> = any
             .iter()
             .filter(|one| one["type"] != "null" && !is_spelling(one))
@@ -79,8 +81,8 @@ fn takes(said: &Value) -> String {
             .collect();
         return all.join("; or ");
     }
-    let kinds = kinds(&said["type"]);
-    match (said["minimum"].as_u64(), said["maximum"].as_u64()) {
+    let kinds = kinds(&property["type"]);
+    match (property["minimum"].as_u64(), property["maximum"].as_u64()) {
         (Some(least), Some(most)) if most == u64::from(u32::MAX) => {
             format!("whole number from {least}")
         }
@@ -90,11 +92,11 @@ fn takes(said: &Value) -> String {
         _ if kinds.contains("string") => "text".to_owned(),
         _ if kinds.contains("boolean") => "`true`, `false`".to_owned(),
         _ if kinds.is_empty() => "anything".to_owned(),
-        _ => panic!("{said}"),
+        _ => panic!("{property}"),
     }
 }
 
-/// A pattern beside the words that it is about.
+/// A pattern that accepts other letter cases of the same keywords.
 fn is_spelling(one: &Value) -> bool {
     one["pattern"].as_str().is_some_and(|pattern| pattern.starts_with("^([Ss]"))
 }
@@ -108,8 +110,8 @@ fn kinds(of: &Value) -> BTreeSet<&str> {
 }
 
 #[test]
-fn the_page_of_words_is_made_of_the_types() {
-    let (path, wanted) = (root().join("docs/words.md"), made());
+fn words_page_matches_the_schema() {
+    let (path, wanted) = (root().join("docs/words.md"), generated_page());
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &wanted).unwrap();
     }
@@ -118,11 +120,11 @@ fn the_page_of_words_is_made_of_the_types() {
 }
 
 #[test]
-fn no_block_of_the_schema_is_left_out() {
+fn every_schema_block_is_listed() {
     let schema = limits();
     let known: BTreeSet<_> =
         schema["$defs"].as_object().unwrap().keys().map(String::as_str).collect();
-    let told: BTreeSet<_> =
+    let listed: BTreeSet<_> =
         BLOCKS.iter().map(|(name, ..)| *name).filter(|name| !name.is_empty()).collect();
-    assert_eq!(told, known);
+    assert_eq!(listed, known);
 }

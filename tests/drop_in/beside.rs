@@ -1,4 +1,8 @@
-//! Our own words beside the reference's variables: ours win, and of theirs what they leave counts.
+//! `SLUICEGATE_*` variables together with envoyproxy/ratelimit's variables.
+//!
+//! Guarantees:
+//! - A `SLUICEGATE_*` variable wins.
+//! - The other variables apply where they still have a meaning.
 
 use sluicegate::cli::ratelimit::{Read, read};
 use sluicegate::config::settings::{Doors, Loaded, Settings, read as settle, table};
@@ -33,22 +37,21 @@ const MOGRIFIED: Pairs = &[
 ];
 const PLAIN: &str = "redis://h:1";
 
-/// What both come to; panics with the sentences where it does not start.
-fn beside(ours: Pairs, theirs: Pairs) -> (Read, Loaded) {
+fn load_both(ours: Pairs, theirs: Pairs) -> (Read, Loaded) {
     let texts = |(name, text): &(&str, &str)| (format!("SLUICEGATE_{name}"), (*text).to_owned());
-    let doors = Doors { environment: ours.iter().map(texts).collect(), ..Doors::default() };
+    let input = Doors { environment: ours.iter().map(texts).collect(), ..Doors::default() };
     let theirs = environment("UNKNOWN_VARIABLE", "anything", theirs);
-    let read = read(theirs, &doors.named_settings())
+    let read = read(theirs, &input.named_settings())
         .unwrap_or_else(|sentences| panic!("{ours:?}: {sentences:?}"));
-    let loaded = settle(&Doors { named: read.named.clone(), ..doors })
+    let loaded = settle(&Doors { named: read.named.clone(), ..input })
         .unwrap_or_else(|problems| panic!("{ours:?}: {problems:?}"));
     (read, loaded)
 }
 
-/// A word of ours, variables of theirs, settings that nothing then heeds, and which variables a person hears of.
-type Dropped = (Pairs, Pairs, &'static [&'static str], &'static [&'static str]);
+/// Our variables, envoyproxy/ratelimit's, settings without effect, and variables with a warning.
+type UnusedCase = (Pairs, Pairs, &'static [&'static str], &'static [&'static str]);
 
-/// The reference's keys where there are none.
+/// Variables that only apply to envoyproxy/ratelimit's counter keys.
 const KEYS: Pairs = &[
     ("BACKEND_TYPE", "memcache"),
     ("LOCAL_CACHE_SIZE_IN_BYTES", "1048576"),
@@ -56,11 +59,11 @@ const KEYS: Pairs = &[
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true"),
     ("EXPIRATION_JITTER_MAX_SECONDS", "10"),
 ];
-const OF_KEYS: &[&str] =
+const KEY_SETTINGS: &[&str] =
     &["local_deny_cache", "reference_key_prefix", "stop_when_over", "expiry_jitter"];
-const ABOUT_KEYS: &[&str] = &[KEYS[1].0, KEYS[2].0, KEYS[3].0, KEYS[4].0];
+const KEY_WARNINGS: &[&str] = &[KEYS[1].0, KEYS[2].0, KEYS[3].0, KEYS[4].0];
 
-const DROPPED: &[Dropped] = &[
+const UNUSED: &[UnusedCase] = &[
     (&[("STATS_SINK", "none")], &[], &["stats_address"], &[]),
     (&[("STATS_SINK", "log")], &[("STATSD_HOST", "s")], &["stats_address"], &["STATSD_HOST"]),
     (&[("STATS_SINK", "statsd")], MOGRIFIED, &["stats_mogrifiers"], &[MOGRIFIED[0].0]),
@@ -77,8 +80,8 @@ const DROPPED: &[Dropped] = &[
         &["otlp_protocol", "otlp_counts", "otlp_service"],
         &["TRACING_ENABLED", "TRACING_SERVICE_NAME"],
     ),
-    (&[("BACKEND", "memory")], KEYS, OF_KEYS, ABOUT_KEYS),
-    (&[("COUNTER_KEYS", "injective"), ("BACKEND", PLAIN)], KEYS, OF_KEYS, ABOUT_KEYS),
+    (&[("BACKEND", "memory")], KEYS, KEY_SETTINGS, KEY_WARNINGS),
+    (&[("COUNTER_KEYS", "injective"), ("BACKEND", PLAIN)], KEYS, KEY_SETTINGS, KEY_WARNINGS),
     (
         &[("METRICS_NAMES", "own")],
         MAPPED,
@@ -97,7 +100,7 @@ const DROPPED: &[Dropped] = &[
         &["backend_tls_ca_file", "backend_tls_system_roots", "backend_tls_cert_file"],
         &["REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT"],
     ),
-    // What only the second of the two stores would heed goes with it.
+    // Without the per-second Redis its TLS settings are unused, too.
     (
         &[("BACKEND", "memory")],
         &[
@@ -126,31 +129,31 @@ const DROPPED: &[Dropped] = &[
 ];
 
 #[test]
-fn what_nothing_would_heed_beside_our_own_word_is_dropped_and_who_set_it_hears_of_it_once() {
+fn an_override_drops_dependent_variables_with_one_warning_each() {
     let defaults = Settings::default();
-    for (ours, theirs, settings, variables) in DROPPED {
-        let (_, loaded) = beside(ours, theirs);
+    for (ours, theirs, settings, variables) in UNUSED {
+        let (_, loaded) = load_both(ours, theirs);
         for name in *settings {
             let row = table().iter().find(|row| row.name == *name).unwrap();
             assert_eq!(row.show(&loaded.settings), row.show(&defaults), "{ours:?}: {name}");
         }
-        let mut told: Vec<_> =
+        let mut warned: Vec<_> =
             loaded.warnings.iter().map(|warning| warning.origin.to_string()).collect();
         let mut variables = variables.to_vec();
-        told.sort();
+        warned.sort();
         variables.sort_unstable();
-        assert_eq!(told, variables, "{ours:?}: {:?}", loaded.warnings);
+        assert_eq!(warned, variables, "{ours:?}: {:?}", loaded.warnings);
     }
 }
 
-/// Words of ours, variables of theirs, and what a setting of these is shown as.
-type Taken = (Pairs, Pairs, &'static str, &'static str);
+/// Our variables, envoyproxy/ratelimit's, a setting, and its printed value.
+type CombinedCase = (Pairs, Pairs, &'static str, &'static str);
 
 const OUR_TLS: Pairs =
     &[("GRPC_TLS_CERT_FILE", "/ours/tls.crt"), ("GRPC_TLS_KEY_FILE", "/ours/tls.key")];
 const CLIENTS: Pairs = &[("GRPC_CLIENT_TLS_CACERT", "/ca"), ("GRPC_CLIENT_TLS_SAN", "envoy.test")];
 
-const TAKEN: &[Taken] = &[
+const COMBINED: &[CombinedCase] = &[
     (OUR_TLS, CLIENTS, "grpc_tls_client_ca_file", "\"/ca\""),
     (OUR_TLS, CLIENTS, "grpc_tls_client_name", "\"envoy.test\""),
     (
@@ -211,9 +214,9 @@ const TAKEN: &[Taken] = &[
 ];
 
 #[test]
-fn what_our_own_word_switches_on_takes_what_the_variables_say_of_it() {
-    for (ours, theirs, setting, shown) in TAKEN {
-        let (read, loaded) = beside(ours, theirs);
+fn sluicegate_settings_are_completed_by_envoyproxy_variables() {
+    for (ours, theirs, setting, shown) in COMBINED {
+        let (read, loaded) = load_both(ours, theirs);
         let row = table().iter().find(|row| row.name == *setting).unwrap();
         assert_eq!(row.show(&loaded.settings), *shown, "{ours:?}: {setting}");
         assert_eq!(read.notes, [], "{ours:?}");
@@ -222,9 +225,9 @@ fn what_our_own_word_switches_on_takes_what_the_variables_say_of_it() {
 }
 
 #[test]
-fn of_memcached_nothing_is_said_of_what_names_it() {
+fn an_overridden_memcached_backend_notes_only_its_address() {
     let theirs = &[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "m:11211")];
-    let (read, _) = beside(&[("BACKEND", "memory")], theirs);
+    let (read, _) = load_both(&[("BACKEND", "memory")], theirs);
     let [note] = &read.notes[..] else { panic!("{:?}", read.notes) };
     assert_eq!(note.variable, "MEMCACHE_HOST_PORT");
     assert!(note.line.contains("counters are where `backend` says"), "{}", note.line);

@@ -1,4 +1,4 @@
-//! `sluicegate ask` and `sluicegate check --merge`.
+//! The commands `sluicegate ask`, `sluicegate explain` and `sluicegate check --merge`.
 
 use std::fs;
 use std::process::Output;
@@ -8,52 +8,54 @@ use crate::service::{Service, sluicegate};
 use crate::support::certificates::Authority;
 use crate::waiting::for_a_day_with_a_minute_left;
 
-fn run(words: &[&str]) -> (Option<i32>, String, String) {
-    run_with(Some("open-sesame"), words)
+fn run(args: &[&str]) -> (Option<i32>, String, String) {
+    run_with(Some("open-sesame"), args)
 }
 
-fn run_with(token: Option<&str>, words: &[&str]) -> (Option<i32>, String, String) {
+fn run_with(token: Option<&str>, args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = sluicegate();
-    command.args(words).envs(token.map(|token| ("SLUICEGATE_ADMIN_TOKEN", token)));
+    command.args(args).envs(token.map(|token| ("SLUICEGATE_ADMIN_TOKEN", token)));
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
 }
 
 #[test]
-fn a_question_is_asked_looked_at_and_its_counters_are_emptied() {
+fn ask_charges_peeks_and_resets_a_counter() {
     for_a_day_with_a_minute_left();
     let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
     let ask = |more: &[&str]| {
-        let words = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
-        run(&[&words, more].concat())
+        let args = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
+        run(&[&args, more].concat())
     };
     let line = |left: u32| format!("k=v: within, {left} of 5 per day left, whole again in ");
-    let (code, said, _) = ask(&[]);
+    let (code, output, _) = ask(&[]);
     assert!(
-        code == Some(0) && said.starts_with(&line(4)) && said.ends_with("may pass\n"),
-        "{said}"
+        code == Some(0) && output.starts_with(&line(4)) && output.ends_with("may pass\n"),
+        "{output}"
     );
     for _ in 0..2 {
-        let (code, said, _) = ask(&["--peek"]);
-        assert!(code == Some(0) && said.starts_with(&line(4)), "{said}");
+        let (code, output, _) = ask(&["--peek"]);
+        assert!(code == Some(0) && output.starts_with(&line(4)), "{output}");
     }
-    let (code, said, _) = ask(&["--hits", "5"]);
+    let (code, output, _) = ask(&["--hits", "5"]);
     assert!(
-        code == Some(1) && said.contains("k=v: over, 0 of 5") && said.ends_with("may not pass\n"),
-        "{said}"
+        code == Some(1)
+            && output.contains("k=v: over, 0 of 5")
+            && output.ends_with("may not pass\n"),
+        "{output}"
     );
     assert_eq!(
         ask(&["--reset", "--server", &admin]),
         (Some(0), "1 counter is empty\n".to_owned(), String::new())
     );
-    let (_, said, _) = ask(&["--peek"]);
-    assert!(said.starts_with(&line(5)), "{said}");
-    let (code, said, _) =
+    let (_, output, _) = ask(&["--peek"]);
+    assert!(output.starts_with(&line(5)), "{output}");
+    let (code, output, _) =
         run(&["ask", "--address", &address, "--domain", "d", "--descriptor", "other=v"]);
-    assert_eq!((code, &*said), (Some(0), "other=v: no limit\nmay pass\n"));
-    for (words, why) in [
+    assert_eq!((code, &*output), (Some(0), "other=v: no limit\nmay pass\n"));
+    for (args, why) in [
         (
             vec!["ask", "--address", "127.0.0.1:1", "--domain", "d", "--descriptor", "k=v"],
             "no connection",
@@ -69,83 +71,95 @@ fn a_question_is_asked_looked_at_and_its_counters_are_emptied() {
         (vec!["ask", "--address", &address, "--domain", "d", "--descriptor", "k"], "key=value"),
         (vec!["ask", "--address", &address, "--domain", "", "--descriptor", "k=v"], "domain"),
     ] {
-        let (code, _, said) = run(&words);
-        assert!(code == Some(2) && said.contains(why), "{words:?}: {said}");
+        let (code, _, output) = run(&args);
+        assert!(code == Some(2) && output.contains(why), "{args:?}: {output}");
     }
 }
 
 #[test]
-fn admin_is_asked_for_no_answer_and_nobody_else_is_asked_instead() {
+fn ask_with_server_rejects_hits_and_peek() {
     for_a_day_with_a_minute_left();
     let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
     let plain = ["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"];
     for more in [&["--hits", "1"][..], &["--peek"]] {
-        let (code, said, why) = run(&[&plain[..], &["--server", &admin], more].concat());
-        assert_eq!((code, &*said), (Some(2), ""), "{more:?}");
+        let (code, output, why) = run(&[&plain[..], &["--server", &admin], more].concat());
+        assert_eq!((code, &*output), (Some(2), ""), "{more:?}");
         assert!(why.contains("--reset, --grant, --freeze or --thaw"), "{why}");
         assert!(why.contains("asked at --address"), "{why}");
     }
-    let (_, said, _) = run(&[&plain[..], &["--peek"]].concat());
-    assert!(said.starts_with("k=v: within, 5 of 5 per day left"), "nothing was charged: {said}");
+    let (_, output, _) = run(&[&plain[..], &["--peek"]].concat());
+    assert!(
+        output.starts_with("k=v: within, 5 of 5 per day left"),
+        "nothing was charged: {output}"
+    );
 }
 
 #[test]
-fn what_keeps_admin_from_answering_is_told_as_it_is() {
+fn bad_admin_tokens_and_addresses_are_reported() {
     let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
     let (bare, admin) = (service.admin.to_string(), format!("http://{}", service.admin));
-    let question = ["--domain", "d", "--descriptor", "k=v"];
+    let check_args = ["--domain", "d", "--descriptor", "k=v"];
     for (token, why) in [
         (Some("another one"), "refuses the token in SLUICEGATE_ADMIN_TOKEN"),
         (None, "wants a token; set SLUICEGATE_ADMIN_TOKEN"),
         (Some(""), "wants a token; set SLUICEGATE_ADMIN_TOKEN"),
     ] {
         for act in [&["explain"][..], &["ask", "--reset"]] {
-            let (code, _, said) =
-                run_with(token, &[act, &["--server", &admin], &question].concat());
-            assert!(code == Some(2) && said.contains(why), "{token:?} {act:?}: {said}");
-            assert!(!said.contains("another one"), "{said}");
+            let (code, _, output) =
+                run_with(token, &[act, &["--server", &admin], &check_args].concat());
+            assert!(code == Some(2) && output.contains(why), "{token:?} {act:?}: {output}");
+            assert!(!output.contains("another one"), "{output}");
         }
     }
     for server in [&*bare, "localhost", "https://localhost:6070", "http://", ""] {
         for act in [&["explain"][..], &["ask", "--reset"]] {
-            let (code, _, said) = run(&[act, &["--server", server], &question].concat());
+            let (code, _, output) = run(&[act, &["--server", server], &check_args].concat());
             let why = format!("`{server}` is no address of an admin port; one is written http://");
-            assert!(code == Some(2) && said.contains(&why), "{act:?}: {said}");
+            assert!(code == Some(2) && output.contains(&why), "{act:?}: {output}");
         }
     }
 }
 
 #[test]
-fn explain_says_that_a_limit_is_held_and_what_everybody_gets() {
+fn explain_reports_a_forced_decision() {
     let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
     let admin = format!("http://{}", service.admin);
-    let question = ["--server", &admin, "--domain", "d", "--descriptor", "k=v"];
-    let explain = || run(&[&["explain"][..], &question].concat());
-    let (code, said, _) = explain();
-    assert!(code == Some(0) && said.contains(" 1 hit on a fresh counter: admitted, 4 "), "{said}");
+    let check_args = ["--server", &admin, "--domain", "d", "--descriptor", "k=v"];
+    let explain = || run(&[&["explain"][..], &check_args].concat());
+    let (code, output, _) = explain();
+    assert!(
+        code == Some(0) && output.contains(" 1 hit on a fresh counter: admitted, 4 "),
+        "{output}"
+    );
     let freeze = ["ask", "--freeze", "deny", "--for", "1h"];
-    assert_eq!(run(&[&freeze[..], &question].concat()).0, Some(0));
-    let (code, said, _) = explain();
-    assert!(code == Some(0) && said.contains("; an operator holds it at deny until 2"), "{said}");
-    assert!(said.ends_with("    answer    1 hit, whatever a counter holds: denied\n"), "{said}");
+    assert_eq!(run(&[&freeze[..], &check_args].concat()).0, Some(0));
+    let (code, output, _) = explain();
+    assert!(
+        code == Some(0) && output.contains("; an operator holds it at deny until 2"),
+        "{output}"
+    );
+    assert!(
+        output.ends_with("    answer    1 hit, whatever a counter holds: denied\n"),
+        "{output}"
+    );
 }
 
 #[test]
-fn a_period_that_is_no_unit_is_not_called_unknown() {
+fn ask_prints_no_unit_for_a_custom_period() {
     let directory = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n\
                 - key: k\n  rate_limit: {per: 36h, requests_per_unit: 600, strategy: gcra}\n";
     fs::write(directory.path().join("a.yaml"), text).unwrap();
     let service = Service::start(directory.path(), &[]).unwrap();
     let address = service.grpc.to_string();
-    let (code, said, _) =
+    let (code, output, _) =
         run(&["ask", "--address", &address, "--domain", "d", "--descriptor", "k=v"]);
-    assert!(code == Some(0) && said.starts_with("k=v: within, 599 of 600 left, "), "{said}");
+    assert!(code == Some(0) && output.starts_with("k=v: within, 599 of 600 left, "), "{output}");
 }
 
 #[test]
-fn a_question_is_asked_over_tls() {
+fn ask_connects_over_mutual_tls() {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let own = authority.sign(&["own.test"]);
     for (file, from) in [("tls.crt", &own.certificate), ("tls.key", &own.key)] {
@@ -171,7 +185,7 @@ fn a_question_is_asked_over_tls() {
 }
 
 #[test]
-fn check_joins_domains_where_it_is_told_to() {
+fn check_merge_accepts_a_domain_in_two_files() {
     let directory = tempfile::tempdir().unwrap();
     for (file, key) in [("a.yaml", "a"), ("b.yaml", "b")] {
         let text = format!(

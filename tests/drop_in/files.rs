@@ -1,4 +1,4 @@
-//! The reference's two layouts of files.
+//! The two file layouts of envoyproxy/ratelimit, selected by `RUNTIME_WATCH_ROOT`.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,6 @@ fn put(root: &Path, name: &str, domain: &str) {
     fs::write(path, format!("domain: {domain}\n")).unwrap();
 }
 
-/// The domains that are loaded from `root`.
 fn domains(service: &Service) -> Vec<String> {
     let mut domains: Vec<_> =
         service.said.lines().filter_map(|line| line.strip_prefix("domain ")).collect();
@@ -30,7 +29,7 @@ fn start(root: &TempDir, more: &[(&str, &str)]) -> Service {
 }
 
 #[test]
-fn with_the_root_watched_the_names_below_the_subdirectory_begin_with_the_applications() {
+fn watched_root_selects_files_by_app_directory_prefix() {
     let root = tempfile::tempdir().unwrap();
     let tree = root.path().join("v1/ratelimit");
     put(&tree, "config/a.yaml", "a");
@@ -46,7 +45,7 @@ fn with_the_root_watched_the_names_below_the_subdirectory_begin_with_the_applica
 }
 
 #[test]
-fn with_the_root_watched_a_new_link_is_followed_at_once_and_a_missing_tree_is_empty() {
+fn watched_root_starts_empty_and_follows_a_new_symlink() {
     let root = tempfile::tempdir().unwrap();
     let service = start(&root, &[]);
     assert_eq!(domains(&service), Vec::<String>::new());
@@ -62,7 +61,7 @@ fn with_the_root_watched_a_new_link_is_followed_at_once_and_a_missing_tree_is_em
 }
 
 #[test]
-fn without_it_every_file_below_the_application_directory_counts() {
+fn unwatched_root_loads_every_file_in_the_app_directory() {
     let root = tempfile::tempdir().unwrap();
     let tree = root.path().join("current/ratelimit");
     put(&tree, "config/a.yaml", "a");

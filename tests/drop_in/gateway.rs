@@ -1,4 +1,4 @@
-//! What Envoy Gateway's Deployment sets and expects.
+//! The environment and the probes of Envoy Gateway's rate limit Deployment.
 
 use std::time::Duration;
 
@@ -30,23 +30,23 @@ fn limits() -> RateLimitConfig {
     RateLimitConfig { name: domain.clone(), domain, descriptors: vec![rule] }
 }
 
-fn ask(service: &Service) -> u16 {
+fn check(service: &Service) -> u16 {
     let body = br#"{"domain":"default/eg/http","descriptors":[{"entries":
         [{"key":"rule-0-match-0","value":"rule-0-match-0"}]}]}"#;
     http1::call(service.http, "POST", "/json", &[], Some(body)).unwrap().status
 }
 
-/// How long there is no Redis: fifty rounds of checks, and with `SLUICEGATE_GATEWAY_SECONDS` so many seconds
-/// (`scripts/long.sh gateway`: the sixty that are promised).
+/// Minimum duration of the Redis outage, after at least 50 rounds of checks.
+/// `scripts/long.sh gateway` sets it to the documented 60 seconds.
 fn without_redis() -> Duration {
     let seconds = std::env::var("SLUICEGATE_GATEWAY_SECONDS").ok();
     Duration::from_secs(seconds.map_or(0, |seconds| seconds.parse().unwrap()))
 }
 
-/// The whole environment: startup, readiness and liveness are all GET /healthcheck on PORT, and none may
-/// fail while there is no Redis. Startup may take 300 s and is satisfied at once.
+/// All three probes are `GET /healthcheck` on `PORT`, and none may fail while Redis is down.
+/// The startup probe allows 300 s but must pass at once.
 #[test]
-fn its_environment_starts_with_limits_and_without_redis_and_every_probe_stays_satisfied() {
+fn environment_starts_without_redis_and_probes_stay_healthy() {
     for_a_day_with_a_minute_left();
     let authority = Authority::new();
     let (gateway, own) = (authority.sign(&["envoy-gateway"]), authority.sign(&["envoy-ratelimit"]));
@@ -58,7 +58,7 @@ fn its_environment_starts_with_limits_and_without_redis_and_every_probe_stays_sa
         client_name: None,
     });
     xds.tell("1", &[limits()]);
-    // A port that nobody listens on, until a Redis does.
+    // The port refuses connections until Redis restarts.
     let mut redis = Process::redis(&[]);
     redis.kill();
     let (server, redis_url) = (xds.address.to_string(), redis.address());
@@ -93,20 +93,20 @@ fn its_environment_starts_with_limits_and_without_redis_and_every_probe_stays_sa
     assert_eq!(xds.answer("1"), ("1".to_owned(), None));
     let began = now();
     for round in 0.. {
-        assert_eq!((ask(&service), healthy()), (400, 200), "no answer, and no red probe");
+        assert_eq!((check(&service), healthy()), (400, 200), "no answer, and no red probe");
         if 50 <= round && without_redis() <= began.elapsed() {
             break;
         }
     }
     redis.start_again();
-    until("Redis is found", || match ask(&service) {
+    until("Redis is found", || match check(&service) {
         200 => Ok(()),
         status => Err(format!("{status}: {}", service.log())),
     })
     .unwrap();
-    assert_eq!([ask(&service), ask(&service)], [200, 429]);
+    assert_eq!([check(&service), check(&service)], [200, 429]);
     let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
-    // What the dashboard's queries select by.
+    // Series that the dashboard queries.
     for series in [
         "ratelimit_service_rate_limit_total_hits{domain=\"default/eg/http\",key1=\"rule-0-match-0_rule-0-match-0\"}",
         "ratelimit_service_rate_limit_over_limit{domain=\"default/eg/http\",",
@@ -119,7 +119,7 @@ fn its_environment_starts_with_limits_and_without_redis_and_every_probe_stays_sa
 }
 
 #[test]
-fn health_follows_redis_where_that_is_asked_for() {
+fn active_connection_health_check_follows_redis() {
     let mut redis = Process::redis(&[]);
     redis.kill();
     let url = redis.address();
@@ -128,16 +128,16 @@ fn health_follows_redis_where_that_is_asked_for() {
         ("REDIS_URL", &url),
         ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true"),
     ]);
-    let becomes = |wanted: u16| {
+    let wait_for_health = |wanted: u16| {
         until("health", || match http1::get(service.http, "/healthcheck", &[]).unwrap().status {
             status if status == wanted => Ok(()),
             status => Err(format!("{status}: {}", service.log())),
         })
         .unwrap();
     };
-    becomes(500);
+    wait_for_health(500);
     redis.start_again();
-    becomes(200);
+    wait_for_health(200);
     redis.kill();
-    becomes(500);
+    wait_for_health(500);
 }

@@ -1,4 +1,4 @@
-//! Statistics that are counted where they happen: connections to Redis, the cache of denials, the files of TLS; and quantiles.
+//! Statistics of Redis connections, the deny cache, TLS files and response times.
 
 use std::fs;
 
@@ -13,13 +13,11 @@ fn page(service: &Service) -> String {
     http1::get(service.metrics, "/metrics", &[]).unwrap().text()
 }
 
-/// The value of a metric without labels.
 fn value(page: &str, name: &str) -> Option<u64> {
     page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// Waits until these metrics have these values.
-fn become_so(service: &Service, wanted: &[(&str, Option<u64>)]) {
+fn wait_for_values(service: &Service, wanted: &[(&str, Option<u64>)]) {
     until("statistics", || {
         let page = page(service);
         let found: Vec<_> = wanted.iter().map(|(name, _)| (*name, value(&page, name))).collect();
@@ -28,7 +26,7 @@ fn become_so(service: &Service, wanted: &[(&str, Option<u64>)]) {
     .unwrap();
 }
 
-fn answers(service: &Service) {
+fn wait_for_redis(service: &Service) {
     until("Redis", || match process::ask(service) {
         200 => Ok(()),
         status => Err(format!("{status}: {}", service.log())),
@@ -37,7 +35,7 @@ fn answers(service: &Service) {
 }
 
 #[test]
-fn connections_that_were_made_and_that_are_gone_are_counted_and_the_rest_are_open() {
+fn redis_connections_are_counted_per_pool() {
     let (mut redis, second) = (Process::redis(&[]), Process::redis(&[]));
     let (url, other) = (redis.address(), second.address());
     let (_root, service) = process::start(&[
@@ -51,9 +49,9 @@ fn connections_that_were_made_and_that_are_gone_are_counted_and_the_rest_are_ope
     let pool = |pool: &str, active, total, close| {
         let name = |of: &str| format!("ratelimit_redis_{pool}_cx_{of}");
         let names = [name("active"), name("total"), name("local_close")];
-        become_so(&service, &[(&names[0], active), (&names[1], total), (&names[2], close)]);
+        wait_for_values(&service, &[(&names[0], active), (&names[1], total), (&names[2], close)]);
     };
-    // A counter that is zero is not there, as there.
+    // As in envoyproxy/ratelimit, a zero counter is absent.
     pool("pool", Some(1), Some(1), None);
     pool("per_second_pool", Some(1), Some(1), None);
     redis.kill();
@@ -64,7 +62,7 @@ fn connections_that_were_made_and_that_are_gone_are_counted_and_the_rest_are_ope
 }
 
 #[test]
-fn lookups_in_the_cache_of_denials_are_counted() {
+fn deny_cache_lookups_are_counted() {
     for_a_day_with_a_minute_left();
     let redis = Process::redis(&[]);
     let url = redis.address();
@@ -74,25 +72,25 @@ fn lookups_in_the_cache_of_denials_are_counted() {
         ("LOCAL_CACHE_SIZE_IN_BYTES", "1000000"),
         ("USE_PROMETHEUS", "true"),
     ]);
-    answers(&service);
-    let of = |page: &str, name: &str| value(page, &format!("ratelimit_localcache_{name}"));
+    wait_for_redis(&service);
+    let cache_stat = |page: &str, name: &str| value(page, &format!("ratelimit_localcache_{name}"));
     let (before, began) = (page(&service), unix_seconds());
-    // Four more pass, the sixth is denied by Redis and remembered, and two by what is remembered.
+    // Redis denies the fifth of these checks, the deny cache the last two.
     let statuses: Vec<_> = (0..7).map(|_| process::ask(&service)).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 429, 429, 429]);
     let after = page(&service);
-    let grew = |name: &str| of(&after, name).unwrap() - of(&before, name).unwrap();
+    let grew = |name: &str| cache_stat(&after, name).unwrap() - cache_stat(&before, name).unwrap();
     let grown = ["lookupCount", "hitCount", "missCount", "entryCount"].map(grew);
     assert_eq!(grown, [7, 2, 5, 1]);
     for none in ["evacuateCount", "expiredCount", "overwriteCount"] {
-        assert_eq!(of(&after, none), Some(0), "{none}");
+        assert_eq!(cache_stat(&after, none), Some(0), "{none}");
     }
-    let accessed = of(&after, "averageAccessTime").unwrap();
+    let accessed = cache_stat(&after, "averageAccessTime").unwrap();
     assert!((began..=unix_seconds()).contains(&accessed), "of one key: when it was last found");
 }
 
 #[test]
-fn readings_of_the_certificate_are_counted_and_failures_with_them() {
+fn certificate_loads_and_failures_are_counted() {
     let (authority, files) = (Authority::new(), tempfile::tempdir().unwrap());
     let own = authority.sign(&["ratelimit.test"]);
     let at = |name: &str| files.path().join(name).display().to_string();
@@ -107,11 +105,11 @@ fn readings_of_the_certificate_are_counted_and_failures_with_them() {
         ("SLUICEGATE_BACKEND", "memory"),
     ]);
     let names = ["certs_load_attempts", "certs_load_failures", "certs_num_values"];
-    let are = |attempts, failures| {
+    let wait_for_counts = |attempts, failures| {
         let values = [Some(attempts), failures, Some(2)];
         let wanted: Vec<_> = names.into_iter().zip(values).collect();
         until("the next client", || {
-            // The files are looked at when somebody calls.
+            // The service reloads changed files on a new connection.
             drop(std::net::TcpStream::connect(service.grpc));
             let page = page(&service);
             let found: Vec<_> = names.iter().map(|&name| (name, value(&page, name))).collect();
@@ -119,20 +117,20 @@ fn readings_of_the_certificate_are_counted_and_failures_with_them() {
         })
         .unwrap();
     };
-    // Whole at once: half a file would be one more that cannot be read.
-    let becomes = |text: &[u8]| {
+    // Atomic, because a partial file would count as another failure.
+    let replace_certificate = |text: &[u8]| {
         fs::write(at("new"), text).unwrap();
         fs::rename(at("new"), &certificate).unwrap();
     };
-    are(1, None);
-    becomes(b"no certificate");
-    are(2, Some(1));
-    becomes(&fs::read(&own.certificate).unwrap());
-    are(3, Some(1));
+    wait_for_counts(1, None);
+    replace_certificate(b"no certificate");
+    wait_for_counts(2, Some(1));
+    replace_certificate(&fs::read(&own.certificate).unwrap());
+    wait_for_counts(3, Some(1));
 }
 
 #[test]
-fn a_timer_that_no_rule_makes_a_histogram_is_a_summary_with_quantiles() {
+fn unmapped_timers_are_summaries_with_quantiles() {
     let mapper = tempfile::NamedTempFile::new().unwrap();
     fs::write(mapper.path(), "mappings: []\n").unwrap();
     let path = mapper.path().display().to_string();
@@ -144,8 +142,8 @@ fn a_timer_that_no_rule_makes_a_histogram_is_a_summary_with_quantiles() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         use envoy_types::pb::envoy::service::ratelimit::v3 as rls;
-        let door = service.door().connect().await.unwrap();
-        let mut client = rls::rate_limit_service_client::RateLimitServiceClient::new(door);
+        let channel = service.door().connect().await.unwrap();
+        let mut client = rls::rate_limit_service_client::RateLimitServiceClient::new(channel);
         client.should_rate_limit(rls::RateLimitRequest::default()).await.unwrap_err();
     });
     let page = page(&service);

@@ -1,4 +1,8 @@
-//! Started under the name `ratelimit`: envoyproxy/ratelimit's variables, files, ports and keys.
+//! Compatibility mode: the binary started as `ratelimit` with envoyproxy/ratelimit's environment.
+//!
+//! Guarantees:
+//! - Variables, file layouts, ports and Redis keys match envoyproxy/ratelimit.
+//! - `SLUICEGATE_*` variables override them.
 
 mod beside;
 mod client;

@@ -1,7 +1,12 @@
-//! Every name of the reference's statistics, as a StatsD, a DogStatsD and Prometheus are told it.
+//! Every statistic of envoyproxy/ratelimit in StatsD, DogStatsD and Prometheus.
 //!
-//! Source: the catalogue of the reference's metrics (`reference` §6.2, and §6.4 for Prometheus), with what users expect beside it
-//! (`users-and-peers` F4). Left out as there is no such thing here: `ratelimit.go.*`, `ratelimit.memcache.*`, `reserved_tag`.
+//! Sources: `reference` §6.2, §6.4 for Prometheus, and `users-and-peers` F4.
+//!
+//! Guarantees:
+//! - A service that exercises all features reports exactly these names.
+//!
+//! Not covered:
+//! - `ratelimit.go.*`, `ratelimit.memcache.*` and `reserved_tag`: Sluicegate has no equivalent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -40,7 +45,7 @@ descriptors:
   rate_limit: {unit: second, requests_per_unit: 1000000}
 ";
 
-/// The names below `ratelimit.service.rate_limit`, all counters.
+/// Counters below `ratelimit.service.rate_limit`.
 const RULES: [&str; 14] = [
     "nodom.domain_not_found",
     "z.a_b.c.total_hits",
@@ -58,7 +63,7 @@ const RULES: [&str; 14] = [
     "z.shade.total_hits",
 ];
 
-/// All others, and their kinds.
+/// All other names and their StatsD types.
 const OTHERS: [&str; 29] = [
     "certs.load_attempts|c",
     "certs.load_failures|c",
@@ -91,7 +96,7 @@ const OTHERS: [&str; 29] = [
     "runtime.num_values|g",
 ];
 
-/// What Prometheus is shown, without buckets.
+/// Prometheus series without histogram buckets.
 const SERIES: &[&str] = &[
     "certs_load_attempts",
     "certs_load_failures",
@@ -140,18 +145,17 @@ const SERIES: &[&str] = &[
     "runtime_num_values",
 ];
 
-/// The longest datagram, in bytes: what fits a frame of Ethernet.
+/// Maximum datagram in bytes, so that it fits one Ethernet frame.
 const LONGEST: usize = 1_432;
 
-/// A service that has met everything that is counted, with what it stands on.
-struct Busy {
+/// A service that has already produced every statistic.
+struct ExercisedService {
     service: Service,
     root: TempDir,
     authority: Authority,
 }
 
-impl Busy {
-    /// Leads a service with these variables through everything.
+impl ExercisedService {
     fn with(sink: &[(&str, &str)]) -> Self {
         for_a_day_with_a_minute_left();
         let (mut redis, mut second) = (Process::redis(&[]), Process::redis(&[]));
@@ -179,21 +183,21 @@ impl Busy {
             ]
             .concat(),
         );
-        let busy = Self { service, root, authority };
-        busy.loads(&busy.root.path().join("s/config"));
-        busy.is_asked();
-        busy.is_called(&busy.authority.ca());
-        busy.shows_a_broken_certificate(Path::new(&own.certificate));
+        let exercised = Self { service, root, authority };
+        exercised.load_files(&exercised.root.path().join("s/config"));
+        exercised.send_checks();
+        exercised.call_grpc(&exercised.authority.ca());
+        exercised.break_certificate(Path::new(&own.certificate));
         redis.kill();
         second.kill();
-        busy.becomes("an error", "z", r#"{"key":"a","value":"b"},{"key":"c"}"#, 400);
-        busy.becomes("an error", "z", r#"{"key":"sec"}"#, 400);
-        busy
+        exercised.wait_for_status("an error", "z", r#"{"key":"a","value":"b"},{"key":"c"}"#, 400);
+        exercised.wait_for_status("an error", "z", r#"{"key":"sec"}"#, 400);
+        exercised
     }
 
-    /// Files that are good, wrong, and not to be read.
-    fn loads(&self, files: &Path) {
-        let comes = |loaded, refused| {
+    /// Loads valid, invalid and unreadable files.
+    fn load_files(&self, files: &Path) {
+        let wait_for_loads = |loaded, refused| {
             let wanted = |loads: crate::service::Loads| match (loads.loaded, loads.refused) {
                 came if came == (loaded, refused) => Ok(()),
                 came => Err(format!("{came:?}\n{}", self.service.log())),
@@ -201,40 +205,40 @@ impl Busy {
             until("a load", || wanted(self.service.loads()?)).unwrap();
         };
         fs::write(files.join("z.yaml"), LIMITS).unwrap();
-        comes(2, 0);
+        wait_for_loads(2, 0);
         fs::write(files.join("wrong.yaml"), "domain: ''\n").unwrap();
-        comes(2, 1);
+        wait_for_loads(2, 1);
         fs::remove_file(files.join("wrong.yaml")).unwrap();
-        comes(3, 1);
+        wait_for_loads(3, 1);
         std::os::unix::fs::symlink("nowhere", files.join("unreadable.yaml")).unwrap();
-        comes(3, 2);
+        wait_for_loads(3, 2);
     }
 
-    fn ask(&self, domain: &str, entries: &str, more: &str) -> u16 {
+    fn check(&self, domain: &str, entries: &str, more: &str) -> u16 {
         let body =
             format!(r#"{{"domain":"{domain}","descriptors":[{{"entries":[{entries}]{more}}}]}}"#);
         http1::call(self.service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap().status
     }
 
-    fn becomes(&self, what: &str, domain: &str, entries: &str, status: u16) {
-        until(what, || match self.ask(domain, entries, "") {
+    fn wait_for_status(&self, what: &str, domain: &str, entries: &str, status: u16) {
+        until(what, || match self.check(domain, entries, "") {
             came if came == status => Ok(()),
             came => Err(format!("{came}: {}", self.service.log())),
         })
         .unwrap();
     }
 
-    /// Every verdict on a rule, and questions about none.
-    fn is_asked(&self) {
-        self.becomes("an answer", "z", r#"{"key":"a","value":"b"},{"key":"c"}"#, 200);
-        self.becomes("an answer", "z", r#"{"key":"sec"}"#, 200);
-        // Within; near and over; known to be over. In global shadow mode all pass.
+    /// Sends checks for every verdict, and one for an unknown domain.
+    fn send_checks(&self) {
+        self.wait_for_status("an answer", "z", r#"{"key":"a","value":"b"},{"key":"c"}"#, 200);
+        self.wait_for_status("an answer", "z", r#"{"key":"sec"}"#, 200);
+        // Within the limit, then over it, then over it by the deny cache. Shadow mode allows all.
         for _ in 0..3 {
-            assert_eq!(self.ask("z", r#"{"key":"k"}"#, r#","hitsAddend":7"#), 200);
+            assert_eq!(self.check("z", r#"{"key":"k"}"#, r#","hitsAddend":7"#), 200);
         }
-        assert_eq!(self.ask("z", r#"{"key":"k"}"#, r#","isNegativeHits":true"#), 200);
-        assert_eq!(self.ask("z", r#"{"key":"shade"}"#, ""), 200);
-        assert_eq!(self.ask("nodom", r#"{"key":"k"}"#, ""), 200);
+        assert_eq!(self.check("z", r#"{"key":"k"}"#, r#","isNegativeHits":true"#), 200);
+        assert_eq!(self.check("z", r#"{"key":"shade"}"#, ""), 200);
+        assert_eq!(self.check("nodom", r#"{"key":"k"}"#, ""), 200);
     }
 
     fn server(&self, ca: &str) -> Server {
@@ -246,8 +250,8 @@ impl Busy {
         Server { host: "127.0.0.1".into(), port: self.service.grpc.port(), tls: Some(tls) }
     }
 
-    /// A question of nothing, and a check of health.
-    fn is_called(&self, ca: &str) {
+    /// Sends an empty check and a health check over gRPC.
+    fn call_grpc(&self, ca: &str) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(soon("answers", async {
             let channel = connect(&self.server(ca)).await.unwrap();
@@ -257,12 +261,12 @@ impl Busy {
         }));
     }
 
-    fn shows_a_broken_certificate(&self, certificate: &Path) {
+    fn break_certificate(&self, certificate: &Path) {
         let prepared = certificate.with_extension("new");
         fs::write(&prepared, "no certificate").unwrap();
         fs::rename(prepared, certificate).unwrap();
         until("the files are looked at", || {
-            // Whoever calls has them looked at.
+            // The service reloads changed files on a new connection.
             drop(std::net::TcpStream::connect(self.service.grpc));
             match self.service.log() {
                 log if log.contains("the last good one stays") => Ok(()),
@@ -273,45 +277,44 @@ impl Busy {
     }
 }
 
-/// Hears a StatsD's lines, without what changes: `name|kind`, and tags behind it.
-fn ear() -> (String, Arc<Mutex<BTreeSet<String>>>) {
+/// A StatsD server on a UDP port. It collects lines without their values.
+fn statsd_listener() -> (String, Arc<Mutex<BTreeSet<String>>>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let port = socket.local_addr().unwrap().port().to_string();
-    let heard: Arc<Mutex<BTreeSet<String>>> = Arc::default();
-    let hearing = Arc::downgrade(&heard);
+    let received: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+    let weak = Arc::downgrade(&received);
     std::thread::spawn(move || {
         let mut datagram = vec![0; 65_536];
-        while let Some(heard) = hearing.upgrade() {
+        while let Some(received) = weak.upgrade() {
             let Ok(length) = socket.recv(&mut datagram) else { continue };
             let lines = String::from_utf8_lossy(&datagram[..length]).into_owned();
-            let mut heard = Mutex::lock(&heard).unwrap();
-            heard.extend(lines.lines().map(bare));
+            let mut received = Mutex::lock(&received).unwrap();
+            received.extend(lines.lines().map(without_value));
             if LONGEST < length {
-                // No name at all: whoever compares is told.
-                heard.insert(format!("a datagram of {length} bytes"));
+                // Not a statistic, so the comparison fails.
+                received.insert(format!("a datagram of {length} bytes"));
             }
         }
     });
-    (port, heard)
+    (port, received)
 }
 
 /// `a.b:17|c|#t:v` as `a.b|c|#t:v`.
-fn bare(line: &str) -> String {
+fn without_value(line: &str) -> String {
     let (name, rest) = line.split_once(':').unwrap();
     format!("{name}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
 }
 
-/// Waits until what is heard is what is wanted.
-fn comes_to(
+fn wait_for_names(
     wanted: &BTreeSet<String>,
     log: impl Fn() -> String,
-    heard: impl Fn() -> BTreeSet<String>,
+    received: impl Fn() -> BTreeSet<String>,
 ) {
     until("every name and no other", || {
-        let heard = heard();
-        let missing: Vec<_> = wanted.difference(&heard).collect();
-        let more: Vec<_> = heard.difference(wanted).collect();
+        let received = received();
+        let missing: Vec<_> = wanted.difference(&received).collect();
+        let more: Vec<_> = received.difference(wanted).collect();
         let same = missing.is_empty() && more.is_empty();
         if same { Ok(()) } else { Err(format!("missing {missing:#?}, more {more:#?}\n{}", log())) }
     })
@@ -319,9 +322,9 @@ fn comes_to(
 }
 
 #[test]
-fn statsd_is_told_every_name_and_no_other() {
-    let (port, heard) = ear();
-    let busy = Busy::with(&[
+fn statsd_receives_every_name_and_no_other() {
+    let (port, received) = statsd_listener();
+    let exercised = ExercisedService::with(&[
         ("USE_STATSD", "true"),
         ("STATSD_HOST", "127.0.0.1"),
         ("STATSD_PORT", &port),
@@ -329,13 +332,13 @@ fn statsd_is_told_every_name_and_no_other() {
     ]);
     let rules = RULES.iter().map(|name| format!("ratelimit.service.rate_limit.{name}|c"));
     let wanted = rules.chain(OTHERS.iter().map(|&name| name.to_owned())).collect();
-    comes_to(&wanted, || busy.service.log(), || Mutex::lock(&heard).unwrap().clone());
+    wait_for_names(&wanted, || exercised.service.log(), || Mutex::lock(&received).unwrap().clone());
 }
 
 #[test]
-fn dogstatsd_is_told_every_name_with_its_tags_and_no_other() {
-    let (port, heard) = ear();
-    let busy = Busy::with(&[
+fn dogstatsd_receives_every_name_with_its_tags() {
+    let (port, received) = statsd_listener();
+    let exercised = ExercisedService::with(&[
         ("USE_STATSD", "false"),
         ("USE_DOG_STATSD", "true"),
         ("STATSD_HOST", "127.0.0.1"),
@@ -353,21 +356,21 @@ fn dogstatsd_is_told_every_name_with_its_tags_and_no_other() {
         Some((keys, what)) => {
             format!("ratelimit.{what}|c|#env:prod,domain:z,descriptor:{keys}")
         }
-        // A domain and no descriptor: the pattern does not match.
+        // The pattern does not match a name without a descriptor.
         None => format!("ratelimit.service.rate_limit.{name}|c|#env:prod"),
     };
     let wanted =
         RULES.iter().map(rule).chain(OTHERS.iter().map(|name| format!("{name}|#env:prod")));
     let wanted = wanted.collect();
-    comes_to(&wanted, || busy.service.log(), || Mutex::lock(&heard).unwrap().clone());
+    wait_for_names(&wanted, || exercised.service.log(), || Mutex::lock(&received).unwrap().clone());
 }
 
 #[test]
-fn prometheus_is_shown_every_series_and_no_other() {
-    let busy = Busy::with(&[("USE_STATSD", "false"), ("USE_PROMETHEUS", "true")]);
+fn prometheus_page_has_every_series_and_no_other() {
+    let exercised = ExercisedService::with(&[("USE_STATSD", "false"), ("USE_PROMETHEUS", "true")]);
     let wanted = SERIES.iter().map(|&series| series.to_owned()).collect();
     let shown = || {
-        let page = http1::get(busy.service.metrics, "/metrics", &[]).unwrap().text();
+        let page = http1::get(exercised.service.metrics, "/metrics", &[]).unwrap().text();
         let is_theirs = |line: &&str| {
             ["ratelimit_", "runtime_", "certs_"].iter().any(|start| line.starts_with(start))
                 && !line.contains("_bucket{")
@@ -375,5 +378,5 @@ fn prometheus_is_shown_every_series_and_no_other() {
         let series = page.lines().filter(is_theirs).filter_map(|line| line.rsplit_once(' '));
         series.map(|(series, _)| series.to_owned()).collect()
     };
-    comes_to(&wanted, || busy.service.log(), shown);
+    wait_for_names(&wanted, || exercised.service.log(), shown);
 }

@@ -1,4 +1,4 @@
-//! The process: how it starts, what it opens, how it ends.
+//! Startup, ports, logs, overrides and shutdown of the process in compatibility mode.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 const LIMITS: &str =
     "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 5}\n";
 
-/// A tree of files with one domain; what names it.
+/// A directory with one domain, and the variables that select it.
 fn tree() -> (TempDir, [(&'static str, String); 4]) {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("s/config")).unwrap();
@@ -27,7 +27,6 @@ fn tree() -> (TempDir, [(&'static str, String); 4]) {
     (root, variables)
 }
 
-/// The process over that tree.
 pub fn start(more: &[(&str, &str)]) -> (TempDir, Service) {
     let (root, variables) = tree();
     let variables: Vec<_> = variables.iter().map(|(name, text)| (*name, &**text)).collect();
@@ -35,26 +34,29 @@ pub fn start(more: &[(&str, &str)]) -> (TempDir, Service) {
     (root, service)
 }
 
-/// How a process ended that does not start, and what it said.
+/// Exit code and output of a process that fails to start.
 pub fn refused(variables: &[(&str, &str)]) -> (Option<i32>, String) {
     service::refused(as_ratelimit().envs(variables.iter().copied()))
 }
 
-/// The status of a question about its one limit.
+/// HTTP status of a check against the only limit.
 pub fn ask(service: &Service) -> u16 {
     let body = br#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
     http1::call(service.http, "POST", "/json", &[], Some(body)).unwrap().status
 }
 
 #[test]
-fn what_it_cannot_start_with_ends_it_with_2_and_a_sentence_each() {
-    let (code, said) = refused(&[("PORT", ""), ("BACKEND_TYPE", "memcache")]);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("PORT takes a whole number") && said.contains("memcached"), "{said}");
+fn every_bad_variable_is_reported_with_exit_code_2() {
+    let (code, output) = refused(&[("PORT", ""), ("BACKEND_TYPE", "memcache")]);
+    assert_eq!(code, Some(2), "{output}");
+    assert!(
+        output.contains("PORT takes a whole number") && output.contains("memcached"),
+        "{output}"
+    );
 }
 
 #[test]
-fn a_line_is_logged_for_what_means_nothing_here_and_none_for_what_nobody_knows() {
+fn unsupported_variables_are_logged_and_unknown_ones_ignored() {
     let (_root, service) = start(&[("REDIS_POOL_SIZE", "30"), ("FOO_BAR", "1")]);
     let log = service.log();
     assert!(log.contains("REDIS_POOL_SIZE: one connection carries"), "{log}");
@@ -62,7 +64,7 @@ fn a_line_is_logged_for_what_means_nothing_here_and_none_for_what_nobody_knows()
 }
 
 #[test]
-fn the_log_has_the_references_keys_where_json_is_asked_for() {
+fn json_logs_use_envoyproxy_field_names() {
     let (_root, service) = start(&[("LOG_FORMAT", "json"), ("REDIS_POOL_SIZE", "30")]);
     let log = service.log();
     let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -75,7 +77,7 @@ fn the_log_has_the_references_keys_where_json_is_asked_for() {
 }
 
 #[test]
-fn both_fleets_count_in_one_redis() {
+fn both_services_share_counters_in_redis() {
     for_a_day_with_a_minute_left();
     let redis = Redis::start();
     let socket = redis.socket().display().to_string();
@@ -85,7 +87,7 @@ fn both_fleets_count_in_one_redis() {
         other => Err(other.to_string()),
     })
     .unwrap();
-    // As the reference writes it, by hand: the day's start behind domain, key and value.
+    // Key format of envoyproxy/ratelimit: domain, key, value and start of the day.
     let now = unix_seconds();
     let key = format!("p:d_k_v_{}", now - now % 86_400);
     let mut client = redis.connect();
@@ -97,7 +99,7 @@ fn both_fleets_count_in_one_redis() {
 }
 
 #[test]
-fn two_processes_listen_on_the_same_ports() {
+fn two_processes_share_the_http_port() {
     let (_root, one) = start(&[]);
     let port = one.http.port().to_string();
     let (_other_root, other) = start(&[("PORT", &port)]);
@@ -105,7 +107,7 @@ fn two_processes_listen_on_the_same_ports() {
 }
 
 #[test]
-fn sigterm_sigint_and_sighup_end_it_with_0() {
+fn sigterm_sigint_and_sighup_exit_with_code_0() {
     for signal in ["TERM", "INT", "HUP"] {
         let (_root, mut service) = start(&[("SLUICEGATE_DRAIN_DELAY", "0s")]);
         service.signal(signal);
@@ -113,7 +115,6 @@ fn sigterm_sigint_and_sighup_end_it_with_0() {
     }
 }
 
-/// The settings that the variables of that tree and these come to.
 fn printed(more: &[(&str, &str)]) -> String {
     let (_root, variables) = tree();
     let mut command: Command = as_ratelimit();
@@ -126,7 +127,7 @@ fn line(text: &str, name: &str) -> String {
 }
 
 #[test]
-fn our_own_words_win_over_the_variables() {
+fn sluicegate_variables_override_envoyproxy_variables() {
     let plain = printed(&[("REDIS_TIMEOUT", "1s")]);
     assert!(line(&plain, "backend_deadline: 1s").ends_with("# REDIS_TIMEOUT"), "{plain}");
     assert!(
@@ -141,14 +142,14 @@ fn our_own_words_win_over_the_variables() {
 }
 
 #[test]
-fn a_store_that_our_own_word_names_may_stand_beside_memcached() {
-    // What the refusal of it says to do.
+fn sluicegate_backend_overrides_memcached() {
+    // The error for `BACKEND_TYPE=memcache` recommends this.
     let (_root, service) = start(&[("BACKEND_TYPE", "memcache"), ("SLUICEGATE_BACKEND", "memory")]);
     assert_eq!(ask(&service), 200);
 }
 
 #[test]
-fn what_our_own_words_leave_without_use_keeps_nothing_from_starting() {
+fn startup_succeeds_with_unused_envoyproxy_variables() {
     let (_root, service) = start(&[
         ("USE_STATSD", "true"),
         ("SLUICEGATE_STATS_SINK", "none"),
@@ -162,14 +163,14 @@ fn what_our_own_words_leave_without_use_keeps_nothing_from_starting() {
     assert!(log.contains("warning: LOCAL_CACHE_SIZE_IN_BYTES: `local_deny_cache` is"), "{log}");
 }
 
-/// The process told by our own word where its limits are, and by `root` where the reference's would be.
+/// `SLUICEGATE_LIMITS` beside envoyproxy/ratelimit's `RUNTIME_ROOT`.
 fn with_limits<'v>(root: &'v str, limits: &'v str) -> [(&'static str, &'v str); 4] {
     let ours = [("SLUICEGATE_LIMITS", limits), ("SLUICEGATE_BACKEND", "memory")];
     [ours[0], ours[1], ("RUNTIME_ROOT", root), ("USE_STATSD", "false")]
 }
 
 #[test]
-fn limits_that_our_own_word_names_need_no_root_of_the_references() {
+fn sluicegate_limits_make_runtime_root_optional() {
     let (root, _) = tree();
     let limits = root.path().join("s/config").display().to_string();
     let service = Service::start_as_ratelimit(&with_limits("/no/such/place", &limits)).unwrap();
@@ -177,14 +178,14 @@ fn limits_that_our_own_word_names_need_no_root_of_the_references() {
 }
 
 #[test]
-fn nothing_is_said_of_a_layout_where_our_own_word_names_the_limits() {
+fn sluicegate_limits_ignore_the_runtime_layout() {
     let (root, _) = tree();
     let (at, limits) = (root.path().join("current"), root.path().join("s/config"));
     let (at, limits) = (at.display().to_string(), limits.display().to_string());
     let service = Service::start_as_ratelimit(&with_limits(&at, &limits)).unwrap();
     assert_eq!(ask(&service), 200);
     assert!(!service.log().contains("nothing is limited"), "{}", service.log());
-    // Nor are names taken for those of the reference's layout.
+    // `limits_prefix` of the `RUNTIME_ROOT` layout does not apply either.
     let service = Service::start_as_ratelimit(
         &[&with_limits(&at, &limits)[..], &[("RUNTIME_SUBDIRECTORY", "s")]].concat(),
     );
@@ -192,17 +193,17 @@ fn nothing_is_said_of_a_layout_where_our_own_word_names_the_limits() {
 }
 
 #[test]
-fn limits_that_our_own_word_names_must_be_there_as_where_we_serve() {
+fn missing_sluicegate_limits_stop_startup() {
     let (root, _) = tree();
     let (at, limits) = (root.path().join("current"), root.path().join("s/confg"));
     let (at, limits) = (at.display().to_string(), limits.display().to_string());
-    let (code, said) = refused(&with_limits(&at, &limits));
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains(&limits), "{said}");
+    let (code, output) = refused(&with_limits(&at, &limits));
+    assert_eq!(code, Some(2), "{output}");
+    assert!(output.contains(&limits), "{output}");
 }
 
 #[test]
-fn what_our_own_words_leave_to_the_variables_is_taken_from_them() {
+fn settings_without_an_override_come_from_variables() {
     let ours = [
         ("SLUICEGATE_GRPC_TLS_CERT_FILE", "/ours/tls.crt"),
         ("SLUICEGATE_GRPC_TLS_KEY_FILE", "/theirs/tls.key"),

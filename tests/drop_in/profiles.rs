@@ -4,7 +4,7 @@ use super::process;
 use crate::http1;
 
 #[test]
-fn pprof_paths_answer_501_and_name_perf() {
+fn pprof_paths_return_501_and_mention_perf() {
     let variables = [("USE_PROMETHEUS", "true"), ("SLUICEGATE_BACKEND", "memory")];
     let (_root, service) = process::start(&variables);
     for path in

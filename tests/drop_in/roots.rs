@@ -1,5 +1,8 @@
-//! Who may sign the certificates of Redis and of the management server: under the name `ratelimit` the file that is named
-//! adds to whom the system trusts; under our own it stands for itself.
+//! Trusted CAs for Redis and the xDS server.
+//!
+//! Guarantees:
+//! - As `ratelimit`, a configured CA bundle extends the system CAs.
+//! - As `sluicegate`, a configured CA bundle for Redis replaces the system CAs.
 
 use std::fs;
 
@@ -13,7 +16,7 @@ use crate::support::process::Process;
 use crate::support::xds::Xds;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
-/// A Redis that speaks TLS alone, with a certificate that `by` signed.
+/// A TLS-only Redis with a certificate signed by `by`.
 fn redis(by: &Authority) -> Process {
     let (ca, own) = (by.ca(), by.sign(&["127.0.0.1"]));
     let files = ["--tls-ca-cert-file", &*ca, "--tls-cert-file", &own.certificate];
@@ -21,8 +24,8 @@ fn redis(by: &Authority) -> Process {
     Process::redis(&[&files[..], &more].concat())
 }
 
-/// The reference's process, told that `named` signs, on a system that trusts `system`.
-fn told(redis: &Process, named: &str, system: &str) -> (tempfile::TempDir, Service) {
+/// Starts `ratelimit` with the CA bundle `named` on a system that trusts `system`.
+fn start_with_cas(redis: &Process, named: &str, system: &str) -> (tempfile::TempDir, Service) {
     let at = redis.address();
     process::start(&[
         ("REDIS_SOCKET_TYPE", "tcp"),
@@ -33,7 +36,7 @@ fn told(redis: &Process, named: &str, system: &str) -> (tempfile::TempDir, Servi
     ])
 }
 
-fn answers(service: &Service) {
+fn wait_for_redis(service: &Service) {
     until("Redis is believed", || match process::ask(service) {
         200 => Ok(()),
         status => Err(format!("{status}: {}", service.log())),
@@ -41,27 +44,27 @@ fn answers(service: &Service) {
     .unwrap();
 }
 
-fn says(service: &Service, what: &str) {
-    let said = || service.log().contains(what).then_some(()).ok_or_else(|| service.log());
-    until(what, said).unwrap();
+fn wait_for_log(service: &Service, what: &str) {
+    let logged = || service.log().contains(what).then_some(()).ok_or_else(|| service.log());
+    until(what, logged).unwrap();
 }
 
 #[test]
-fn redis_is_believed_whether_the_named_authority_signed_or_one_of_the_systems() {
+fn redis_tls_trusts_the_named_and_system_cas() {
     for_a_day_with_a_minute_left();
     let (named, system, other) = (Authority::new(), Authority::new(), Authority::new());
     for by in [&named, &system] {
         let redis = redis(by);
-        let (_root, service) = told(&redis, &named.ca(), &system.ca());
-        answers(&service);
+        let (_root, service) = start_with_cas(&redis, &named.ca(), &system.ca());
+        wait_for_redis(&service);
     }
     let redis = redis(&other);
-    let (_root, service) = told(&redis, &named.ca(), &system.ca());
-    says(&service, "nobody signed the certificate of redis whom we trust");
+    let (_root, service) = start_with_cas(&redis, &named.ca(), &system.ca());
+    wait_for_log(&service, "nobody signed the certificate of redis whom we trust");
 }
 
 #[test]
-fn under_our_own_name_a_named_authority_is_the_only_one() {
+fn sluicegate_serve_trusts_only_the_named_ca() {
     let (named, system) = (Authority::new(), Authority::new());
     let redis = redis(&system);
     let limits = tempfile::tempdir().unwrap();
@@ -71,11 +74,11 @@ fn under_our_own_name_a_named_authority_is_the_only_one() {
     let system = system.ca();
     let service =
         Service::start_under(limits.path(), &flags, &[("SSL_CERT_FILE", &*system)]).unwrap();
-    says(&service, "nobody signed the certificate of redis whom we trust");
+    wait_for_log(&service, "nobody signed the certificate of redis whom we trust");
 }
 
 #[test]
-fn the_management_server_is_believed_by_the_systems_authorities_as_well() {
+fn xds_tls_trusts_the_named_and_system_cas() {
     let (named, system) = (Authority::new(), Authority::new());
     for by in [&named, &system] {
         let own = by.sign(&["management.test"]);

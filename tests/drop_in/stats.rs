@@ -1,4 +1,4 @@
-//! Statistics under envoyproxy/ratelimit's names: what is counted, sent and shown.
+//! Statistics under envoyproxy/ratelimit's names: counting, StatsD lines and the Prometheus page.
 
 use std::io::Read as _;
 use std::net::{TcpListener, UdpSocket};
@@ -19,12 +19,12 @@ fn stats(most: u32) -> Stats {
     Stats::new(most, Mapping::built_in(false))
 }
 
-/// `hits` to a counter that holds `held` with them, of a limit of ten that is near from beyond eight on.
+/// Limit 10, near limit above 8. `held` is the counter value after the charge.
 fn verdict(hits: u64, held: u64) -> Verdict {
     Verdict { hits, held, limit: 10, near: 8, is_remembered: false, shadow: false }
 }
 
-/// Three questions of seven hits each, a limit of ten: reference §6.2's worked example, and a call.
+/// Three checks of seven hits with a limit of ten. Source: example in `reference` §6.2.
 fn worked(stats: &Stats) {
     let rule = stats.rule(Key::Written("d.k"));
     for held in [7, 14, 21] {
@@ -52,7 +52,7 @@ const WORKED: [&str; 7] = [
 ];
 
 #[test]
-fn a_line_for_each_statistic_says_what_it_grew_by() {
+fn counters_are_sent_as_increments() {
     let (stats, mut lines_of) = (stats(10), Lines::new(Dialect::Statsd, &[], Vec::new()));
     worked(&stats);
     assert_eq!(lines(&mut lines_of, &stats), WORKED);
@@ -63,7 +63,7 @@ fn a_line_for_each_statistic_says_what_it_grew_by() {
 }
 
 #[test]
-fn tags_stand_in_the_name_for_statsd_and_beside_it_for_dogstatsd() {
+fn statsd_embeds_tags_in_names_dogstatsd_appends_them() {
     let tags = [("env", "prod"), ("az", "eu:1.a")].map(|(n, t)| (n.to_owned(), t.to_owned()));
     let (stats, name) = (stats(10), "ratelimit.service.rate_limit.d.k.total_hits");
     stats.rule(Key::Written("d.k")).hits(1);
@@ -87,7 +87,7 @@ fn tags_stand_in_the_name_for_statsd_and_beside_it_for_dogstatsd() {
 }
 
 #[test]
-fn the_page_is_golden() {
+fn prometheus_page_matches_the_golden_file() {
     let stats = stats(10);
     worked(&stats);
     let two = stats.rule(Key::Written("d.a_x.b.c"));
@@ -102,7 +102,7 @@ fn the_page_is_golden() {
 }
 
 #[test]
-fn times_are_seconds_unless_milliseconds_are_asked_for() {
+fn millisecond_mapping_reports_response_times_in_milliseconds() {
     let stats = Stats::new(1, Mapping::built_in(true));
     stats.called(Method::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
     let page = page(&stats, &[]);
@@ -113,13 +113,13 @@ fn times_are_seconds_unless_milliseconds_are_asked_for() {
 }
 
 #[test]
-fn names_are_bounded_and_what_comes_then_is_counted_together() {
+fn names_beyond_the_maximum_share_an_overflow_counter() {
     let stats = stats(3);
     for nth in 0..1_000 {
         stats.rule(Key::Made(&format!("d.user_{nth}"))).hits(1);
         stats.unknown_domain(&format!("domain {nth}"), 1);
     }
-    // A file's own rules have room of their own.
+    // The maximum does not apply to rules from files.
     stats.rule(Key::Written("d.k")).hits(5);
     let mut lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
     lines.sort_unstable();
@@ -134,7 +134,7 @@ fn names_are_bounded_and_what_comes_then_is_counted_together() {
 }
 
 #[test]
-fn a_name_that_is_too_long_to_be_kept_is_counted_with_the_others() {
+fn overlong_names_lose_no_hits() {
     let stats = stats(9);
     let long = "x".repeat(2_000);
     stats.rule(Key::Made(&long)).hits(4);
@@ -149,7 +149,7 @@ fn value(line: &str) -> u64 {
 }
 
 #[test]
-fn two_keys_that_statistics_cannot_tell_apart_are_one() {
+fn keys_with_equal_sanitized_names_share_a_counter() {
     let stats = stats(10);
     stats.rule(Key::Made("d.k_a:b")).hits(1);
     stats.rule(Key::Made("d.k_a|b")).hits(2);
@@ -158,7 +158,7 @@ fn two_keys_that_statistics_cannot_tell_apart_are_one() {
 }
 
 #[test]
-fn two_unknown_domains_that_statistics_cannot_tell_apart_are_one() {
+fn unknown_domains_with_equal_names_share_a_counter() {
     for (one, other, name) in [("a:b", "a|b", "a_b"), ("10.0.0.1", "10_0_0_1", "10_0_0_1")] {
         let (stats, mut lines) = (stats(10), Lines::new(Dialect::Statsd, &[], Vec::new()));
         stats.unknown_domain(one, 5);
@@ -170,7 +170,7 @@ fn two_unknown_domains_that_statistics_cannot_tell_apart_are_one() {
 }
 
 #[test]
-fn a_rule_that_is_called_like_what_is_counted_together_is_counted_with_it() {
+fn a_rule_named_overflow_shares_the_overflow_counter() {
     let (stats, mut lines) = (stats(1), Lines::new(Dialect::Statsd, &[], Vec::new()));
     let name = format!("{OVERFLOW}.{OVERFLOW}");
     stats.rule(Key::Written(&name)).hits(5);
@@ -181,7 +181,7 @@ fn a_rule_that_is_called_like_what_is_counted_together_is_counted_with_it() {
 }
 
 #[test]
-fn of_a_counter_that_shrank_nothing_is_sent_until_it_grows() {
+fn a_decreased_counter_sends_nothing_until_it_grows() {
     let (stats, mut lines) = (stats(1), Lines::new(Dialect::Statsd, &[], Vec::new()));
     let mut next = |count| lines.next(&stats, &[Looked::Counter("c", count)]);
     assert_eq!(next(5), ["c:5|c"]);
@@ -190,8 +190,8 @@ fn of_a_counter_that_shrank_nothing_is_sent_until_it_grows() {
 }
 
 #[test]
-fn the_amounts_are_the_references() {
-    // Hits, what is held with them, and near, over and within of it. Source: reference §6.2.
+fn near_over_and_within_counts_match_envoyproxy() {
+    // Hits, counter value after them, and the three expected counts. Source: `reference` §6.2.
     for (hits, held, near, over, within) in [
         (1, 8, 0, 0, 1),
         (1, 9, 1, 0, 1),
@@ -216,8 +216,8 @@ fn the_amounts_are_the_references() {
 }
 
 #[test]
-fn in_shadow_mode_what_is_over_is_counted_twice_and_what_is_not_once() {
-    // Five hits on a limit of ten that make thirteen: three are over. Source: reference §6.2.
+fn shadow_mode_counts_over_limit_hits_twice() {
+    // Five hits raise the counter to 13 of 10, so three are over. Source: `reference` §6.2.
     let stats = stats(1);
     stats.rule(Key::Written("d.k")).verdict(Verdict { shadow: true, ..verdict(5, 13) });
     let mut lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
@@ -228,7 +228,7 @@ fn in_shadow_mode_what_is_over_is_counted_twice_and_what_is_not_once() {
 }
 
 #[test]
-fn of_several_rewrites_the_first_that_matches_rules() {
+fn the_first_matching_rewrite_applies() {
     let rewrite = |pattern: &str, name: &str| Rewrite {
         pattern: Regex::new(pattern).unwrap(),
         name: name.to_owned(),
@@ -242,7 +242,7 @@ fn of_several_rewrites_the_first_that_matches_rules() {
 }
 
 #[test]
-fn a_mapping_of_ones_own_rules() {
+fn custom_mappings_rename_label_and_drop_metrics() {
     let text = "\
 defaults: {observer_type: histogram, histogram_options: {buckets: [1, 2]}}
 mappings:
@@ -272,7 +272,7 @@ mappings:
 }
 
 #[test]
-fn a_summary_shows_the_quantiles_that_its_rule_names_scaled() {
+fn summaries_report_scaled_quantiles_from_their_rule() {
     let text = "\
 mappings:
 - {match: 'ratelimit_server.*.response_time', name: took, labels: {method: '$1'}, scale: 0.001,
@@ -302,7 +302,7 @@ took_count{method=\"Check\"} 100
 }
 
 #[test]
-fn statistics_arrive_as_datagrams() {
+fn statistics_arrive_over_udp() {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let port = socket.local_addr().unwrap().port().to_string();
@@ -315,23 +315,23 @@ fn statistics_arrive_as_datagrams() {
         ("SLUICEGATE_BACKEND", "memory"),
     ]);
     assert_eq!(process::ask(&service), 200);
-    let mut heard = String::new();
+    let mut received = String::new();
     until("the statistics", || {
         let mut datagram = [0; 2_000];
         let length = socket.recv(&mut datagram).map_err(|error| error.to_string())?;
         assert!(length <= 1_432, "{length}");
-        heard.push_str(&String::from_utf8_lossy(&datagram[..length]));
-        heard.push('\n');
+        received.push_str(&String::from_utf8_lossy(&datagram[..length]));
+        received.push('\n');
         let hit = "ratelimit.service.rate_limit.d.k.total_hits:1|c\n";
-        if heard.contains(hit) { Ok(()) } else { Err(heard.clone()) }
+        if received.contains(hit) { Ok(()) } else { Err(received.clone()) }
     })
     .unwrap();
-    assert!(heard.contains("ratelimit.service.config_load_success:1|c\n"), "{heard}");
+    assert!(received.contains("ratelimit.service.config_load_success:1|c\n"), "{received}");
 }
 
 #[test]
-fn statistics_arrive_over_a_connection_by_default_and_wait_for_it() {
-    // Nobody listens there at first.
+fn statistics_default_to_tcp_and_survive_refused_connections() {
+    // The port refuses connections at first.
     let port = ports::free().port();
     let text = port.to_string();
     let (_root, service) = process::start(&[
@@ -342,30 +342,30 @@ fn statistics_arrive_over_a_connection_by_default_and_wait_for_it() {
         ("SLUICEGATE_BACKEND", "memory"),
     ]);
     assert_eq!(process::ask(&service), 200);
-    let nobody = format!("statistics cannot be sent; trying on to=127.0.0.1:{port} (tcp) ");
+    let refused = format!("statistics cannot be sent; trying on to=127.0.0.1:{port} (tcp) ");
     until("it is cut off", || match service.log() {
-        log if log.contains(&nobody) => Ok(()),
+        log if log.contains(&refused) => Ok(()),
         log => Err(log),
     })
     .unwrap();
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     listener.set_nonblocking(true).unwrap();
-    let called = until("it calls", || listener.accept().map_err(|error| error.to_string()));
-    let (mut stream, _) = called.unwrap();
+    let accepted = until("it calls", || listener.accept().map_err(|error| error.to_string()));
+    let (mut stream, _) = accepted.unwrap();
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let (mut heard, mut bytes) = (String::new(), [0; 4_096]);
+    let (mut received, mut bytes) = (String::new(), [0; 4_096]);
     until("what waited", || {
         let length = stream.read(&mut bytes).map_err(|error| error.to_string())?;
-        heard.push_str(&String::from_utf8_lossy(&bytes[..length]));
-        let waited = heard.contains("ratelimit.service.rate_limit.d.k.within_limit:1|c\n");
-        if waited { Ok(()) } else { Err(heard.clone()) }
+        received.push_str(&String::from_utf8_lossy(&bytes[..length]));
+        let waited = received.contains("ratelimit.service.rate_limit.d.k.within_limit:1|c\n");
+        if waited { Ok(()) } else { Err(received.clone()) }
     })
     .unwrap();
 }
 
 #[test]
-fn prometheus_is_shown_both_the_references_metrics_and_ours_at_its_own_path() {
+fn prometheus_path_serves_both_sets_of_metrics() {
     let (_root, service) = process::start(&[
         ("USE_PROMETHEUS", "true"),
         ("PROMETHEUS_PATH", "/m"),

@@ -1,4 +1,4 @@
-//! TLS of the gRPC port, its Unix socket, and how long its connections last.
+//! TLS, the Unix socket and the maximum connection age of the gRPC listener.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
-use tonic_reflection::pb::v1::ServerReflectionRequest as Asked;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
@@ -26,7 +26,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// An empty question, which every service that is reached refuses with code 2.
+/// Sends an empty check, which the service rejects with gRPC code 2.
 async fn is_reached(channel: Channel) -> Result<(), String> {
     let mut client = RateLimitServiceClient::new(channel);
     let asked = client.should_rate_limit(RateLimitRequest::default());
@@ -52,7 +52,6 @@ fn call(service: &Service, ca: &str, name: &str, identity: Option<&Files>) -> Re
     })
 }
 
-/// The service with the pair in `directory`.
 fn start(directory: &Path, more: &[(&str, &str)]) -> (tempfile::TempDir, Service) {
     let [certificate, key] =
         ["tls.crt", "tls.key"].map(|name| directory.join(name).display().to_string());
@@ -66,19 +65,19 @@ fn start(directory: &Path, more: &[(&str, &str)]) -> (tempfile::TempDir, Service
 }
 
 fn put(directory: &Path, file: &str, from: &str) {
-    // As Kubernetes does: another file takes the place of the one before.
+    // Replaces the file atomically, as Kubernetes does.
     let prepared = directory.join("prepared");
     fs::copy(from, &prepared).unwrap();
     fs::rename(prepared, directory.join(file)).unwrap();
 }
 
 #[test]
-fn a_pair_that_is_replaced_is_shown_to_the_next_client_and_a_half_of_one_never() {
+fn replaced_certificates_are_served_once_the_key_matches() {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let (one, two) = (authority.sign(&["one.test"]), authority.sign(&["two.test"]));
     put(directory.path(), "tls.crt", &one.certificate);
     put(directory.path(), "tls.key", &one.key);
-    // As Envoy Gateway sets it: no certificate is asked of clients because of it.
+    // Envoy Gateway sets this variable, which does not enable client certificates.
     let (_root, service) = start(directory.path(), &[("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt")]);
     let ca = authority.ca();
     call(&service, &ca, "one.test", None).unwrap();
@@ -94,7 +93,7 @@ fn a_pair_that_is_replaced_is_shown_to_the_next_client_and_a_half_of_one_never()
 }
 
 #[test]
-fn only_the_named_authoritys_clients_of_the_right_name_are_let_in() {
+fn client_certificates_must_match_ca_and_name() {
     let (authority, other) = (Authority::new(), Authority::new());
     let directory = tempfile::tempdir().unwrap();
     let own = authority.sign(&["own.test"]);
@@ -104,52 +103,52 @@ fn only_the_named_authoritys_clients_of_the_right_name_are_let_in() {
     let known = ("GRPC_CLIENT_TLS_CACERT", &*ca);
     let (good, wrong) = (authority.sign(&["envoy.test"]), authority.sign(&["nginx.test"]));
     let stranger = other.sign(&["envoy.test"]);
-    let ask =
+    let is_accepted =
         |service: &Service, files: Option<&Files>| call(service, &ca, "own.test", files).is_ok();
     let (_root, any) = start(directory.path(), &[known]);
     assert_eq!(
-        [None, Some(&good), Some(&wrong), Some(&stranger)].map(|files| ask(&any, files)),
+        [None, Some(&good), Some(&wrong), Some(&stranger)].map(|files| is_accepted(&any, files)),
         [false, true, true, false]
     );
     let (_root, named) = start(directory.path(), &[known, ("GRPC_CLIENT_TLS_SAN", "envoy.test")]);
     assert_eq!(
-        [None, Some(&good), Some(&wrong), Some(&stranger)].map(|files| ask(&named, files)),
+        [None, Some(&good), Some(&wrong), Some(&stranger)].map(|files| is_accepted(&named, files)),
         [false, true, false, false]
     );
 }
 
 #[test]
-fn a_pair_that_does_not_fit_ends_the_start_with_2_and_a_sentence() {
+fn mismatched_certificate_and_key_exit_with_code_2() {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let (one, two) = (authority.sign(&["one.test"]), authority.sign(&["two.test"]));
     put(directory.path(), "tls.crt", &one.certificate);
     put(directory.path(), "tls.key", &two.key);
     let [certificate, key] =
         ["tls.crt", "tls.key"].map(|name| directory.path().join(name).display().to_string());
-    let (code, said) = process::refused(&[
+    let (code, output) = process::refused(&[
         ("GRPC_SERVER_USE_TLS", "true"),
         ("GRPC_SERVER_TLS_CERT", &certificate),
         ("GRPC_SERVER_TLS_KEY", &key),
         ("RUNTIME_ROOT", "/"),
         ("RUNTIME_SUBDIRECTORY", "no-such"),
     ]);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("tls.crt"), "{said}");
+    assert_eq!(code, Some(2), "{output}");
+    assert!(output.contains("tls.crt"), "{output}");
 }
 
-/// Served at the socket `path`, until it is told to go.
-fn leaving_at_once(path: &str) -> [(&str, &str); 3] {
+/// Serves at the socket `path` and drains without delay.
+fn socket_without_drain_delay(path: &str) -> [(&str, &str); 3] {
     [("GRPC_UDS", path), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")]
 }
 
 #[test]
-fn grpc_is_spoken_at_a_unix_socket_that_a_dead_process_may_have_left() {
+fn grpc_replaces_a_stale_unix_socket() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rl.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     assert!(socket.exists(), "left behind");
     let text = socket.display().to_string();
-    let variables = leaving_at_once(&text);
+    let variables = socket_without_drain_delay(&text);
     let (_root, mut service) = process::start(&variables);
     let path = socket.clone();
     runtime()
@@ -165,11 +164,19 @@ fn grpc_is_spoken_at_a_unix_socket_that_a_dead_process_may_have_left() {
     assert!(!socket.exists(), "it goes with its listener");
 }
 
-/// A call that lasts for as long as what is returned is kept; `runtime` must run beside the test.
-fn call_under_way(runtime: &tokio::runtime::Runtime, socket: &Path) -> mpsc::Sender<Asked> {
+/// Starts a call that ends when the sender is dropped. `runtime` must run in the background.
+fn open_call(
+    runtime: &tokio::runtime::Runtime,
+    socket: &Path,
+) -> mpsc::Sender<ServerReflectionRequest> {
     let (sender, asks) = mpsc::channel(1);
     let list = MessageRequest::ListServices(String::new());
-    sender.try_send(Asked { message_request: Some(list), ..Asked::default() }).unwrap();
+    sender
+        .try_send(ServerReflectionRequest {
+            message_request: Some(list),
+            ..ServerReflectionRequest::default()
+        })
+        .unwrap();
     let connector = tower_fn(socket.to_owned());
     runtime.block_on(async {
         let endpoint = Endpoint::from_static("http://localhost");
@@ -183,11 +190,11 @@ fn call_under_way(runtime: &tokio::runtime::Runtime, socket: &Path) -> mpsc::Sen
     sender
 }
 
-fn beside() -> tokio::runtime::Runtime {
+fn background_runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-fn reached_at(socket: &Path) {
+fn assert_reachable(socket: &Path) {
     let connector = tower_fn(socket.to_owned());
     let reached = runtime().block_on(async {
         let endpoint = Endpoint::from_static("http://localhost");
@@ -197,14 +204,14 @@ fn reached_at(socket: &Path) {
 }
 
 #[test]
-fn a_socket_goes_before_its_listener_so_that_calls_that_end_late_take_no_successors_away() {
+fn a_draining_process_keeps_its_successors_socket() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rl.sock");
     let text = socket.display().to_string();
-    let variables = leaving_at_once(&text);
+    let variables = socket_without_drain_delay(&text);
     let (_root, mut old) = process::start(&variables);
-    let runtime = beside();
-    let call = call_under_way(&runtime, &socket);
+    let runtime = background_runtime();
+    let call = open_call(&runtime, &socket);
     old.terminate();
     let closed = || match std::os::unix::net::UnixStream::connect(&socket) {
         Ok(_) => Err("it listens".to_owned()),
@@ -216,41 +223,41 @@ fn a_socket_goes_before_its_listener_so_that_calls_that_end_late_take_no_success
     drop(call);
     assert_eq!(old.ended().unwrap().code(), Some(0));
     assert!(socket.exists(), "it is the successor's");
-    reached_at(&socket);
+    assert_reachable(&socket);
 }
 
 #[test]
-fn a_socket_that_another_process_has_by_now_is_left_to_it() {
+fn shutdown_keeps_a_socket_rebound_by_another_process() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rl.sock");
     let text = socket.display().to_string();
-    let variables = leaving_at_once(&text);
+    let variables = socket_without_drain_delay(&text);
     let (_root, mut old) = process::start(&variables);
     fs::remove_file(&socket).unwrap();
     let (_root, _new) = process::start(&variables);
     old.terminate();
     assert_eq!(old.ended().unwrap().code(), Some(0));
     assert!(socket.exists(), "it is the other's");
-    reached_at(&socket);
+    assert_reachable(&socket);
 }
 
 #[test]
-fn a_file_where_the_socket_should_be_is_somebodys_and_stays() {
+fn a_file_at_the_socket_path_stops_startup() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("precious");
     fs::write(&file, "kept").unwrap();
-    let (code, said) = process::refused(&[
+    let (code, output) = process::refused(&[
         ("GRPC_UDS", file.to_str().unwrap()),
         ("SLUICEGATE_BACKEND", "memory"),
         ("RUNTIME_ROOT", "/"),
         ("RUNTIME_SUBDIRECTORY", "no-such"),
     ]);
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("precious") && said.contains("--grpc-socket"), "{said}");
+    assert_eq!(code, Some(2), "{output}");
+    assert!(output.contains("precious") && output.contains("--grpc-socket"), "{output}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
 }
 
-/// Connects to a socket whatever it is asked for.
+/// Connects to the socket and ignores the requested address.
 fn tower_fn(path: std::path::PathBuf) -> Unix {
     Unix(path)
 }
@@ -277,25 +284,25 @@ impl tonic::codegen::Service<tonic::codegen::http::Uri> for Unix {
 }
 
 #[test]
-fn a_connection_is_told_to_go_at_its_age_and_closed_after_its_grace() {
+fn old_connections_get_goaway_and_close_after_grace() {
     let variables = [
         ("GRPC_MAX_CONNECTION_AGE", "50ms"),
         ("GRPC_MAX_CONNECTION_AGE_GRACE", "50ms"),
         ("SLUICEGATE_BACKEND", "memory"),
     ];
     let (_root, service) = process::start(&variables);
-    // A client that heeds nothing: the preface and empty settings of HTTP/2, and then silence.
+    // HTTP/2 preface and empty SETTINGS; afterwards this client ignores GOAWAY.
     let mut stream = std::net::TcpStream::connect(service.grpc).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
-    let mut heard = Vec::new();
-    // To the end: what does not come in time is an error.
-    match stream.read_to_end(&mut heard) {
+    let mut received = Vec::new();
+    // A read timeout fails the test.
+    match stream.read_to_end(&mut received) {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
     }
-    assert!(frames(&heard).contains(&7), "no GOAWAY among {:?}", frames(&heard));
-    // New ones are taken all the same.
+    assert!(frames(&received).contains(&7), "no GOAWAY among {:?}", frames(&received));
+    // New connections are still accepted.
     let again = || {
         let runtime = runtime();
         runtime.block_on(async {
@@ -307,7 +314,7 @@ fn a_connection_is_told_to_go_at_its_age_and_closed_after_its_grace() {
     until("an answer", again).unwrap();
 }
 
-/// The types of the frames of HTTP/2.
+/// The HTTP/2 frame types.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
     let mut types = Vec::new();
     while let [a, b, c, kind, rest @ ..] = bytes {

@@ -1,4 +1,4 @@
-//! Every variable of the reference: what it comes to, or the sentence that is said of it.
+//! Effect of every environment variable of envoyproxy/ratelimit.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,19 +7,18 @@ use sluicegate::cli::ratelimit::table::{Means, TABLE};
 use sluicegate::cli::ratelimit::{Read, read};
 use sluicegate::config::settings::{Doors, Loaded, read as settle, table};
 
-/// What a variable comes to.
 enum Effect {
-    /// The setting is shown so.
+    /// Setting and its printed value.
     Is(&'static str, &'static str),
-    /// A line says this.
-    Says(&'static str),
-    /// The process does not start, and says this.
+    /// Startup logs a note with this text.
+    Notes(&'static str),
+    /// Startup fails with this text.
     Stops(&'static str),
 }
 
-use Effect::{Is, Says, Stops};
+use Effect::{Is, Notes, Stops};
 
-/// A variable, its text, the other variables that it needs, and what it comes to.
+/// Variable, value, other variables that it needs, and its effect.
 type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)], Effect);
 
 type Variables = &'static [(&'static str, &'static str)];
@@ -90,7 +89,7 @@ const CASES: &[Case] = &[
     ("GRPC_SERVER_USE_TLS", "true", &[], Stops("GRPC_SERVER_TLS_CERT must name a file")),
     ("GRPC_SERVER_USE_TLS", "yes", &[], Stops("takes true or false")),
     ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt", TLS, Is("grpc_tls_cert_file", "\"/certs/tls.crt\"")),
-    ("GRPC_SERVER_TLS_CERT", "/c", &[], Says("plain text")),
+    ("GRPC_SERVER_TLS_CERT", "/c", &[], Notes("plain text")),
     (
         "GRPC_SERVER_TLS_KEY",
         "/certs/other.key",
@@ -100,9 +99,9 @@ const CASES: &[Case] = &[
     ("GRPC_SERVER_TLS_KEY", "/elsewhere/tls.key", TLS, Stops("in the directory of")),
     ("GRPC_CLIENT_TLS_CACERT", "/ca", TLS, Is("grpc_tls_client_ca_file", "\"/ca\"")),
     ("GRPC_CLIENT_TLS_SAN", "envoy.test", MUTUAL, Is("grpc_tls_client_name", "\"envoy.test\"")),
-    ("GRPC_CLIENT_TLS_SAN", "envoy.test", TLS, Says("clients need no certificate")),
+    ("GRPC_CLIENT_TLS_SAN", "envoy.test", TLS, Notes("clients need no certificate")),
     ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt", TLS, Is("grpc_tls_client_ca_file", "\"\"")),
-    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt", TLS, Says("does not read it")),
+    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt", TLS, Notes("does not read it")),
     ("LOG_LEVEL", "Warning", &[], Is("log_level", "warn")),
     ("LOG_LEVEL", "panic", &[], Is("log_level", "error")),
     ("LOG_LEVEL", "", &[], Stops("LOG_LEVEL takes")),
@@ -116,7 +115,7 @@ const CASES: &[Case] = &[
     ("RUNTIME_ROOT", "/tmp", TREE, Is("limits", "[\"/tmp/tmp\"]")),
     ("RUNTIME_ROOT", "/no/such/place", TREE, Stops("a directory that is there")),
     ("RUNTIME_SUBDIRECTORY", "tmp/x", TREE, Is("limits", "[\"/tmp/x\"]")),
-    ("RUNTIME_SUBDIRECTORY", "", TREE, Says("nothing is limited")),
+    ("RUNTIME_SUBDIRECTORY", "", TREE, Notes("nothing is limited")),
     ("RUNTIME_APPDIRECTORY", "app", TREE, Is("limits_prefix", "\"app\"")),
     ("RUNTIME_IGNOREDOTFILES", "true", TREE, Is("limits_dot_files", "false")),
     ("RUNTIME_WATCH_ROOT", "false", TREE, Stops("/tmp/config is none")),
@@ -133,12 +132,12 @@ const CASES: &[Case] = &[
         XDS,
         Is("xds_server", "\"envoy-gateway:18001\""),
     ),
-    ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001", &[], Says("CONFIG_TYPE is FILE")),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001", &[], Notes("CONFIG_TYPE is FILE")),
     (
         "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
         "1s",
         XDS,
-        Says("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
+        Notes("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
     ),
     (
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
@@ -152,7 +151,7 @@ const CASES: &[Case] = &[
     ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/k", XDS_PAIR, Is("xds_tls_key_file", "\"/k\"")),
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS_TLS, Is("xds_tls_ca_file", "\"/ca\"")),
     ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS_TLS, Is("xds_tls_system_roots", "true")),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS, Says("plain text")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/ca", XDS, Notes("plain text")),
     (
         "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
         "eg.test",
@@ -161,7 +160,7 @@ const CASES: &[Case] = &[
     ),
     ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "2s", XDS, Is("xds_backoff_min", "2s")),
     ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "20s", XDS, Is("xds_backoff_max", "20s")),
-    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.7", XDS, Says("double")),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.7", XDS, Notes("double")),
     ("XDS_CLIENT_BACKOFF_JITTER", "false", XDS, Is("xds_backoff_jitter", "false")),
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "1000", XDS, Is("xds_max_message", "1000")),
     ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true", &[], Is("healthy_with_config", "true")),
@@ -175,7 +174,7 @@ const CASES: &[Case] = &[
     ("LOCAL_CACHE_SIZE_IN_BYTES", "1", &[], Is("local_deny_cache", "524288")),
     ("NEAR_LIMIT_RATIO", "0.5", &[], Is("near_limit_ratio", "0.5")),
     ("NEAR_LIMIT_RATIO", "1.5", &[], Is("near_limit_ratio", "1")),
-    ("NEAR_LIMIT_RATIO", "-1", &[], Says("0 is taken")),
+    ("NEAR_LIMIT_RATIO", "-1", &[], Notes("0 is taken")),
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true", &[], Is("stop_when_over", "true")),
     ("SHADOW_MODE", "t", &[], Is("shadow_mode", "true")),
     ("QUOTA_MODE", "True", &[], Is("quota_mode", "true")),
@@ -204,7 +203,7 @@ const CASES: &[Case] = &[
     ("REDIS_URL", "redis://u:p@h:1/5", &[], Is("backend", "\"redis://u:***@h:1/5\"")),
     ("REDIS_URL", "redis://h:1?db=3", &[], Is("backend", "\"redis://h:1/3\"")),
     ("REDIS_URL", "rediss://h:1", TCP, Stops("no other scheme")),
-    ("REDIS_POOL_SIZE", "20", &[], Says("no pool to size")),
+    ("REDIS_POOL_SIZE", "20", &[], Notes("no pool to size")),
     ("REDIS_AUTH", "us er:p@ss:w", TCP, Is("backend", "\"redis://us er:***@h:1\"")),
     ("REDIS_AUTH_FILE", "/pw", &[], Is("backend_password_file", "\"/pw\"")),
     ("REDIS_SENTINEL_AUTH", "u:p", SENTINELS, Is("backend_sentinel_user", "\"u\"")),
@@ -215,21 +214,21 @@ const CASES: &[Case] = &[
     ("REDIS_TLS_CACERT", "/ca", REDIS_TLS, Is("backend_tls_ca_file", "\"/ca\"")),
     ("REDIS_TLS_CACERT", "/ca", REDIS_TLS, Is("backend_tls_system_roots", "true")),
     ("REDIS_TLS_CACERT", "", REDIS_TLS, Is("backend_tls_system_roots", "false")),
-    ("REDIS_TLS_CACERT", "/ca", TCP, Says("plain text")),
+    ("REDIS_TLS_CACERT", "/ca", TCP, Notes("plain text")),
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true", REDIS_TLS, Is("backend_tls_any_name", "true")),
-    ("REDIS_PIPELINE_WINDOW", "150us", &[], Says("travel together")),
-    ("REDIS_PIPELINE_LIMIT", "8", &[], Says("travel together")),
-    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "4", &[], Says("at the same time")),
+    ("REDIS_PIPELINE_WINDOW", "150us", &[], Notes("travel together")),
+    ("REDIS_PIPELINE_LIMIT", "8", &[], Notes("travel together")),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "4", &[], Notes("at the same time")),
     ("REDIS_TIMEOUT", "250ms", &[], Is("backend_deadline", "250ms")),
-    ("REDIS_TIMEOUT", "0", &[], Says("10s is taken")),
+    ("REDIS_TIMEOUT", "0", &[], Notes("10s is taken")),
     ("REDIS_OP_TIMEOUT", "20ms", &[("REDIS_TIMEOUT", "5s")], Is("backend_deadline", "20ms")),
-    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "wait", &[], Says("no pool to size")),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "wait", &[], Notes("no pool to size")),
     ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "create", &[], Stops("takes WAIT")),
-    ("REDIS_STARTUP_INITIAL_INTERVAL", "1s", &[], Says("without Redis")),
-    ("REDIS_STARTUP_MAX_INTERVAL", "1s", &[], Says("without Redis")),
-    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "1s", &[], Says("without Redis")),
+    ("REDIS_STARTUP_INITIAL_INTERVAL", "1s", &[], Notes("without Redis")),
+    ("REDIS_STARTUP_MAX_INTERVAL", "1s", &[], Notes("without Redis")),
+    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "1s", &[], Notes("without Redis")),
     ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "true", &[], Is("healthy_with_backend", "true")),
-    ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "true", &[], Says("always left")),
+    ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "true", &[], Notes("always left")),
     ("REDIS_AWS_IAM_AUTH", "true", &[], Stops("REDIS_AUTH_FILE")),
     (
         "REDIS_PERSECOND",
@@ -245,7 +244,7 @@ const CASES: &[Case] = &[
         Is("backend_per_second", "\"redis+cluster://h:1\""),
     ),
     ("REDIS_PERSECOND_URL", "i:2", SECOND, Is("backend_per_second", "\"redis://i:2\"")),
-    ("REDIS_PERSECOND_POOL_SIZE", "20", SECOND, Says("no pool to size")),
+    ("REDIS_PERSECOND_POOL_SIZE", "20", SECOND, Notes("no pool to size")),
     ("REDIS_PERSECOND_AUTH", "p", SECOND, Is("backend_per_second", "\"redis://:***@h:1\"")),
     (
         "REDIS_PERSECOND_SENTINEL_AUTH",
@@ -254,20 +253,20 @@ const CASES: &[Case] = &[
         Is("backend_sentinel_password", "\"(set, not shown)\""),
     ),
     ("REDIS_PERSECOND_TLS", "true", SECOND, Is("backend_per_second", "\"rediss://h:1\"")),
-    ("REDIS_PERSECOND_PIPELINE_WINDOW", "1ms", SECOND, Says("travel together")),
-    ("REDIS_PERSECOND_PIPELINE_LIMIT", "1", SECOND, Says("travel together")),
-    ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", "2", SECOND, Says("at the same time")),
-    ("REDIS_PERSECOND_TIMEOUT", "1s", SECOND, Says("one deadline")),
+    ("REDIS_PERSECOND_PIPELINE_WINDOW", "1ms", SECOND, Notes("travel together")),
+    ("REDIS_PERSECOND_PIPELINE_LIMIT", "1", SECOND, Notes("travel together")),
+    ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", "2", SECOND, Notes("at the same time")),
+    ("REDIS_PERSECOND_TIMEOUT", "1s", SECOND, Notes("one deadline")),
     ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "ERROR", SECOND, Stops("takes WAIT")),
-    ("MEMCACHE_HOST_PORT", "a:1,b:2", &[], Says("no memcached")),
-    ("MEMCACHE_SRV", "_m._tcp.x", &[], Says("no memcached")),
+    ("MEMCACHE_HOST_PORT", "a:1,b:2", &[], Notes("no memcached")),
+    ("MEMCACHE_SRV", "_m._tcp.x", &[], Notes("no memcached")),
     ("MEMCACHE_SRV_REFRESH", "5", &[], Stops("a duration with its unit")),
-    ("MEMCACHE_MAX_IDLE_CONNS", "4", &[], Says("no memcached")),
-    ("MEMCACHE_TLS", "true", &[], Says("no memcached")),
-    ("MEMCACHE_TLS_CLIENT_CERT", "/c", &[], Says("no memcached")),
-    ("MEMCACHE_TLS_CLIENT_KEY", "/k", &[], Says("no memcached")),
-    ("MEMCACHE_TLS_CACERT", "/ca", &[], Says("no memcached")),
-    ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "true", &[], Says("no memcached")),
+    ("MEMCACHE_MAX_IDLE_CONNS", "4", &[], Notes("no memcached")),
+    ("MEMCACHE_TLS", "true", &[], Notes("no memcached")),
+    ("MEMCACHE_TLS_CLIENT_CERT", "/c", &[], Notes("no memcached")),
+    ("MEMCACHE_TLS_CLIENT_KEY", "/k", &[], Notes("no memcached")),
+    ("MEMCACHE_TLS_CACERT", "/ca", &[], Notes("no memcached")),
+    ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "true", &[], Notes("no memcached")),
     ("DISABLE_STATS", "true", PROMETHEUS, Is("metrics", "false")),
     ("USE_STATSD", "true", &[], Is("stats_sink", "statsd")),
     ("USE_STATSD", "false", &[], Is("stats_sink", "log")),
@@ -280,7 +279,7 @@ const CASES: &[Case] = &[
     ("STATSD_PROTOCOL", "udp", &[], Is("stats_protocol", "udp")),
     ("STATS_FLUSH_INTERVAL", "1s", &[], Is("stats_interval", "1s")),
     ("EXTRA_TAGS", "env:prod,empty:,z:1", &[], Is("stats_tags", "\"env=prod,z=1\"")),
-    ("EXTRA_TAGS", "env:prod", PROMETHEUS, Says("labels in Prometheus")),
+    ("EXTRA_TAGS", "env:prod", PROMETHEUS, Notes("labels in Prometheus")),
     (
         "USE_DOG_STATSD_MOGRIFIERS",
         "A",
@@ -305,7 +304,7 @@ const CASES: &[Case] = &[
     ),
     ("TRACING_ENABLED", "true", &[], Is("otlp", "true")),
     ("TRACING_ENABLED", "true", &[], Is("otlp_counts", "false")),
-    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Says("TRACING_ENABLED is not on")),
+    ("TRACING_EXPORTER_PROTOCOL", "grpc", &[], Notes("TRACING_ENABLED is not on")),
     ("TRACING_EXPORTER_PROTOCOL", "grpc", TRACED, Is("otlp_protocol", "grpc")),
     ("TRACING_EXPORTER_PROTOCOL", "http", TRACED, Is("otlp_protocol", "http/protobuf")),
     ("TRACING_EXPORTER_PROTOCOL", "zipkin", TRACED, Stops("takes http or grpc")),
@@ -321,7 +320,7 @@ const CASES: &[Case] = &[
     ("TRACING_SAMPLING_RATE", "2", TRACED, Is("otlp_sampled", "1")),
 ];
 
-/// The variables of a case, with a place for files that is always there.
+/// The variables of a case plus a `RUNTIME_ROOT` that exists.
 pub fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashMap<String, String> {
     let places = [("RUNTIME_ROOT", "/"), ("RUNTIME_SUBDIRECTORY", "tmp")];
     let all = places.into_iter().chain(others.iter().copied()).chain([(variable, text)]);
@@ -329,24 +328,24 @@ pub fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashM
 }
 
 fn settled(read: &Read) -> Result<Loaded, String> {
-    let doors = Doors { named: read.named.clone(), ..Doors::default() };
-    settle(&doors)
+    let input = Doors { named: read.named.clone(), ..Doors::default() };
+    settle(&input)
         .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 
 fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
     let read = read(environment(variable, text, others), &BTreeSet::new());
-    let told = match (&read, effect) {
+    let problem = match (&read, effect) {
         (Err(sentences), Stops(part)) => {
             (!sentences.iter().any(|it| it.contains(part))).then(|| sentences.join("\n"))
         }
         (Ok(_), Stops(_)) => Some("it starts".to_owned()),
         (Err(sentences), _) => Some(sentences.join("\n")),
-        (Ok(read), Says(part)) => {
-            let said = |note: &sluicegate::cli::ratelimit::Note| {
+        (Ok(read), Notes(part)) => {
+            let is_wanted = |note: &sluicegate::cli::ratelimit::Note| {
                 note.variable == variable && note.line.contains(part)
             };
-            (!read.notes.iter().any(said)).then(|| format!("{:?}", read.notes))
+            (!read.notes.iter().any(is_wanted)).then(|| format!("{:?}", read.notes))
         }
         (Ok(read), Is(setting, shown)) => match settled(read) {
             Err(problems) => Some(problems),
@@ -357,11 +356,11 @@ fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
             }
         },
     };
-    told.map(|told| format!("{variable}={text}: {told}"))
+    problem.map(|problem| format!("{variable}={text}: {problem}"))
 }
 
 #[test]
-fn a_header_that_is_refused_is_not_shown() {
+fn a_refused_header_value_is_not_printed() {
     let credential = "authorization:Basic user:open-sesame";
     let variable = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
     let Err(sentences) = read(environment(variable, credential, XDS), &BTreeSet::new()) else {
@@ -372,13 +371,13 @@ fn a_header_that_is_refused_is_not_shown() {
 }
 
 #[test]
-fn every_variable_comes_to_what_it_means_or_a_sentence_says_why_not() {
+fn every_variable_has_its_expected_effect() {
     let wrong: Vec<_> = CASES.iter().filter_map(wrong).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn every_variable_has_a_case_and_every_setting_that_is_named_is_there() {
+fn every_variable_has_a_case_and_known_settings() {
     let tested: BTreeSet<_> = CASES.iter().map(|case| case.0).collect();
     let known: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
     assert_eq!(known, tested);
@@ -393,7 +392,7 @@ fn every_variable_has_a_case_and_every_setting_that_is_named_is_there() {
 }
 
 #[test]
-fn nothing_is_said_where_nothing_is_set_and_the_defaults_are_the_references() {
+fn defaults_match_envoyproxy_without_notes() {
     let environment = environment("UNKNOWN_VARIABLE", "anything", &[]);
     let read =
         read(environment, &BTreeSet::new()).unwrap_or_else(|sentences| panic!("{sentences:?}"));
@@ -411,14 +410,14 @@ fn nothing_is_said_where_nothing_is_set_and_the_defaults_are_the_references() {
 }
 
 #[test]
-fn every_reason_not_to_start_is_told_at_once() {
+fn all_startup_errors_are_reported_together() {
     let environment = environment("PORT", "", &[("CONFIG_TYPE", "x"), ("LOG_LEVEL", "y")]);
     let Err(sentences) = read(environment, &BTreeSet::new()) else { panic!("it starts") };
     assert_eq!(sentences.len(), 3, "{sentences:?}");
 }
 
 #[test]
-fn texts_are_read_by_the_rules_of_the_reference() {
+fn values_parse_by_envoyproxy_rules() {
     let int = |text| parse(Kind::Int, text);
     assert_eq!(int("010"), Some(Parsed::Int(8)));
     assert_eq!(int("0b11"), Some(Parsed::Int(3)));
@@ -466,7 +465,7 @@ const OPENING: &str = "<!-- variables -->\n";
 const END: &str = "<!-- end -->";
 
 #[test]
-fn the_page_on_migration_names_every_variable_its_default_and_what_becomes_of_it() {
+fn migration_page_lists_every_variable_and_default() {
     let row = |row: &sluicegate::cli::ratelimit::table::Row| {
         let default =
             if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };

@@ -1,4 +1,4 @@
-//! Limits from a management server.
+//! Limits from an xDS management server.
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
@@ -23,7 +23,7 @@ fn policy(requests: u32, unit: RateLimitUnit) -> RateLimitPolicy {
     RateLimitPolicy { requests_per_unit: requests, unit: unit.into(), ..RateLimitPolicy::default() }
 }
 
-fn node(key: &str, requests: u32) -> RateLimitDescriptor {
+fn descriptor(key: &str, requests: u32) -> RateLimitDescriptor {
     let rate_limit = Some(policy(requests, RateLimitUnit::Day));
     RateLimitDescriptor { key: key.to_owned(), rate_limit, ..RateLimitDescriptor::default() }
 }
@@ -32,7 +32,7 @@ fn domain(name: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitConfig 
     RateLimitConfig { name: format!("resource {name}"), domain: name.to_owned(), descriptors }
 }
 
-/// Counters in memory: what is asked here is where limits come from.
+/// Counters are in memory, because these tests cover only the source of limits.
 fn start(xds: &Xds, more: &[(&str, &str)]) -> Service {
     let url = xds.address.to_string();
     let variables = [
@@ -49,7 +49,7 @@ fn start(xds: &Xds, more: &[(&str, &str)]) -> Service {
     Service::start_as_ratelimit(&[&variables, more].concat()).unwrap()
 }
 
-fn ask(service: &Service, domain: &str, key: &str) -> (u16, String) {
+fn check(service: &Service, domain: &str, key: &str) -> (u16, String) {
     let body = format!(
         r#"{{"domain":"{domain}","descriptors":[{{"entries":[{{"key":"{key}","value":"v"}}]}}]}}"#
     );
@@ -63,7 +63,7 @@ fn stat(service: &Service, name: &str) -> u64 {
     stats["stats"][name].as_u64().unwrap_or(0)
 }
 
-fn is_limited(service: &Service, domain: &str, key: &str, limit: usize) {
+fn wait_for_limit(service: &Service, domain: &str, key: &str, limit: usize) {
     until("these limits", || {
         let rules = http1::get(service.admin, "/rlconfig", &[]).unwrap().text();
         let line = format!("{domain}.{key}: unit=DAY requests_per_unit={limit},");
@@ -73,7 +73,7 @@ fn is_limited(service: &Service, domain: &str, key: &str, limit: usize) {
 }
 
 #[test]
-fn the_first_request_says_who_asks_and_good_limits_are_taken_and_acknowledged() {
+fn requests_carry_the_node_and_limits_are_acked() {
     for_a_day_with_a_minute_left();
     let xds = Xds::start();
     let service = start(
@@ -84,11 +84,11 @@ fn the_first_request_says_who_asks_and_good_limits_are_taken_and_acknowledged() 
             ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "x-tenant:t1"),
         ],
     );
-    assert_eq!(ask(&service, "d", "k").0, 400, "no limits yet");
-    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    assert_eq!(check(&service, "d", "k").0, 400, "no limits yet");
+    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
     assert_eq!(xds.answer("1"), ("1".to_owned(), None));
-    is_limited(&service, "d", "k", 2);
-    assert_eq!([(); 3].map(|()| ask(&service, "d", "k").0), [200, 200, 429]);
+    wait_for_limit(&service, "d", "k", 2);
+    assert_eq!([(); 3].map(|()| check(&service, "d", "k").0), [200, 200, 429]);
     let first = &xds.asked()[0];
     let node = first.request.node.clone().unwrap();
     assert_eq!(
@@ -111,21 +111,23 @@ fn the_first_request_says_who_asks_and_good_limits_are_taken_and_acknowledged() 
 }
 
 #[test]
-fn bad_limits_are_refused_with_what_is_wrong_and_the_old_ones_stay() {
+fn bad_limits_are_nacked_and_old_ones_stay() {
     let xds = Xds::start();
     let service = start(&xds, &[]);
-    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
     assert_eq!(xds.answer("1").1, None);
-    is_limited(&service, "d", "k", 2);
-    let unknown =
-        RateLimitDescriptor { rate_limit: Some(policy(2, RateLimitUnit::Unknown)), ..node("k", 2) };
+    wait_for_limit(&service, "d", "k", 2);
+    let unknown = RateLimitDescriptor {
+        rate_limit: Some(policy(2, RateLimitUnit::Unknown)),
+        ..descriptor("k", 2)
+    };
     let both = RateLimitPolicy { unlimited: true, ..policy(1, RateLimitUnit::Day) };
-    let both = RateLimitDescriptor { rate_limit: Some(both), ..node("k", 1) };
+    let both = RateLimitDescriptor { rate_limit: Some(both), ..descriptor("k", 1) };
     let bad: [(&str, Vec<RateLimitConfig>, &str); 5] = [
         ("2", vec![domain("d", vec![unknown])], "resource d: invalid unit `unknown`"),
         ("3", vec![domain("", vec![])], "domain"),
         ("4", vec![domain("d", vec![]), domain("d", vec![])], "d"),
-        ("5", vec![domain("d", vec![node("k", 1), node("k", 2)])], "d.k"),
+        ("5", vec![domain("d", vec![descriptor("k", 1), descriptor("k", 2)])], "d.k"),
         ("6", vec![domain("d", vec![both])], "unlimited"),
     ];
     for (nth, (version, configs, why)) in bad.into_iter().enumerate() {
@@ -143,24 +145,24 @@ fn bad_limits_are_refused_with_what_is_wrong_and_the_old_ones_stay() {
     xds.tell_resources("8", any(sluicegate::source::xds::message::TYPE_URL, b"\xff\xff"));
     assert!(xds.answer("8").1.unwrap().contains("cannot be read"));
     assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 5, "these were no limits");
-    is_limited(&service, "d", "k", 2);
-    xds.tell("9", &[domain("d", vec![node("k", 3)])]);
+    wait_for_limit(&service, "d", "k", 2);
+    xds.tell("9", &[domain("d", vec![descriptor("k", 3)])]);
     assert_eq!(xds.answer("9"), ("9".to_owned(), None));
-    is_limited(&service, "d", "k", 3);
+    wait_for_limit(&service, "d", "k", 3);
 }
 
 #[test]
-fn a_response_that_cannot_be_read_is_shown_like_limits_that_are_refused() {
+fn an_undecodable_response_counts_as_a_refused_load() {
     let xds = Xds::start();
     let service = start(&xds, &[("USE_PROMETHEUS", "true")]);
-    let tells = |refused: u64, stale: u64| {
+    let assert_metrics = |refused: u64, stale: u64| {
         let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
         let counted = format!("sluicegate_config_loads_total{{outcome=\"refused\"}} {refused}\n");
         let stale = format!("sluicegate_config_stale {stale}\n");
         assert!(page.contains(&counted) && page.contains(&stale), "{page}");
     };
-    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
-    is_limited(&service, "d", "k", 2);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
+    wait_for_limit(&service, "d", "k", 2);
     let ours = sluicegate::source::xds::message::TYPE_URL;
     let other = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
     for (refused, version, type_url) in [(1, "2", ours), (2, "3", other)] {
@@ -175,21 +177,21 @@ fn a_response_that_cannot_be_read_is_shown_like_limits_that_are_refused() {
         let shown = loads.last_error["diagnostics"][0]["message"].as_str().unwrap();
         let which = format!("version `{version}` of {}: cannot be read: {told}", xds.address);
         assert_eq!(shown, which);
-        tells(refused, 1);
+        assert_metrics(refused, 1);
     }
     assert_eq!(stat(&service, "ratelimit.service.config_load_error"), 0, "as in the reference");
-    xds.tell("4", &[domain("d", vec![node("k", 3)])]);
-    is_limited(&service, "d", "k", 3);
+    xds.tell("4", &[domain("d", vec![descriptor("k", 3)])]);
+    wait_for_limit(&service, "d", "k", 3);
     let mended = until("it is mended", || match service.loads()?.last_error {
         none if none.is_null() => Ok(()),
         error => Err(error.to_string()),
     });
     mended.unwrap();
-    tells(2, 0);
+    assert_metrics(2, 0);
 }
 
 #[test]
-fn each_response_is_all_there_is() {
+fn each_response_replaces_all_limits() {
     let xds = Xds::start();
     let service = start(&xds, &[("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true")]);
     let health = || http1::get(service.http, "/healthcheck", &[]).unwrap().status;
@@ -198,12 +200,12 @@ fn each_response_is_all_there_is() {
         until("health", is).unwrap();
     };
     assert_eq!(health(), 500);
-    xds.tell("1", &[domain("d", vec![node("k", 2)]), domain("e", vec![node("k", 4)])]);
-    is_limited(&service, "e", "k", 4);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 2)]), domain("e", vec![descriptor("k", 4)])]);
+    wait_for_limit(&service, "e", "k", 4);
     becomes(200);
-    // Renamed: the one is gone and another is there.
-    xds.tell("2", &[domain("f", vec![node("k", 5)])]);
-    is_limited(&service, "f", "k", 5);
+    // A renamed domain.
+    xds.tell("2", &[domain("f", vec![descriptor("k", 5)])]);
+    wait_for_limit(&service, "f", "k", 5);
     assert!(!http1::get(service.admin, "/rlconfig", &[]).unwrap().text().contains("d.k"));
     xds.tell("3", &[]);
     assert_eq!(xds.answer("3"), ("3".to_owned(), None), "no domain at all is a configuration");
@@ -211,11 +213,11 @@ fn each_response_is_all_there_is() {
 }
 
 #[test]
-fn limits_that_flap_end_where_the_last_response_says() {
+fn rapid_updates_end_with_the_last_response() {
     let xds = Xds::start();
     let service = start(&xds, &[]);
-    let one = vec![domain("d", vec![node("k", 1)])];
-    let other = vec![domain("d", vec![node("k", 2), node("l", 3)])];
+    let one = vec![domain("d", vec![descriptor("k", 1)])];
+    let other = vec![domain("d", vec![descriptor("k", 2), descriptor("l", 3)])];
     for version in 1..=40 {
         let (configs, bad) = (if version % 2 == 0 { &one } else { &other }, domain("", vec![]));
         if version % 5 == 0 {
@@ -226,7 +228,7 @@ fn limits_that_flap_end_where_the_last_response_says() {
     }
     xds.tell("41", &other);
     assert_eq!(xds.answer("41"), ("41".to_owned(), None));
-    is_limited(&service, "d", "l", 3);
+    wait_for_limit(&service, "d", "l", 3);
     let kept: Vec<_> = xds.asked().iter().map(|asked| asked.request.version_info.clone()).collect();
     assert!(
         kept.iter().all(|version| version.parse().is_ok_and(|nth: u32| !nth.is_multiple_of(5))
@@ -236,12 +238,12 @@ fn limits_that_flap_end_where_the_last_response_says() {
 }
 
 #[test]
-fn a_lost_stream_is_opened_again_with_the_version_last_taken_and_limits_outlive_it() {
+fn a_lost_stream_keeps_limits_and_resumes_its_version() {
     let xds = Xds::start_at(ports::free(), None);
     let service = start(&xds, &[]);
-    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
     assert_eq!(xds.answer("1").1, None);
-    is_limited(&service, "d", "k", 2);
+    wait_for_limit(&service, "d", "k", 2);
     xds.tell("2", &[domain("", vec![])]);
     assert!(xds.answer("2").1.is_some());
     let before = xds.asked().len();
@@ -251,18 +253,18 @@ fn a_lost_stream_is_opened_again_with_the_version_last_taken_and_limits_outlive_
     });
     let again = again.unwrap().request;
     assert_eq!((again.version_info.as_str(), again.response_nonce.as_str()), ("1", ""));
-    // The whole server goes and comes back where it was.
+    // Restart the server at the same address.
     let address = xds.address;
     drop(xds);
-    assert_eq!(ask(&service, "d", "k").0, 200);
+    assert_eq!(check(&service, "d", "k").0, 200);
     let xds = Xds::start_at(address, None);
-    xds.tell("7", &[domain("d", vec![node("k", 9)])]);
+    xds.tell("7", &[domain("d", vec![descriptor("k", 9)])]);
     assert_eq!(xds.answer("7"), ("7".to_owned(), None));
-    is_limited(&service, "d", "k", 9);
+    wait_for_limit(&service, "d", "k", 9);
 }
 
 #[test]
-fn waits_double_and_begin_anew_after_a_stream_that_brought_something() {
+fn reconnect_delays_double_and_reset_after_a_response() {
     let xds = Xds::start();
     let service = start(
         &xds,
@@ -272,7 +274,7 @@ fn waits_double_and_begin_anew_after_a_stream_that_brought_something() {
             ("XDS_CLIENT_BACKOFF_JITTER", "false"),
         ],
     );
-    let asks = |requests: usize| {
+    let wait_for_requests = |requests: usize| {
         let came = || match xds.asked().len() {
             came if requests <= came => Ok(()),
             came => Err(format!("{came} requests")),
@@ -280,13 +282,13 @@ fn waits_double_and_begin_anew_after_a_stream_that_brought_something() {
         until("a request", came).unwrap();
     };
     for stream in 1..=2 {
-        asks(stream);
-        // Its head first: it has none before there is something to say.
+        wait_for_requests(stream);
+        // The first call sends the response headers, the second closes the stream.
         xds.hang_up();
         xds.hang_up();
     }
-    asks(3);
-    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    wait_for_requests(3);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
     assert_eq!(xds.answer("1").1, None);
     xds.hang_up();
     let waits = || {
@@ -299,7 +301,7 @@ fn waits_double_and_begin_anew_after_a_stream_that_brought_something() {
 }
 
 #[test]
-fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_ends_the_wait() {
+fn ports_stay_closed_until_the_first_limits_arrive() {
     let xds = Xds::start();
     let port = ports::free().port();
     let (address, port_text) = (xds.address.to_string(), port.to_string());
@@ -324,7 +326,7 @@ fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_end
     std::thread::spawn(move || {
         until("it asks again", || if xds.asked().len() < 2 { Err(String::new()) } else { Ok(()) })
             .unwrap();
-        xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+        xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
         until("it takes them", || if xds.asked().len() < 3 { Err(String::new()) } else { Ok(()) })
             .unwrap();
     });
@@ -338,23 +340,22 @@ fn without_being_forced_nothing_listens_before_the_first_limits_and_a_signal_end
     assert!(service.said.contains("domain d: 1 rules"), "{}", service.said);
 }
 
-/// A process that ends with its test, and its log.
-struct Waiting(Child, tempfile::NamedTempFile);
+/// A process and its log. The process is killed on drop.
+struct WaitingProcess(Child, tempfile::NamedTempFile);
 
-impl Drop for Waiting {
+impl Drop for WaitingProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Waiting {
+impl WaitingProcess {
     fn start(http: SocketAddr, grpc: SocketAddr, server: SocketAddr) -> Self {
-        Self::calling(["10ms", "50ms"], http, grpc, server)
+        Self::with_backoff(["10ms", "50ms"], http, grpc, server)
     }
 
-    /// One that calls again after so long at least and at most.
-    fn calling(
+    fn with_backoff(
         [least, most]: [&str; 2],
         http: SocketAddr,
         grpc: SocketAddr,
@@ -376,9 +377,9 @@ impl Waiting {
 }
 
 #[test]
-fn while_it_waits_for_the_first_limits_it_lives_is_not_ready_and_answers_no_question() {
+fn waiting_for_limits_is_live_but_not_ready() {
     let (http, grpc, server) = (ports::free(), ports::free(), ports::free());
-    let waiting = Waiting::start(http, grpc, server);
+    let waiting = WaitingProcess::start(http, grpc, server);
     let status = |path: &str| match http1::get(http, path, &[]) {
         Ok(reply) => Ok(reply.status),
         Err(error) => Err(error.to_string()),
@@ -392,13 +393,14 @@ fn while_it_waits_for_the_first_limits_it_lives_is_not_ready_and_answers_no_ques
     };
     becomes("/livez", 200);
     assert_eq!(["/readyz", "/healthcheck"].map(status), [Ok(503), Ok(500)]);
-    // As where nobody listens: a proxy that gets no answer tries another replica, and one that gets an error may not.
+    // The connection closes without a response: a proxy then tries another replica, but may not
+    // retry an error.
     for path in ["/check", "/json", "/hold", "/"] {
         assert!(status(path).is_err(), "{path}: {:?}", status(path));
     }
     assert!(TcpStream::connect(grpc).is_err(), "gRPC is closed while it waits");
     let xds = Xds::start_at(server, None);
-    xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
     becomes("/readyz", 200);
     becomes("/livez", 200);
     assert!(TcpStream::connect(grpc).is_ok());
@@ -406,14 +408,14 @@ fn while_it_waits_for_the_first_limits_it_lives_is_not_ready_and_answers_no_ques
 }
 
 #[test]
-fn one_who_says_nothing_while_it_waits_keeps_nobody_from_an_answer() {
+fn an_idle_connection_does_not_block_startup() {
     let (http, server) = (ports::free(), ports::free());
-    let _waiting = Waiting::start(http, ports::free(), server);
+    let _waiting = WaitingProcess::start(http, ports::free(), server);
     let silent = until("the port", || TcpStream::connect(http).map_err(|error| error.to_string()));
     let silent = silent.unwrap();
     assert_eq!(http1::get(http, "/livez", &[]).unwrap().status, 200);
     let xds = Xds::start_at(server, None);
-    xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
     let is_ready = || match http1::get(http, "/readyz", &[]) {
         Ok(reply) if reply.status == 200 => Ok(()),
         other => Err(format!("{other:?}")),
@@ -423,17 +425,17 @@ fn one_who_says_nothing_while_it_waits_keeps_nobody_from_an_answer() {
 }
 
 #[test]
-fn a_hangup_while_the_first_limits_are_waited_for_calls_the_server_at_once() {
+fn sighup_during_startup_reconnects_at_once() {
     let (http, server) = (ports::free(), ports::free());
-    // Without being told it would not call again within this test.
-    let mut waiting = Waiting::calling(["1h", "1h"], http, ports::free(), server);
+    // Without the signal the next attempt would come after the test.
+    let mut waiting = WaitingProcess::with_backoff(["1h", "1h"], http, ports::free(), server);
     let called = || match waiting.log() {
         log if log.contains("no stream from the management server") => Ok(()),
         log => Err(log),
     };
     until("its first call", called).unwrap();
     let xds = Xds::start_at(server, None);
-    xds.tell("1", &[domain("d", vec![node("k", 1)])]);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 1)])]);
     crate::signals::send(waiting.0.id(), "HUP");
     let is_ready = || match http1::get(http, "/readyz", &[]) {
         Ok(reply) if reply.status == 200 => Ok(()),
@@ -445,7 +447,7 @@ fn a_hangup_while_the_first_limits_are_waited_for_calls_the_server_at_once() {
 }
 
 #[test]
-fn the_server_is_believed_by_its_certificate_and_sees_ours() {
+fn mutual_tls_verifies_the_xds_server() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let own = ours.sign(&["management.test"]);
     let client = ours.sign(&["ratelimit.test"]);
@@ -455,7 +457,7 @@ fn the_server_is_believed_by_its_certificate_and_sees_ours() {
         client_ca: Some(ours.ca().into()),
         client_name: Some("ratelimit.test".to_owned()),
     });
-    xds.tell("1", &[domain("d", vec![node("k", 2)])]);
+    xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
     let ca = ours.ca();
     let mutual = [
         ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
@@ -464,7 +466,7 @@ fn the_server_is_believed_by_its_certificate_and_sees_ours() {
         ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &*ca),
         ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "management.test"),
     ];
-    is_limited(&start(&xds, &mutual), "d", "k", 2);
+    wait_for_limit(&start(&xds, &mutual), "d", "k", 2);
     let with = |name: &str, text: &str| {
         let mut other: Vec<_> = mutual.to_vec();
         other.iter_mut().find(|(known, _)| *known == name).unwrap().1 = "";
@@ -475,12 +477,12 @@ fn the_server_is_believed_by_its_certificate_and_sees_ours() {
         let service = start(&xds, &other);
         let no_stream =
             format!("limits stay as they are server={} error=no connection", xds.address);
-        let says = || match service.log() {
+        let is_logged = || match service.log() {
             log if log.contains(&no_stream) => Ok(()),
             log => Err(log),
         };
-        until("it is refused", says).unwrap();
-        assert_eq!(ask(&service, "d", "k").0, 400, "{name}");
+        until("it is refused", is_logged).unwrap();
+        assert_eq!(check(&service, "d", "k").0, 400, "{name}");
     };
     with("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &theirs.ca());
     with("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "other.test");
@@ -499,7 +501,7 @@ fn block(of: &[(&str, Value)]) -> Value {
 }
 
 #[test]
-fn every_field_means_what_its_word_means_in_a_file() {
+fn message_fields_match_the_yaml_fields() {
     for_a_day_with_a_minute_left();
     let xds = Xds::start();
     let service = start(&xds, &[("RESPONSE_DYNAMIC_METADATA", "true")]);
@@ -512,18 +514,21 @@ fn every_field_means_what_its_word_means_in_a_file() {
     let nodes = vec![
         RateLimitDescriptor {
             value: "v".to_owned(),
-            descriptors: vec![node("inner", 7)],
+            descriptors: vec![descriptor("inner", 7)],
             rate_limit: None,
-            ..node("outer", 0)
+            ..descriptor("outer", 0)
         },
-        RateLimitDescriptor { rate_limit: Some(unlimited), ..node("free", 0) },
-        RateLimitDescriptor { shadow_mode: true, ..node("shadow", 0) },
-        RateLimitDescriptor { quota_mode: true, detailed_metric: true, ..node("quota", 1) },
-        RateLimitDescriptor { metadata: Some(fields(&[("team", text("a"))])), ..node("meta", 5) },
+        RateLimitDescriptor { rate_limit: Some(unlimited), ..descriptor("free", 0) },
+        RateLimitDescriptor { shadow_mode: true, ..descriptor("shadow", 0) },
+        RateLimitDescriptor { quota_mode: true, detailed_metric: true, ..descriptor("quota", 1) },
+        RateLimitDescriptor {
+            metadata: Some(fields(&[("team", text("a"))])),
+            ..descriptor("meta", 5)
+        },
     ];
     xds.tell("1", &[domain("d", nodes)]);
     assert_eq!(xds.answer("1").1, None);
-    is_limited(&service, "d", "outer_v.inner", 7);
+    wait_for_limit(&service, "d", "outer_v.inner", 7);
     let rules = http1::get(service.admin, "/rlconfig", &[]).unwrap().text();
     assert!(rules.contains("d.free: unit=UNKNOWN requests_per_unit=0, "), "{rules}");
     assert!(rules.contains("d.shadow: unit=DAY requests_per_unit=0, shadow_mode: true"), "{rules}");
@@ -532,9 +537,9 @@ fn every_field_means_what_its_word_means_in_a_file() {
             "d.quota: unit=DAY requests_per_unit=1, shadow_mode: false, quota_mode: true"
         )
     );
-    assert_eq!(ask(&service, "d", "shadow").0, 200);
-    assert!(ask(&service, "d", "meta").1.contains(r#""metadata":{"team":"a"}"#));
-    assert_eq!(ask(&service, "d", "quota").0, 200);
+    assert_eq!(check(&service, "d", "shadow").0, 200);
+    assert!(check(&service, "d", "meta").1.contains(r#""metadata":{"team":"a"}"#));
+    assert_eq!(check(&service, "d", "quota").0, 200);
     assert_eq!(
         stat(&service, "ratelimit.service.rate_limit.d.quota_v.within_limit"),
         1,
@@ -543,20 +548,20 @@ fn every_field_means_what_its_word_means_in_a_file() {
 }
 
 #[test]
-fn our_own_words_travel_in_the_metadata_and_are_taken_out_of_it() {
+fn sluicegate_fields_are_read_from_metadata_and_removed() {
     for_a_day_with_a_minute_left();
     let xds = Xds::start();
     let service = start(&xds, &[("RESPONSE_DYNAMIC_METADATA", "true")]);
     let with = |ours: Value| RateLimitDescriptor {
         metadata: Some(fields(&[("team", text("a")), ("sluicegate", ours)])),
-        ..node("k", 60)
+        ..descriptor("k", 60)
     };
     let burst = Value { kind: Some(Kind::NumberValue(2.0)) };
     let gcra = block(&[("rate_limit", block(&[("strategy", text("gcra")), ("burst", burst)]))]);
     xds.tell("1", &[domain("d", vec![with(gcra)])]);
     assert_eq!(xds.answer("1").1, None);
-    is_limited(&service, "d", "k", 60);
-    let answers = [(); 3].map(|()| ask(&service, "d", "k"));
+    wait_for_limit(&service, "d", "k", 60);
+    let answers = [(); 3].map(|()| check(&service, "d", "k"));
     assert_eq!(answers.each_ref().map(|(status, _)| *status), [200, 200, 429], "a burst of two");
     assert!(answers[0].1.contains(r#""metadata":{"team":"a"}"#), "{}", answers[0].1);
     for (version, ours, why) in [
@@ -571,7 +576,7 @@ fn our_own_words_travel_in_the_metadata_and_are_taken_out_of_it() {
 }
 
 #[test]
-fn waits_double_up_to_the_longest_and_begin_anew() {
+fn backoff_doubles_to_its_maximum_and_resets() {
     let second = Duration::from_secs(1);
     let bounds = Bounds { least: second, most: 5 * second, jitter: false, seed: 0 };
     let mut backoff = Backoff::new(bounds);

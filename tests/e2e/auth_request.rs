@@ -1,4 +1,4 @@
-//! A client, a real NGINX with the shipped configuration, the real binary, and an upstream.
+//! Rate limits through `auth_request` on a real NGINX with the shipped configuration.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::support::ports;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::waiting::for_a_day_with_a_minute_left;
 
-/// The hook that the shipped configurations name, behind one whose domain has no limits.
+/// `edge` is the hook of the shipped configurations. `first` has a domain without limits.
 pub(super) const HOOKS: &str = r#"[
     {"name": "first", "domain": "other", "descriptors": [[{"remote_address": {}}]]},
     {"name": "edge", "domain": "shop", "descriptors":
@@ -32,7 +32,7 @@ fn status(ingress: SocketAddr, headers: &[(&str, &str)]) -> u16 {
 }
 
 #[test]
-fn nginx_admits_exactly_the_limit_and_answers_429_from_then_on_with_the_headers() {
+fn limit_is_exact_and_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(2);
     let service = serve_hooks(&limits);
@@ -52,12 +52,12 @@ fn nginx_admits_exactly_the_limit_and_answers_429_from_then_on_with_the_headers(
         assert_eq!(denied.header("x-deny-status"), None, "{denied:?}");
     }
     assert_eq!(super::ask(nginx.ingress, "another").status, 200);
-    // Nothing that a limit names.
+    // No limit matches.
     assert_eq!(status(nginx.ingress, &[]), 200);
 }
 
 #[test]
-fn a_request_with_a_body_is_asked_about_without_it() {
+fn requests_with_a_body_are_limited() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(1);
     let service = serve_hooks(&limits);
@@ -70,7 +70,7 @@ fn a_request_with_a_body_is_asked_about_without_it() {
 }
 
 #[test]
-fn what_a_client_forges_has_no_effect() {
+fn forged_headers_have_no_effect() {
     for_a_day_with_a_minute_left();
     for (key, forged) in [
         ("remote_address", ("x-real-ip", ["192.0.2.1", "192.0.2.2", "192.0.2.3"])),
@@ -82,7 +82,7 @@ fn what_a_client_forges_has_no_effect() {
         let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Deny);
         let (name, values) = forged;
         let ask = |value| {
-            // `first` would ask about a domain without limits.
+            // The hook `first` has a domain without limits.
             let own = [("x-hook", "first"), ("x-deny-status", "503"), (name, value)];
             [status(nginx.ingress, &own), status(nginx.ingress, &[own, own].concat())]
         };
@@ -94,7 +94,7 @@ fn what_a_client_forges_has_no_effect() {
 }
 
 #[test]
-fn requests_pass_without_a_service_unless_nginx_is_told_to_deny_them() {
+fn failure_mode_applies_without_a_service() {
     let limits = Limits::per_key(0);
     let upstream = upstream::start();
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
@@ -108,7 +108,7 @@ fn requests_pass_without_a_service_unless_nginx_is_told_to_deny_them() {
 }
 
 #[test]
-fn a_service_without_limits_is_one_that_does_not_answer() {
+fn failure_mode_applies_while_no_limits_are_loaded() {
     let broken = NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(broken.path(), "domain: ''\n").unwrap();
     let flags = ["--hooks", HOOKS, "--start-without-config", "true"];
@@ -122,7 +122,7 @@ fn a_service_without_limits_is_one_that_does_not_answer() {
 }
 
 #[test]
-fn behind_ingress_nginx_the_429_is_told_and_requests_pass_without_a_service() {
+fn ingress_nginx_returns_429_and_applies_the_failure_mode() {
     for_a_day_with_a_minute_left();
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
         let limits = Limits::per_key(1);
@@ -139,9 +139,8 @@ fn behind_ingress_nginx_the_429_is_told_and_requests_pass_without_a_service() {
 }
 
 #[test]
-fn a_store_that_is_away_is_nginxs_to_judge_where_the_limit_says_error() {
+fn failure_mode_applies_when_the_store_is_unavailable() {
     let limits = Limits::per_key(5);
-    // Nobody listens there.
     let backend = format!("redis://{}", ports::free());
     let service = serve(limits.path(), &["--hooks", HOOKS, "--backend", &backend]);
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
@@ -154,7 +153,7 @@ fn a_store_that_is_away_is_nginxs_to_judge_where_the_limit_says_error() {
 }
 
 #[test]
-fn a_service_without_hooks_fails_every_request_where_nginx_lets_the_unanswered_pass() {
+fn missing_hooks_fail_requests_despite_allow_mode() {
     let limits = Limits::per_key(5);
     let service = serve(limits.path(), &[]);
     let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Allow);
@@ -163,14 +162,14 @@ fn a_service_without_hooks_fails_every_request_where_nginx_lets_the_unanswered_p
 }
 
 #[test]
-fn questions_share_connections() {
+fn checks_share_a_connection_and_survive_its_loss() {
     let limits = Limits::per_key(1_000_000);
     let service = serve_hooks(&limits);
     let between = Proxy::before(Upstream::Tcp(service.http));
     let nginx = Nginx::start(upstream::start(), between.address(), WhenDown::Deny);
     assert_eq!(statuses(nginx.ingress, "k", 50), [(200, 50)].into(), "{}", nginx.log());
     assert_eq!(between.accepted(), 1, "connections for 50 questions, one after another");
-    // A connection that broke while nobody used it fails no request.
+    // A connection that broke while idle fails no request.
     for method in ["GET", "POST"] {
         between.cut();
         let reply = http1::call(nginx.ingress, method, "/", &[("x-api-key", "k")], None).unwrap();
@@ -179,7 +178,7 @@ fn questions_share_connections() {
 }
 
 #[test]
-fn the_shipped_settings_and_limits_answer_what_the_shipped_nginx_asks() {
+fn shipped_settings_and_limits_match_shipped_nginx_configuration() {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
     let settings = format!("{config}/start.yaml");
     let limits = format!("{config}/limits");
@@ -192,7 +191,7 @@ fn the_shipped_settings_and_limits_answer_what_the_shipped_nginx_asks() {
 }
 
 #[test]
-fn too_many_headers_are_no_way_past_the_limit() {
+fn excess_headers_do_not_bypass_the_limit() {
     let limits = Limits::per_key(0);
     let service = serve_hooks(&limits);
     let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Allow);

@@ -1,9 +1,10 @@
-//! Clients that leave in the window where the answer arrives: no place leaks, with any of Envoy's hooks.
+//! Envoy clients that disconnect when the decision arrives leak no permit.
 //!
-//! What takes a place comes 20 ms later to the service than what gives it back, and clients leave within 3 ms of the moment at
-//! which half of them are answered, which each finds by itself however busy the machine is: so some releases overtake
-//! their acquires, and the rest meet the answer on its way. The known-bad variants run beside and leak: one rate limit
-//! filter that takes and gives back, and two before a service that remembers no release which came first.
+//! Guarantees:
+//! - All hooks are covered.
+//! - Acquires reach the service 20 ms late, so some releases overtake them.
+//! - Clients disconnect within 3 ms of their measured median response time.
+//! - Known-bad variants leak: one rate limit filter, or a service without early releases.
 #![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::io::{Read as _, Write as _};
@@ -15,8 +16,8 @@ use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::health::Ready;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
-use super::in_flight::{gauge, over_all};
-use super::leaving::{forgetful, leaked};
+use super::in_flight::{gauge, limit_all_requests};
+use super::leaving::{engine_without_early_releases, wait_for_leaks};
 use super::upstream;
 use crate::edge::grpc::served_with;
 use crate::service::Service;
@@ -26,16 +27,17 @@ use crate::waiting::until;
 
 const REQUESTS: usize = 4_000;
 const CLIENTS: usize = 32;
-/// Half of them are answered, once each client has found out when that is; a machine that is busy takes long for that.
-const MANY: u64 = REQUESTS as u64 / 10;
-const LATE: Duration = Duration::from_millis(20);
-const CEILING: &str = "limit: 100000, max_duration: 10m";
+/// Minimum of acquired permits. Half of the requests are answered after each client has calibrated
+/// its timing, which is slow on a busy machine.
+const MIN_ACQUIRED: u64 = REQUESTS as u64 / 10;
+const ACQUIRE_DELAY: Duration = Duration::from_millis(20);
+const LIMIT: &str = "limit: 100000, max_duration: 10m";
 
 const HOOKS: &str = r#"[{"name": "edge", "domain": "edge", "descriptors": [
     [{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}]]}]"#;
 
-/// The service's cluster by the long way.
-fn late_cluster(door: SocketAddr) -> String {
+/// The service, as a cluster behind the delaying proxy.
+fn delayed_cluster(proxy: SocketAddr) -> String {
     format!(
         r#"
     - name: late
@@ -52,19 +54,20 @@ fn late_cluster(door: SocketAddr) -> String {
           - lb_endpoints:
               - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {}}}}}}}
 "#,
-        door.port()
+        proxy.port()
     )
 }
 
-/// The last mention of the service's cluster by a filter is the one that takes a place.
-fn take_the_long_way(text: &mut String, door: SocketAddr) {
+/// Routes acquires through the delaying proxy. The last filter that names the service acquires.
+fn delay_acquires(text: &mut String, proxy: SocketAddr) {
     const TO_SERVICE: &str = "{cluster_name: sluicegate}";
     let at = text.rfind(TO_SERVICE).unwrap();
     text.replace_range(at..at + TO_SERVICE.len(), "{cluster_name: late}");
-    text.push_str(&late_cluster(door));
+    text.push_str(&delayed_cluster(proxy));
 }
 
-/// The release moves into the filter that acquires, where the filter's own cancellation loses it.
+/// Moves the release into the acquiring filter. Envoy cancels that filter on disconnect, which
+/// loses the release.
 fn with_one_filter(text: &mut String) {
     let start = text.find("                  # Gives the place back.").unwrap();
     let end = text.find("                  # Takes the place, or waits for one.").unwrap();
@@ -79,22 +82,21 @@ fn with_one_filter(text: &mut String) {
     replace_once(text, acquire, &[acquire, release].concat());
 }
 
-/// Those that `ext_proc` let pass, which are places without an id.
+/// Requests that `ext_proc` allowed. Their permits have no id.
 const STREAMS: &str = r#"sluicegate_edge_requests_total{protocol="ext_proc",outcome="admit"}"#;
 
-/// What was seen of one run.
 #[derive(Debug)]
-struct Seen {
+struct RunResult {
     acquired: u64,
     over: u64,
     leaked: u64,
 }
 
-/// One who comes, and leaves at about the time when the answer does: from `EARLY` before it to as long after.
+/// A client that disconnects at most `EARLY` before or after its estimated median response time.
 struct Client {
     ingress: SocketAddr,
     dice: Dice,
-    /// When half of its visits are answered.
+    /// Estimated median response time.
     answered: Duration,
 }
 
@@ -105,8 +107,8 @@ impl Client {
     fn visit(&mut self) {
         let mut stream = TcpStream::connect(self.ingress).unwrap();
         let after = Duration::from_micros(self.dice.up_to(2 * 3_000));
-        let patience = self.answered.saturating_sub(Self::EARLY) + after;
-        stream.set_read_timeout(Some(patience.max(Self::STEP))).unwrap();
+        let timeout = self.answered.saturating_sub(Self::EARLY) + after;
+        stream.set_read_timeout(Some(timeout.max(Self::STEP))).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();
         self.answered = match stream.read(&mut [0; 64]) {
             Ok(1..) => self.answered.saturating_sub(Self::STEP),
@@ -115,41 +117,38 @@ impl Client {
     }
 }
 
-/// Clients that have all left, and what they left behind: an Envoy that is killed tells of no end any more, and has one to
-/// tell of until the last place is counted.
-struct Gone {
-    /// Of their dice.
+/// A finished run. Envoy must live until all its releases have arrived.
+struct FinishedRun {
     seed: u64,
     _envoy: Envoy,
-    _door: Proxy,
+    _proxy: Proxy,
 }
 
-/// All visits.
-fn leave(hook: Shipped, change: fn(&mut String), grpc: SocketAddr) -> Gone {
-    let door = Proxy::before(Upstream::Tcp(grpc));
-    door.set(Way::ToStore, Flow::Delay(LATE));
+fn run_clients(hook: Shipped, change: fn(&mut String), grpc: SocketAddr) -> FinishedRun {
+    let proxy = Proxy::before(Upstream::Tcp(grpc));
+    proxy.set(Way::ToStore, Flow::Delay(ACQUIRE_DELAY));
     let mut text = configured(hook, upstream::start(), &[grpc], WhenDown::Allow);
     change(&mut text);
-    take_the_long_way(&mut text, door.address());
+    delay_acquires(&mut text, proxy.address());
     let envoy = Envoy::start_with(text, 1);
     let first = seed();
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             let dice = Dice::new(first.wrapping_add(client as u64));
-            let mut client = Client { ingress: envoy.ingress, dice, answered: LATE };
+            let mut client = Client { ingress: envoy.ingress, dice, answered: ACQUIRE_DELAY };
             scope.spawn(move || (0..REQUESTS / CLIENTS).for_each(|_| client.visit()));
         }
     });
-    Gone { seed: first, _envoy: envoy, _door: door }
+    FinishedRun { seed: first, _envoy: envoy, _proxy: proxy }
 }
 
-fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
+fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> RunResult {
     let limits = tempfile::tempdir().unwrap();
-    let text = format!("domain: edge\ndescriptors:\n{}", over_all(CEILING));
+    let text = format!("domain: edge\ndescriptors:\n{}", limit_all_requests(LIMIT));
     std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
     let flags = ["--hooks", HOOKS].map(str::to_owned);
     let service = Service::start(limits.path(), &flags).unwrap();
-    let gone = leave(hook, change, service.grpc);
+    let run = run_clients(hook, change, service.grpc);
     let ids = |event| {
         gauge(service.metrics, &format!(r#"sluicegate_permit_ids_total{{event="{event}"}}"#))
     };
@@ -160,43 +159,43 @@ fn chaos(name: &str, hook: Shipped, change: fn(&mut String)) -> Seen {
         held => Err(held.to_string()),
     });
     let leaked = if calm.is_ok() { 0 } else { in_flight() };
-    let seen = Seen { acquired: ids("acquired") + streams, over: ids("over"), leaked };
-    println!("{name}: {REQUESTS} requests, seed {}: {seen:?}", gone.seed);
+    let seen = RunResult { acquired: ids("acquired") + streams, over: ids("over"), leaked };
+    println!("{name}: {REQUESTS} requests, seed {}: {seen:?}", run.seed);
     seen
 }
 
 #[test]
-fn with_ext_proc_no_place_leaks() {
+fn ext_proc_leaks_no_permit() {
     let seen = chaos("ext_proc", Shipped::ExtProc, |_| {});
-    assert!(seen.leaked == 0 && MANY < seen.acquired, "{seen:?}");
+    assert!(seen.leaked == 0 && MIN_ACQUIRED < seen.acquired, "{seen:?}");
 }
 
 #[test]
-fn with_ext_authz_and_the_access_log_no_place_leaks_and_releases_that_came_first_are_why() {
+fn ext_authz_applies_early_releases_and_leaks_no_permit() {
     let seen = chaos("ext_authz and access log", Shipped::ExtAuthzConcurrency, |_| {});
-    assert!(seen.leaked == 0 && 0 < seen.over && MANY < seen.acquired, "{seen:?}");
+    assert!(seen.leaked == 0 && 0 < seen.over && MIN_ACQUIRED < seen.acquired, "{seen:?}");
 }
 
 #[test]
-fn with_two_rate_limit_filters_no_place_leaks_and_with_one_they_do() {
+fn two_rate_limit_filters_leak_nothing_but_one_leaks() {
     let good = chaos("two rate limit filters", Shipped::RlsConcurrency, |_| {});
-    assert!(good.leaked == 0 && 0 < good.over && MANY < good.acquired, "{good:?}");
+    assert!(good.leaked == 0 && 0 < good.over && MIN_ACQUIRED < good.acquired, "{good:?}");
     let bad =
         chaos("one rate limit filter, known to be bad", Shipped::RlsConcurrency, with_one_filter);
     assert!(10 <= bad.leaked, "{bad:?}");
 }
 
 #[test]
-fn without_the_memory_of_early_releases_two_rate_limit_filters_leak() {
+fn rate_limit_filters_leak_without_early_releases() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let engine = forgetful(CEILING);
+    let engine = engine_without_early_releases(LIMIT);
     let serving = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default());
     let served = runtime.block_on(serving);
-    let gone = leave(Shipped::RlsConcurrency, |_| {}, served.address);
-    let leaked = leaked(&engine);
+    let run = run_clients(Shipped::RlsConcurrency, |_| {}, served.address);
+    let leaked = wait_for_leaks(&engine);
     println!(
         "two rate limit filters, no tombstones: {REQUESTS} requests, seed {}: {leaked} leaked",
-        gone.seed
+        run.seed
     );
 }

@@ -1,4 +1,4 @@
-//! What `docker compose up` starts, as processes: two replicas that share a Redis, an Envoy that asks them, an upstream.
+//! The processes of `docker-compose.yml`: two replicas with one Redis, an Envoy and an upstream.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The file as `docker compose config` reads it.
+/// Reads `docker-compose.yml` as `docker compose config` does.
 fn composed() -> Value {
     let reader = root().join(".tools/bin/compose");
     assert!(reader.exists(), "no .tools/bin/compose: run scripts/chart.sh, which installs it");
@@ -31,7 +31,7 @@ fn names(service: &Value, list: &str) -> Vec<String> {
 }
 
 #[test]
-fn two_replicas_of_the_compose_file_admit_a_limit_between_them() {
+fn compose_replicas_share_one_limit() {
     let composed = composed();
     let mut text = fs::read_to_string(root().join("config/envoy/compose.yaml")).unwrap();
     let redis = Redis::start();
@@ -40,7 +40,7 @@ fn two_replicas_of_the_compose_file_admit_a_limit_between_them() {
     for name in ["replica-1", "replica-2"] {
         let command = names(&composed["services"][name], "command");
         assert_eq!(command[..2], ["serve", "--settings"]);
-        // From where it is mounted to where it is.
+        // Maps the container path to the repository path.
         let settings = command[2].strip_prefix("/etc/sluicegate/").unwrap();
         assert_eq!(command[3..], ["--backend", "redis://redis:6379"]);
         let limits = root().join("config/limits");
@@ -56,21 +56,20 @@ fn two_replicas_of_the_compose_file_admit_a_limit_between_them() {
     let at = format!("{{address: 127.0.0.1, port_value: {port}}}");
     replace_once(&mut text, "{address: upstream, port_value: 80}", &at);
     let envoy = Envoy::start_with(text, 2);
-    // The shipped limit has a burst of 10; a minute's 60 give one back each second, so a run that
-    // takes longer is tried with another key.
+    // The shipped limit has a burst of 10 and refills one hit per second (60 per minute). A slow
+    // run repeats with another key.
     let exact = |key: &str| {
         let statuses: Vec<_> = (0..11).map(|_| ask(envoy.ingress, key).status).collect();
         statuses == [&[200; 10][..], &[429]].concat()
     };
     assert!(["one", "two", "three"].into_iter().any(exact), "ten pass and the next does not");
     for replica in &replicas {
-        assert!(0 < envoy.asked(replica.grpc), "both are asked");
+        assert!(0 < envoy.checks_sent_to(replica.grpc), "both are asked");
     }
 }
 
-/// The files that services read exist, under the names that other files call them by.
 #[test]
-fn every_file_that_the_compose_file_mounts_is_there() {
+fn every_compose_mount_exists() {
     let composed = composed();
     let mut mounts = 0;
     for service in composed["services"].as_object().unwrap().values() {
@@ -87,9 +86,9 @@ fn every_file_that_the_compose_file_mounts_is_there() {
     assert_eq!(provider["providers"][0]["options"]["path"], dashboards["target"]);
 }
 
-/// Prometheus scrapes every replica at the port where metrics are, and knows the alerts.
+/// Also checks the alert rules with `promtool`.
 #[test]
-fn prometheus_is_told_of_every_replica() {
+fn prometheus_scrapes_every_replica() {
     let text = fs::read_to_string(root().join("deploy/prometheus.yml")).unwrap();
     let config: Value = serde_saphyr::from_str(&text).unwrap();
     let targets = &config["scrape_configs"][0]["static_configs"][0];

@@ -1,14 +1,14 @@
-//! What a ceiling that two rate limit filters ask learns of its upstream.
+//! Latency measurement of truncated responses with two rate limit filters.
 
 use std::io::Read as _;
 use std::net::TcpStream;
 
 use super::envoy::Shipped;
-use super::in_flight::{Scene, over_all};
+use super::in_flight::{Scene, limit_all_requests};
 use super::visits::Visit;
 use crate::http1;
 
-/// A client that has the head of an answer and a part of its body, and the upstream that gave them.
+/// Client and upstream of a partially sent response.
 fn answered_in_part(scene: &Scene) -> (TcpStream, Visit) {
     let mut client = scene.connect();
     let mut visit = scene.upstream.next();
@@ -28,21 +28,21 @@ fn has_measured(scene: &Scene) -> bool {
     shown["busiest"][0]["rtt_us"].is_u64()
 }
 
-/// An answer has its status from its head on. What was cut ends sooner than the upstream answers, and would pass for quick.
+/// A truncated response already has its status. It ends early and would otherwise count as fast.
 #[test]
-fn with_rls_alone_an_answer_that_was_cut_is_no_measurement_and_one_that_was_whole_is() {
-    let scene = Scene::changed(Shipped::RlsConcurrency, &over_all("limit: 9"), |_| {});
+fn only_complete_responses_are_measured() {
+    let scene = Scene::changed(Shipped::RlsConcurrency, &limit_all_requests("limit: 9"), |_| {});
     let (client, _visit) = answered_in_part(&scene);
     drop(client);
-    scene.holds(0);
+    scene.expect_in_flight(0);
     assert!(!has_measured(&scene), "of a client that left");
     let (_client, visit) = answered_in_part(&scene);
     visit.reset();
-    scene.holds(0);
+    scene.expect_in_flight(0);
     assert!(!has_measured(&scene), "of an upstream that broke off");
     let client = scene.send();
     scene.upstream.next().answer();
     assert_eq!(client.join().unwrap().unwrap().status, 200);
-    scene.holds(0);
+    scene.expect_in_flight(0);
     assert!(has_measured(&scene));
 }

@@ -1,4 +1,7 @@
-//! A real Envoy with a shipped configuration: only addresses and ports are replaced, each exactly once.
+//! Runs a real Envoy with a shipped configuration.
+//!
+//! Guarantees:
+//! - Only addresses and ports are replaced, each exactly once.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,7 +14,6 @@ use tempfile::TempDir;
 use crate::waiting::until;
 use crate::{http1, signals};
 
-/// A shipped configuration.
 #[derive(Clone, Copy, Debug)]
 pub enum Shipped {
     Rls,
@@ -34,8 +36,8 @@ impl Shipped {
         }
     }
 
-    /// What it says of a service that does not answer, and what would have requests denied then.
-    const fn to_deny(self) -> (&'static str, &'static str) {
+    /// The shipped failure mode and its denying counterpart.
+    const fn failure_modes(self) -> (&'static str, &'static str) {
         match self {
             Self::Rls | Self::RlsConcurrency => {
                 ("failure_mode_deny: false", "failure_mode_deny: true")
@@ -47,30 +49,28 @@ impl Shipped {
     }
 }
 
-/// What Envoy does with a request when no replica answers.
+/// Failure mode when no replica answers.
 #[derive(Clone, Copy)]
 pub enum WhenDown {
     Allow,
     Deny,
 }
 
-/// A running Envoy; gone when dropped.
 pub struct Envoy {
     process: Child,
     home: TempDir,
     admin: SocketAddr,
-    /// Where clients send their requests.
+    /// Address for clients.
     pub ingress: SocketAddr,
 }
 
 impl Envoy {
-    /// Starts Envoy before an upstream, with these replicas to ask, and returns once it takes requests and knows
-    /// every replica to be healthy.
+    /// Starts Envoy and waits until it accepts requests and all replicas are healthy.
     pub fn start(upstream: SocketAddr, replicas: &[SocketAddr], when_down: WhenDown) -> Self {
         Self::start_with(configured(Shipped::Rls, upstream, replicas, when_down), replicas.len())
     }
 
-    /// The same with a configuration of [`configured`].
+    /// [`Envoy::start`] with a text from [`configured`].
     pub fn start_with(text: String, replicas: usize) -> Self {
         let home = tempfile::tempdir().unwrap();
         let config = home.path().join("envoy.yaml");
@@ -78,7 +78,7 @@ impl Envoy {
         let mut process = spawn(&config, home.path());
         let started = admin_of(home.path(), &mut process)
             .and_then(|admin| Ok((admin, ingress_of(admin)?)))
-            .and_then(|found| healthy(found.0, replicas).map(|()| found));
+            .and_then(|found| wait_until_healthy(found.0, replicas).map(|()| found));
         match started {
             Ok((admin, ingress)) => Self { process, home, admin, ingress },
             Err(why) => {
@@ -89,48 +89,45 @@ impl Envoy {
         }
     }
 
-    /// How many questions Envoy sent to this replica.
-    pub fn asked(&self, replica: SocketAddr) -> u64 {
+    /// Checks sent to this replica.
+    pub fn checks_sent_to(&self, replica: SocketAddr) -> u64 {
         let clusters = http1::get(self.admin, "/clusters", &[]).unwrap().text();
         let prefix = format!("sluicegate::{replica}::rq_total::");
         let count = clusters.lines().find_map(|line| line.strip_prefix(&prefix));
         count.and_then(|count| count.parse().ok()).unwrap_or_default()
     }
 
-    /// How many questions Envoy had no answer to in the time that its filter gives them.
-    pub fn gave_up(&self) -> u64 {
-        self.told("upstream_rq_timeout")
+    /// Checks that exceeded the timeout of the filter.
+    pub fn timeouts(&self) -> u64 {
+        self.statistic("upstream_rq_timeout")
     }
 
-    /// How many questions and streams to replicas are open.
-    pub fn open(&self) -> u64 {
-        self.told("upstream_rq_active")
+    /// Open checks and streams to all replicas.
+    pub fn active_requests(&self) -> u64 {
+        self.statistic("upstream_rq_active")
     }
 
-    /// What it says of the cluster of replicas.
-    fn told(&self, stat: &str) -> u64 {
+    /// A statistic of the replicas' cluster.
+    fn statistic(&self, stat: &str) -> u64 {
         let stats = format!("/stats?filter=cluster.sluicegate.{stat}$");
         let page = http1::get(self.admin, &stats, &[]).unwrap().text();
         page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap()
     }
 
-    /// Ends it without a word, as SIGKILL does.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// Sends a signal: `STOP`, `TERM`.
     pub fn signal(&self, name: &str) {
         signals::send(self.process.id(), name);
     }
 
-    /// Says this to its admin.
+    /// Sends a POST to the admin interface.
     pub fn post(&self, path: &str) -> u16 {
         http1::call(self.admin, "POST", path, &[], Some(b"")).unwrap().status
     }
 
-    /// What Envoy logged so far.
     pub fn log(&self) -> String {
         log(self.home.path())
     }
@@ -147,7 +144,7 @@ fn log(home: &Path) -> String {
     std::fs::read_to_string(home.join("log")).unwrap_or_default()
 }
 
-/// The shipped configuration with this test's addresses.
+/// The shipped configuration with the addresses of this test.
 pub fn configured(
     shipped_file: Shipped,
     upstream: SocketAddr,
@@ -168,7 +165,7 @@ pub fn configured(
     replace_once(&mut text, &loopback(8081), &endpoints);
     replace_once(&mut text, &loopback(9000), &format!("- endpoint: {}", address(upstream)));
     if let WhenDown::Deny = when_down {
-        let (allow, deny) = shipped_file.to_deny();
+        let (allow, deny) = shipped_file.failure_modes();
         replace_once(&mut text, allow, deny);
     }
     text
@@ -178,13 +175,13 @@ fn address(it: SocketAddr) -> String {
     format!("{{address: {{socket_address: {{address: {}, port_value: {}}}}}}}", it.ip(), it.port())
 }
 
-/// Replaces what stands exactly once in a shipped configuration.
+/// Replaces the only occurrence of `from`.
 pub fn replace_once(text: &mut String, from: &str, to: &str) {
     assert_eq!(text.matches(from).count(), 1, "{from} in a shipped configuration");
     *text = text.replace(from, to);
 }
 
-/// `SLUICEGATE_ENVOY`, or the one that `scripts/test.sh` puts here.
+/// `SLUICEGATE_ENVOY`, or the binary that `scripts/test.sh` installs.
 fn binary() -> PathBuf {
     let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/.tools/bin/envoy");
     let path = std::env::var_os("SLUICEGATE_ENVOY").map_or_else(|| installed.into(), PathBuf::from);
@@ -230,7 +227,7 @@ fn ingress_of(admin: SocketAddr) -> Result<SocketAddr, String> {
     })
 }
 
-fn healthy(admin: SocketAddr, replicas: usize) -> Result<(), String> {
+fn wait_until_healthy(admin: SocketAddr, replicas: usize) -> Result<(), String> {
     until("healthy replicas", || {
         let clusters = http1::get(admin, "/clusters", &[]).map_err(|error| error.to_string())?;
         let clusters = clusters.text();

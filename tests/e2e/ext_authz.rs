@@ -1,4 +1,4 @@
-//! A client, a real Envoy with the shipped `config/envoy/ext_authz.yaml`, the real binary, and an upstream.
+//! Rate limits through `ext_authz` on a real Envoy with the shipped configuration.
 
 use std::net::SocketAddr;
 
@@ -9,11 +9,11 @@ use crate::http1;
 use crate::waiting::for_a_day_with_a_minute_left;
 
 fn envoy(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> Envoy {
-    Envoy::start_with(patient(upstream, replica, when_down), 1)
+    Envoy::start_with(with_long_timeout(upstream, replica, when_down), 1)
 }
 
-/// What is tested is not how busy this machine is.
-fn patient(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> String {
+/// A long timeout makes the test independent of machine load.
+fn with_long_timeout(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> String {
     let mut text = configured(Shipped::ExtAuthz, upstream, &[replica], when_down);
     replace_once(
         &mut text,
@@ -24,7 +24,7 @@ fn patient(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> St
 }
 
 #[test]
-fn envoy_admits_exactly_the_limit_and_answers_429_from_then_on_with_the_headers() {
+fn limit_is_exact_and_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(2);
     let service = serve_hooks(&limits);
@@ -46,12 +46,12 @@ fn envoy_admits_exactly_the_limit_and_answers_429_from_then_on_with_the_headers(
 }
 
 #[test]
-fn what_a_client_forges_has_no_effect() {
+fn forged_headers_have_no_effect() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per("remote_address", 2);
     let service = serve_hooks(&limits);
     let envoy = envoy(upstream::start(), service.grpc, WhenDown::Deny);
-    // The hook `first` asks about a domain without limits.
+    // The hook `first` has a domain without limits.
     let forged = [("hook", "first"), ("x-hook", "first"), ("x-real-ip", "192.0.2.1")];
     let xff = [("x-forwarded-for", "192.0.2.1")];
     let asked = [&forged[..1], &forged[1..2], &forged[2..], &[forged[2]; 2], &xff[..], &[]];
@@ -59,9 +59,10 @@ fn what_a_client_forges_has_no_effect() {
     assert_eq!(statuses, [200, 200, 429, 429, 429, 429], "{}", envoy.log());
 }
 
-/// As Envoy's own action takes the first. With the others in it, each would be a client with a limit of its own.
+/// Envoy's own descriptor action also uses the first value. Joined values would create a counter
+/// for each combination.
 #[test]
-fn a_second_line_of_a_header_makes_no_counter_of_its_own() {
+fn repeated_header_counts_by_its_first_value() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(2);
     let service = serve_hooks(&limits);
@@ -74,7 +75,7 @@ fn a_second_line_of_a_header_makes_no_counter_of_its_own() {
 }
 
 #[test]
-fn requests_pass_without_a_service_unless_envoy_is_told_to_deny_them() {
+fn failure_mode_applies_without_a_service() {
     let limits = Limits::per_key(0);
     let upstream = upstream::start();
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 503)] {
@@ -87,7 +88,7 @@ fn requests_pass_without_a_service_unless_envoy_is_told_to_deny_them() {
 }
 
 #[test]
-fn a_hook_that_is_not_set_is_a_service_that_does_not_answer() {
+fn failure_mode_applies_when_the_hook_is_missing() {
     let limits = Limits::per_key(5);
     let other = HOOKS.replace("\"edge\"", "\"other\"");
     for flags in [vec![], vec!["--hooks", &*other]] {
@@ -99,13 +100,13 @@ fn a_hook_that_is_not_set_is_a_service_that_does_not_answer() {
     }
 }
 
-/// Envoy tells `ext_authz` of its peer, which here is the balancer.
+/// `ext_authz` receives the direct peer of Envoy, here the load balancer.
 #[test]
-fn behind_a_trusted_balancer_the_address_is_the_clients() {
+fn client_address_is_used_behind_a_trusted_balancer() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per("remote_address", 1);
     let service = serve_hooks(&limits);
-    let mut text = patient(upstream::start(), service.grpc, WhenDown::Deny);
+    let mut text = with_long_timeout(upstream::start(), service.grpc, WhenDown::Deny);
     let trusting = "use_remote_address: true\n                xff_num_trusted_hops: 1";
     replace_once(&mut text, "use_remote_address: true", trusting);
     let envoy = Envoy::start_with(text, 1);

@@ -1,5 +1,5 @@
-//! Two replicas behind one Envoy or one NGINX: a place that one of them gave comes back, whichever of them is told of the
-//! end.
+//! Permits are released with two replicas behind one Envoy or NGINX, even if the release reaches
+//! the other replica.
 #![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured};
-use super::in_flight::{HOOKS, gauge, over_all, shows};
+use super::in_flight::{HOOKS, expect_gauge, gauge, limit_all_requests};
 use super::nginx::{Nginx, Shipped as Conf};
 use super::upstream;
 use crate::http1;
@@ -21,7 +21,6 @@ use crate::waiting::{now, until};
 const CLIENTS: usize = 16;
 const EACH: usize = 60;
 
-/// Two replicas over one store.
 struct Fleet {
     _store: Redis,
     _limits: TempDir,
@@ -31,9 +30,9 @@ struct Fleet {
 impl Fleet {
     fn start(flags: &[&str]) -> Self {
         let (store, limits) = (Redis::start(), tempfile::tempdir().unwrap());
-        // Shared, it would wait for what a store that is new may have forgotten.
-        let ceiling = over_all("limit: 1000, mode: local, max_duration: 300s");
-        let text = format!("domain: edge\ndescriptors:\n{ceiling}");
+        // Mode `shared` would wait first, because a new store may have forgotten earlier shares.
+        let limit = limit_all_requests("limit: 1000, mode: local, max_duration: 300s");
+        let text = format!("domain: edge\ndescriptors:\n{limit}");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
         let url = format!("redis+unix://{}", store.socket().display());
         let services = ["a", "b"].map(|node| {
@@ -44,7 +43,7 @@ impl Fleet {
             Service::start(limits.path(), &all.collect::<Vec<_>>()).unwrap()
         });
         let fleet = Self { _store: store, _limits: limits, services };
-        fleet.services.iter().for_each(see_two);
+        fleet.services.iter().for_each(wait_for_both_replicas);
         fleet
     }
 
@@ -57,7 +56,7 @@ impl Fleet {
     }
 }
 
-fn see_two(service: &Service) {
+fn wait_for_both_replicas(service: &Service) {
     until("both are seen", || {
         let shown = http1::get(service.admin, "/fleet", &[]).unwrap().text();
         if shown.matches("\"silent_ms\"").count() == 2 { Ok(()) } else { Err(shown) }
@@ -65,8 +64,8 @@ fn see_two(service: &Service) {
     .unwrap();
 }
 
-/// Many clients, of whom every third leaves within 3 ms.
-fn crowd(ingress: SocketAddr) {
+/// Runs many clients. Every third one disconnects within 3 ms.
+fn run_clients(ingress: SocketAddr) {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
     std::thread::scope(|scope| {
@@ -92,12 +91,12 @@ const SEARCHED: &str = r#"sluicegate_peer_letters_total{event="searched"}"#;
 const DROPPED: &str = r#"sluicegate_peer_letters_total{event="dropped"}"#;
 const LATE: &str = r#"sluicegate_peer_letters_total{event="late"}"#;
 
-fn nothing_leaks(shipped: Shipped) {
+fn check_for_leaks(shipped: Shipped) {
     let fleet = Fleet::start(&[]);
     let replicas = fleet.services.each_ref().map(|one| one.grpc);
     let text = configured(shipped, upstream::start(), &replicas, WhenDown::Deny);
     let envoy = Envoy::start_with(text, 2);
-    crowd(envoy.ingress);
+    run_clients(envoy.ingress);
     let began = now();
     until("all places are back", || match fleet.in_flight() {
         0 => Ok(()),
@@ -115,36 +114,36 @@ fn nothing_leaks(shipped: Shipped) {
 }
 
 #[test]
-fn two_rate_limit_filters_before_two_replicas_leak_nothing() {
-    nothing_leaks(Shipped::RlsConcurrency);
+fn two_rate_limit_filters_leak_no_permit() {
+    check_for_leaks(Shipped::RlsConcurrency);
 }
 
 #[test]
-fn ext_authz_and_its_access_log_before_two_replicas_leak_nothing() {
-    nothing_leaks(Shipped::ExtAuthzConcurrency);
+fn ext_authz_with_access_log_leaks_no_permit() {
+    check_for_leaks(Shipped::ExtAuthzConcurrency);
 }
 
-/// What this is for: without it about half of the places would be held until `max_duration`.
+/// Known-bad variant: about half of the permits would last until `max_duration`.
 #[test]
-fn replicas_that_do_not_speak_to_each_other_leak_in_the_same_crowd() {
+fn replicas_without_peer_port_leak_permits() {
     let fleet = Fleet::start(&["--peer-port", ""]);
     let replicas = fleet.services.each_ref().map(|one| one.grpc);
     let text = configured(Shipped::RlsConcurrency, upstream::start(), &replicas, WhenDown::Deny);
     let envoy = Envoy::start_with(text, 2);
-    crowd(envoy.ingress);
+    run_clients(envoy.ingress);
     let leaked = fleet.in_flight();
     println!("without peers: {leaked} of {} leaked", CLIENTS * EACH);
     assert!(10 <= leaked, "{leaked}");
 }
 
 #[test]
-fn nginx_that_asks_one_replica_and_tells_another_leaks_nothing() {
+fn nginx_releases_at_another_replica_leak_no_permit() {
     let fleet = Fleet::start(&[]);
-    let [asked, told] = &fleet.services;
-    let shipped = Conf::Concurrency(told.syslog().unwrap());
-    let nginx = Nginx::start_as(shipped, upstream::start(), asked.http, WhenDown::Allow);
-    crowd(nginx.ingress);
-    shows(asked.metrics, "sluicegate_requests_in_flight", 0);
-    assert!(0 < gauge(told.metrics, PASSED_ON));
+    let [acquiring, releasing] = &fleet.services;
+    let shipped = Conf::Concurrency(releasing.syslog().unwrap());
+    let nginx = Nginx::start_as(shipped, upstream::start(), acquiring.http, WhenDown::Allow);
+    run_clients(nginx.ingress);
+    expect_gauge(acquiring.metrics, "sluicegate_requests_in_flight", 0);
+    assert!(0 < gauge(releasing.metrics, PASSED_ON));
     println!("nginx: {} passed on, {} searched", fleet.count(PASSED_ON), fleet.count(SEARCHED));
 }

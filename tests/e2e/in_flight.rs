@@ -1,4 +1,8 @@
-//! Ceilings on requests in flight, held by `ext_proc`, two rate limit filters, or `ext_authz` with the access log: a place is taken once and comes back, however the request ends.
+//! Concurrency limits through `ext_proc`, two rate limit filters, or `ext_authz` with access log.
+//!
+//! Guarantees:
+//! - Each request acquires its permit once.
+//! - Every way to end a request releases it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +22,7 @@ pub(super) const HOOKS: &str = r#"[{"name": "other", "domain": "nowhere",
                          [{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}],
                          [{"request_headers": {"header_name": "x-api-key", "descriptor_key": "api_key"}}]]}]"#;
 
-/// A client, Envoy, the service, and an upstream that answers by hand.
+/// Envoy, the service, and an upstream that the test controls.
 pub(super) struct Scene {
     pub(super) hook: Shipped,
     limits: TempDir,
@@ -28,7 +32,7 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// With these descriptors in the domain that the hook asks about.
+    /// Uses these descriptors in the domain of the hook.
     fn with(descriptors: &str) -> Self {
         Self::of(Shipped::ExtProc, descriptors)
     }
@@ -37,7 +41,7 @@ impl Scene {
         Self::changed(shipped, descriptors, |_| {})
     }
 
-    /// With something changed in the shipped configuration.
+    /// Edits the shipped configuration.
     pub(super) fn changed(
         shipped: Shipped,
         descriptors: &str,
@@ -46,12 +50,12 @@ impl Scene {
         Self::through(shipped, descriptors, change, |service| service)
     }
 
-    /// With the service where `door` says that Envoy finds it.
+    /// `proxy` maps the service address to the upstream address in Envoy.
     pub(super) fn through(
         shipped: Shipped,
         descriptors: &str,
         change: impl FnOnce(&mut String),
-        door: impl FnOnce(SocketAddr) -> SocketAddr,
+        proxy: impl FnOnce(SocketAddr) -> SocketAddr,
     ) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let text = format!("domain: edge\ndescriptors:\n{descriptors}");
@@ -59,40 +63,39 @@ impl Scene {
         let service = serve(&limits);
         let upstream = Visits::listen();
         let mut text =
-            configured(shipped, upstream.address, &[door(service.grpc)], WhenDown::Allow);
+            configured(shipped, upstream.address, &[proxy(service.grpc)], WhenDown::Allow);
         change(&mut text);
         let envoy = Envoy::start_with(text, 1);
         Self { hook: shipped, limits, service, envoy, upstream }
     }
 
-    /// Kills the service, and starts another one.
-    pub(super) fn serve_anew(&mut self) {
+    pub(super) fn restart_service(&mut self) {
         self.service.kill();
         self.service = serve(&self.limits);
     }
 
-    /// The ceiling over everything says this.
-    fn under(ceiling: &str) -> Self {
-        Self::with(&over_all(ceiling))
+    /// One concurrency limit for all requests.
+    fn with_limit(limit: &str) -> Self {
+        Self::with(&limit_all_requests(limit))
     }
 
-    /// The same where only RLS asks.
-    fn split_under(ceiling: &str) -> Self {
-        Self::of(Shipped::RlsConcurrency, &over_all(ceiling))
+    /// [`Scene::with_limit`] with two rate limit filters.
+    fn with_rls_limit(limit: &str) -> Self {
+        Self::of(Shipped::RlsConcurrency, &limit_all_requests(limit))
     }
 
-    /// The same where `ext_authz` asks and the access log tells.
-    fn logged_under(ceiling: &str) -> Self {
-        Self::of(Shipped::ExtAuthzConcurrency, &over_all(ceiling))
+    /// [`Scene::with_limit`] with `ext_authz` and access log.
+    fn with_ext_authz_limit(limit: &str) -> Self {
+        Self::of(Shipped::ExtAuthzConcurrency, &limit_all_requests(limit))
     }
 
-    /// Sends a request whose answer is waited for elsewhere.
+    /// Sends a request from another thread.
     pub(super) fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
         let ingress = self.envoy.ingress;
         std::thread::spawn(move || http1::get(ingress, "/", &[]))
     }
 
-    /// Sends a request and keeps only the connection.
+    /// Sends a request without reading the response.
     pub(super) fn connect(&self) -> TcpStream {
         let mut stream = TcpStream::connect(self.envoy.ingress).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -104,12 +107,12 @@ impl Scene {
         http1::get(self.envoy.ingress, "/", &[]).unwrap()
     }
 
-    pub(super) fn shows(&self, gauge: &str, value: u64) {
-        shows(self.service.metrics, gauge, value);
+    pub(super) fn expect_gauge(&self, gauge: &str, value: u64) {
+        expect_gauge(self.service.metrics, gauge, value);
     }
 
-    pub(super) fn holds(&self, in_flight: u64) {
-        self.shows("sluicegate_requests_in_flight", in_flight);
+    pub(super) fn expect_in_flight(&self, in_flight: u64) {
+        self.expect_gauge("sluicegate_requests_in_flight", in_flight);
     }
 }
 
@@ -118,8 +121,8 @@ fn serve(limits: &TempDir) -> Service {
     Service::start(limits.path(), &flags.map(str::to_owned)).unwrap()
 }
 
-pub(super) fn over_all(ceiling: &str) -> String {
-    format!("- key: upstream\n  value: all\n  concurrency: {{{ceiling}}}\n")
+pub(super) fn limit_all_requests(limit: &str) -> String {
+    format!("- key: upstream\n  value: all\n  concurrency: {{{limit}}}\n")
 }
 
 pub(super) fn gauge(metrics: SocketAddr, name: &str) -> u64 {
@@ -128,7 +131,7 @@ pub(super) fn gauge(metrics: SocketAddr, name: &str) -> u64 {
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {page}"))
 }
 
-pub(super) fn shows(metrics: SocketAddr, name: &str, value: u64) {
+pub(super) fn expect_gauge(metrics: SocketAddr, name: &str, value: u64) {
     until(name, || match gauge(metrics, name) {
         found if found == value => Ok(()),
         found => Err(format!("{found}, wanted {value}")),
@@ -137,79 +140,80 @@ pub(super) fn shows(metrics: SocketAddr, name: &str, value: u64) {
 }
 
 #[test]
-fn a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
-    let scene = Scene::under("limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}");
+fn ext_proc_limit_is_exact_and_permits_are_reused() {
+    let scene =
+        Scene::with_limit("limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}");
     let clients: Vec<_> = (0..3).map(|_| scene.send()).collect();
     let mut visits: Vec<_> = (0..3).map(|_| scene.upstream.next()).collect();
-    scene.holds(3);
+    scene.expect_in_flight(3);
     for _ in 0..5 {
-        let turned_away = scene.get();
-        assert_eq!((turned_away.status, turned_away.text().as_str()), (503, "busy"));
-        assert_eq!(turned_away.header("retry-after"), Some("2"), "rounded up");
+        let rejected = scene.get();
+        assert_eq!((rejected.status, rejected.text().as_str()), (503, "busy"));
+        assert_eq!(rejected.header("retry-after"), Some("2"), "rounded up");
     }
     visits.pop().unwrap().answer();
-    scene.holds(2);
+    scene.expect_in_flight(2);
     let fourth = scene.send();
     visits.push(scene.upstream.next());
-    scene.holds(3);
+    scene.expect_in_flight(3);
     visits.into_iter().for_each(Visit::answer);
     for client in clients.into_iter().chain([fourth]) {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
 #[test]
-fn a_streamed_body_holds_its_place_to_its_last_byte() {
-    let scene = Scene::under("limit: 1");
+fn streamed_response_keeps_its_permit_until_the_end() {
+    let scene = Scene::with_limit("limit: 1");
     let mut client = scene.connect();
     let mut visit = scene.upstream.next();
     visit.begin();
     let mut part = [0; 1024];
     assert!(0 < client.read(&mut part).unwrap(), "the answer has begun");
     assert_eq!(scene.get().status, 503);
-    scene.holds(1);
+    scene.expect_in_flight(1);
     visit.end();
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
-/// With the heads of answers shown to the service.
-fn with_heads(ceiling: &str) -> Scene {
-    Scene::changed(Shipped::ExtProc, &over_all(ceiling), |text| {
+/// Envoy also sends response headers to the service.
+fn with_response_headers(limit: &str) -> Scene {
+    Scene::changed(Shipped::ExtProc, &limit_all_requests(limit), |text| {
         replace_once(text, "response_header_mode: SKIP", "response_header_mode: SEND");
     })
 }
 
 #[test]
-fn where_heads_of_answers_are_shown_a_place_is_held_to_the_last_byte_as_well() {
-    let scene = with_heads("limit: 1");
+fn response_header_mode_send_keeps_the_permit_until_the_end() {
+    let scene = with_response_headers("limit: 1");
     let mut client = scene.connect();
     let mut visit = scene.upstream.next();
     visit.begin();
     assert!(0 < client.read(&mut [0; 1024]).unwrap(), "the answer has begun");
     assert_eq!(scene.get().status, 503);
-    scene.holds(1);
+    scene.expect_in_flight(1);
     visit.end();
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
-/// A ceiling for [`fall`].
-pub(super) const FALLS: &str = "limit: 4, adaptive: {policy: aimd, min: 1, max: 4}";
+/// A concurrency limit for [`lower_limit`].
+pub(super) const FALLING_LIMIT: &str = "limit: 4, adaptive: {policy: aimd, min: 1, max: 4}";
 
-/// Fails every request until the ceiling is as low as may be; none of them may count as a latency.
-pub(super) fn fall(
+/// Fails requests until the limit reaches its minimum. Failures must not count as latency.
+pub(super) fn lower_limit(
     service: &Service,
     upstream: &Visits,
     send: impl Fn() -> JoinHandle<std::io::Result<Reply>>,
 ) {
-    let ceiling = || gauge(service.metrics, "sluicegate_ceilings_limit");
+    let limit = || gauge(service.metrics, "sluicegate_ceilings_limit");
     let began = now();
-    while ceiling() != 1 {
+    while limit() != 1 {
         let client = send();
         upstream.next().refuse();
         assert_eq!(client.join().unwrap().unwrap().status, 503);
-        shows(service.metrics, "sluicegate_requests_in_flight", 0);
-        assert!(began.elapsed() < PATIENCE, "the ceiling stays at {}", ceiling());
+        expect_gauge(service.metrics, "sluicegate_requests_in_flight", 0);
+        assert!(began.elapsed() < PATIENCE, "the ceiling stays at {}", limit());
     }
     let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
     for measured in ["sluicegate_ceiling_rtt_seconds{", "sluicegate_ceiling_min_rtt_seconds{"] {
@@ -217,43 +221,43 @@ pub(super) fn fall(
     }
 }
 
-/// A backend that fails at once would else seem the quickest there is.
+/// Otherwise an upstream that fails immediately would look fastest.
 #[test]
-fn where_heads_of_answers_are_shown_what_failed_is_no_measurement_and_lowers_the_ceiling() {
-    let scene = with_heads(FALLS);
-    fall(&scene.service, &scene.upstream, || scene.send());
+fn failed_responses_lower_the_limit_and_are_not_measured() {
+    let scene = with_response_headers(FALLING_LIMIT);
+    lower_limit(&scene.service, &scene.upstream, || scene.send());
     let client = scene.send();
     scene.upstream.next().answer();
     assert_eq!(client.join().unwrap().unwrap().status, 200);
-    scene.holds(0);
+    scene.expect_in_flight(0);
     let page = http1::get(scene.service.metrics, "/metrics", &[]).unwrap().text();
     assert!(page.contains("sluicegate_ceiling_rtt_seconds{"), "of one that succeeded:\n{page}");
 }
 
-/// Where Envoy lets itself be told, it is; where not, the stream's end says the same.
+/// The service uses a mode override if Envoy permits it, and otherwise ends the stream.
 #[test]
-fn a_request_that_meets_no_ceiling_keeps_no_stream_open() {
+fn request_without_concurrency_limit_closes_its_stream() {
     const UNLIMITED: &str = "- key: api_key\n  rate_limit: {unlimited: true}\n";
-    for told in ["allow_mode_override: true", "allow_mode_override: false"] {
+    for mode_override in ["allow_mode_override: true", "allow_mode_override: false"] {
         let scene = Scene::changed(Shipped::ExtProc, UNLIMITED, |text| {
-            let both = format!("{told}\n                      processing_mode:");
+            let both = format!("{mode_override}\n                      processing_mode:");
             replace_once(text, "processing_mode:", &both);
         });
         let client = scene.send();
         let visit = scene.upstream.next();
-        let ended = || match scene.envoy.open() {
+        let ended = || match scene.envoy.active_requests() {
             0 => Ok(()),
             open => Err(open.to_string()),
         };
         until("the stream's end before the request's", ended).unwrap();
         visit.answer();
-        assert_eq!(client.join().unwrap().unwrap().status, 200, "{told}");
+        assert_eq!(client.join().unwrap().unwrap().status, 200, "{mode_override}");
     }
 }
 
-/// Envoy ends a stream in one of several ways, whatever ended the request: by a race, and not by how it went.
+/// A race inside Envoy decides how the stream ends, independent of the request.
 #[test]
-fn every_request_that_ends_is_a_measurement_whatever_envoy_is_told_to_show() {
+fn every_completed_request_is_measured() {
     const EACH: &str = "- key: api_key\n  concurrency: {limit: 2}\n";
     const SHOW: [&str; 2] = ["response_header_mode: SKIP", "response_header_mode: SEND"];
     for show in SHOW {
@@ -266,7 +270,7 @@ fn every_request_that_ends_is_a_measurement_whatever_envoy_is_told_to_show() {
             scene.upstream.next().answer();
             assert_eq!(client.join().unwrap().unwrap().status, 200);
         }
-        scene.holds(0);
+        scene.expect_in_flight(0);
         let shown = http1::get(scene.service.admin, "/permits", &[]).unwrap().text();
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
         let buckets = shown["busiest"].as_array().unwrap();
@@ -276,8 +280,8 @@ fn every_request_that_ends_is_a_measurement_whatever_envoy_is_told_to_show() {
 }
 
 #[test]
-fn a_client_that_goes_frees_its_place_before_the_answer_and_within_it() {
-    let scene = Scene::under("limit: 1");
+fn client_disconnect_releases_the_permit() {
+    let scene = Scene::with_limit("limit: 1");
     for begun in [false, true] {
         let mut client = scene.connect();
         let mut visit = scene.upstream.next();
@@ -285,41 +289,41 @@ fn a_client_that_goes_frees_its_place_before_the_answer_and_within_it() {
             visit.begin();
             assert!(0 < client.read(&mut [0; 1024]).unwrap());
         }
-        scene.holds(1);
+        scene.expect_in_flight(1);
         drop(client);
-        scene.holds(0);
+        scene.expect_in_flight(0);
     }
 }
 
 #[test]
-fn an_upstream_that_goes_frees_the_place_before_the_answer_and_within_it() {
-    let scene = Scene::under("limit: 1");
+fn upstream_reset_releases_the_permit() {
+    let scene = Scene::with_limit("limit: 1");
     for begun in [false, true] {
         let client = scene.send();
         let mut visit = scene.upstream.next();
         if begun {
             visit.begin();
         }
-        scene.holds(1);
+        scene.expect_in_flight(1);
         visit.reset();
-        scene.holds(0);
+        scene.expect_in_flight(0);
         let reply = client.join().unwrap();
         assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 503 });
     }
 }
 
 #[test]
-fn a_proxy_that_is_killed_frees_all_its_places() {
-    let mut scene = Scene::under("limit: 9");
+fn killed_envoy_releases_all_permits() {
+    let mut scene = Scene::with_limit("limit: 9");
     let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
     let _visits: Vec<_> = (0..5).map(|_| scene.upstream.next()).collect();
-    scene.holds(5);
+    scene.expect_in_flight(5);
     scene.envoy.kill();
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
 #[test]
-fn a_rate_limit_denies_with_429_and_gives_the_place_back() {
+fn rate_limit_denial_returns_429_and_releases_the_permit() {
     let scene = Scene::with(
         "- key: upstream\n  value: all\n  concurrency: {limit: 1}\n\
          - key: api_key\n  rate_limit: {unit: year, requests_per_unit: 1}\n",
@@ -332,53 +336,54 @@ fn a_rate_limit_denies_with_429_and_gives_the_place_back() {
         first.join().unwrap()
     });
     assert_eq!(first.status, 200);
-    scene.holds(0);
+    scene.expect_in_flight(0);
     for _ in 0..3 {
         let denied = ask();
         assert_eq!(denied.status, 429);
         assert!(denied.header("retry-after").is_some(), "{denied:?}");
-        scene.holds(0);
+        scene.expect_in_flight(0);
     }
 }
 
 #[test]
-fn one_that_waits_is_let_in_when_a_place_is_free_and_forgotten_when_it_goes() {
-    let scene = Scene::under("limit: 1, queue: {size: 1, timeout: 9s}");
+fn queued_request_starts_on_release_and_leaves_on_disconnect() {
+    let scene = Scene::with_limit("limit: 1, queue: {size: 1, timeout: 9s}");
     let first = scene.send();
     let held = scene.upstream.next();
-    let gone = scene.connect();
-    scene.shows("sluicegate_requests_queued", 1);
+    let disconnecting = scene.connect();
+    scene.expect_gauge("sluicegate_requests_queued", 1);
     assert_eq!(scene.get().status, 503, "the queue is full");
-    drop(gone);
-    scene.shows("sluicegate_requests_queued", 0);
-    let waits = scene.send();
-    scene.shows("sluicegate_requests_queued", 1);
+    drop(disconnecting);
+    scene.expect_gauge("sluicegate_requests_queued", 0);
+    let queued = scene.send();
+    scene.expect_gauge("sluicegate_requests_queued", 1);
     held.answer();
     scene.upstream.next().answer();
-    for client in [first, waits] {
+    for client in [first, queued] {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
-/// Five times as long as Envoy waits for an answer that nobody announced.
+/// The queue timeout is five times the `message_timeout` of Envoy. The service must extend that
+/// timeout.
 #[test]
-fn envoy_waits_as_long_as_the_queue_makes_it() {
-    let scene = Scene::under("limit: 1, queue: {size: 1, timeout: 1s}, reject: {status: 429}");
+fn envoy_waits_for_the_queue_timeout() {
+    let scene = Scene::with_limit("limit: 1, queue: {size: 1, timeout: 1s}, reject: {status: 429}");
     let first = scene.send();
     let held = scene.upstream.next();
     assert_eq!(scene.get().status, 429, "without the announcement it would pass");
     held.answer();
     assert_eq!(first.join().unwrap().unwrap().status, 200);
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
 #[test]
-fn a_replica_that_is_told_to_go_takes_no_request_with_it() {
-    let mut scene = Scene::under("limit: 1");
+fn replica_shutdown_fails_no_request() {
+    let mut scene = Scene::with_limit("limit: 1");
     let client = scene.send();
     let visit = scene.upstream.next();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     scene.service.terminate();
     let status = scene.service.ended().unwrap();
     assert_eq!(status.code(), Some(0), "{status}\n{}", scene.service.log());
@@ -388,7 +393,7 @@ fn a_replica_that_is_told_to_go_takes_no_request_with_it() {
 
 #[test]
 fn requests_pass_without_a_replica() {
-    let mut scene = Scene::under("limit: 1");
+    let mut scene = Scene::with_limit("limit: 1");
     scene.service.terminate();
     scene.service.ended().unwrap();
     let clients = [scene.send(), scene.send()];
@@ -401,67 +406,68 @@ fn requests_pass_without_a_replica() {
 }
 
 #[test]
-fn with_rls_alone_a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
-    let scene = Scene::split_under("limit: 2, reject: {retry_after: 1500ms, body: busy}");
+fn rls_limit_is_exact_and_permits_are_released() {
+    let scene = Scene::with_rls_limit("limit: 2, reject: {retry_after: 1500ms, body: busy}");
     let clients = [scene.send(), scene.send()];
     let [first, second] = [scene.upstream.next(), scene.upstream.next()];
-    scene.holds(2);
+    scene.expect_in_flight(2);
     for _ in 0..5 {
-        let turned_away = scene.get();
-        assert_eq!((turned_away.status, turned_away.text().as_str()), (503, "busy"));
-        assert_eq!(turned_away.header("retry-after"), Some("2"));
+        let rejected = scene.get();
+        assert_eq!((rejected.status, rejected.text().as_str()), (503, "busy"));
+        assert_eq!(rejected.header("retry-after"), Some("2"));
     }
     first.answer();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     second.answer();
-    scene.holds(0);
+    scene.expect_in_flight(0);
     for client in clients {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
 }
 
 #[test]
-fn with_rls_alone_clients_and_upstreams_that_go_free_their_places() {
-    let scene = Scene::split_under("limit: 1, queue: {size: 1, timeout: 9s}");
+fn rls_releases_permits_on_disconnect_and_reset() {
+    let scene = Scene::with_rls_limit("limit: 1, queue: {size: 1, timeout: 9s}");
     let client = scene.connect();
     let visit = scene.upstream.next();
-    let waits = scene.connect();
-    scene.shows("sluicegate_requests_queued", 1);
-    drop(waits);
-    scene.shows("sluicegate_requests_queued", 0);
-    scene.holds(1);
+    let queued = scene.connect();
+    scene.expect_gauge("sluicegate_requests_queued", 1);
+    drop(queued);
+    scene.expect_gauge("sluicegate_requests_queued", 0);
+    scene.expect_in_flight(1);
     drop(client);
-    scene.holds(0);
+    scene.expect_in_flight(0);
     visit.reset();
     let client = scene.send();
     let visit = scene.upstream.next();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     visit.reset();
-    scene.holds(0);
+    scene.expect_in_flight(0);
     assert_eq!(client.join().unwrap().unwrap().status, 503);
 }
 
 #[test]
-fn with_rls_alone_a_proxy_that_is_killed_keeps_its_places_no_longer_than_max_duration() {
-    let mut scene = Scene::split_under("limit: 1, max_duration: 1s");
+fn max_duration_frees_permits_of_a_killed_envoy() {
+    let mut scene = Scene::with_rls_limit("limit: 1, max_duration: 1s");
     let _client = scene.connect();
     let _visit = scene.upstream.next();
     scene.envoy.kill();
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
-/// The client names another's id and another hook, and Envoy does not pass them on.
+/// Clients must not choose a permit id or a hook.
 #[test]
-fn ids_and_hooks_that_a_client_sends_have_no_effect() {
-    let ceiling = "limit: 2, reject: {status: 503}";
-    for scene in [Scene::under(ceiling), Scene::split_under(ceiling), Scene::logged_under(ceiling)]
+fn forged_ids_and_hooks_have_no_effect() {
+    let limit = "limit: 2, reject: {status: 503}";
+    for scene in
+        [Scene::with_limit(limit), Scene::with_rls_limit(limit), Scene::with_ext_authz_limit(limit)]
     {
         forged_headers_have_no_effect(&scene);
     }
 }
 
 fn forged_headers_have_no_effect(scene: &Scene) {
-    // The hook `other` does not exist: asked about, it would be a service that does not answer, and let all pass.
+    // The domain of the hook `other` has no limits, so it would allow every request.
     let forged = [
         ("x-sluicegate-id", "0123456789abcdef"),
         ("x-request-id", "0123456789abcdef"),
@@ -472,57 +478,57 @@ fn forged_headers_have_no_effect(scene: &Scene) {
     let (ingress, ask) = (scene.envoy.ingress, http1::get);
     let clients = [(); 2].map(|()| std::thread::spawn(move || ask(ingress, "/", &forged)));
     let visits = [scene.upstream.next(), scene.upstream.next()];
-    scene.holds(2);
+    scene.expect_in_flight(2);
     assert_eq!(ask(ingress, "/", &forged).unwrap().status, 503, "{}", scene.envoy.log());
     visits.into_iter().for_each(Visit::answer);
     for client in clients {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
 #[test]
-fn with_ext_authz_a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
+fn ext_authz_limit_is_exact_and_permits_are_released() {
     let reject = "reject: {status: 503, retry_after: 1500ms, body: busy}";
-    let scene = Scene::logged_under(&format!("limit: 2, {reject}"));
+    let scene = Scene::with_ext_authz_limit(&format!("limit: 2, {reject}"));
     let clients = [scene.send(), scene.send()];
     let [first, second] = [scene.upstream.next(), scene.upstream.next()];
-    scene.holds(2);
+    scene.expect_in_flight(2);
     for _ in 0..5 {
-        let turned_away = scene.get();
-        assert_eq!((turned_away.status, turned_away.text().as_str()), (503, "busy"));
-        assert_eq!(turned_away.header("retry-after"), Some("2"));
+        let rejected = scene.get();
+        assert_eq!((rejected.status, rejected.text().as_str()), (503, "busy"));
+        assert_eq!(rejected.header("retry-after"), Some("2"));
     }
     first.answer();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     second.answer();
-    scene.holds(0);
+    scene.expect_in_flight(0);
     for client in clients {
         assert_eq!(client.join().unwrap().unwrap().status, 200);
     }
     let nothing = r#"sluicegate_permit_ids_total{event="held_nothing"}"#;
-    scene.shows(nothing, 5);
-    scene.shows("sluicegate_early_releases", 0);
+    scene.expect_gauge(nothing, 5);
+    scene.expect_gauge("sluicegate_early_releases", 0);
 }
 
 #[test]
-fn with_ext_authz_clients_and_upstreams_that_go_free_their_places_and_queues_hold_requests() {
-    let scene = Scene::logged_under("limit: 1, queue: {size: 1, timeout: 9s}");
+fn ext_authz_queues_and_releases_on_disconnect_and_reset() {
+    let scene = Scene::with_ext_authz_limit("limit: 1, queue: {size: 1, timeout: 9s}");
     let client = scene.connect();
     let visit = scene.upstream.next();
-    let waits = scene.connect();
-    scene.shows("sluicegate_requests_queued", 1);
-    drop(waits);
-    scene.shows("sluicegate_requests_queued", 0);
-    scene.holds(1);
-    let waits = scene.send();
-    scene.shows("sluicegate_requests_queued", 1);
+    let queued = scene.connect();
+    scene.expect_gauge("sluicegate_requests_queued", 1);
+    drop(queued);
+    scene.expect_gauge("sluicegate_requests_queued", 0);
+    scene.expect_in_flight(1);
+    let queued = scene.send();
+    scene.expect_gauge("sluicegate_requests_queued", 1);
     drop(client);
     let second = scene.upstream.next();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     second.answer();
-    assert_eq!(waits.join().unwrap().unwrap().status, 200);
-    scene.holds(0);
+    assert_eq!(queued.join().unwrap().unwrap().status, 200);
+    scene.expect_in_flight(0);
     visit.reset();
     for begun in [false, true] {
         let client = scene.send();
@@ -530,19 +536,19 @@ fn with_ext_authz_clients_and_upstreams_that_go_free_their_places_and_queues_hol
         if begun {
             visit.begin();
         }
-        scene.holds(1);
+        scene.expect_in_flight(1);
         visit.reset();
-        scene.holds(0);
+        scene.expect_in_flight(0);
         let reply = client.join().unwrap();
         assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 503 });
     }
 }
 
-/// Three times as long as the place may be out unseen.
+/// The request lasts three times as long as `max_duration`.
 #[test]
-fn with_ext_authz_a_request_that_goes_on_keeps_its_place_as_long_as_the_log_says_so() {
-    let ceiling = over_all("limit: 1, max_duration: 1s");
-    let scene = Scene::changed(Shipped::ExtAuthzConcurrency, &ceiling, |text| {
+fn periodic_access_logs_renew_the_permit() {
+    let limit = limit_all_requests("limit: 1, max_duration: 1s");
+    let scene = Scene::changed(Shipped::ExtAuthzConcurrency, &limit, |text| {
         replace_once(text, "access_log_flush_interval: 10s", "access_log_flush_interval: 0.1s");
     });
     let client = scene.send();
@@ -552,11 +558,11 @@ fn with_ext_authz_a_request_that_goes_on_keeps_its_place_as_long_as_the_log_says
         _ => Ok(()),
     };
     until("thirty entries of a request that goes on", renewed).unwrap();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     assert_eq!(gauge(scene.service.metrics, EXPIRED), 0);
     visit.answer();
     assert_eq!(client.join().unwrap().unwrap().status, 200);
-    scene.holds(0);
+    scene.expect_in_flight(0);
 }
 
 const RENEWED: &str = r#"sluicegate_permit_ids_total{event="renewed"}"#;

@@ -1,5 +1,8 @@
-//! Ceilings on requests in flight, held by NGINX: by the ids and datagrams of the stock one, and by the connections of its Lua module. A
-//! place is taken once and comes back, however the request ends.
+//! Concurrency limits on a real NGINX, through syslog datagrams or its Lua module.
+//!
+//! Guarantees:
+//! - Each request acquires its permit once.
+//! - Every way to end a request releases it.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +11,7 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 
 use super::envoy::{WhenDown, replace_once};
-use super::in_flight::{HOOKS, gauge, over_all, shows};
+use super::in_flight::{HOOKS, expect_gauge, gauge, limit_all_requests};
 use super::nginx::{Nginx, Shipped};
 use super::visits::{Visit, Visits};
 use crate::http1::{self, Reply};
@@ -16,16 +19,16 @@ use crate::service::Service;
 use crate::support::ports;
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
-/// How NGINX holds a place.
+/// The mechanism by which NGINX acquires and releases permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum Integration {
     Datagrams,
     Lua,
 }
 
-pub(super) const BOTH: [By; 2] = [By::Datagrams, By::Lua];
+pub(super) const INTEGRATIONS: [Integration; 2] = [Integration::Datagrams, Integration::Lua];
 
-/// A client, NGINX, the service, and an upstream that answers by hand.
+/// NGINX, the service, and an upstream that the test controls.
 pub(super) struct Scene {
     _limits: TempDir,
     pub(super) service: Service,
@@ -41,18 +44,18 @@ fn service(limits: &TempDir) -> Service {
 }
 
 impl Scene {
-    /// With these descriptors in the domain that the hook asks about.
-    fn with(by: By, descriptors: &str) -> Self {
+    /// Uses these descriptors in the domain of the hook.
+    fn with(by: Integration, descriptors: &str) -> Self {
         Self::before(by, descriptors, Visits::listen())
     }
 
-    fn before(by: By, descriptors: &str, upstream: Visits) -> Self {
+    fn before(by: Integration, descriptors: &str, upstream: Visits) -> Self {
         Self::changed(by, descriptors, upstream, |_| {})
     }
 
-    /// With something changed in the shipped configuration.
+    /// Edits the shipped configuration.
     pub(super) fn changed(
-        by: By,
+        by: Integration,
         descriptors: &str,
         upstream: Visits,
         change: impl Fn(&mut String),
@@ -67,24 +70,23 @@ impl Scene {
         Self { _limits: limits, service, nginx, upstream }
     }
 
-    /// The ceiling over everything says this.
-    pub(super) fn under(by: By, ceiling: &str) -> Self {
-        Self::with(by, &over_all(ceiling))
+    /// One concurrency limit for all requests.
+    pub(super) fn with_limit(by: Integration, limit: &str) -> Self {
+        Self::with(by, &limit_all_requests(limit))
     }
 
-    /// Sends a request whose answer is waited for elsewhere.
     pub(super) fn send(&self) -> JoinHandle<std::io::Result<Reply>> {
         let ingress = self.nginx.ingress;
         std::thread::spawn(move || http1::get(ingress, "/", &[]))
     }
 
-    /// Sends a request and keeps only the connection.
+    /// Sends a request without reading the response.
     pub(super) fn connect(&self) -> TcpStream {
-        self.connect_to_say("GET / HTTP/1.1\r\nhost: edge\r\n\r\n")
+        self.connect_and_send("GET / HTTP/1.1\r\nhost: edge\r\n\r\n")
     }
 
-    /// The same with a request, or a part of one, that is written out.
-    pub(super) fn connect_to_say(&self, request: &str) -> TcpStream {
+    /// Sends a complete or partial request without reading the response.
+    pub(super) fn connect_and_send(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.nginx.ingress).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
@@ -95,101 +97,102 @@ impl Scene {
         http1::get(self.nginx.ingress, "/", &[]).unwrap()
     }
 
-    pub(super) fn waits(&self, waiting: u64) {
-        shows(self.service.metrics, "sluicegate_requests_queued", waiting);
+    pub(super) fn expect_queued(&self, waiting: u64) {
+        expect_gauge(self.service.metrics, "sluicegate_requests_queued", waiting);
     }
 
-    pub(super) fn holds(&self, in_flight: u64) {
-        shows(self.service.metrics, "sluicegate_requests_in_flight", in_flight);
+    pub(super) fn expect_in_flight(&self, in_flight: u64) {
+        expect_gauge(self.service.metrics, "sluicegate_requests_in_flight", in_flight);
     }
 }
 
-fn answered(client: JoinHandle<std::io::Result<Reply>>) -> u16 {
+fn status_of(client: JoinHandle<std::io::Result<Reply>>) -> u16 {
     client.join().unwrap().unwrap().status
 }
 
 #[test]
-fn a_ceiling_is_held_exactly_and_a_place_is_free_when_a_request_ends() {
-    for by in BOTH {
-        let scene =
-            Scene::under(by, "limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}");
+fn limit_is_exact_and_permits_are_reused() {
+    for by in INTEGRATIONS {
+        let scene = Scene::with_limit(
+            by,
+            "limit: 3, reject: {status: 503, retry_after: 1500ms, body: busy}",
+        );
         let clients: Vec<_> = (0..3).map(|_| scene.send()).collect();
         let mut visits: Vec<_> = (0..3).map(|_| scene.upstream.next()).collect();
-        scene.holds(3);
+        scene.expect_in_flight(3);
         for _ in 0..5 {
-            let turned_away = scene.get();
+            let rejected = scene.get();
             let log = scene.nginx.log();
-            assert_eq!((turned_away.status, &*turned_away.text()), (503, "busy"), "{by:?} {log}");
-            assert_eq!(turned_away.header("retry-after"), Some("2"), "rounded up");
-            assert_eq!(turned_away.header("x-deny-status"), None);
+            assert_eq!((rejected.status, &*rejected.text()), (503, "busy"), "{by:?} {log}");
+            assert_eq!(rejected.header("retry-after"), Some("2"), "rounded up");
+            assert_eq!(rejected.header("x-deny-status"), None);
         }
-        scene.holds(3);
+        scene.expect_in_flight(3);
         visits.pop().unwrap().answer();
-        scene.holds(2);
+        scene.expect_in_flight(2);
         let fourth = scene.send();
         visits.push(scene.upstream.next());
-        scene.holds(3);
+        scene.expect_in_flight(3);
         visits.into_iter().for_each(Visit::answer);
         for client in clients.into_iter().chain([fourth]) {
-            assert_eq!(answered(client), 200);
+            assert_eq!(status_of(client), 200);
         }
-        scene.holds(0);
+        scene.expect_in_flight(0);
     }
 }
 
 #[test]
-fn a_streamed_body_holds_its_place_to_its_last_byte() {
-    for by in BOTH {
-        let scene = Scene::under(by, "limit: 1, reject: {status: 429}");
+fn streamed_response_keeps_its_permit_until_the_end() {
+    for by in INTEGRATIONS {
+        let scene = Scene::with_limit(by, "limit: 1, reject: {status: 429}");
         let client = scene.send();
         let mut visit = scene.upstream.next();
         visit.begin();
         assert_eq!(scene.get().status, 429);
-        scene.holds(1);
+        scene.expect_in_flight(1);
         visit.end();
-        scene.holds(0);
-        assert_eq!(answered(client), 200);
+        scene.expect_in_flight(0);
+        assert_eq!(status_of(client), 200);
     }
 }
 
 #[test]
-fn a_client_that_goes_frees_its_place_while_waiting_and_mid_body_and_in_the_queue() {
-    for by in BOTH {
-        let scene = Scene::under(by, "limit: 1, queue: {size: 1, timeout: 9s}");
+fn client_disconnect_frees_its_permit_or_queue_position() {
+    for by in INTEGRATIONS {
+        let scene = Scene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
         for begun in [false, true] {
             let client = scene.connect();
             let mut visit = scene.upstream.next();
             if begun {
-                // More than NGINX keeps for itself, so that it meets the client that is gone.
+                // The body exceeds the buffers of NGINX, so NGINX notices the disconnect.
                 visit.stream();
             }
-            scene.holds(1);
-            let waits = scene.connect();
-            scene.waits(1);
+            scene.expect_in_flight(1);
+            let queued = scene.connect();
+            scene.expect_queued(1);
             assert_eq!(scene.get().status, 503, "the queue is full");
-            drop(waits);
-            scene.waits(0);
-            scene.holds(1);
+            drop(queued);
+            scene.expect_queued(0);
+            scene.expect_in_flight(1);
             drop(client);
-            scene.holds(0);
+            scene.expect_in_flight(0);
         }
     }
 }
 
 #[test]
-fn an_upstream_that_goes_frees_the_place_before_the_answer_and_within_it() {
-    for by in BOTH {
-        let scene = Scene::under(by, "limit: 1");
+fn upstream_reset_releases_the_permit() {
+    for by in INTEGRATIONS {
+        let scene = Scene::with_limit(by, "limit: 1");
         for begun in [false, true] {
             let client = scene.send();
             let mut visit = scene.upstream.next();
             if begun {
                 visit.begin();
             }
-            scene.holds(1);
+            scene.expect_in_flight(1);
             visit.reset();
-            // A request that NGINX can send again it may.
-            scene.holds(0);
+            scene.expect_in_flight(0);
             let reply = client.join().unwrap();
             assert!(reply.is_err() || reply.unwrap().status == if begun { 200 } else { 502 });
         }
@@ -197,44 +200,44 @@ fn an_upstream_that_goes_frees_the_place_before_the_answer_and_within_it() {
 }
 
 #[test]
-fn an_upstream_that_refuses_frees_the_place() {
-    for by in BOTH {
+fn refused_upstream_connection_releases_the_permit() {
+    for by in INTEGRATIONS {
         let mut upstream = Visits::listen();
         upstream.address = ports::free();
-        let scene = Scene::before(by, &over_all("limit: 1"), upstream);
+        let scene = Scene::before(by, &limit_all_requests("limit: 1"), upstream);
         for _ in 0..2 {
             assert_eq!(scene.get().status, 502);
-            scene.holds(0);
+            scene.expect_in_flight(0);
         }
     }
 }
 
 #[test]
-fn one_that_waits_is_let_in_when_a_place_is_free_and_turned_away_when_it_is_late() {
-    for by in BOTH {
-        let scene = Scene::under(by, "limit: 1, queue: {size: 1, timeout: 9s}");
+fn queued_request_starts_on_release_or_times_out() {
+    for by in INTEGRATIONS {
+        let scene = Scene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 9s}");
         let first = scene.send();
         let held = scene.upstream.next();
-        let waits = scene.send();
-        scene.waits(1);
+        let queued = scene.send();
+        scene.expect_queued(1);
         held.answer();
         scene.upstream.next().answer();
-        assert_eq!([answered(first), answered(waits)], [200, 200]);
-        scene.holds(0);
+        assert_eq!([status_of(first), status_of(queued)], [200, 200]);
+        scene.expect_in_flight(0);
 
-        let scene = Scene::under(by, "limit: 1, queue: {size: 1, timeout: 50ms}");
+        let scene = Scene::with_limit(by, "limit: 1, queue: {size: 1, timeout: 50ms}");
         let first = scene.send();
         let held = scene.upstream.next();
         assert_eq!(scene.get().status, 503);
         held.answer();
-        assert_eq!(answered(first), 200);
-        scene.holds(0);
+        assert_eq!(status_of(first), 200);
+        scene.expect_in_flight(0);
     }
 }
 
 #[test]
-fn a_rate_limit_denies_with_429_and_gives_the_place_back() {
-    for by in BOTH {
+fn rate_limit_denial_returns_429_and_releases_the_permit() {
+    for by in INTEGRATIONS {
         let scene = Scene::with(
             by,
             "- key: upstream\n  value: all\n  concurrency: {limit: 1}\n\
@@ -248,31 +251,31 @@ fn a_rate_limit_denies_with_429_and_gives_the_place_back() {
         let first = first.join().unwrap();
         assert_eq!(first.status, 200);
         assert!(first.header("ratelimit").is_some(), "{first:?}");
-        scene.holds(0);
+        scene.expect_in_flight(0);
         for _ in 0..3 {
             let denied = ask();
             assert_eq!(denied.status, 429, "{by:?} {}", scene.nginx.log());
             assert!(denied.header("retry-after").is_some(), "{denied:?}");
             assert!(denied.header("ratelimit-policy").is_some(), "{denied:?}");
-            scene.holds(0);
+            scene.expect_in_flight(0);
         }
     }
 }
 
-/// `error_page` catches this 403 as well, and by then the place is held.
+/// `error_page` also catches this 403, after the request acquired its permit.
 #[test]
-fn a_403_that_nginx_says_of_a_request_that_may_pass_reaches_the_client_and_gives_the_place_back() {
+fn nginx_403_reaches_the_client_and_releases_the_permit() {
     let files = tempfile::tempdir().unwrap();
-    // A directory without an index, which is not to be listed.
+    // Directory listing is disabled, so NGINX answers 403.
     let serves = format!("root {};", files.path().display());
-    for by in BOTH {
-        let ceiling = over_all("limit: 1, reject: {status: 503}");
-        let scene = Scene::changed(by, &ceiling, Visits::listen(), |text| {
+    for by in INTEGRATIONS {
+        let limit = limit_all_requests("limit: 1, reject: {status: 503}");
+        let scene = Scene::changed(by, &limit, Visits::listen(), |text| {
             replace_once(text, "proxy_pass http://app;", &serves);
         });
         for asked in 1..=3 {
             assert_eq!(scene.get().status, 403, "{by:?} {}", scene.nginx.log());
-            scene.holds(0);
+            scene.expect_in_flight(0);
             let admitted = r#"sluicegate_questions_answered_total{verdict="admit"}"#;
             assert_eq!(gauge(scene.service.metrics, admitted), asked, "{by:?}");
         }
@@ -280,78 +283,78 @@ fn a_403_that_nginx_says_of_a_request_that_may_pass_reaches_the_client_and_gives
 }
 
 #[test]
-fn ids_and_headers_of_ours_that_a_client_sends_have_no_effect() {
-    for by in BOTH {
-        let scene = Scene::under(by, "limit: 2");
+fn forged_ids_and_headers_have_no_effect() {
+    for by in INTEGRATIONS {
+        let scene = Scene::with_limit(by, "limit: 2");
         let ingress = scene.nginx.ingress;
         let forged = [
             ("x-sluicegate-id", "0123456789abcdef"),
             ("x-request-id", "0123456789abcdef"),
-            // It would ask about a domain without limits.
+            // This hook has a domain without limits.
             ("x-hook", "other"),
             ("x-deny-status", "200"),
         ];
         let ask = move || http1::get(ingress, "/", &[forged, forged].concat());
         let clients = [(); 2].map(|()| std::thread::spawn(ask));
         let visits = [scene.upstream.next(), scene.upstream.next()];
-        scene.holds(2);
+        scene.expect_in_flight(2);
         assert_eq!(ask().unwrap().status, 503, "{by:?}");
         visits.into_iter().for_each(Visit::answer);
-        assert_eq!(clients.map(answered), [200, 200]);
-        scene.holds(0);
+        assert_eq!(clients.map(status_of), [200, 200]);
+        scene.expect_in_flight(0);
     }
 }
 
 #[test]
-fn a_killed_nginx_frees_its_places_at_once_with_lua_and_by_max_duration_without() {
-    for by in BOTH {
+fn nginx_exit_frees_permits_immediately_or_by_max_duration() {
+    for by in INTEGRATIONS {
         for signal in ["KILL", "TERM"] {
-            // With datagrams nobody tells: the deadline is all there is.
-            let max_duration = if by == By::Lua { "60s" } else { "1s" };
-            let scene = Scene::under(by, &format!("limit: 9, max_duration: {max_duration}"));
+            // A dead NGINX sends no datagrams, so only `max_duration` frees the permits.
+            let max_duration = if by == Integration::Lua { "60s" } else { "1s" };
+            let scene = Scene::with_limit(by, &format!("limit: 9, max_duration: {max_duration}"));
             let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
             let _visits: Vec<_> = (0..5).map(|_| scene.upstream.next()).collect();
-            if by == By::Lua {
-                scene.holds(5);
+            if by == Integration::Lua {
+                scene.expect_in_flight(5);
             }
             scene.nginx.signal(signal);
-            scene.holds(0);
+            scene.expect_in_flight(0);
         }
     }
 }
 
 #[test]
-fn a_stopped_nginx_keeps_its_places_no_longer_than_max_duration() {
-    for by in BOTH {
-        let scene = Scene::under(by, "limit: 9, max_duration: 1s");
+fn max_duration_frees_permits_of_a_stopped_nginx() {
+    for by in INTEGRATIONS {
+        let scene = Scene::with_limit(by, "limit: 9, max_duration: 1s");
         let clients: Vec<_> = (0..3).map(|_| scene.send()).collect();
         let visits: Vec<_> = (0..3).map(|_| scene.upstream.next()).collect();
         scene.nginx.signal("STOP");
-        scene.holds(0);
+        scene.expect_in_flight(0);
         scene.nginx.signal("CONT");
         visits.into_iter().for_each(Visit::answer);
         for client in clients {
-            assert_eq!(answered(client), 200);
+            assert_eq!(status_of(client), 200);
         }
-        // What was taken back is not given back again.
-        scene.holds(0);
+        // The releases of expired permits release nothing else.
+        scene.expect_in_flight(0);
         let client = scene.send();
         let visit = scene.upstream.next();
-        scene.holds(1);
+        scene.expect_in_flight(1);
         visit.answer();
-        assert_eq!(answered(client), 200);
-        scene.holds(0);
+        assert_eq!(status_of(client), 200);
+        scene.expect_in_flight(0);
     }
 }
 
 #[test]
-fn requests_go_on_when_the_service_is_killed_or_told_to_go_and_pass_while_it_is_away() {
-    for by in BOTH {
+fn service_exit_fails_no_request() {
+    for by in INTEGRATIONS {
         for signal in ["KILL", "TERM"] {
-            let mut scene = Scene::under(by, "limit: 1");
+            let mut scene = Scene::with_limit(by, "limit: 1");
             let client = scene.send();
             let visit = scene.upstream.next();
-            scene.holds(1);
+            scene.expect_in_flight(1);
             if signal == "KILL" {
                 scene.service.kill();
             } else {
@@ -361,19 +364,20 @@ fn requests_go_on_when_the_service_is_killed_or_told_to_go_and_pass_while_it_is_
             }
             let passes = scene.send();
             scene.upstream.next().answer();
-            assert_eq!(answered(passes), 200, "{by:?}");
+            assert_eq!(status_of(passes), 200, "{by:?}");
             visit.answer();
-            assert_eq!(answered(client), 200, "{by:?}");
+            assert_eq!(status_of(client), 200, "{by:?}");
         }
     }
 }
 
-/// The port stays, and so do NGINX's sockets to it. What was in flight goes on without a place.
+/// NGINX keeps its sockets, because the ports stay the same. Requests in flight continue without a
+/// permit.
 #[test]
-fn a_service_that_is_killed_and_started_again_counts_from_nothing_and_hears_the_ends_of_the_rest() {
-    for by in BOTH {
+fn restarted_service_counts_only_new_requests() {
+    for by in INTEGRATIONS {
         let limits = tempfile::tempdir().unwrap();
-        let text = format!("domain: edge\ndescriptors:\n{}", over_all("limit: 2"));
+        let text = format!("domain: edge\ndescriptors:\n{}", limit_all_requests("limit: 2"));
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
         let mut first = service(&limits);
         let (http, syslog) = (first.http, first.syslog().unwrap());
@@ -383,31 +387,31 @@ fn a_service_that_is_killed_and_started_again_counts_from_nothing_and_hears_the_
         let send = || std::thread::spawn(move || http1::get(ingress, "/", &[]));
         let before = send();
         let visit = upstream.next();
-        shows(first.metrics, "sluicegate_requests_in_flight", 1);
+        expect_gauge(first.metrics, "sluicegate_requests_in_flight", 1);
         first.kill();
-        let again = again(&limits, http, syslog);
-        // Its end finds nothing here, and takes nothing from anybody.
+        let second = restart_on(&limits, http, syslog);
+        // The release of the old request matches no permit here.
         let after = send();
         let later = upstream.next();
-        shows(again.metrics, "sluicegate_requests_in_flight", 1);
+        expect_gauge(second.metrics, "sluicegate_requests_in_flight", 1);
         visit.answer();
-        assert_eq!(answered(before), 200, "{by:?}");
-        shows(again.metrics, "sluicegate_requests_in_flight", 1);
+        assert_eq!(status_of(before), 200, "{by:?}");
+        expect_gauge(second.metrics, "sluicegate_requests_in_flight", 1);
         later.answer();
-        assert_eq!(answered(after), 200, "{by:?}");
-        shows(again.metrics, "sluicegate_requests_in_flight", 0);
+        assert_eq!(status_of(after), 200, "{by:?}");
+        expect_gauge(second.metrics, "sluicegate_requests_in_flight", 0);
     }
 }
 
-const fn shipped(by: By, syslog: SocketAddr) -> Shipped {
+const fn shipped(by: Integration, syslog: SocketAddr) -> Shipped {
     match by {
-        By::Datagrams => Shipped::Concurrency(syslog),
-        By::Lua => Shipped::Lua,
+        Integration::Datagrams => Shipped::Concurrency(syslog),
+        Integration::Lua => Shipped::Lua,
     }
 }
 
-/// The same service on the same ports.
-fn again(limits: &TempDir, http: SocketAddr, syslog: SocketAddr) -> Service {
+/// Restarts the service on the same ports.
+fn restart_on(limits: &TempDir, http: SocketAddr, syslog: SocketAddr) -> Service {
     let ports = [http.port().to_string(), syslog.port().to_string()];
     let flags = ["--hooks", HOOKS, "--http-port", &ports[0], "--syslog-port", &ports[1]];
     let flags = flags.map(str::to_owned);
@@ -415,11 +419,11 @@ fn again(limits: &TempDir, http: SocketAddr, syslog: SocketAddr) -> Service {
 }
 
 #[test]
-fn a_forged_datagram_frees_nothing() {
-    let scene = Scene::under(By::Datagrams, "limit: 1");
+fn forged_datagrams_release_no_permit() {
+    let scene = Scene::with_limit(Integration::Datagrams, "limit: 1");
     let client = scene.send();
     let visit = scene.upstream.next();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let forged =
         "<190>Nov 20 15:55:25 sluicegate: id=0123456789abcdef status=200 done=OK rtt=1.000";
@@ -428,19 +432,19 @@ fn a_forged_datagram_frees_nothing() {
     }
     let counted = |outcome: &str, count: u64| {
         let name = format!("sluicegate_syslog_datagrams_total{{outcome=\"{outcome}\"}}");
-        shows(scene.service.metrics, &name, count);
+        expect_gauge(scene.service.metrics, &name, count);
     };
     counted("read", 1);
     counted("malformed", 2);
-    scene.holds(1);
+    scene.expect_in_flight(1);
     visit.answer();
-    assert_eq!(answered(client), 200);
-    scene.holds(0);
+    assert_eq!(status_of(client), 200);
+    scene.expect_in_flight(0);
     counted("read", 2);
 }
 
 #[test]
-fn the_shipped_settings_and_ceilings_answer_what_the_shipped_nginx_asks() {
+fn shipped_settings_and_limits_match_shipped_nginx_configuration() {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
     let flags = ["--settings", &format!("{config}/nginx.yaml"), "--syslog-port", "0"];
     let flags = flags.map(str::to_owned);
@@ -452,12 +456,12 @@ fn the_shipped_settings_and_ceilings_answer_what_the_shipped_nginx_asks() {
         let ask = move || http1::get(ingress, "/", &[("x-api-key", "anybody")]).unwrap();
         let client = std::thread::spawn(ask);
         let visit = upstream.next();
-        // One bucket for all, one for the key.
-        shows(service.metrics, "sluicegate_requests_in_flight", 2);
+        // One bucket for all requests and one for the API key.
+        expect_gauge(service.metrics, "sluicegate_requests_in_flight", 2);
         visit.answer();
         let reply = client.join().unwrap();
         assert_eq!(reply.status, 200, "{}", nginx.log());
         assert!(reply.header("ratelimit-policy").unwrap().contains("per-key"), "{reply:?}");
-        shows(service.metrics, "sluicegate_requests_in_flight", 0);
+        expect_gauge(service.metrics, "sluicegate_requests_in_flight", 0);
     }
 }

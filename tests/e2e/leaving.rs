@@ -1,5 +1,9 @@
-//! Clients of NGINX that leave in the window where the answer to its question arrives: nothing leaks, and without the memory of early
-//! releases something does.
+//! NGINX clients that disconnect when the decision arrives leak no permit.
+//!
+//! Guarantees:
+//! - Clients disconnect before the check, before the decision, and after it.
+//! - Some releases overtake their acquires.
+//! - The same clients leak permits if the service keeps no early releases.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -24,7 +28,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::envoy::WhenDown;
-use super::in_flight::{HOOKS, gauge, over_all, shows};
+use super::in_flight::{HOOKS, expect_gauge, gauge, limit_all_requests};
 use super::nginx::{Nginx, Shipped};
 use super::upstream;
 use crate::service::Service;
@@ -33,28 +37,27 @@ use crate::support::proxy::{Flow, Proxy, Upstream};
 use crate::waiting::{now, soon, until};
 
 const CLIENTS: usize = 4_000;
-/// At one time.
-const TOGETHER: usize = 64;
-/// What a question takes to the service, and its answer back.
-const WAY: Duration = Duration::from_millis(10);
-/// Requests that stay, which show how long one takes among so many.
-const STAYING: usize = 256;
-/// Before each it is seen anew how long that is: the machine has others to serve.
+const MAX_CONCURRENT: usize = 64;
+/// Latency in each direction between NGINX and the service.
+const ONE_WAY_DELAY: Duration = Duration::from_millis(10);
+/// Requests that complete, to measure the response time under this load.
+const PROBES: usize = 256;
+/// Each round measures the response time again, because the load of the machine varies.
 const ROUNDS: usize = 4;
 
-/// Nobody is turned away, and no deadline comes to anybody's help.
-const CEILING: &str = "limit: 1000, max_duration: 10m";
+/// Allows every request. `max_duration` is too long to hide a leak.
+const LIMIT: &str = "limit: 1000, max_duration: 10m";
 
-/// So many times they come where a machine that has others to serve lets them miss the window.
-const LOTS: u64 = 4;
+/// Attempts to hit the window on a busy machine.
+const MAX_ATTEMPTS: u64 = 4;
 
-/// So many at least that left before it, in it and after it show that the window was met.
-const MET: u64 = 100;
+/// Minimum number of clients that disconnect before, in and after the window.
+const MIN_PER_PHASE: u64 = 100;
 
-/// Datagrams that wait to be read without one being lost: each takes the system less than a kilobyte of two hundred.
-const ROOM: usize = 150;
+/// Datagrams that fit into a socket buffer: each takes under 1 kB of 200 kB.
+const MAX_PENDING_DATAGRAMS: usize = 150;
 
-/// Sends what NGINX says of ends on, and counts it.
+/// Forwards and counts the release datagrams of NGINX.
 struct Relay {
     address: SocketAddr,
     passed: Arc<AtomicUsize>,
@@ -63,7 +66,8 @@ struct Relay {
 impl Relay {
     fn to(service: SocketAddr) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        // On a crowded machine many come before this is woken; the system gives as much as it may.
+        // On a busy machine, many datagrams arrive before this thread runs. The kernel may grant
+        // less.
         SockRef::from(&socket).set_recv_buffer_size(8 << 20).unwrap();
         let (address, passed) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let counts = Arc::clone(&passed);
@@ -77,17 +81,17 @@ impl Relay {
         Self { address, passed }
     }
 
-    /// Waits until no more ends are under way, of so many requests, than a socket has room for.
-    async fn keeps_up(&self, requests: usize) {
+    /// Waits until the datagrams in flight fit into a socket buffer.
+    async fn wait_for_capacity(&self, requests: usize) {
         let behind = async {
-            while self.passed.load(Relaxed) + ROOM < requests {
+            while self.passed.load(Relaxed) + MAX_PENDING_DATAGRAMS < requests {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
         soon("ends of requests", behind).await;
     }
 
-    fn has_passed(&self, count: usize) {
+    fn wait_until_passed(&self, count: usize) {
         until("an end for every request", || match self.passed.load(Relaxed) {
             passed if count <= passed => Ok(()),
             passed => Err(format!("{passed} of {count}")),
@@ -96,44 +100,54 @@ impl Relay {
     }
 }
 
-/// Sends requests and leaves: from before the question has arrived to after its answer has. How many requests were sent, with
-/// those `sent` before.
+/// Runs clients that disconnect at random times around the check. Returns the number of all
+/// requests, including `sent`.
 fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sent: usize) -> usize {
-    const STAY: usize = STAYING / ROUNDS;
-    const LEAVE: usize = CLIENTS / ROUNDS;
+    const PROBES_PER_ROUND: usize = PROBES / ROUNDS;
+    const LEAVING_PER_ROUND: usize = CLIENTS / ROUNDS;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let may = async |requests| {
+    let pace = async |requests| {
         if let Some(relay) = relay {
-            relay.keeps_up(requests).await;
+            relay.wait_for_capacity(requests).await;
         }
     };
     let mut dice = Dice::new(seed);
     runtime.block_on(async {
-        for before in (0..ROUNDS).map(|round| sent + round * (STAY + LEAVE)) {
-            let may_stay = async |sent| may(before + sent).await;
-            let mut took: Vec<_> = together(STAY, may_stay, |_| stay(ingress)).await;
+        for before in (0..ROUNDS).map(|round| sent + round * (PROBES_PER_ROUND + LEAVING_PER_ROUND))
+        {
+            let pace_probes = async |sent| pace(before + sent).await;
+            let mut took: Vec<_> =
+                run_concurrently(PROBES_PER_ROUND, pace_probes, |_| complete_request(ingress))
+                    .await;
             took.sort_unstable();
-            let whole: u64 = took[STAY / 2].as_micros().try_into().unwrap();
-            // Twice as long: the machine may be busier while they leave than while those stayed.
-            let stays: Vec<_> = (0..LEAVE).map(|_| whole / 8 + dice.up_to(2 * whole)).collect();
-            let goes = |client: usize| go(ingress, Duration::from_micros(stays[client]));
-            together(LEAVE, async |sent| may(before + STAY + sent).await, goes).await;
+            let median: u64 = took[PROBES_PER_ROUND / 2].as_micros().try_into().unwrap();
+            // Up to twice the measured time, because the load may rise.
+            let stays: Vec<_> =
+                (0..LEAVING_PER_ROUND).map(|_| median / 8 + dice.up_to(2 * median)).collect();
+            let abandon =
+                |client: usize| abandon_request(ingress, Duration::from_micros(stays[client]));
+            run_concurrently(
+                LEAVING_PER_ROUND,
+                async |sent| pace(before + PROBES_PER_ROUND + sent).await,
+                abandon,
+            )
+            .await;
         }
     });
-    sent + STAYING + CLIENTS
+    sent + PROBES + CLIENTS
 }
 
-/// So many of them, some at a time, each once it may.
-async fn together<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
+/// Runs `count` clients with bounded concurrency. `pace` delays the start of each one.
+async fn run_concurrently<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     count: usize,
-    may: impl AsyncFn(usize),
+    pace: impl AsyncFn(usize),
     client: impl Fn(usize) -> F,
 ) -> Vec<T> {
     let (mut clients, mut done) = (JoinSet::new(), Vec::new());
     for number in 0..count {
-        may(number).await;
+        pace(number).await;
         clients.spawn(client(number));
-        if TOGETHER <= clients.len() {
+        if MAX_CONCURRENT <= clients.len() {
             done.push(clients.join_next().await.unwrap().unwrap());
         }
     }
@@ -148,7 +162,7 @@ async fn ask(ingress: SocketAddr) -> TcpStream {
     stream
 }
 
-async fn stay(ingress: SocketAddr) -> Duration {
+async fn complete_request(ingress: SocketAddr) -> Duration {
     let began = now();
     let mut answer = Vec::new();
     let mut asked = ask(ingress).await;
@@ -157,21 +171,21 @@ async fn stay(ingress: SocketAddr) -> Duration {
     began.elapsed()
 }
 
-async fn go(ingress: SocketAddr, after: Duration) {
+async fn abandon_request(ingress: SocketAddr, after: Duration) {
     let _stream = ask(ingress).await;
     tokio::time::sleep(after).await;
 }
 
 #[test]
-fn of_four_thousand_clients_that_leave_as_the_answer_arrives_none_keeps_a_place() {
+fn disconnects_during_the_check_leak_no_permit() {
     let limits = tempfile::tempdir().unwrap();
-    let text = format!("domain: edge\ndescriptors:\n{}", over_all(CEILING));
+    let text = format!("domain: edge\ndescriptors:\n{}", limit_all_requests(LIMIT));
     std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
     let flags = ["--hooks", HOOKS, "--syslog-port", "0"].map(str::to_owned);
     for lua in [false, true] {
         let service = Service::start(limits.path(), &flags).unwrap();
         let between = Proxy::before(Upstream::Tcp(service.http));
-        between.both(Flow::Delay(WAY));
+        between.both(Flow::Delay(ONE_WAY_DELAY));
         let relay = Relay::to(service.syslog().unwrap());
         let shipped = if lua { Shipped::Lua } else { Shipped::Concurrency(relay.address) };
         let (upstream, came) = upstream::counting();
@@ -182,43 +196,44 @@ fn of_four_thousand_clients_that_leave_as_the_answer_arrives_none_keeps_a_place(
             gauge(service.metrics, &format!("sluicegate_permit_ids_total{{event=\"{event}\"}}"))
         };
         let mut sent = 0;
-        let mut is_met = |lot| {
-            sent = leave(nginx.ingress, datagrams, lot, sent);
+        let mut is_met = |attempt| {
+            sent = leave(nginx.ingress, datagrams, attempt, sent);
             if let Some(relay) = datagrams {
-                relay.has_passed(sent);
+                relay.wait_until_passed(sent);
             }
-            shows(service.metrics, "sluicegate_requests_in_flight", 0);
+            expect_gauge(service.metrics, "sluicegate_requests_in_flight", 0);
             let [held, early, over] = ["released", "early", "over"].map(ids);
             println!(
                 "lua {lua}: 0 leaked; {held} released, {early} came first, {over} of them used"
             );
             let (admitted, came) = (gauge(service.metrics, ADMITTED), came.load(Relaxed) as u64);
             println!("lua {lua}: {admitted} of {sent} were admitted, {came} came to the upstream");
-            // Who was not admitted left before its question came, and who was and is not at the upstream before the answer did.
-            let counts = [lot * STAYING as u64, came, admitted, sent as u64];
-            let is_met = counts.is_sorted_by(|fewer, more| fewer + MET <= *more);
-            is_met && (lua || (MET < held && 0 < over))
+            // A client that left before the check is missing in `admitted`. A client that left
+            // before the decision is missing in `came`.
+            let counts = [attempt * PROBES as u64, came, admitted, sent as u64];
+            let is_met = counts.is_sorted_by(|fewer, more| fewer + MIN_PER_PHASE <= *more);
+            is_met && (lua || (MIN_PER_PHASE < held && 0 < over))
         };
-        assert!((1..=LOTS).any(&mut is_met), "the window was missed");
+        assert!((1..=MAX_ATTEMPTS).any(&mut is_met), "the window was missed");
     }
 }
 
 const ADMITTED: &str = r#"sluicegate_edge_requests_total{protocol="nginx",outcome="admit"}"#;
 
-/// What remembers no release that came first, under this ceiling.
-pub(super) fn forgetful(ceiling: &str) -> Arc<Engine> {
+/// An engine without early releases.
+pub(super) fn engine_without_early_releases(limit: &str) -> Arc<Engine> {
     let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
     let none = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
     let engine = Engine::new(Clock::system(), memory, Policy::default());
     let engine = Arc::new(engine.with_early_releases(none));
-    let text = format!("domain: edge\ndescriptors:\n{}", over_all(ceiling));
+    let text = format!("domain: edge\ndescriptors:\n{}", limit_all_requests(limit));
     let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
     engine
 }
 
-/// Places that nobody gives back, as soon as there are ten.
-pub(super) fn leaked(engine: &Engine) -> u64 {
+/// Waits for ten leaked permits and returns their number.
+pub(super) fn wait_for_leaks(engine: &Engine) -> u64 {
     let leaked = until("leaks", || match engine.ceilings().total().in_flight {
         few @ 0..10 => Err(format!("{few} leaked")),
         some => Ok(some),
@@ -226,8 +241,8 @@ pub(super) fn leaked(engine: &Engine) -> u64 {
     leaked.unwrap()
 }
 
-/// Its doors for NGINX: HTTP and syslog.
-fn doors(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr, SocketAddr) {
+/// Serves the HTTP and syslog endpoints for NGINX.
+fn serve_nginx_endpoints(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr, SocketAddr) {
     let ask = http::Ask {
         engine: Arc::clone(engine),
         reporting: Reporting::default(),
@@ -247,16 +262,16 @@ fn doors(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr, SocketAddr) {
 }
 
 #[test]
-fn without_the_memory_of_early_releases_the_same_clients_leave_places_behind() {
+fn disconnects_leak_permits_without_early_releases() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let engine = forgetful(CEILING);
-    let (http, syslog) = doors(&runtime, &engine);
+    let engine = engine_without_early_releases(LIMIT);
+    let (http, syslog) = serve_nginx_endpoints(&runtime, &engine);
     let between = Proxy::before(Upstream::Tcp(http));
-    between.both(Flow::Delay(WAY));
+    between.both(Flow::Delay(ONE_WAY_DELAY));
     let relay = Relay::to(syslog);
     let shipped = Shipped::Concurrency(relay.address);
     let nginx = Nginx::start_as(shipped, upstream::start(), between.address(), WhenDown::Deny);
-    relay.has_passed(leave(nginx.ingress, Some(&relay), 1, 0));
-    println!("without tombstones: {} leaked of {CLIENTS}", leaked(&engine));
+    relay.wait_until_passed(leave(nginx.ingress, Some(&relay), 1, 0));
+    println!("without tombstones: {} leaked of {CLIENTS}", wait_for_leaks(&engine));
 }

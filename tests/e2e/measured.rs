@@ -1,9 +1,13 @@
-//! What an adaptive ceiling learns from, as real proxies with the shipped configurations tell it: how long the upstream took, in
-//! which neither the wait for a place nor a slow client has part, and that it failed.
+//! Latency that adaptive concurrency limits measure with real proxies.
 //!
-//! The waits are the load. Between what a latency must lie is taken by the clock here, so that a busy machine moves the bounds
-//! as it moves the latency.
-//! Leaves out: `ext_proc` and Lua's connections, which tell no latency: there it is the place's own time.
+//! Guarantees:
+//! - The latency is the time of the upstream.
+//! - Queue time and slow clients are not part of it.
+//! - A failed request lowers the limit and is not measured.
+//! - The test clock sets the bounds, so a busy machine shifts both.
+//!
+//! Not covered:
+//! - `ext_proc` and Lua connections, which measure the lifetime of the permit.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -18,39 +22,38 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
 use super::envoy::Shipped;
-use super::in_flight::{FALLS, Scene, fall, gauge, over_all};
-use super::in_nginx::{self, By};
+use super::in_flight::{FALLING_LIMIT, Scene, gauge, limit_all_requests, lower_limit};
+use super::in_nginx::{self, Integration};
 use super::visits::Visit;
 use crate::http1;
 use crate::waiting::{now, soon};
 
-/// The Envoys that tell of a request's end beside its place.
+/// Hooks that report a latency separate from the lifetime of the permit.
 const HOOKS: [Shipped; 2] = [Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency];
 
-/// One place, and one that waits for it.
-const ONE: &str =
+/// One permit and one queue position.
+const LIMIT: &str =
     "limit: 1, adaptive: {policy: aimd, min: 1, max: 1}, queue: {size: 1, timeout: 9s}";
 
-/// What a request waits for its place.
-const WAITED: Duration = Duration::from_millis(100);
+const QUEUE_WAIT: Duration = Duration::from_millis(100);
 
-/// What the upstream then takes for it.
-const WORKED: Duration = Duration::from_millis(50);
+const UPSTREAM_TIME: Duration = Duration::from_millis(50);
 
-/// NGINX tells whole milliseconds, to which the service adds half of one.
-const CUT: Duration = Duration::from_millis(2);
+/// NGINX reports whole milliseconds. The service adds half a millisecond.
+const ROUNDING: Duration = Duration::from_millis(2);
 
-/// A request without the last byte of its body.
-const BEGUN: &str =
+/// A POST without the last byte of its body.
+const UNFINISHED_REQUEST: &str =
     "POST / HTTP/1.1\r\nhost: edge\r\nconnection: close\r\ncontent-length: 2\r\n\r\no";
 
-/// A client over HTTP/2 that takes the two bytes of its answer one by one: before it has taken the last, its request is in flight.
-struct Slow {
+/// An HTTP/2 client with a window of one byte. The request is in flight until the client reads the
+/// second byte.
+struct SlowClient {
     runtime: Runtime,
     answer: ResponseFuture,
 }
 
-impl Slow {
+impl SlowClient {
     fn ask(ingress: SocketAddr) -> Self {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
@@ -67,7 +70,6 @@ impl Slow {
         Self { runtime, answer }
     }
 
-    /// Takes the first byte.
     fn begin(&mut self) -> RecvStream {
         self.runtime.block_on(async {
             let answer = soon("an answer", &mut self.answer).await.unwrap();
@@ -78,7 +80,6 @@ impl Slow {
         })
     }
 
-    /// Takes the last one.
     fn end(&self, mut body: RecvStream) {
         body.flow_control().release_capacity(1).unwrap();
         let last = self.runtime.block_on(soon("its last byte", body.data()));
@@ -86,81 +87,82 @@ impl Slow {
     }
 }
 
-/// Works on it and answers: as long as that, at least, the upstream takes.
-fn work(visit: Visit) -> Duration {
+/// Answers after a delay. Returns the lower bound of the upstream time.
+fn answer_after_delay(visit: Visit) -> Duration {
     let began = now();
-    sleep(WORKED);
+    sleep(UPSTREAM_TIME);
     let took = began.elapsed();
     visit.answer();
     took
 }
 
-/// The latency of the one bucket, which one request made.
-fn lies_between(by: &str, admin: SocketAddr, least: Duration, most: Duration) {
+/// Checks the latency of the only bucket.
+fn check_latency(by: &str, admin: SocketAddr, least: Duration, most: Duration) {
     let shown = http1::get(admin, "/permits", &[]).unwrap().text();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
-    let told = shown["busiest"][0]["rtt_us"].as_u64().map(Duration::from_micros);
-    let told = told.unwrap_or_else(|| panic!("{by}: no latency: {shown:#}"));
-    let lies = least <= told + CUT && told <= most + CUT;
-    assert!(lies, "{by}: {told:?}, and the upstream took {least:?} to {most:?}");
+    let rtt = shown["busiest"][0]["rtt_us"].as_u64().map(Duration::from_micros);
+    let rtt = rtt.unwrap_or_else(|| panic!("{by}: no latency: {shown:#}"));
+    let lies = least <= rtt + ROUNDING && rtt <= most + ROUNDING;
+    assert!(lies, "{by}: {rtt:?}, and the upstream took {least:?} to {most:?}");
 }
 
 #[test]
-fn with_envoy_a_latency_has_neither_the_queue_nor_a_slow_download_in_it() {
+fn envoy_latency_excludes_queue_and_slow_download() {
     for hook in HOOKS {
-        let scene = Scene::changed(hook, &over_all(ONE), |_| {});
+        let scene = Scene::changed(hook, &limit_all_requests(LIMIT), |_| {});
         let first = scene.send();
         let held = scene.upstream.next();
-        let mut client = Slow::ask(scene.envoy.ingress);
-        scene.shows("sluicegate_requests_queued", 1);
-        sleep(WAITED);
+        let mut client = SlowClient::ask(scene.envoy.ingress);
+        scene.expect_gauge("sluicegate_requests_queued", 1);
+        sleep(QUEUE_WAIT);
         let freed = now();
-        // What failed is no latency: the one that is shown is the next one's.
+        // The failed request is not measured, so the shown latency is that of the next one.
         held.refuse();
-        let least = work(scene.upstream.next());
+        let least = answer_after_delay(scene.upstream.next());
         let body = client.begin();
         let most = freed.elapsed();
-        // For so long that a latency which has this in it is too long.
+        // Long enough to violate the upper bound if it counted.
         sleep(most);
         assert_eq!(gauge(scene.service.metrics, "sluicegate_requests_in_flight"), 1, "{hook:?}");
         client.end(body);
-        scene.holds(0);
+        scene.expect_in_flight(0);
         assert_eq!(first.join().unwrap().unwrap().status, 503);
-        lies_between(&format!("{hook:?}"), scene.service.admin, least, most);
+        check_latency(&format!("{hook:?}"), scene.service.admin, least, most);
     }
 }
 
 #[test]
-fn with_datagrams_a_latency_has_neither_the_queue_nor_a_slow_upload_in_it() {
-    let scene = in_nginx::Scene::under(By::Datagrams, ONE);
+fn datagram_latency_excludes_queue_and_slow_upload() {
+    let scene = in_nginx::Scene::with_limit(Integration::Datagrams, LIMIT);
     let first = scene.send();
     let held = scene.upstream.next();
-    let mut client = scene.connect_to_say(BEGUN);
-    scene.waits(1);
-    sleep(WAITED);
+    let mut client = scene.connect_and_send(UNFINISHED_REQUEST);
+    scene.expect_queued(1);
+    sleep(QUEUE_WAIT);
     held.refuse();
-    scene.waits(0);
-    sleep(WAITED);
+    scene.expect_queued(0);
+    sleep(QUEUE_WAIT);
     let whole = now();
     client.write_all(b"k").unwrap();
-    let least = work(scene.upstream.next());
+    let least = answer_after_delay(scene.upstream.next());
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     let most = whole.elapsed();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    // NGINX waits up to 5 s for a client that sent a body to close, and tells of the end after it.
+    // After a request with a body, NGINX waits up to 5 s for the client to close. It reports the
+    // end afterwards.
     drop(client);
-    scene.holds(0);
+    scene.expect_in_flight(0);
     assert_eq!(first.join().unwrap().unwrap().status, 503);
-    lies_between("datagrams", scene.service.admin, least, most);
+    check_latency("datagrams", scene.service.admin, least, most);
 }
 
 #[test]
-fn with_envoy_and_with_datagrams_what_failed_is_no_latency_and_lowers_the_ceiling() {
+fn failures_lower_the_limit_and_are_not_measured() {
     for hook in HOOKS {
-        let scene = Scene::changed(hook, &over_all(FALLS), |_| {});
-        fall(&scene.service, &scene.upstream, || scene.send());
+        let scene = Scene::changed(hook, &limit_all_requests(FALLING_LIMIT), |_| {});
+        lower_limit(&scene.service, &scene.upstream, || scene.send());
     }
-    let scene = in_nginx::Scene::under(By::Datagrams, FALLS);
-    fall(&scene.service, &scene.upstream, || scene.send());
+    let scene = in_nginx::Scene::with_limit(Integration::Datagrams, FALLING_LIMIT);
+    lower_limit(&scene.service, &scene.upstream, || scene.send());
 }

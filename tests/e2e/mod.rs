@@ -1,6 +1,4 @@
-//! A client, a real Envoy with the shipped configuration, the real binary, and an upstream.
-//!
-//! Nothing here looks inside: what is held is what the client sees, and that the process ends as it should.
+//! End-to-end tests of the real binary behind a real Envoy or NGINX with the shipped configuration.
 
 mod auth_request;
 mod chaos;
@@ -34,21 +32,21 @@ use tempfile::TempDir;
 
 use crate::http1::{self, Reply};
 use crate::service::Service;
-use crate::support::watchers::{Spoiled, Watchers, undisturbed};
+use crate::support::watchers::{Disturbed, Watchers, retry_disturbed};
 use crate::waiting::{Ends, for_a_day_with_a_minute_left, now, unix_seconds, until};
 
-/// Limits of the domain that the shipped Envoy configuration asks about: so many a day for each API key.
+/// Limits in the domain of the shipped configurations: hits per day for each API key.
 struct Limits(TempDir);
 
 impl Limits {
     fn per_key(requests: u64) -> Self {
         let limits = Self(tempfile::tempdir().unwrap());
-        limits.become_per_key(requests);
+        limits.replace_per_key(requests);
         limits
     }
 
-    /// Replaces the file as an editor does: a new one moved over the old.
-    fn become_per_key(&self, requests: u64) {
+    /// Replaces the file by an atomic rename, as editors do.
+    fn replace_per_key(&self, requests: u64) {
         let text = format!(
             "domain: shop\ndescriptors:\n- key: api_key\n  \
              rate_limit: {{unit: day, requests_per_unit: {requests}, name: per-key}}\n"
@@ -58,7 +56,7 @@ impl Limits {
         std::fs::rename(prepared, self.path().join("shop.yaml")).unwrap();
     }
 
-    /// So many a day for each value of this key.
+    /// Hits per day for each value of this key.
     fn per(key: &str, requests: u64) -> Self {
         let limits = Self(tempfile::tempdir().unwrap());
         let text = format!(
@@ -92,7 +90,7 @@ fn statuses(ingress: SocketAddr, key: &str, requests: usize) -> BTreeMap<u16, us
 }
 
 #[test]
-fn envoy_admits_exactly_the_limit_and_answers_429_from_then_on() {
+fn requests_over_the_limit_get_429() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(7);
     let service = serve(limits.path(), &[]);
@@ -111,7 +109,7 @@ fn envoy_admits_exactly_the_limit_and_answers_429_from_then_on() {
 }
 
 #[test]
-fn clients_at_once_are_admitted_exactly_the_limit_between_them() {
+fn concurrent_clients_share_the_exact_limit() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(50);
     let service = serve(limits.path(), &[]);
@@ -128,7 +126,7 @@ fn clients_at_once_are_admitted_exactly_the_limit_between_them() {
 }
 
 #[test]
-fn the_ratelimit_headers_reach_the_client() {
+fn ratelimit_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(2);
     let service = serve(limits.path(), &["--response-headers", "draft", "--retry-after", "true"]);
@@ -145,7 +143,8 @@ fn the_ratelimit_headers_reach_the_client() {
     assert!(retry_after.is_some_and(is_until_midnight), "{denied:?}");
 }
 
-/// The policy's quota and window, and what is left of it until midnight UTC, when a day of the base language ends.
+/// Checks the quota, the window, the remaining hits and the reset time. Day windows end at midnight
+/// UTC.
 fn assert_headers(reply: &Reply, left: u64) {
     assert_eq!(reply.header("ratelimit-policy"), Some("\"per-key\";q=2;w=86400"), "{reply:?}");
     let limit = reply.header("ratelimit").unwrap_or_else(|| panic!("{reply:?}"));
@@ -155,14 +154,14 @@ fn assert_headers(reply: &Reply, left: u64) {
     assert!(is_until_midnight(reset), "{limit}");
 }
 
-/// The answer is older than this question, but not by much.
+/// Allows 5 s between the response and this call.
 fn is_until_midnight(seconds: u64) -> bool {
     let now = 86_400 - unix_seconds() % 86_400;
     (now..=now + 5).contains(&seconds)
 }
 
 #[test]
-fn requests_pass_without_a_service_unless_envoy_is_told_to_deny_them() {
+fn failure_mode_applies_without_a_service() {
     let limits = Limits::per_key(0);
     let upstream = upstream::start();
     for (when_down, expected) in [(WhenDown::Allow, 200), (WhenDown::Deny, 500)] {
@@ -174,13 +173,13 @@ fn requests_pass_without_a_service_unless_envoy_is_told_to_deny_them() {
     }
 }
 
-/// Clients that go on until they are told to stop, and what they were answered.
+/// Clients that send until stopped, and the counts of their responses.
 struct Traffic {
     stop: AtomicBool,
     admitted: AtomicU64,
     denied: AtomicU64,
     failed: AtomicU64,
-    /// From when those were asked to when they failed.
+    /// Start and end of each failed request.
     failures: Mutex<Vec<(Instant, Instant)>>,
 }
 
@@ -196,7 +195,6 @@ impl Traffic {
         }
     }
 
-    /// Sends until stopped.
     fn run(&self, ingress: SocketAddr, key: &str) {
         while !self.stop.load(Ordering::Relaxed) {
             let asked = now();
@@ -213,35 +211,34 @@ impl Traffic {
         }
     }
 
-    /// Runs this beside three clients of one key, none of which may fail.
+    /// Runs `work` while three clients send requests, and requires that none fails.
     ///
-    /// Spoiled where Envoy gave up as too late every question that failed, and for most of the time that it gives an answer
-    /// the machine ran nobody while each of them was asked.
-    fn beside(&self, envoy: &Envoy, key: &str, work: impl FnOnce()) -> Result<(), Spoiled> {
-        /// Of the filter's 250 ms.
+    /// Returns [`Disturbed`] if every failed check timed out in Envoy while the machine paused for
+    /// most of the timeout.
+    fn run_during(&self, envoy: &Envoy, key: &str, work: impl FnOnce()) -> Result<(), Disturbed> {
+        /// The filter has a timeout of 250 ms.
         const MOST: Duration = Duration::from_millis(150);
         let watchers = Watchers::start();
         std::thread::scope(|scope| {
-            // Also when the work fails: else the clients would go on, and the test never end.
+            // Stops the clients even if `work` panics.
             let _ends = Ends(&self.stop);
             for _ in 0..3 {
                 scope.spawn(|| self.run(envoy.ingress, key));
             }
             work();
         });
-        let (pauses, too_late) = (watchers.stop(), envoy.gave_up());
+        let (pauses, too_late) = (watchers.stop(), envoy.timeouts());
         let failed = self.failed.load(Ordering::Relaxed);
         let failures = self.failures.lock().unwrap();
         let late = failures.iter().map(|&time| pauses.longest(time)).min().unwrap_or_default();
         let why = format!("{failed} failed, {too_late} as too late; watchers were {late:?} late");
         if 0 < failed && failed <= too_late && MOST <= late {
-            return Err(Spoiled(why));
+            return Err(Disturbed(why));
         }
         assert_eq!(failed, 0, "{why}");
         Ok(())
     }
 
-    /// Waits until this count has grown by so many.
     fn wait_for(count: &AtomicU64, more: u64) {
         let before = count.load(Ordering::Relaxed);
         until("traffic", || {
@@ -253,20 +250,20 @@ impl Traffic {
 }
 
 #[test]
-fn a_new_limit_is_in_force_after_a_reload_and_no_request_fails_meanwhile() {
-    undisturbed(|| {
+fn reload_applies_a_new_limit_without_failures() {
+    retry_disturbed(|| {
         for_a_day_with_a_minute_left();
         let limits = Limits::per_key(1_000_000);
         let service = serve(limits.path(), &[]);
         let envoy = Envoy::start(upstream::start(), &[service.grpc], WhenDown::Deny);
         let traffic = Traffic::new();
-        traffic.beside(&envoy, "busy", || {
+        traffic.run_during(&envoy, "busy", || {
             Traffic::wait_for(&traffic.admitted, 100);
             assert_eq!(traffic.denied.load(Ordering::Relaxed), 0);
-            limits.become_per_key(5);
+            limits.replace_per_key(5);
             Traffic::wait_for(&traffic.denied, 100);
             assert_eq!(statuses(envoy.ingress, "fresh", 8), [(200, 5), (429, 3)].into());
-            limits.become_per_key(1_000_000);
+            limits.replace_per_key(1_000_000);
             Traffic::wait_for(&traffic.admitted, 100);
         })?;
         let loads = service.loads().unwrap();
@@ -276,19 +273,19 @@ fn a_new_limit_is_in_force_after_a_reload_and_no_request_fails_meanwhile() {
 }
 
 #[test]
-fn a_replica_that_is_told_to_go_takes_no_request_with_it() {
+fn replica_shutdown_fails_no_request() {
     let limits = Limits::per_key(1_000_000);
-    undisturbed(|| {
+    retry_disturbed(|| {
         let flags = ["--drain-delay", "1500ms"];
         let mut leaving = serve(limits.path(), &flags);
         let staying = serve(limits.path(), &flags);
         let replicas = [leaving.grpc, staying.grpc];
-        // A question that nobody answered shows as a 500 only where Envoy denies then.
+        // An unanswered check is visible only in deny mode, as a 500.
         let envoy = Envoy::start(upstream::start(), &replicas, WhenDown::Deny);
         let traffic = Traffic::new();
-        traffic.beside(&envoy, "busy", || {
+        traffic.run_during(&envoy, "busy", || {
             for replica in replicas {
-                let asked = || match envoy.asked(replica) {
+                let asked = || match envoy.checks_sent_to(replica) {
                     few @ 0..100 => Err(few.to_string()),
                     _ => Ok(()),
                 };
@@ -305,7 +302,7 @@ fn a_replica_that_is_told_to_go_takes_no_request_with_it() {
 }
 
 #[test]
-fn the_shipped_limits_answer_what_the_shipped_envoy_asks() {
+fn shipped_limits_match_shipped_envoy_configuration() {
     let shipped = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/config/limits"));
     let service = serve(shipped, &["--response-headers", "draft"]);
     let loads = service.loads().unwrap();

@@ -1,5 +1,7 @@
-//! A real NGINX with a shipped configuration of `config/nginx`, or with what ingress-nginx makes of its page: only addresses and
-//! patience are replaced, each exactly once.
+//! Runs a real NGINX with a shipped configuration or the ingress-nginx snippets.
+//!
+//! Guarantees:
+//! - Only addresses and timeouts are replaced, each exactly once.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,14 +17,13 @@ use crate::signals;
 use crate::support::ports;
 use crate::waiting::until;
 
-/// The shipped configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shipped {
     RateLimit,
-    /// With the port for the ends of requests.
+    /// With the address of the syslog listener.
     Concurrency(SocketAddr),
     Lua,
-    /// `docs/with/ingress-nginx.md`.
+    /// The snippets of `docs/with/ingress-nginx.md`.
     Ingress,
 }
 
@@ -37,7 +38,7 @@ impl Shipped {
     }
 }
 
-/// The page's snippets where ingress-nginx places them, among what of its own template has to do with them.
+/// Places the documented snippets into the relevant parts of the ingress-nginx template.
 fn ingress() -> String {
     let shown =
         blocks("yaml").into_iter().find(|b| b.place.starts_with("docs/with/ingress-nginx.md"));
@@ -76,21 +77,19 @@ fn ingress() -> String {
     )
 }
 
-/// A running NGINX; gone when dropped.
 pub struct Nginx {
     master: Child,
     home: TempDir,
-    /// Where clients send their requests.
     pub ingress: SocketAddr,
 }
 
 impl Nginx {
-    /// Starts NGINX with rate limits before an upstream, with this replica's HTTP port to ask.
+    /// Starts NGINX with rate limits. `replica` is the HTTP address of the service.
     pub fn start(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> Self {
         Self::start_as(Shipped::RateLimit, upstream, replica, when_down)
     }
 
-    /// Starts NGINX before an upstream, with this replica's HTTP port to ask, and returns once it takes requests.
+    /// Starts NGINX and returns when it accepts requests.
     pub fn start_as(
         shipped: Shipped,
         upstream: SocketAddr,
@@ -100,7 +99,7 @@ impl Nginx {
         Self::start_changed(shipped, upstream, replica, when_down, |_| {})
     }
 
-    /// The same with something changed in the shipped configuration.
+    /// [`Nginx::start_as`] with an edited configuration.
     pub fn start_changed(
         shipped: Shipped,
         upstream: SocketAddr,
@@ -109,18 +108,18 @@ impl Nginx {
         change: impl Fn(&mut String),
     ) -> Self {
         let home = tempfile::tempdir().unwrap();
-        // It cannot be told to take a free port and say which; another process may be quicker.
+        // NGINX cannot report a port of its own choice, and another process may take this one.
         for _ in 0..5 {
             let ingress = ports::free();
             let own = home.path().display().to_string();
             let mut config = configured(shipped, upstream, replica, when_down);
             change(&mut config);
-            // Nobody asks about this place.
+            // Identifies this NGINX. The location makes no check.
             let begins = format!("listen {ingress}; location = /own {{ return 404 {own}; }}");
             replace_once(&mut config, "listen 8000;", &begins);
             std::fs::write(home.path().join("nginx.conf"), config).unwrap();
             let mut master = spawn(home.path());
-            let answered = answers(home.path(), ingress, &mut master);
+            let answered = first_response(home.path(), ingress, &mut master);
             if answered.is_ok_and(|it| it.status == 404 && it.text() == own) {
                 return Self { master, home, ingress };
             }
@@ -129,7 +128,6 @@ impl Nginx {
         panic!("NGINX did not start:\n{}", log(home.path()));
     }
 
-    /// The master and its workers as they are now.
     pub fn processes(&self) -> Processes {
         let master = self.master.id();
         let workers = Command::new("pgrep").args(["-P", &master.to_string()]).output().unwrap();
@@ -138,30 +136,26 @@ impl Nginx {
         Processes(std::iter::once(master).chain(workers).collect())
     }
 
-    /// Sends a signal to the master and all its workers.
     pub fn signal(&self, name: &str) {
         self.processes().signal(name);
     }
 
-    /// Has it read its configuration again: new workers take requests, the old ones finish theirs.
+    /// Reloads the configuration. New workers accept requests, and old workers finish theirs.
     pub fn reload(&self) {
         signals::send(self.master.id(), "HUP");
     }
 
-    /// What NGINX logged so far.
     pub fn log(&self) -> String {
         log(self.home.path())
     }
 }
 
-/// Those that make an NGINX up.
 pub struct Processes(Vec<u32>);
 
 impl Processes {
-    /// Sends a signal to each of them.
     pub fn signal(&self, name: &str) {
         for &process in &self.0 {
-            // A worker may have gone with its master before its own turn came.
+            // A worker may have exited with its master.
             let _ = signals::try_send(process, name);
         }
     }
@@ -173,12 +167,12 @@ impl Drop for Nginx {
     }
 }
 
-/// SIGTERM, for a killed master leaves its workers behind.
+/// Uses SIGTERM, because a killed master leaves its workers behind.
 fn stop(master: &mut Child) {
     if !matches!(master.try_wait(), Ok(None)) {
         return;
     }
-    // One that was stopped hears the first only when it goes on.
+    // A stopped process receives SIGTERM only after SIGCONT.
     for name in ["TERM", "CONT"] {
         let _ = signals::try_send(master.id(), name);
     }
@@ -196,7 +190,7 @@ fn log(home: &Path) -> String {
     std::fs::read_to_string(home.join("log")).unwrap_or_default()
 }
 
-/// The shipped configuration with this test's addresses, and with files of its own.
+/// The shipped configuration with the addresses and directories of this test.
 fn configured(
     shipped: Shipped,
     upstream: SocketAddr,
@@ -209,7 +203,7 @@ fn configured(
     let files = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {kind};"))
         .join(" ");
-    // What is tested is not how busy this machine is.
+    // Long timeouts make the tests independent of machine load.
     match shipped {
         Shipped::RateLimit => {
             replace("http {", &format!("http {{ access_log off; {files}"));
@@ -258,8 +252,9 @@ fn spawn(home: &Path) -> Child {
     spawned.unwrap_or_else(|error| panic!("no nginx on PATH: run scripts/test.sh: {error}"))
 }
 
-/// Asked only once it listens, which is before it writes its number: a connection to a free port can meet itself.
-fn answers(home: &Path, ingress: SocketAddr, master: &mut Child) -> Result<Reply, String> {
+/// Waits for the pid file, which NGINX writes after it listens. An earlier connection to a free
+/// port could connect to itself.
+fn first_response(home: &Path, ingress: SocketAddr, master: &mut Child) -> Result<Reply, String> {
     until("NGINX", || match master.try_wait() {
         Ok(None) if home.join("nginx.pid").exists() => Ok(()),
         Ok(None) => Err("no nginx.pid yet".to_owned()),

@@ -1,30 +1,34 @@
-//! Every ending of a request on a real NGINX, by datagrams and by Lua's connections: the place comes back, as soon as is
-//! promised.
+//! Every request on a real NGINX releases its permit within the documented time.
 //!
-//! `max_duration` is 60 s, far above every promise, except where nothing else could give the place back.
+//! Guarantees:
+//! - All ways to end a request are covered, with datagrams and with Lua.
+//! - `max_duration` is 60 s, except where only it can free the permit.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::envoy::replace_once;
-use super::in_flight::{gauge, over_all};
-use super::in_nginx::{BOTH, By, Scene};
-use super::observed::{self, Ending, ends, free_since, none_since, since_before};
+use super::in_flight::{gauge, limit_all_requests};
+use super::in_nginx::{INTEGRATIONS, Integration, Scene};
+use super::observed::{
+    self, Ending, check_ending, instant_before, time_until_idle, time_until_zero,
+};
 use super::visits::{Visit, Visits};
-use crate::support::watchers::undisturbed;
+use crate::support::watchers::retry_disturbed;
 use crate::waiting::{PATIENCE, now};
 
-/// One place, and one that waits for it.
-const CEILING: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
+/// One permit and one queue position.
+const LIMIT: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
 
-/// A stream that is broken off is seen within it.
+/// Documented bound for a broken connection.
 const AT_ONCE: Duration = Duration::from_millis(3);
 
-/// `max_duration`, and the second within which the service looks for places that are over it.
+/// `max_duration`, plus 1 s in which the service finds expired permits.
 const DEADLINE: Duration = Duration::from_secs(1 + 1);
 
-/// Upstreams for the endings that NGINX makes, chosen by the path, a short patience, and `WebSockets`.
+/// Adds an upstream for each ending, a short timeout, and WebSocket support. The path selects the
+/// upstream.
 fn with_endings(text: &mut String, app: SocketAddr) {
     let servers = format!(
         "upstream app {{ server {app}; }}
@@ -41,14 +45,14 @@ fn with_endings(text: &mut String, app: SocketAddr) {
     replace_once(text, "proxy_pass http://app;", pass);
 }
 
-fn scene(by: By) -> Scene {
+fn scene(by: Integration) -> Scene {
     let upstream = Visits::listen();
     let app = upstream.address;
-    Scene::changed(by, &over_all(CEILING), upstream, move |text| with_endings(text, app))
+    Scene::changed(by, &limit_all_requests(LIMIT), upstream, move |text| with_endings(text, app))
 }
 
-fn free(scene: &Scene, at: Instant) -> Duration {
-    free_since(scene.service.metrics, at)
+fn release_time(scene: &Scene, at: Instant) -> Duration {
+    time_until_idle(scene.service.metrics, at)
 }
 
 fn open(scene: &Scene, path: &str, headers: &str) -> TcpStream {
@@ -59,223 +63,222 @@ fn open(scene: &Scene, path: &str, headers: &str) -> TcpStream {
     stream
 }
 
-/// The status of the answer that is waited for.
 fn status(mut stream: &TcpStream) -> u16 {
     let mut head = [0; 12];
     stream.read_exact(&mut head).unwrap();
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// A request that is at the upstream, and its client.
-fn under_way(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
+/// A request that reached the upstream, and its client.
+fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
     let client = open(scene, "/", headers);
     let visit = scene.upstream.next();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     (client, visit)
 }
 
-fn switched(scene: &Scene) -> (TcpStream, Visit) {
-    let (client, mut visit) = under_way(scene, "connection: upgrade\r\nupgrade: websocket\r\n");
+fn open_websocket(scene: &Scene) -> (TcpStream, Visit) {
+    let (client, mut visit) = start_request(scene, "connection: upgrade\r\nupgrade: websocket\r\n");
     visit.switch();
     assert_eq!(status(&client), 101);
-    scene.holds(1);
+    scene.expect_in_flight(1);
     (client, visit)
 }
 
-fn an_answer(scene: &Scene) -> Duration {
-    let (client, visit) = under_way(scene, "");
+fn complete_response(scene: &Scene) -> Duration {
+    let (client, visit) = start_request(scene, "");
     let at = now();
     visit.answer();
-    let took = free(scene, at);
+    let took = release_time(scene, at);
     assert_eq!(status(&client), 200);
     took
 }
 
-fn a_streamed_body(scene: &Scene) -> Duration {
-    let (client, mut visit) = under_way(scene, "");
+fn streamed_body(scene: &Scene) -> Duration {
+    let (client, mut visit) = start_request(scene, "");
     visit.begin();
     assert_eq!(status(&client), 200);
-    scene.holds(1);
+    scene.expect_in_flight(1);
     let at = now();
     visit.end();
-    free(scene, at)
+    release_time(scene, at)
 }
 
-fn a_client_that_waits(scene: &Scene) -> Duration {
-    let (client, _visit) = under_way(scene, "");
+fn client_leaves_before_response(scene: &Scene) -> Duration {
+    let (client, _visit) = start_request(scene, "");
     let at = now();
     drop(client);
-    free(scene, at)
+    release_time(scene, at)
 }
 
-/// More than NGINX keeps for itself is on its way, so that it meets the client that is gone.
-fn a_client_mid_body(scene: &Scene) -> Duration {
-    let (client, mut visit) = under_way(scene, "");
+/// The body exceeds the buffers of NGINX, so NGINX notices the disconnect.
+fn client_leaves_mid_body(scene: &Scene) -> Duration {
+    let (client, mut visit) = start_request(scene, "");
     visit.stream();
     assert_eq!(status(&client), 200);
-    scene.holds(1);
+    scene.expect_in_flight(1);
     let at = now();
     drop(client);
-    free(scene, at)
+    release_time(scene, at)
 }
 
-/// The place is another's: what is free again is the queue.
-fn a_client_in_the_queue(scene: &Scene) -> Duration {
-    let (_client, visit) = under_way(scene, "");
-    let waits = open(scene, "/", "");
-    scene.waits(1);
+/// Another request keeps the permit. This measures the queue position.
+fn client_leaves_the_queue(scene: &Scene) -> Duration {
+    let (_client, visit) = start_request(scene, "");
+    let queued = open(scene, "/", "");
+    scene.expect_queued(1);
     let at = now();
-    drop(waits);
-    let took = none_since(scene.service.metrics, "sluicegate_requests_queued", at);
-    scene.holds(1);
+    drop(queued);
+    let took = time_until_zero(scene.service.metrics, "sluicegate_requests_queued", at);
+    scene.expect_in_flight(1);
     visit.answer();
-    scene.holds(0);
+    scene.expect_in_flight(0);
     took
 }
 
-fn an_upstream_before_its_head(scene: &Scene) -> Duration {
-    let (client, visit) = under_way(scene, "");
+fn upstream_resets_before_headers(scene: &Scene) -> Duration {
+    let (client, visit) = start_request(scene, "");
     let at = now();
     visit.reset();
-    let took = free(scene, at);
+    let took = release_time(scene, at);
     assert_eq!(status(&client), 502);
     took
 }
 
-fn an_upstream_mid_body(scene: &Scene) -> Duration {
-    let (client, mut visit) = under_way(scene, "");
+fn upstream_resets_mid_body(scene: &Scene) -> Duration {
+    let (client, mut visit) = start_request(scene, "");
     visit.begin();
     assert_eq!(status(&client), 200);
-    scene.holds(1);
+    scene.expect_in_flight(1);
     let at = now();
     visit.reset();
-    free(scene, at)
+    release_time(scene, at)
 }
 
-fn a_websocket_by_its_client(scene: &Scene) -> Duration {
-    let (client, _visit) = switched(scene);
+fn client_closes_websocket(scene: &Scene) -> Duration {
+    let (client, _visit) = open_websocket(scene);
     let at = now();
     drop(client);
-    free(scene, at)
+    release_time(scene, at)
 }
 
-fn a_websocket_by_its_upstream(scene: &Scene) -> Duration {
-    let (_client, visit) = switched(scene);
+fn upstream_closes_websocket(scene: &Scene) -> Duration {
+    let (_client, visit) = open_websocket(scene);
     let at = now();
     visit.reset();
-    free(scene, at)
+    release_time(scene, at)
 }
 
-/// From when the upstream has the request: NGINX gives it 300 ms.
-fn an_upstream_too_late(scene: &Scene) -> Duration {
+/// Measured from the arrival at the upstream. The read timeout is 300 ms.
+fn upstream_times_out(scene: &Scene) -> Duration {
     let client = open(scene, "/", "");
     let _visit = scene.upstream.next();
     let at = now();
-    scene.holds(1);
-    let took = free(scene, at);
+    scene.expect_in_flight(1);
+    let took = release_time(scene, at);
     assert_eq!(status(&client), 504);
     took
 }
 
-fn an_upstream_tried_again(scene: &Scene) -> Duration {
+fn upstream_retry(scene: &Scene) -> Duration {
     let client = open(scene, "/again", "");
     scene.upstream.next().reset();
     let second = scene.upstream.next();
-    scene.holds(1);
+    scene.expect_in_flight(1);
     let at = now();
     second.answer();
-    let took = free(scene, at);
+    let took = release_time(scene, at);
     assert_eq!(status(&client), 200);
     took
 }
 
-/// From when the client has heard it. A place was taken before.
-fn an_upstream_that_refuses(scene: &Scene) -> Duration {
+/// Measured from the arrival of the response. The request had acquired a permit.
+fn upstream_refuses(scene: &Scene) -> Duration {
     const ADMITTED: &str = r#"sluicegate_questions_answered_total{verdict="admit"}"#;
     let admitted = || gauge(scene.service.metrics, ADMITTED);
     let before = admitted();
     assert_eq!(status(&open(scene, "/refused", "")), 502);
-    let took = free(scene, now());
+    let took = release_time(scene, now());
     assert!(before < admitted(), "nobody asked for a place");
     took
 }
 
-/// New workers take what comes, and the old one finishes what it has.
-fn a_reload(scene: &Scene) -> Duration {
-    let (client, visit) = under_way(scene, "");
+/// New workers accept requests, and the old worker finishes its own.
+fn reload(scene: &Scene) -> Duration {
+    let (client, visit) = start_request(scene, "");
     scene.nginx.reload();
     let (next, second) = (open(scene, "/", ""), &scene.upstream);
-    scene.waits(1);
+    scene.expect_queued(1);
     let at = now();
     visit.answer();
     let second = second.next();
     let took = at.elapsed();
     second.answer();
     assert_eq!([status(&client), status(&next)], [200, 200]);
-    scene.holds(0);
+    scene.expect_in_flight(0);
     took
 }
 
-/// Each with how soon the failure table of the hooks has it, in milliseconds after what ended it: by datagrams, and by Lua's
-/// connections. What it has not (`WebSockets`, tries again, a reload) is as soon as an answer.
+/// Name, documented release times in ms, and action. The times are for datagrams and Lua
+/// connections. Endings without a documented time (WebSocket, retry, reload) use that of an answer.
 type Row = (&'static str, [u64; 2], fn(&Scene) -> Duration);
 
 const ENDINGS: [Row; 13] = [
-    ("an answer", [4, 1], an_answer),
-    ("a streamed body", [5, 8], a_streamed_body),
-    ("a client that goes while it waits", [3, 2], a_client_that_waits),
-    ("a client that goes mid-body", [2, 2], a_client_mid_body),
-    ("a client that goes from the queue", [1, 1], a_client_in_the_queue),
-    ("an upstream that goes before its head", [2, 2], an_upstream_before_its_head),
-    ("an upstream that goes mid-body", [2, 2], an_upstream_mid_body),
-    ("a websocket that its client closes", [4, 1], a_websocket_by_its_client),
-    ("a websocket that its upstream closes", [4, 1], a_websocket_by_its_upstream),
-    ("an upstream that is later than 300 ms", [306, 302], an_upstream_too_late),
-    ("an upstream that is tried again", [4, 1], an_upstream_tried_again),
-    ("an upstream that refuses", [1, 1], an_upstream_that_refuses),
-    ("a reload of NGINX, and an answer", [4, 1], a_reload),
+    ("an answer", [4, 1], complete_response),
+    ("a streamed body", [5, 8], streamed_body),
+    ("a client that goes while it waits", [3, 2], client_leaves_before_response),
+    ("a client that goes mid-body", [2, 2], client_leaves_mid_body),
+    ("a client that goes from the queue", [1, 1], client_leaves_the_queue),
+    ("an upstream that goes before its head", [2, 2], upstream_resets_before_headers),
+    ("an upstream that goes mid-body", [2, 2], upstream_resets_mid_body),
+    ("a websocket that its client closes", [4, 1], client_closes_websocket),
+    ("a websocket that its upstream closes", [4, 1], upstream_closes_websocket),
+    ("an upstream that is later than 300 ms", [306, 302], upstream_times_out),
+    ("an upstream that is tried again", [4, 1], upstream_retry),
+    ("an upstream that refuses", [1, 1], upstream_refuses),
+    ("a reload of NGINX, and an answer", [4, 1], reload),
 ];
 
-const fn name(by: By) -> &'static str {
+const fn name(by: Integration) -> &'static str {
     match by {
-        By::Datagrams => "NGINX by datagrams",
-        By::Lua => "NGINX by Lua's connections",
+        Integration::Datagrams => "NGINX by datagrams",
+        Integration::Lua => "NGINX by Lua's connections",
     }
 }
 
 #[test]
-fn a_place_is_free_as_soon_as_the_failure_table_says_whatever_ends_the_request() {
-    for (column, by) in BOTH.into_iter().enumerate() {
+fn permits_are_released_within_documented_times() {
+    for (column, by) in INTEGRATIONS.into_iter().enumerate() {
         let scene = scene(by);
         for (what, promised, end) in ENDINGS {
             let ending = Ending { what, promised: promised[column], end };
-            ends(name(by), scene.service.metrics, &scene, &ending);
+            check_ending(name(by), scene.service.metrics, &scene, &ending);
         }
     }
 }
 
-/// Two requests under way, and the signal that their NGINX gets then.
-fn fails(signal: &str, promised: [Duration; 2]) {
+/// Sends a signal to an NGINX with two requests in flight.
+fn check_failure(signal: &str, promised: [Duration; 2]) {
     let what = format!("SIG{signal} to NGINX");
-    for (column, by) in BOTH.into_iter().enumerate() {
-        undisturbed(|| {
-            let scene = Scene::under(by, "limit: 9, max_duration: 1s");
+    for (column, by) in INTEGRATIONS.into_iter().enumerate() {
+        retry_disturbed(|| {
+            let scene = Scene::with_limit(by, "limit: 9, max_duration: 1s");
             let _clients = [scene.connect(), scene.connect()];
             let _visits = [scene.upstream.next(), scene.upstream.next()];
             let (metrics, nginx) = (scene.service.metrics, scene.nginx.processes());
-            let fail = || since_before(|| nginx.signal(signal));
-            observed::fails(name(by), &what, promised[column], metrics, fail)
+            let fail = || instant_before(|| nginx.signal(signal));
+            observed::check_failure(name(by), &what, promised[column], metrics, fail)
         });
     }
 }
 
 #[test]
-fn an_nginx_that_ends_frees_its_places_at_once_with_lua_and_by_max_duration_without() {
-    fails("TERM", [DEADLINE, AT_ONCE]);
-    fails("KILL", [DEADLINE, AT_ONCE]);
+fn nginx_exit_frees_permits_immediately_or_by_max_duration() {
+    check_failure("TERM", [DEADLINE, AT_ONCE]);
+    check_failure("KILL", [DEADLINE, AT_ONCE]);
 }
 
 #[test]
-fn an_nginx_that_hangs_keeps_its_places_no_longer_than_max_duration() {
-    fails("STOP", [DEADLINE; 2]);
+fn max_duration_frees_permits_of_a_stopped_nginx() {
+    check_failure("STOP", [DEADLINE; 2]);
 }

@@ -1,4 +1,4 @@
-//! A rolling update as Kubernetes does one with the chart's own times, behind a real Envoy and under load.
+//! A rolling update of the chart behind a real Envoy, under load.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -10,15 +10,14 @@ use super::{Limits, Traffic, upstream};
 use crate::chart::Installed;
 use crate::http1;
 use crate::service::Service;
-use crate::support::watchers::{Spoiled, undisturbed};
+use crate::support::watchers::{Disturbed, retry_disturbed};
 use crate::waiting::{now, until};
 
-/// The file that stands for the endpoints of a headless service.
+/// Endpoints file of Envoy, in place of a headless Kubernetes service.
 struct Endpoints(PathBuf);
 
 impl Endpoints {
-    /// From now on Envoy finds these.
-    fn become_these(&self, replicas: &[SocketAddr]) {
+    fn set_replicas(&self, replicas: &[SocketAddr]) {
         let mut text = "resources:\n- \"@type\": type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment\n  \
                         cluster_name: sluicegate\n  endpoints:\n  - lb_endpoints:\n"
             .to_owned();
@@ -32,7 +31,7 @@ impl Endpoints {
         std::fs::rename(next, &self.0).unwrap();
     }
 
-    /// The shipped configuration, with the replicas that this file names.
+    /// The shipped configuration with endpoint discovery from this file.
     fn configured(&self, upstream: SocketAddr) -> String {
         let any = SocketAddr::from(([127, 0, 0, 1], 1));
         let mut text = configured(Shipped::Rls, upstream, &[any], WhenDown::Deny);
@@ -49,7 +48,7 @@ impl Endpoints {
     }
 }
 
-/// A pod: the service with the chart's settings, once its readiness probe succeeds.
+/// Starts the service with the settings of the chart and waits for its readiness probe.
 fn pod(chart: &Installed, limits: &Path) -> Service {
     let settings = ["--settings".to_owned(), chart.settings.path().display().to_string()];
     let service = Service::start(limits, &settings).unwrap();
@@ -61,8 +60,8 @@ fn pod(chart: &Installed, limits: &Path) -> Service {
     service
 }
 
-fn asked(envoy: &Envoy, replica: SocketAddr, times: u64) {
-    let enough = || match envoy.asked(replica) {
+fn wait_for_traffic(envoy: &Envoy, replica: SocketAddr, times: u64) {
+    let enough = || match envoy.checks_sent_to(replica) {
         enough if times <= enough => Ok(()),
         few => Err(few.to_string()),
     };
@@ -70,31 +69,31 @@ fn asked(envoy: &Envoy, replica: SocketAddr, times: u64) {
 }
 
 #[test]
-fn a_rolling_update_of_three_replicas_fails_no_request() {
+fn rolling_update_fails_no_request() {
     let chart = Installed::with_defaults();
     let limits = Limits::per_key(1_000_000_000);
-    undisturbed(|| rolled_out(&chart, limits.path()));
+    retry_disturbed(|| rolled_out(&chart, limits.path()));
 }
 
-fn rolled_out(chart: &Installed, limits: &Path) -> Result<(), Spoiled> {
+fn rolled_out(chart: &Installed, limits: &Path) -> Result<(), Disturbed> {
     let home = tempfile::tempdir().unwrap();
     let endpoints = Endpoints(home.path().join("endpoints.yaml"));
     let mut pods: Vec<_> = (0..3).map(|_| pod(chart, limits)).collect();
     let addresses = |pods: &[Service]| pods.iter().map(|pod| pod.grpc).collect::<Vec<_>>();
-    endpoints.become_these(&addresses(&pods));
+    endpoints.set_replicas(&addresses(&pods));
     let envoy = Envoy::start_with(endpoints.configured(upstream::start()), 3);
     let traffic = Traffic::new();
-    traffic.beside(&envoy, "busy", || {
+    traffic.run_during(&envoy, "busy", || {
         for _ in 0..3 {
-            // maxSurge 1, maxUnavailable 0: the next one is ready before one goes.
+            // maxSurge 1, maxUnavailable 0: a new pod is ready before an old one stops.
             pods.push(pod(chart, limits));
-            endpoints.become_these(&addresses(&pods));
-            asked(&envoy, pods[3].grpc, 50);
+            endpoints.set_replicas(&addresses(&pods));
+            wait_for_traffic(&envoy, pods[3].grpc, 50);
             let mut leaving = pods.remove(0);
-            asked(&envoy, leaving.grpc, 50);
-            // Kubernetes does both at one time.
+            wait_for_traffic(&envoy, leaving.grpc, 50);
+            // Kubernetes does both at the same time.
             leaving.terminate();
-            endpoints.become_these(&addresses(&pods));
+            endpoints.set_replicas(&addresses(&pods));
             let began = now();
             let status = leaving.ended().unwrap();
             assert_eq!(status.code(), Some(0), "{status}\n{}", leaving.log());

@@ -1,11 +1,11 @@
-//! Routes of a real Envoy that one `ext_proc` filter serves, each with the hook that its metadata names.
+//! Routes of one `ext_proc` filter on a real Envoy select their hooks by metadata.
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::{Limits, serve, upstream};
 use crate::http1;
 use crate::waiting::for_a_day_with_a_minute_left;
 
-/// Each asks about its own name.
+/// Each hook sends its own name as a descriptor.
 const HOOKS: &str = r#"[
     {"name": "first", "domain": "shop", "descriptors":
         [[{"generic_key": {"descriptor_key": "hook", "descriptor_value": "first"}}]]},
@@ -14,7 +14,7 @@ const HOOKS: &str = r#"[
     {"name": "third", "domain": "shop", "descriptors":
         [[{"generic_key": {"descriptor_key": "hook", "descriptor_value": "third"}}]]}]"#;
 
-/// A route, before all others, whose metadata names this hook.
+/// A route with this hook in its metadata, placed before all others.
 fn route(path: &str, hook: &str) -> String {
     let metadata = format!("{{filter_metadata: {{sluicegate: {{hook: {hook}}}}}}}");
     let indent = " ".repeat(24);
@@ -24,7 +24,7 @@ fn route(path: &str, hook: &str) -> String {
 }
 
 #[test]
-fn routes_of_one_filter_name_their_hooks_by_metadata_and_what_names_none_goes_by_the_first() {
+fn route_metadata_selects_the_hook_with_first_as_default() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per("hook", 2);
     let service = serve(limits.path(), &["--hooks", HOOKS]);
@@ -36,12 +36,12 @@ fn routes_of_one_filter_name_their_hooks_by_metadata_and_what_names_none_goes_by
     replace("initial_metadata: [{key: x-sluicegate-hook, value: edge}]", "");
     let asked = "[source.address, xds.route_metadata.filter_metadata.sluicegate.hook]";
     replace("request_attributes: [source.address]", &format!("request_attributes: {asked}"));
-    // What is tested is not how busy this machine is.
+    // A long timeout makes the test independent of machine load.
     replace("message_timeout: 0.2s", "message_timeout: 9s");
     let envoy = Envoy::start_with(text, 1);
     let forged = [("x-sluicegate-hook", "first"), ("hook", "first")];
     let ask = |path: &str| http1::get(envoy.ingress, path, &forged).unwrap().status;
-    // Two of one hook have one counter, and the next hook another.
+    // Routes with the same hook share a counter.
     assert_eq!(["/a", "/b", "/a", "/b"].map(ask), [200, 200, 429, 429], "{}", envoy.log());
     assert_eq!(["/c", "/c", "/c"].map(ask), [200, 200, 429], "{}", envoy.log());
     assert_eq!(["/", "/", "/"].map(ask), [200, 200, 429], "{}", envoy.log());

@@ -1,15 +1,15 @@
-//! What stands behind Envoy: answers 200 and a body to everything.
+//! Upstream that answers every request with 200 and a fixed body.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Starts it on a free port. It lives as long as the test binary.
+/// Starts on a free port and runs until the test binary exits.
 pub fn start() -> SocketAddr {
     counting().0
 }
 
-/// The same, and how many requests have come to it.
+/// Also counts the requests.
 pub fn counting() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();

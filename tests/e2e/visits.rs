@@ -1,4 +1,4 @@
-//! An upstream whose every request is answered by hand.
+//! Upstream whose responses the test sends step by step.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,17 +6,16 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::waiting::PATIENCE;
 
-/// The upstream.
 pub struct Visits {
     pub address: SocketAddr,
     arrived: Receiver<Visit>,
 }
 
-/// One request that has arrived and has no answer yet.
+/// A request without a complete response.
 pub struct Visit(TcpStream);
 
 impl Visits {
-    /// Listens on a free port, as long as the test binary lives.
+    /// Listens on a free port until the test binary exits.
     pub fn listen() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -30,13 +29,12 @@ impl Visits {
         Self { address, arrived }
     }
 
-    /// The next request.
+    /// Waits for the next request.
     pub fn next(&self) -> Visit {
         self.arrived.recv_timeout(PATIENCE).expect("no request arrived")
     }
 }
 
-/// Reads a request, and says that it came.
 fn read(mut stream: TcpStream, arrive: &Sender<Visit>) {
     let (mut request, mut part) = (Vec::new(), [0; 4096]);
     while !is_whole(&request) {
@@ -48,7 +46,8 @@ fn read(mut stream: TcpStream, arrive: &Sender<Visit>) {
     let _ = arrive.send(Visit(stream));
 }
 
-/// Whether its head is there, and as much of a body as that announces: one that is left unread would break the answer off.
+/// True if the headers and the announced body have arrived. Unread bytes would reset the
+/// connection.
 fn is_whole(request: &[u8]) -> bool {
     let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") else {
         return false;
@@ -60,31 +59,31 @@ fn is_whole(request: &[u8]) -> bool {
 }
 
 impl Visit {
-    /// The whole answer.
+    /// Sends a complete 200 response.
     pub fn answer(mut self) {
         let answer = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
         self.0.write_all(answer.as_bytes()).unwrap();
     }
 
-    /// An answer that says no, whole.
+    /// Sends a complete 503 response.
     pub fn refuse(mut self) {
         let answer =
             "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno";
         self.0.write_all(answer.as_bytes()).unwrap();
     }
 
-    /// The head of an answer and the first part of its body.
+    /// Sends the headers and the first part of the body.
     pub fn begin(&mut self) {
         let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
         self.0.write_all(format!("{head}2\r\nok\r\n").as_bytes()).unwrap();
     }
 
-    /// The head of an answer and more of its body than anything between here and the client keeps.
+    /// Sends the headers and an endless body, which exceeds all buffers on the way.
     pub fn stream(&mut self) {
         let mut stream = self.0.try_clone().unwrap();
         std::thread::spawn(move || {
             let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
-            // Until somebody on the way has gone.
+            // Ends when a connection on the way closes.
             let mut sent = stream.write_all(head.as_bytes());
             while sent.is_ok() {
                 sent = stream.write_all(&[b'x'; 16 * 1024]);
@@ -92,18 +91,18 @@ impl Visit {
         });
     }
 
-    /// Agrees to a WebSocket, and says something on it.
+    /// Accepts a WebSocket upgrade and sends the first bytes.
     pub fn switch(&mut self) {
         let head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket";
         self.0.write_all(format!("{head}\r\n\r\nhello").as_bytes()).unwrap();
     }
 
-    /// The end of the body.
+    /// Sends the end of the body.
     pub fn end(mut self) {
         self.0.write_all(b"0\r\n\r\n").unwrap();
     }
 
-    /// Goes without a further word.
+    /// Closes the connection without another byte.
     pub fn reset(self) {
         drop(self.0);
     }

@@ -1,4 +1,4 @@
-//! What entries of Envoy's access log say, and what the service makes of them over a real connection.
+//! Envoy's access log: parsing of entries, and releases over a real connection.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -32,7 +32,7 @@ use tonic::body::Body;
 use tonic::codegen::{Service as _, http};
 
 use super::grpc::served_with;
-use super::{ceiling_of, empty_engine};
+use super::{empty_engine, engine_with_concurrency};
 use crate::waiting::soon;
 
 const ID: &str = "0123456789abcdef";
@@ -41,7 +41,7 @@ fn millis(ms: i32) -> Duration {
     Duration { seconds: 1, nanos: ms * 1_000_000 }
 }
 
-/// An entry of a request that the upstream answered with `code` within 5 ms.
+/// An entry of a request whose upstream responded with `code` after 5 ms.
 fn entry(kind: AccessLogType, code: u32) -> HttpAccessLogEntry {
     let common_properties = Some(AccessLogCommon {
         access_log_type: kind.into(),
@@ -65,16 +65,16 @@ fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (Outcome, Opti
 }
 
 #[test]
-fn one_entry_at_a_time_is_made_of_a_message() {
-    let [end, goes_on] = [AccessLogType::DownstreamEnd, AccessLogType::DownstreamPeriodic];
-    let log_entry = vec![entry(end, 200), entry(goes_on, 0), entry(end, 503)];
+fn entries_are_decoded_one_at_a_time() {
+    let [end, periodic] = [AccessLogType::DownstreamEnd, AccessLogType::DownstreamPeriodic];
+    let log_entry = vec![entry(end, 200), entry(periodic, 0), entry(end, 503)];
     let logs = HttpAccessLogEntries { log_entry: log_entry.clone() };
     let log_entries = Some(LogEntries::HttpLogs(logs));
     let message = StreamAccessLogsMessage { log_entries, ..StreamAccessLogsMessage::default() };
     let read: Result<Vec<_>, _> = entries(&message.encode_to_vec()).collect();
     assert_eq!(read.unwrap(), log_entry);
 
-    // Field 2 of a message, of 4,000,000 bytes: two million entries without content.
+    // Field 2 of a message, with 4,000,000 bytes: two million empty entries.
     let empty = [b"\x12\x80\x92\xf4\x01".to_vec(), b"\n\0".repeat(2_000_000)].concat();
     let made = allocation_counter::measure(|| assert_eq!(entries(&empty).count(), 2_000_000));
     assert!(made.bytes_max < 100_000, "{made:?}");
@@ -83,16 +83,16 @@ fn one_entry_at_a_time_is_made_of_a_message() {
 }
 
 #[test]
-fn the_owner_is_what_ext_authz_said_before_what_a_header_says() {
+fn ext_authz_metadata_overrides_the_owner_header() {
     let mut entry = entry(AccessLogType::DownstreamEnd, 200);
     assert_eq!(owner(&entry), None);
     let headers = &mut entry.response.as_mut().unwrap().response_headers;
     headers.insert("x-sluicegate-owner".into(), "header".into());
     assert_eq!(owner(&entry), Some("header"));
-    let said = Value { kind: Some(Kind::StringValue("metadata".into())) };
-    let said = Struct { fields: HashMap::from([("x-sluicegate-owner".into(), said)]) };
+    let value = Value { kind: Some(Kind::StringValue("metadata".into())) };
+    let owner_field = Struct { fields: HashMap::from([("x-sluicegate-owner".into(), value)]) };
     for (filter, wanted) in [("a.filter", "header"), ("envoy.filters.http.ext_authz", "metadata")] {
-        let filter_metadata = HashMap::from([(filter.to_owned(), said.clone())]);
+        let filter_metadata = HashMap::from([(filter.to_owned(), owner_field.clone())]);
         let metadata = Some(Metadata { filter_metadata, ..Metadata::default() });
         entry.common_properties.as_mut().unwrap().metadata = metadata;
         assert_eq!(owner(&entry), Some(wanted));
@@ -104,7 +104,7 @@ fn flagged(code: u32, set: impl FnOnce(&mut ResponseFlags)) -> Outcome {
 }
 
 #[test]
-fn an_end_tells_the_upstreams_latency_and_how_it_went() {
+fn a_final_entry_has_latency_and_outcome() {
     let rtt = Some(Nanos(5_000_000));
     assert_eq!(ended(200, |_| {}), (Outcome::Success, rtt));
     assert_eq!(ended(404, |_| {}), (Outcome::Success, rtt));
@@ -113,7 +113,7 @@ fn an_end_tells_the_upstreams_latency_and_how_it_went() {
 }
 
 #[test]
-fn what_the_upstream_did_not_answer_tells_nothing_of_it() {
+fn requests_without_an_upstream_response_are_ignored() {
     let local = |common: &mut AccessLogCommon| {
         common.time_to_first_upstream_tx_byte = None;
         common.time_to_last_upstream_rx_byte = None;
@@ -136,7 +136,7 @@ fn what_the_upstream_did_not_answer_tells_nothing_of_it() {
 }
 
 #[test]
-fn an_upstream_that_failed_counts_as_a_failure_whatever_the_client_got() {
+fn upstream_failure_flags_override_the_status_code() {
     let failures: [fn(&mut ResponseFlags); 6] = [
         |flags| flags.upstream_connection_failure = true,
         |flags| flags.upstream_connection_termination = true,
@@ -151,7 +151,7 @@ fn an_upstream_that_failed_counts_as_a_failure_whatever_the_client_got() {
 }
 
 #[test]
-fn only_an_end_is_an_end() {
+fn only_final_entries_end_a_request() {
     let kind = |kind| says(&entry(kind, 200));
     assert!(matches!(kind(AccessLogType::NotSet), Says::Ended { .. }), "an Envoy that names none");
     assert_eq!(kind(AccessLogType::DownstreamPeriodic), Says::GoesOn);
@@ -167,7 +167,7 @@ fn only_an_end_is_an_end() {
     assert!(matches!(says(&HttpAccessLogEntry::default()), Says::Ended { rtt: None, .. }));
 }
 
-fn of(id: &str, mut entry: HttpAccessLogEntry) -> HttpAccessLogEntry {
+fn with_id(id: &str, mut entry: HttpAccessLogEntry) -> HttpAccessLogEntry {
     let request_headers = HashMap::from([("x-sluicegate-id".to_owned(), id.to_owned())]);
     entry.request = Some(HttpRequestProperties { request_headers, ..Default::default() });
     entry
@@ -187,17 +187,17 @@ async fn acquire_as(engine: &Engine, id: &str) {
     engine.acquire((id, 0), &asked, &asked, None).await.unwrap();
 }
 
-/// The end of `id`, as a stream carries it.
+/// A gRPC message with the final entry of request `id`.
 fn framed(id: &str) -> Vec<u8> {
-    let log_entry = vec![of(id, entry(AccessLogType::DownstreamEnd, 200))];
+    let log_entry = vec![with_id(id, entry(AccessLogType::DownstreamEnd, 200))];
     let log_entries = Some(LogEntries::HttpLogs(HttpAccessLogEntries { log_entry }));
     let message = StreamAccessLogsMessage { identifier: None, log_entries }.encode_to_vec();
     [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes(), &message].concat()
 }
 
 #[tokio::test]
-async fn a_replica_that_goes_hears_what_has_come_and_what_is_on_its_way() {
-    let engine = ceiling_of("limit: 101");
+async fn a_draining_replica_reads_entries_in_transit() {
+    let engine = engine_with_concurrency("limit: 101");
     let ids: Vec<_> = (0..101).map(|number| format!("{ID}{number}")).collect();
     for id in &ids {
         acquire_as(&engine, id).await;
@@ -205,27 +205,27 @@ async fn a_replica_that_goes_hears_what_has_come_and_what_is_on_its_way() {
     assert_eq!(engine.ceilings().total().in_flight, 101);
     let (leave, leaving) = watch::channel(true);
     let mut logs = AccessLogs::new(Arc::clone(&engine), leaving);
-    let (say, said) = mpsc::channel(2);
-    let body = axum::body::Body::from_stream(ReceiverStream::new(said));
+    let (sender, receiver) = mpsc::channel(2);
+    let body = axum::body::Body::from_stream(ReceiverStream::new(receiver));
     let path = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
     let request = http::Request::post(path).body(Body::new(body)).unwrap();
-    let mut heard = logs.call(request);
-    let have_come: Vec<u8> = ids[..100].iter().flat_map(|id| framed(id)).collect();
-    say.send(Ok::<_, Infallible>(have_come)).await.unwrap();
-    assert!(poll_immediate(&mut heard).await.is_none(), "it listens on");
+    let mut call = logs.call(request);
+    let first_hundred: Vec<u8> = ids[..100].iter().flat_map(|id| framed(id)).collect();
+    sender.send(Ok::<_, Infallible>(first_hundred)).await.unwrap();
+    assert!(poll_immediate(&mut call).await.is_none(), "it listens on");
     assert_eq!(engine.ceilings().total().in_flight, 1);
-    say.send(Ok(framed(&ids[100]))).await.unwrap();
-    drop(say);
-    soon("the end", heard).await.unwrap();
+    sender.send(Ok(framed(&ids[100]))).await.unwrap();
+    drop(sender);
+    soon("the end", call).await.unwrap();
     assert_eq!(engine.ceilings().total().in_flight, 0);
     drop(leave);
 }
 
 #[tokio::test]
-async fn an_end_gives_back_and_whatever_else_comes_does_not() {
-    let engine = ceiling_of("limit: 1");
+async fn only_a_final_entry_releases_the_permit() {
+    let engine = engine_with_concurrency("limit: 1");
     let served = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default()).await;
-    let tell = async |entries: Vec<HttpAccessLogEntry>| {
+    let send_entries = async |entries: Vec<HttpAccessLogEntry>| {
         let log_entries = Some(LogEntries::HttpLogs(HttpAccessLogEntries { log_entry: entries }));
         let message = StreamAccessLogsMessage { identifier: None, log_entries };
         let mut client = AccessLogServiceClient::new(served.channel.clone());
@@ -236,22 +236,22 @@ async fn an_end_gives_back_and_whatever_else_comes_does_not() {
     let end = entry(AccessLogType::DownstreamEnd, 200);
     let others = vec![
         end.clone(),
-        of("no id", end.clone()),
-        of("fedcba9876543210", end.clone()),
-        of(ID, entry(AccessLogType::DownstreamStart, 200)),
-        of(ID, entry(AccessLogType::DownstreamPeriodic, 200)),
+        with_id("no id", end.clone()),
+        with_id("fedcba9876543210", end.clone()),
+        with_id(ID, entry(AccessLogType::DownstreamStart, 200)),
+        with_id(ID, entry(AccessLogType::DownstreamPeriodic, 200)),
     ];
-    assert_eq!(tell(others).await, 1);
-    assert_eq!(tell(vec![of(ID, end.clone()), of(ID, end)]).await, 0);
+    assert_eq!(send_entries(others).await, 1);
+    assert_eq!(send_entries(vec![with_id(ID, end.clone()), with_id(ID, end)]).await, 0);
 }
 
 #[tokio::test]
-async fn what_is_no_entry_ends_the_stream_and_takes_no_other_along() {
-    let engine = ceiling_of("limit: 1");
+async fn an_invalid_entry_ends_the_stream_after_the_others() {
+    let engine = engine_with_concurrency("limit: 1");
     let served = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default()).await;
     acquire(&engine).await;
-    let end = of(ID, entry(AccessLogType::DownstreamEnd, 200)).encode_to_vec();
-    // Field 1 each; the user agent of the first's request is not UTF-8.
+    let end = with_id(ID, entry(AccessLogType::DownstreamEnd, 200)).encode_to_vec();
+    // Each entry is field 1. The user agent of the first one is not UTF-8.
     let broken = b"\x1a\x03\x2a\x01\xff".to_vec();
     assert!(HttpAccessLogEntry::decode(&*broken).is_err());
     let logs = [broken, end].map(|entry| field(1, &entry)).concat();
@@ -260,7 +260,7 @@ async fn what_is_no_entry_ends_the_stream_and_takes_no_other_along() {
     assert_eq!(engine.ceilings().total().in_flight, 0);
 }
 
-/// A field that has a length, below 2^14 bytes.
+/// Encodes a length-delimited field of fewer than 2^14 bytes.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
     let length = u16::try_from(content.len()).unwrap();
     let varint = [(length & 0x7f | 0x80).to_le_bytes()[0], (length >> 7).to_le_bytes()[0]];
@@ -268,14 +268,14 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_log_that_does_not_end_holds_no_shutdown_up() {
+async fn an_open_log_stream_does_not_delay_shutdown() {
     let served = served_with(empty_engine(), Ready::Yes, Hooks::default()).await;
     let mut client = AccessLogServiceClient::new(served.channel.clone());
     let open = tokio::spawn(async move {
         client.stream_access_logs(tokio_stream::pending::<StreamAccessLogsMessage>()).await
     });
     tokio::task::yield_now().await;
-    served.left().await.unwrap();
-    // Ended in order, or never begun.
+    served.shut_down().await.unwrap();
+    // The stream ended normally or never started.
     let _ended = soon("the end", open).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! The admin port and the metrics port's route.
+//! The admin port: access, configuration, explanations, counters and permits.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ async fn get_json(path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn nothing_is_shown_without_the_token() {
+async fn all_pages_require_the_token() {
     let router = admin(Some("open-sesame"));
     let wrong = [
         None,
@@ -76,7 +76,7 @@ async fn nothing_is_shown_without_the_token() {
 }
 
 #[tokio::test]
-async fn with_the_debug_pages_everybody_sees_three_pages_and_the_rest_needs_the_token() {
+async fn only_the_debug_pages_need_no_token() {
     for token in [None, Some("open-sesame")] {
         let loads = Arc::new(Loads::default);
         let token = token.map(|token| Secret::new(token).unwrap());
@@ -93,14 +93,14 @@ async fn with_the_debug_pages_everybody_sees_three_pages_and_the_rest_needs_the_
         assert_eq!(why.contains("admin_token sets"), !has_token, "{why}");
         for path in ["/config", "/explain", "/fleet"] {
             assert_eq!(get(&router, path, None).await.0, 401, "{path}");
-            let known = get(&router, path, Some("Bearer open-sesame")).await.0;
-            assert_eq!(known == 401, !has_token, "{path}");
+            let status_with_token = get(&router, path, Some("Bearer open-sesame")).await.0;
+            assert_eq!(status_with_token == 401, !has_token, "{path}");
         }
     }
 }
 
 #[tokio::test]
-async fn every_other_path_lists_what_there_is() {
+async fn unknown_paths_list_all_pages() {
     for path in ["/", "/nothing", "/config/"] {
         let (status, body) = get(&admin(None), path, None).await;
         assert_eq!(status, 200);
@@ -127,7 +127,7 @@ async fn every_other_path_lists_what_there_is() {
 }
 
 #[tokio::test]
-async fn config_before_the_first_load_says_so() {
+async fn config_is_empty_before_the_first_load() {
     let loads = Arc::new(Loads::default);
     let router = router(Admin { token: None, debug_pages: false, engine: empty_engine(), loads });
     let (_, body) = get(&router, "/config", None).await;
@@ -138,7 +138,7 @@ async fn config_before_the_first_load_says_so() {
 }
 
 #[test]
-fn config_shows_what_is_in_force_and_what_was_refused() {
+fn config_shows_active_limits_and_the_last_error() {
     let diagnostic = json!({"code": "E01", "line": 7});
     let loads = Loads {
         loads: 4,
@@ -173,7 +173,7 @@ fn limit(requests: u32, unit: &str, per: &str) -> raw::RateLimit {
 }
 
 #[test]
-fn rlconfig_has_the_references_lines() {
+fn rlconfig_uses_the_envoyproxy_format() {
     let mut shadow = node("s", limit(1, "week", ""));
     shadow.shadow_mode = true;
     let mut quota = node("q", limit(2, "second", ""));
@@ -195,7 +195,7 @@ d.s: unit=WEEK requests_per_unit=1, shadow_mode: true, quota_mode: false
 }
 
 #[tokio::test]
-async fn explain_names_the_rule_and_the_steps_to_it() {
+async fn explain_shows_the_rule_and_its_match_steps() {
     let shown = get_json("/explain?domain=d&descriptor=k%3Dv&hits=3").await;
     assert_eq!(shown["known"], true);
     let descriptor = &shown["descriptors"][0];
@@ -208,7 +208,7 @@ async fn explain_names_the_rule_and_the_steps_to_it() {
 }
 
 #[tokio::test]
-async fn explain_says_why_nothing_matches() {
+async fn explain_gives_the_reason_for_no_match() {
     let shown = get_json("/explain?domain=d&descriptor=zz=1&descriptor=k=v,k2=v2").await;
     for (descriptor, why) in [(0, "this level has nothing"), (1, "has no descriptors below it")] {
         let outcome = shown["descriptors"][descriptor]["outcome"].as_str().unwrap();
@@ -219,7 +219,7 @@ async fn explain_says_why_nothing_matches() {
 }
 
 #[tokio::test]
-async fn a_question_that_cannot_be_explained_is_told_what_is_missing() {
+async fn explain_names_missing_and_invalid_parameters() {
     let wrong = [
         ("/explain", "domain"),
         ("/explain?domain=d", "descriptor"),
@@ -235,7 +235,7 @@ async fn a_question_that_cannot_be_explained_is_told_what_is_missing() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_told_without_the_name_of_another_path() {
+async fn usage_errors_do_not_mention_other_paths() {
     let router = admin(Some("open-sesame"));
     for (method, path) in [
         ("GET", "/explain"),
@@ -246,15 +246,15 @@ async fn what_is_missing_is_told_without_the_name_of_another_path() {
         ("POST", "/freeze?as=deny&for=1m"),
     ] {
         let (status, body) = call(&router, method, path).await;
-        let said = body.as_str().unwrap();
-        assert!(status == 400 && said.contains(" ?domain=d&descriptor=k=v"), "{path}: {said}");
-        assert!(!said.contains("/explain"), "{path}: {said}");
+        let reply = body.as_str().unwrap();
+        assert!(status == 400 && reply.contains(" ?domain=d&descriptor=k=v"), "{path}: {reply}");
+        assert!(!reply.contains("/explain"), "{path}: {reply}");
     }
 }
 
 const KEY: &str = "?domain=d&descriptor=k=me";
 
-/// Calls as who has the token; the status and, where it is JSON, the body.
+/// Calls with the token. A body that is not JSON becomes a string.
 pub(super) async fn call(router: &Router, method: &str, path: &str) -> (u16, Value) {
     let request = Request::builder().method(method).uri(path);
     let request = request.header("authorization", "Bearer open-sesame");
@@ -276,33 +276,33 @@ pub(super) async fn spend(engine: &Engine, hits: u64) -> Verdict {
 }
 
 #[tokio::test]
-async fn a_counter_is_looked_at_granted_hits_and_reset() {
+async fn counters_can_be_read_granted_and_reset() {
     let engine = engine(two_a_minute());
     let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
     let router = router(Admin { token, debug_pages: false, engine: Arc::clone(&engine), loads });
-    let (look, grant, reset) =
+    let (read_counter, grant, reset) =
         (format!("/counter{KEY}"), format!("/grant{KEY}&hits=1"), format!("/reset{KEY}"));
     let left = async |method: &str, path: &str| {
         let (status, body) = call(&router, method, path).await;
         assert_eq!(status, 200, "{path}: {body}");
         body["remaining"].as_u64().unwrap()
     };
-    assert_eq!(left("GET", &look).await, 2);
-    assert_eq!(left("GET", &look).await, 2, "looking charges nothing");
+    assert_eq!(left("GET", &read_counter).await, 2);
+    assert_eq!(left("GET", &read_counter).await, 2, "looking charges nothing");
     assert_eq!(spend(&engine, 2).await, Verdict::Admit);
-    assert_eq!(left("GET", &look).await, 0);
+    assert_eq!(left("GET", &read_counter).await, 0);
     assert_eq!(left("POST", &grant).await, 1);
     assert_eq!(spend(&engine, 1).await, Verdict::Admit);
-    // A fixed window counts what it denies, too; a reset is whole nevertheless.
+    // A fixed window also counts denied hits, but a reset clears all of them.
     assert_eq!(spend(&engine, 50).await, Verdict::Deny);
     assert_eq!(call(&router, "POST", &reset).await.0, 200);
-    assert_eq!(left("GET", &look).await, 2);
+    assert_eq!(left("GET", &read_counter).await, 2);
     assert_eq!(spend(&engine, 2).await, Verdict::Admit);
     assert_eq!(call(&router, "GET", &grant).await.0, 405, "a link changes nothing");
 }
 
 #[tokio::test]
-async fn no_counter_is_changed_where_no_token_is_set() {
+async fn changes_are_forbidden_if_no_token_is_configured() {
     for path in ["grant", "reset", "freeze", "thaw"] {
         let (status, body) = call(&admin(None), "POST", &format!("/{path}{KEY}&hits=1")).await;
         assert!(status == 403 && body.as_str().unwrap().contains("admin_token"), "{path}: {body}");
@@ -310,7 +310,7 @@ async fn no_counter_is_changed_where_no_token_is_set() {
 }
 
 #[tokio::test]
-async fn what_no_limit_counts_is_said() {
+async fn invalid_counter_queries_return_the_reason() {
     for (query, words) in [
         ("?domain=d&descriptor=other=x", "no limit counts this descriptor"),
         ("?domain=d&descriptor=k=a&descriptor=k=b", "one descriptor is needed"),
@@ -326,25 +326,25 @@ async fn what_no_limit_counts_is_said() {
 }
 
 #[tokio::test]
-async fn a_reset_of_what_no_limit_counts_is_refused_and_of_an_empty_counter_is_none() {
+async fn reset_rejects_uncounted_descriptors_and_accepts_empty_counters() {
     let router = admin(Some("open-sesame"));
     for descriptor in ["other=x", "u=x"] {
         let path = format!("/reset?domain=d&descriptor={descriptor}");
-        let (status, said) = call(&router, "POST", &path).await;
-        let said = said.as_str().unwrap();
-        assert!(status == 400 && said.contains("no limit counts this descriptor"), "{said}");
+        let (status, reply) = call(&router, "POST", &path).await;
+        let reply = reply.as_str().unwrap();
+        assert!(status == 400 && reply.contains("no limit counts this descriptor"), "{reply}");
     }
-    let (status, said) = call(&router, "POST", &format!("/reset{KEY}")).await;
-    assert_eq!((status, said), (200, json!("1 counter is empty\n")));
+    let (status, reply) = call(&router, "POST", &format!("/reset{KEY}")).await;
+    assert_eq!((status, reply), (200, json!("1 counter is empty\n")));
 }
 
 #[tokio::test]
-async fn permits_shows_the_oldest_first_and_explain_who_is_in_flight() {
-    let engine = super::ceiling_of("limit: 3, adaptive: {policy: gradient2}");
-    let held = super::hold(&engine, "first").await;
+async fn permits_and_explain_show_requests_in_flight() {
+    let engine = super::engine_with_concurrency("limit: 3, adaptive: {policy: gradient2}");
+    let held = super::acquire_permits(&engine, "first").await;
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(7_000_000));
-    let _second = super::hold(&engine, "second").await;
+    let _second = super::acquire_permits(&engine, "second").await;
     let loads = Arc::new(Loads::default);
     let router =
         router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), loads });

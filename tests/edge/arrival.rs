@@ -1,4 +1,4 @@
-//! A question as it arrives: what one message can make the process hold.
+//! Decoding of incoming checks: size limits and memory bounds.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -11,17 +11,18 @@ use sluicegate::engine::Refusal;
 
 use super::request;
 
-/// The largest message and body, in bytes.
-const LONGEST: usize = 4 << 20;
-/// What is made of one may take as much again, and what a thousand descriptors with ten thousand entries are.
-const MOST: u64 = 2 * LONGEST as u64;
+/// The maximum size of a message or a body, in bytes.
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// The memory bound of decoding, in bytes: the message size, and as much again for 1,000
+/// descriptors with 10,000 entries.
+const MAX_ALLOCATED_BYTES: u64 = 2 * MAX_MESSAGE_BYTES as u64;
 
-/// `head`, and then `part` as often as fits.
+/// Returns `head`, then `part` repeated up to the maximum size.
 fn filled(head: &[u8], part: &[u8]) -> Vec<u8> {
-    [head, &part.repeat((LONGEST - head.len()) / part.len())].concat()
+    [head, &part.repeat((MAX_MESSAGE_BYTES - head.len()) / part.len())].concat()
 }
 
-/// One descriptor of so many bytes: its tag and its length in four bytes of varint.
+/// Encodes one descriptor, with its length as a four-byte varint.
 fn descriptor_of(content: &[u8]) -> Vec<u8> {
     let length = u32::try_from(content.len()).unwrap();
     let mut head = vec![0x12];
@@ -36,11 +37,11 @@ fn with_entries(entries: usize) -> RateLimitDescriptor {
 }
 
 #[test]
-fn what_is_made_of_a_message_takes_little_more_memory_than_its_bytes() {
+fn decoding_a_message_takes_bounded_memory() {
     let empty = filled(b"\n\x01d", b"\x12\0");
     let in_one = descriptor_of(&b"\n\0".repeat(2_000_000));
     let in_many = filled(b"\n\x01d", &descriptor_of(&b"\n\0".repeat(2_000)));
-    // Field 99 as a group, with an unknown text in it.
+    // Field 99 as a group that contains an unknown string.
     let behind_a_group = filled(b"\x9b\x06\x0a\x01x\x9c\x06", b"\x12\0");
     let cut_off = [&empty[..], b"\x12\x7f"].concat();
     for (what, message) in [
@@ -54,12 +55,12 @@ fn what_is_made_of_a_message_takes_little_more_memory_than_its_bytes() {
             let refused = arrived(&message).is_ok_and(|arrived| arrived.is_err());
             assert!(refused, "{what}");
         });
-        assert!(made.bytes_max < MOST, "{what}: {made:?}");
+        assert!(made.bytes_max < MAX_ALLOCATED_BYTES, "{what}: {made:?}");
     }
 }
 
 #[test]
-fn what_is_made_of_a_body_takes_little_more_memory_than_its_bytes() {
+fn parsing_a_json_body_takes_bounded_memory() {
     let empty = filled(br#"{"domain":"d","descriptors":["#, b"{},");
     let entries = filled(br#"{"descriptors":[{"entries":["#, b"{},");
     for (what, body) in [("empty descriptors", empty), ("empty entries", entries)] {
@@ -67,12 +68,12 @@ fn what_is_made_of_a_body_takes_little_more_memory_than_its_bytes() {
             let why = json::request(&body).unwrap_err();
             assert!(matches!(why, json::Unreadable::TooManyObjects(_)), "{what}: {why}");
         });
-        assert!(made.bytes_max < MOST, "{what}: {made:?}");
+        assert!(made.bytes_max < MAX_ALLOCATED_BYTES, "{what}: {made:?}");
     }
 }
 
 #[test]
-fn as_many_as_may_be_are_read_and_one_more_is_refused_by_its_number() {
+fn descriptors_and_entries_above_the_limit_are_rejected() {
     let read = |descriptors: Vec<RateLimitDescriptor>| {
         let request = request(descriptors);
         let read = arrived(&request.encode_to_vec()).unwrap();
@@ -86,7 +87,7 @@ fn as_many_as_may_be_are_read_and_one_more_is_refused_by_its_number() {
     assert_eq!(read(one_more), Err(Refusal::TooManyEntries { got: 10_001, most: 10_000 }));
 }
 
-/// Pieces of messages, sound and not.
+/// Valid and invalid pieces of messages.
 const PIECES: &[&[u8]] = &[
     b"\n\x01d",
     b"\x12\0",
@@ -94,13 +95,13 @@ const PIECES: &[&[u8]] = &[
     b"\x12\x08\n\x06\n\x01k\x12\x01v",
     b"\x12\x08\n\0\n\0\n\0\n\0",
     b"\x18\x05",
-    // Field 99 as a number, as a text, as a group's begin and end; the end of another group.
+    // Field 99 as a varint, a string, a group start and a group end; the end of another group.
     b"\x98\x06\x01",
     b"\x9a\x06\x02\x12\0",
     b"\x9b\x06",
     b"\x9c\x06",
     b"\xa4\x06",
-    // A number where descriptors stand, no field, no type, a length beyond the end.
+    // A varint for descriptors, field number 0, wire type 7, a length beyond the end.
     b"\x10\x01",
     b"\x02\0",
     b"\x17",
@@ -111,7 +112,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn what_arrives_is_what_a_decoder_makes_of_it_or_is_refused_by_its_number(
+    fn decoding_matches_prost_up_to_the_limits(
         pieces in prop::collection::vec((prop::sample::select(PIECES), prop::sample::select(&[1, 1, 1, 999, 2_700])), 0..6),
     ) {
         let message: Vec<u8> = pieces.iter().flat_map(|(piece, times)| piece.repeat(*times)).collect();
@@ -132,9 +133,9 @@ proptest! {
 }
 
 #[test]
-fn fields_that_nobody_knows_count_for_nothing() {
+fn unknown_fields_do_not_count_as_descriptors() {
     let good = request(vec![with_entries(1)]).encode_to_vec();
-    // Field 99 as a number, as eight bytes, as four, as a text, and as a group of what would be descriptors elsewhere.
+    // Field 99 as a varint, 8 bytes, 4 bytes, a string, and a group that contains descriptors.
     let group = [&b"\x9b\x06"[..], &b"\x12\0".repeat(2_000), b"\x9c\x06"].concat();
     let unknown: [&[u8]; 5] =
         [b"\x98\x06\xff\x01", b"\x99\x0612345678", b"\x9d\x061234", b"\x9a\x06\x02\x12\0", &group];
@@ -143,14 +144,14 @@ fn fields_that_nobody_knows_count_for_nothing() {
 }
 
 #[test]
-fn what_is_no_message_is_an_error_however_long_it_is() {
+fn long_invalid_messages_are_errors() {
     for byte in [0x00, 0x07, 0x12, 0x9c, 0xff] {
         assert!(arrived(&[byte; 3_000]).is_err(), "{byte:#x}");
     }
 }
 
 #[test]
-fn braces_in_a_text_are_no_objects() {
+fn braces_in_strings_are_not_counted_as_objects() {
     let value = r#"{\"{\\"#.repeat(6_000);
     let body = format!(
         r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"k","value":"{value}"}}]}}]}}"#

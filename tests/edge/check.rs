@@ -1,4 +1,4 @@
-//! `/check` and `/hold`, as NGINX meets them.
+//! The NGINX endpoints `/check` and `/hold`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ use super::http::read_until;
 use super::{empty_engine, engine, two_a_minute};
 use crate::waiting::PATIENCE;
 
-/// What the shipped configuration sets.
+/// The headers that the shipped NGINX configuration sets.
 const SET: [(&str, &str); 3] =
     [("x-original-uri", "/a?q=1"), ("x-original-method", "GET"), ("x-real-ip", "192.0.2.7")];
 
-/// `edge` counts by the header `x-key`, `other` by what the test says.
+/// `edge` counts by the header `x-key`; `other` uses the given action.
 pub(super) fn hooks(other: &str) -> Hooks {
     let json = format!(
         r#"[{{"name": "edge", "domain": "d", "descriptors":
@@ -57,7 +57,7 @@ fn limited(other: &str) -> Router {
     port(engine(two_a_minute()), hooks(other))
 }
 
-/// What came back: status, headers, body.
+/// Returns status, headers and body.
 async fn check(router: &Router, headers: &[(&str, &[u8])]) -> (u16, HeaderMap, String) {
     let mut request = Request::builder().uri("/check");
     for &(name, value) in headers {
@@ -78,7 +78,7 @@ async fn status(router: &Router, more: &[(&str, &str)]) -> u16 {
 }
 
 #[tokio::test]
-async fn two_hits_pass_and_the_third_is_403_with_what_the_client_should_get() {
+async fn denials_return_403_with_headers_for_the_client() {
     let router = limited("");
     for left in [1, 0] {
         let (status, headers, _) = check(&router, &with(&[("x-key", "v")])).await;
@@ -94,9 +94,9 @@ async fn two_hits_pass_and_the_third_is_403_with_what_the_client_should_get() {
 }
 
 #[tokio::test]
-async fn the_first_hook_asks_unless_another_is_named() {
+async fn the_first_hook_is_the_default() {
     let router = limited(r#"{"remote_address": {}}, {"generic_key": {"descriptor_value": "x"}}"#);
-    // An empty name is none, as the shipped Lua has it.
+    // An empty name selects the first hook. The shipped Lua script sends one.
     for name in ["", "edge"] {
         assert_eq!(status(&router, &[("x-key", "v"), ("x-hook", name)]).await, 200);
     }
@@ -105,7 +105,7 @@ async fn the_first_hook_asks_unless_another_is_named() {
 }
 
 #[tokio::test]
-async fn what_nginx_says_of_the_request_is_what_the_hook_sees() {
+async fn hooks_see_the_original_request() {
     let value = |name: &str| {
         format!(r#"{{"request_headers": {{"header_name": "{name}", "descriptor_key": "k"}}}}"#)
     };
@@ -130,9 +130,9 @@ async fn what_nginx_says_of_the_request_is_what_the_hook_sees() {
     }
 }
 
-/// As Envoy's action: with the others in it, a client would have a new counter for each line that it makes up.
+/// Same as Envoy's action. If all lines counted, a client could invent lines to get new counters.
 #[tokio::test]
-async fn of_a_header_sent_twice_the_first_line_counts() {
+async fn the_first_line_of_a_repeated_header_counts() {
     let router = limited("");
     for second in ["b", "c"] {
         assert_eq!(status(&router, &[("x-key", "a"), ("x-key", second)]).await, 200);
@@ -143,7 +143,7 @@ async fn of_a_header_sent_twice_the_first_line_counts() {
 }
 
 #[tokio::test]
-async fn a_matcher_sees_a_header_sent_twice_as_one_joined_by_a_comma() {
+async fn matchers_see_repeated_headers_joined_by_a_comma() {
     let router = limited(
         r#"{"header_value_match": {"descriptor_key": "k", "descriptor_value": "v",
             "headers": [{"name": "x-key", "string_match": {"exact": "a,b"}}]}}"#,
@@ -157,7 +157,7 @@ async fn a_matcher_sees_a_header_sent_twice_as_one_joined_by_a_comma() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_are_counted_and_no_way_past_the_limit() {
+async fn non_utf8_header_values_are_limited() {
     let router = limited("");
     let mut headers = with(&[]);
     headers.push(("x-key", b"\xff\xfe"));
@@ -169,15 +169,15 @@ async fn bytes_that_are_no_text_are_counted_and_no_way_past_the_limit() {
 }
 
 #[tokio::test]
-async fn a_request_of_which_no_descriptor_can_be_made_passes() {
+async fn a_request_without_descriptors_is_allowed() {
     let (status, headers, _) = check(&limited(""), &with(&[])).await;
     assert_eq!(status, 200);
     assert!(!headers.contains_key("ratelimit"));
 }
 
 #[tokio::test]
-async fn the_end_of_a_request_that_was_not_asked_about_finds_that_it_holds_nothing() {
-    let engine = super::ceiling_of("limit: 1");
+async fn an_unchecked_request_stores_no_early_release() {
+    let engine = super::engine_with_concurrency("limit: 1");
     let router = port(Arc::clone(&engine), hooks(""));
     let id = "0123456789abcdef";
     for hook in ["edge", "nobody"] {
@@ -189,31 +189,31 @@ async fn the_end_of_a_request_that_was_not_asked_about_finds_that_it_holds_nothi
 }
 
 #[tokio::test]
-async fn a_second_header_of_ours_is_refused_and_counts_nothing() {
+async fn duplicate_control_headers_are_rejected_and_count_nothing() {
     let router = limited("");
     for (name, value) in SET.into_iter().chain([("x-hook", "edge")]) {
         let twice = [("x-key", "v"), ("x-hook", "edge"), (name, value)];
-        let (status, _, said) = check(&router, &with(&twice)).await;
+        let (status, _, text) = check(&router, &with(&twice)).await;
         assert_eq!(status, 400, "{name}");
-        assert!(said.contains(name) && said.contains("twice"), "{said}");
+        assert!(text.contains(name) && text.contains("twice"), "{text}");
     }
     assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
     assert_eq!(status(&router, &[("x-key", "v")]).await, 200, "a counter moved");
 }
 
 #[tokio::test]
-async fn what_nginx_must_set_and_did_not_is_said() {
+async fn missing_nginx_headers_are_named_in_the_error() {
     for (missing, _) in SET {
         let mut headers = with(&[("x-key", "v")]);
         headers.retain(|(name, _)| *name != missing);
-        let (status, _, said) = check(&limited(""), &headers).await;
+        let (status, _, text) = check(&limited(""), &headers).await;
         assert_eq!(status, 400);
-        assert!(said.contains(missing), "{said}");
+        assert!(text.contains(missing), "{text}");
     }
 }
 
 #[tokio::test]
-async fn an_address_is_one_or_there_is_none() {
+async fn x_real_ip_must_be_an_address_or_unix() {
     let router = limited(r#"{"remote_address": {}}"#);
     let ask = async |address: &str| {
         let mut headers = with(&[("x-hook", "other")]);
@@ -229,7 +229,7 @@ async fn an_address_is_one_or_there_is_none() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_answered_says_whose_fault_it_is() {
+async fn configuration_and_request_errors_have_distinct_statuses() {
     let unknown = check(&limited(""), &with(&[("x-key", "v"), ("x-hook", "edgy")])).await;
     assert_eq!(unknown.0, 400);
     assert!(unknown.2.contains("edgy") && unknown.2.contains("edge, other"), "{}", unknown.2);
@@ -248,8 +248,8 @@ async fn what_cannot_be_answered_says_whose_fault_it_is() {
 
 const ID: (&str, &str) = ("x-sluicegate-id", "0123456789abcdef");
 
-/// One request in flight at a time, with this beside its limit.
-fn under_a_ceiling(rest: &str) -> (Arc<Engine>, Router) {
+/// The concurrency limit is one; `rest` adds fields to it.
+fn with_concurrency_limit(rest: &str) -> (Arc<Engine>, Router) {
     let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{limit: 1{rest}}}\n");
     let (config, _) =
         sluicegate::config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
@@ -258,9 +258,9 @@ fn under_a_ceiling(rest: &str) -> (Arc<Engine>, Router) {
 }
 
 #[tokio::test]
-async fn with_an_id_a_place_is_taken_and_who_finds_none_learns_what_the_ceiling_says() {
+async fn a_denied_permit_returns_the_configured_rejection() {
     let reject = ", reject: {status: 503, retry_after: 1500ms, body: busy}";
-    let (engine, router) = under_a_ceiling(reject);
+    let (engine, router) = with_concurrency_limit(reject);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
     assert_eq!(engine.ceilings().total().in_flight, 1);
     let other = ("x-sluicegate-id", "another-0123456789");
@@ -275,8 +275,8 @@ async fn with_an_id_a_place_is_taken_and_who_finds_none_learns_what_the_ceiling_
 }
 
 #[tokio::test]
-async fn without_an_id_no_ceiling_is_asked_for_nobody_would_give_the_place_back() {
-    let (engine, router) = under_a_ceiling("");
+async fn requests_without_an_id_acquire_no_permit() {
+    let (engine, router) = with_concurrency_limit("");
     for _ in 0..3 {
         assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
     }
@@ -284,35 +284,35 @@ async fn without_an_id_no_ceiling_is_asked_for_nobody_would_give_the_place_back(
 }
 
 #[tokio::test]
-async fn an_id_that_is_none_or_twice_or_in_flight_is_refused() {
-    let (engine, router) = under_a_ceiling(", reject: {body: \"two\\nlines\"}");
+async fn invalid_duplicate_and_active_ids_are_rejected() {
+    let (engine, router) = with_concurrency_limit(", reject: {body: \"two\\nlines\"}");
     let long = "x".repeat(129);
     for bad in ["", "0123456789abcde", "0123456789abcde!", &long] {
-        let (status, _, said) = check(&router, &with(&[("x-key", "v"), (ID.0, bad)])).await;
+        let (status, _, text) = check(&router, &with(&[("x-key", "v"), (ID.0, bad)])).await;
         assert_eq!(status, 400, "{bad}");
-        assert!(said.contains(ID.0), "{said}");
+        assert!(text.contains(ID.0), "{text}");
     }
     assert_eq!(status(&router, &[("x-key", "v"), ID, ID]).await, 400);
     assert_eq!(engine.ceilings().total().in_flight, 0);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 400, "in flight already");
-    // The ceiling's body of two lines has no way.
+    // A body of two lines cannot be sent in a header.
     let other = (ID.0, "another-0123456789");
     let (status, headers, _) = check(&router, &with(&[("x-key", "v"), other])).await;
     assert_eq!((status, headers.contains_key("x-deny-body")), (403, false));
 }
 
-/// A port at which so many are held or wait at one time, and one request is in flight.
-fn of_places(most: usize) -> (Arc<Engine>, Router) {
-    let (engine, _) = under_a_ceiling(", queue: {size: 9, timeout: 10m}");
+/// At most `most` requests may be held or queued at a time. The concurrency limit is one.
+fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
+    let (engine, _) = with_concurrency_limit(", queue: {size: 9, timeout: 10m}");
     let (reporting, hooks) = (Reporting::default(), Arc::new(hooks("")));
     let (health, leaving) = (Health::new(Ready::Yes), watch::channel(false).1);
     let ask = Ask { engine: Arc::clone(&engine), reporting, health, hooks, leaving };
     (engine, router_with(ask, most))
 }
 
-/// Asks under a ceiling where another is in flight, and waits.
-async fn waits(engine: &Engine, router: &Router, id: &'static str) -> JoinHandle<u16> {
+/// Starts a check and returns when it is in the queue.
+async fn queued_check(engine: &Engine, router: &Router, id: &'static str) -> JoinHandle<u16> {
     let (router, before) = (router.clone(), engine.ceilings().total().waiting);
     let asks = async move { status(&router, &[("x-key", "v"), (ID.0, id)]).await };
     let asked = tokio::spawn(asks);
@@ -321,36 +321,36 @@ async fn waits(engine: &Engine, router: &Router, id: &'static str) -> JoinHandle
 }
 
 #[tokio::test]
-async fn who_waits_in_a_queue_has_a_place_of_those_that_are_held_and_beyond_them_nobody_waits() {
-    let (engine, router) = of_places(1);
+async fn queued_and_held_requests_share_one_bound() {
+    let (engine, router) = with_pending_limit(1);
     let waiting = || engine.ceilings().total().waiting;
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
-    let first = waits(&engine, &router, "the-first-that-waits").await;
+    let first = queued_check(&engine, &router, "the-first-that-waits").await;
     let second = ("x-sluicegate-id", "the-second-of-them");
     let headers = with(&[("x-key", "v"), second]);
     let refused = timeout(PATIENCE, check(&router, &headers)).await;
-    let (refused, _, said) = refused.expect("it waits, too");
+    let (refused, _, text) = refused.expect("it waits, too");
     assert_eq!(refused, 503);
-    assert!(said.contains("1 requests are held or wait"), "{said}");
+    assert!(text.contains("1 requests are held or wait"), "{text}");
     assert_eq!(waiting(), 1, "it waits no more");
     assert_eq!(hold(&router, "GET").await.status().as_u16(), 503, "the places are the same");
     assert!(!engine.release(second.1, None, Outcome::Ignored, None));
     assert_eq!(engine.early_releases().0, 0, "its release is expected");
 
-    let elsewhere = ("x-sluicegate-id", "under-another-ceiling");
-    assert_eq!(status(&router, &[("x-key", "w"), elsewhere]).await, 200, "it need not wait");
+    let other_bucket = ("x-sluicegate-id", "under-another-ceiling");
+    assert_eq!(status(&router, &[("x-key", "w"), other_bucket]).await, 200, "it need not wait");
 
     engine.release(ID.1, None, Outcome::Success, None);
     assert_eq!(first.await.unwrap(), 200);
-    let next = waits(&engine, &router, "the-next-that-waits").await;
+    let next = queued_check(&engine, &router, "the-next-that-waits").await;
     next.abort();
     assert!(next.await.unwrap_err().is_cancelled());
-    waits(&engine, &router, "who-left-left-its-place").await.abort();
+    queued_check(&engine, &router, "who-left-left-its-place").await.abort();
 }
 
 #[tokio::test]
-async fn who_is_held_leaves_no_place_to_wait_in_once_there_are_as_many_as_may_be() {
-    let (engine, router) = of_places(1);
+async fn held_requests_at_the_bound_prevent_queueing() {
+    let (engine, router) = with_pending_limit(1);
     let held = hold(&router, "GET").await;
     assert_eq!(held.status().as_u16(), 200);
     let refused = timeout(PATIENCE, status(&router, &[("x-key", "v"), ID])).await;
@@ -360,9 +360,9 @@ async fn who_is_held_leaves_no_place_to_wait_in_once_there_are_as_many_as_may_be
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
 }
 
-/// One request in flight, until the port is told to leave, which is when it lets go of what is held.
-fn staying(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
-    let (engine, _) = under_a_ceiling(rest);
+/// The concurrency limit is one. The returned sender starts the drain, which ends held responses.
+fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
+    let (engine, _) = with_concurrency_limit(rest);
     let (leave, leaving) = watch::channel(false);
     let health = Health::new(Ready::Yes);
     let (reporting, hooks) = (Reporting::default(), Arc::new(hooks("")));
@@ -380,8 +380,8 @@ async fn hold(router: &Router, method: &str) -> Response<Body> {
 }
 
 #[tokio::test]
-async fn a_held_answer_lasts_until_it_is_let_go_of_and_that_frees_the_place() {
-    let (engine, router, leave) = staying("");
+async fn closing_releases_a_held_permit_but_draining_does_not() {
+    let (engine, router, leave) = with_drain_signal("");
     let in_flight = || engine.ceilings().total().in_flight;
     let first = hold(&router, "GET").await;
     assert_eq!((first.status().as_u16(), in_flight()), (200, 1));
@@ -390,7 +390,7 @@ async fn a_held_answer_lasts_until_it_is_let_go_of_and_that_frees_the_place() {
     assert_eq!(denied.headers()["connection"], "close");
     drop(first);
     assert_eq!(in_flight(), 0);
-    // One that is told to leave ends what it holds, and the request, which goes on, counts.
+    // Draining ends the held response. The request continues, so it still counts.
     let first = hold(&router, "GET").await;
     assert_eq!(in_flight(), 1);
     leave.send_replace(true);
@@ -399,8 +399,8 @@ async fn a_held_answer_lasts_until_it_is_let_go_of_and_that_frees_the_place() {
 }
 
 #[tokio::test]
-async fn only_get_has_an_answer_that_can_be_held() {
-    let (engine, router, _leave) = staying("");
+async fn hold_accepts_only_get() {
+    let (engine, router, _leave) = with_drain_signal("");
     for method in ["HEAD", "POST", "DELETE"] {
         let refused = hold(&router, method).await;
         assert_eq!(refused.status().as_u16(), 405, "{method}");
@@ -410,7 +410,6 @@ async fn only_get_has_an_answer_that_can_be_held() {
     assert_eq!(hold(&router, "GET").await.status().as_u16(), 200);
 }
 
-/// Where `router` listens.
 async fn served(router: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -418,8 +417,8 @@ async fn served(router: Router) -> SocketAddr {
     address
 }
 
-/// A connection that has asked `path` with `more` headers, and sent `rest` at once.
-async fn asks(address: SocketAddr, path: &str, more: &str, rest: &str) -> TcpStream {
+/// Connects and sends a GET with the headers `more`, followed by the bytes `rest`.
+async fn send_get(address: SocketAddr, path: &str, more: &str, rest: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let set = SET.map(|(name, value)| format!("{name}: {value}\r\n")).concat();
     let asked = format!("GET {path} HTTP/1.1\r\nhost: x\r\n{set}x-key: v\r\n{more}\r\n{rest}");
@@ -437,8 +436,8 @@ async fn until(what: &str, is: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn who_closes_gives_the_place_back_whatever_was_sent_after_the_head() {
-    let (engine, router, _leave) = staying("");
+async fn closing_releases_the_permit_despite_extra_bytes() {
+    let (engine, router, _leave) = with_drain_signal("");
     let address = served(router).await;
     let in_flight = || engine.ceilings().total().in_flight;
     for (more, rest) in [
@@ -452,7 +451,7 @@ async fn who_closes_gives_the_place_back_whatever_was_sent_after_the_head() {
     ] {
         for (later, resets) in [("", false), ("", true), ("X", false), ("X", true)] {
             let how = format!("{more:?}, {rest:?}, {later:?}, reset {resets}");
-            let mut client = asks(address, "/hold", more, rest).await;
+            let mut client = send_get(address, "/hold", more, rest).await;
             let head = read_until(&mut client, "\r\n\r\n").await;
             assert!(head.starts_with("HTTP/1.1 200 "), "{how}: {head}");
             assert_eq!(in_flight(), 1, "{how}");
@@ -466,30 +465,30 @@ async fn who_closes_gives_the_place_back_whatever_was_sent_after_the_head() {
     }
 }
 
-/// The engine's clock stands still, so that nothing else could free the place.
+/// The engine's clock is stopped, so nothing else can release the permit.
 #[tokio::test]
-async fn a_hold_that_nobody_closes_ends_with_the_time_of_its_place() {
-    let (engine, router, _leave) = staying(", max_duration: 20ms");
-    let mut held = asks(served(router).await, "/hold", "", "").await;
-    let mut said = String::new();
-    let ended = timeout(PATIENCE, held.read_to_string(&mut said)).await;
+async fn a_hold_ends_after_max_duration() {
+    let (engine, router, _leave) = with_drain_signal(", max_duration: 20ms");
+    let mut held = send_get(served(router).await, "/hold", "", "").await;
+    let mut text = String::new();
+    let ended = timeout(PATIENCE, held.read_to_string(&mut text)).await;
     ended.expect("it has to end").unwrap();
-    assert!(said.starts_with("HTTP/1.1 200 ") && said.ends_with("\r\n\r\n0\r\n\r\n"), "{said}");
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("\r\n\r\n0\r\n\r\n"), "{text}");
     assert_eq!(engine.ceilings().total().in_flight, 0);
 }
 
 #[tokio::test]
-async fn who_leaves_is_taken_out_of_the_queue_whatever_was_sent_after_the_head() {
-    let (engine, router, _leave) = staying(", queue: {size: 1, timeout: 10m}");
+async fn a_disconnected_client_leaves_the_queue() {
+    let (engine, router, _leave) = with_drain_signal(", queue: {size: 1, timeout: 10m}");
     let address = served(router).await;
     let waiting = || engine.ceilings().total().waiting;
-    let mut held = asks(address, "/hold", "", "").await;
+    let mut held = send_get(address, "/hold", "", "").await;
     read_until(&mut held, "\r\n\r\n").await;
     let another = "x-sluicegate-id: another-0123456789\r\n";
     for path in ["/check", "/hold"] {
         for rest in ["", "X", "GET /check HTTP/1.1\r\nhost: x\r\n\r\n"] {
             let how = format!("{path}, {rest:?}");
-            let waits = asks(address, path, another, rest).await;
+            let waits = send_get(address, path, another, rest).await;
             until(&how, || waiting() == 1).await;
             drop(waits);
             until(&how, || waiting() == 0).await;

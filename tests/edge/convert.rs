@@ -1,4 +1,4 @@
-//! Requests to questions, answers to responses.
+//! Conversion of requests to checks, and of decisions to responses.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -33,7 +33,7 @@ fn cost(every: u32, written: RateLimitDescriptor, reporting: &Reporting) -> Cost
 }
 
 #[test]
-fn the_domain_is_missed_before_the_descriptors() {
+fn an_empty_domain_is_reported_before_missing_descriptors() {
     let mut empty = request(vec![]);
     let asked = |r: &_| convert::question(r, &Reporting::default()).unwrap_err();
     assert_eq!(asked(&empty), Refusal::NoDescriptors);
@@ -42,7 +42,7 @@ fn the_domain_is_missed_before_the_descriptors() {
 }
 
 #[test]
-fn entries_keep_their_order_and_their_twins() {
+fn entries_keep_order_and_duplicates() {
     let mut written = descriptor("b", "1");
     written.entries.extend(descriptor("a", "").entries);
     written.entries.extend(descriptor("b", "1").entries);
@@ -53,7 +53,7 @@ fn entries_keep_their_order_and_their_twins() {
 }
 
 #[test]
-fn the_descriptors_own_addend_wins_and_zero_means_one_only_in_the_request() {
+fn descriptor_hits_override_request_hits_even_if_zero() {
     let plain = Reporting::default();
     assert_eq!(cost(0, descriptor("k", "v"), &plain), Cost::Charge(Hits(1)));
     assert_eq!(cost(7, descriptor("k", "v"), &plain), Cost::Charge(Hits(7)));
@@ -64,7 +64,7 @@ fn the_descriptors_own_addend_wins_and_zero_means_one_only_in_the_request() {
 }
 
 #[test]
-fn an_addend_of_two_to_the_63_is_refused_whatever_its_sign() {
+fn hits_above_63_bits_are_rejected() {
     let got = 1 << 63;
     for negative in [false, true] {
         let want = Refusal::HitsTooLarge { descriptor: 0, got };
@@ -74,7 +74,7 @@ fn an_addend_of_two_to_the_63_is_refused_whatever_its_sign() {
 }
 
 #[test]
-fn negative_hits_are_a_refund_where_refunds_are_on_and_refused_elsewhere() {
+fn negative_hits_are_refunds_only_if_enabled() {
     let on = Reporting { negative_hits: true, ..Reporting::default() };
     assert_eq!(cost(0, with_addend(3, true), &on), Cost::Refund(Hits(3)));
     let plain = RateLimitDescriptor { is_negative_hits: true, ..descriptor("k", "v") };
@@ -83,7 +83,7 @@ fn negative_hits_are_a_refund_where_refunds_are_on_and_refused_elsewhere() {
 }
 
 #[test]
-fn an_overrides_unit_is_read_by_number_and_seven_is_a_week() {
+fn override_units_are_numbers_from_one_to_seven() {
     let units = [
         (1, Unit::Second),
         (2, Unit::Minute),
@@ -106,7 +106,7 @@ fn an_overrides_unit_is_read_by_number_and_seven_is_a_week() {
 }
 
 #[test]
-fn a_question_holds_a_thousand_descriptors_and_not_one_more() {
+fn a_check_has_at_most_1000_descriptors() {
     let ask = |n| {
         let request = request(vec![descriptor("k", "v"); n]);
         convert::question(&request, &Reporting::default()).map(|q| q.descriptors.len())
@@ -116,7 +116,7 @@ fn a_question_holds_a_thousand_descriptors_and_not_one_more() {
 }
 
 #[test]
-fn a_question_holds_ten_thousand_entries_in_all_and_not_one_more() {
+fn a_check_has_at_most_10000_entries() {
     let with = |n| RateLimitDescriptor {
         entries: vec![Entry { key: "k".into(), value: "v".into() }; n],
         ..RateLimitDescriptor::default()
@@ -131,7 +131,7 @@ fn a_question_holds_ten_thousand_entries_in_all_and_not_one_more() {
 }
 
 #[test]
-fn a_key_or_value_of_64_kib_is_refused() {
+fn keys_and_values_of_64_kib_are_rejected() {
     let (just, over) = ("x".repeat(MAX_ENTRY_BYTES - 1), "x".repeat(64 * 1024));
     let want = Refusal::EntryTooLong { descriptor: 0, got: 65_536, most: 65_536 };
     assert_eq!(refused(descriptor("k", &over)), want);
@@ -141,14 +141,14 @@ fn a_key_or_value_of_64_kib_is_refused() {
 }
 
 #[test]
-fn a_refusal_names_the_descriptor_that_is_wrong() {
+fn errors_name_the_invalid_descriptor() {
     let request = request(vec![descriptor("k", "v"), overridden(1, 42)]);
     let refused = convert::question(&request, &Reporting::default()).unwrap_err();
     assert_eq!(refused, Refusal::UnknownUnit { descriptor: 1, got: 42 });
 }
 
 #[test]
-fn refusals_are_unknown_where_clients_know_them_and_invalid_argument_elsewhere() {
+fn errors_map_to_their_grpc_codes() {
     use tonic::Code::{InvalidArgument, Unknown};
     let table = [
         (Refusal::EmptyDomain, Unknown, "domain"),
@@ -169,7 +169,7 @@ fn refusals_are_unknown_where_clients_know_them_and_invalid_argument_elsewhere()
 }
 
 #[test]
-fn there_is_one_status_per_descriptor_in_order_as_the_reference_shows_them() {
+fn each_descriptor_has_one_status_in_order() {
     let minute = per_minute(10, "lim");
     let shadow = denied(per_minute(3, ""), Nanos::from_secs(9), SHADOW);
     let findings = vec![
@@ -207,7 +207,7 @@ fn there_is_one_status_per_descriptor_in_order_as_the_reference_shows_them() {
 }
 
 #[test]
-fn a_reset_is_rounded_up_and_what_is_left_saturates() {
+fn reset_rounds_up_and_remaining_saturates() {
     let finding = admitted(per_minute(1, ""), u64::MAX, Nanos(1_000_000_001));
     let answer = answer(Verdict::Admit, vec![finding]);
     let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
@@ -216,7 +216,7 @@ fn a_reset_is_rounded_up_and_what_is_left_saturates() {
 }
 
 #[test]
-fn every_unit_is_shown_by_its_number_and_another_period_as_unknown() {
+fn units_keep_their_number_and_custom_periods_are_unknown() {
     let units = [
         (Some(Unit::Second), rate_limit::Unit::Second, 1),
         (Some(Unit::Minute), rate_limit::Unit::Minute, 2),
@@ -238,7 +238,7 @@ fn every_unit_is_shown_by_its_number_and_another_period_as_unknown() {
 }
 
 #[test]
-fn global_shadow_mode_changes_the_verdict_and_no_status() {
+fn global_shadow_mode_changes_only_the_overall_code() {
     let over = denied(per_minute(1, ""), Nanos::SECOND, ENFORCED);
     let answer = answer(Verdict::Admit, vec![over]);
     let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());

@@ -1,4 +1,4 @@
-//! `Authorization/Check` over a real connection, as Envoy calls it.
+//! Envoy's `Authorization/Check` over a real connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,10 +23,9 @@ use tonic::{Code, Status};
 
 use super::check::hooks;
 use super::grpc::{CHECK, Served, served_with};
-use super::{ceiling_of, empty_engine, engine, hold, two_a_minute};
+use super::{acquire_permits, empty_engine, engine, engine_with_concurrency, two_a_minute};
 use crate::waiting::PATIENCE;
 
-/// What Envoy says of a request with these headers.
 fn request(headers: &[(&str, &str)]) -> HttpRequest {
     let pair = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
     HttpRequest {
@@ -54,7 +53,7 @@ async fn check(served: &Served, context: AttributeContext) -> Result<CheckRespon
     reply.map(tonic::Response::into_inner)
 }
 
-/// The entries that the hook `other`, made of this action, asks about: `key=value`.
+/// Builds the hook `other` from `action` and returns its entries as `key=value`.
 fn entries(action: &str, context: &AttributeContext) -> Vec<String> {
     match asked(&hooks(action), context) {
         Ok(request) => {
@@ -70,7 +69,7 @@ const OTHER: [(&str, &str); 1] = [("hook", "other")];
 const KEY: &str = r#"{"request_headers": {"header_name": "X-Key", "descriptor_key": "k"}}"#;
 
 #[tokio::test]
-async fn two_hits_pass_and_the_third_is_429() {
+async fn the_third_hit_is_denied_with_429() {
     let served = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
     let ask = async || check(&served, context(request(&[("x-key", "v")]), &[])).await.unwrap();
     for _ in 0..2 {
@@ -85,7 +84,7 @@ async fn two_hits_pass_and_the_third_is_429() {
 }
 
 #[tokio::test]
-async fn the_route_names_the_hook_and_the_request_does_not() {
+async fn only_the_route_selects_the_hook() {
     let served = served_with(engine(two_a_minute()), Ready::Yes, hooks(KEY)).await;
     let code = async |extensions: &[(&str, &str)]| {
         let http = request(&[("x-key", "v"), ("x-hook", "edgy"), ("hook", "edgy")]);
@@ -96,7 +95,7 @@ async fn the_route_names_the_hook_and_the_request_does_not() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_answered_is_an_error_as_over_the_other_door() {
+async fn missing_configuration_and_long_values_are_errors() {
     let none = served_with(engine(two_a_minute()), Ready::Yes, Hooks::default()).await;
     let http = request(&[("x-key", "v")]);
     let status = check(&none, context(http.clone(), &[])).await.unwrap_err();
@@ -112,7 +111,7 @@ async fn what_cannot_be_answered_is_an_error_as_over_the_other_door() {
 }
 
 #[tokio::test]
-async fn a_request_of_which_no_descriptor_can_be_made_passes() {
+async fn a_request_without_descriptors_is_allowed() {
     let served = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
     let mut client = AuthorizationClient::new(served.channel.clone());
     for asked in [
@@ -125,8 +124,8 @@ async fn a_request_of_which_no_descriptor_can_be_made_passes() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_request_that_was_not_asked_about_finds_that_it_holds_nothing() {
-    let engine = ceiling_of("limit: 1");
+async fn an_unchecked_request_stores_no_early_release() {
+    let engine = engine_with_concurrency("limit: 1");
     let served = served_with(Arc::clone(&engine), Ready::Yes, hooks("")).await;
     let nothing = request(&[("x-sluicegate-id", ID)]);
     let long = "v".repeat(64 * 1024);
@@ -151,9 +150,10 @@ fn matched(exact: &str) -> String {
     )
 }
 
-/// As Envoy's action takes the first line, and its matchers see all. What comes joined cannot be told apart.
+/// Like Envoy, an action uses the first line and a matcher uses all lines. Joined lines cannot
+/// be separated again.
 #[test]
-fn headers_come_joined_or_one_by_one() {
+fn joined_and_separate_header_lines_are_read() {
     let raw = |value: &[u8]| HeaderValue {
         key: "x-key".into(),
         raw_value: value.to_vec(),
@@ -173,9 +173,9 @@ fn headers_come_joined_or_one_by_one() {
     }
 }
 
-/// Each time from the beginning, they would take four million bytes.
+/// A join that copies all earlier lines each time would allocate 4 MB.
 #[test]
-fn headers_of_one_name_are_joined_in_one_go() {
+fn joining_header_lines_takes_linear_memory() {
     let one = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
     let header_map = Some(HeaderMap { headers: vec![one; 2_000] });
     let context = context(HttpRequest { header_map, ..HttpRequest::default() }, &OTHER);
@@ -186,13 +186,13 @@ fn headers_of_one_name_are_joined_in_one_go() {
 }
 
 #[test]
-fn the_query_is_that_of_the_path() {
+fn query_parameters_come_from_the_path() {
     let query = r#"{"query_parameters": {"query_parameter_name": "q", "descriptor_key": "k"}}"#;
     assert_eq!(entries(query, &context(request(&[]), &OTHER)), ["k=1"]);
 }
 
 #[test]
-fn the_address_is_envoys_peer_unless_the_route_names_a_header() {
+fn remote_address_is_the_peer_or_the_configured_header() {
     let action = r#"{"remote_address": {}}"#;
     let headers = [("x-real-ip", "203.0.113.9"), ("x-word", "somebody")];
     let address = |more: &[(&str, &str)]| {
@@ -206,7 +206,7 @@ fn the_address_is_envoys_peer_unless_the_route_names_a_header() {
 }
 
 #[test]
-fn metadata_is_a_text_below_its_namespace() {
+fn metadata_action_reads_strings_by_namespace_and_path() {
     let value = |kind| Value { kind: Some(kind) };
     let fields = |pairs: Vec<(&str, Value)>| Struct {
         fields: pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
@@ -216,8 +216,8 @@ fn metadata_is_a_text_below_its_namespace() {
         ("age", value(Is::NumberValue(7.0))),
     ]);
     let jwt = fields(vec![("claims", value(Is::StructValue(claims)))]);
-    let mut asked_of = context(request(&[]), &OTHER);
-    asked_of.metadata_context = Some(Metadata {
+    let mut http_context = context(request(&[]), &OTHER);
+    http_context.metadata_context = Some(Metadata {
         filter_metadata: HashMap::from([("jwt".to_owned(), jwt)]),
         ..Metadata::default()
     });
@@ -233,16 +233,17 @@ fn metadata_is_a_text_below_its_namespace() {
             r#"{{"metadata": {{"descriptor_key": "k",
                 "metadata_key": {{"key": "{namespace}", "path": [{path}]}}}}}}"#
         );
-        assert_eq!(entries(&action, &asked_of), want, "{namespace} {path}");
+        assert_eq!(entries(&action, &http_context), want, "{namespace} {path}");
     }
 }
 
 const ID: &str = "0123456789abcdef";
 
 #[tokio::test]
-async fn a_ceiling_is_asked_under_the_requests_id_and_its_denial_is_what_the_file_says() {
-    let engine =
-        super::ceiling_of("limit: 2, reject: {status: 503, retry_after: 1500ms, body: busy}");
+async fn concurrency_needs_a_valid_id_and_denies_as_configured() {
+    let engine = super::engine_with_concurrency(
+        "limit: 2, reject: {status: 503, retry_after: 1500ms, body: busy}",
+    );
     let served = served_with(engine, Ready::Yes, hooks(KEY)).await;
     let ask = async |id: &str| {
         let http = request(&[("x-key", "v"), ("x-sluicegate-id", id)]);
@@ -269,9 +270,9 @@ async fn a_ceiling_is_asked_under_the_requests_id_and_its_denial_is_what_the_fil
     );
 }
 
-/// Half a million empty headers are a megabyte on the wire, and 36 of them when they are decoded.
+/// 500,000 empty headers take 1 MB on the wire and 36 MB decoded.
 #[test]
-fn a_request_that_waits_keeps_nothing_of_the_headers_that_came() {
+fn a_queued_request_does_not_retain_its_headers() {
     let header = |key: &str, value: &str| HeaderValue {
         key: key.into(),
         value: value.into(),
@@ -282,8 +283,8 @@ fn a_request_that_waits_keeps_nothing_of_the_headers_that_came() {
     let http = HttpRequest { header_map: Some(HeaderMap { headers }), ..HttpRequest::default() };
     let message = CheckRequest { attributes: Some(context(http, &[])) }.encode_to_vec();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let engine = ceiling_of("limit: 1, queue: {size: 9, timeout: 1h}");
-    let _held = runtime.block_on(hold(&engine, "v"));
+    let engine = engine_with_concurrency("limit: 1, queue: {size: 9, timeout: 1h}");
+    let _held = runtime.block_on(acquire_permits(&engine, "v"));
     let serving = served_with(Arc::clone(&engine), Ready::Yes, hooks(KEY));
     let served = runtime.block_on(serving);
     let mut call = Box::pin(served.code(CHECK, message));
@@ -292,7 +293,7 @@ fn a_request_that_waits_keeps_nothing_of_the_headers_that_came() {
             tokio::task::yield_now().await;
         }
     };
-    let kept = allocation_counter::measure(|| {
+    let retained = allocation_counter::measure(|| {
         runtime.block_on(async {
             tokio::select! {
                 code = &mut call => panic!("{code:?}"),
@@ -300,5 +301,5 @@ fn a_request_that_waits_keeps_nothing_of_the_headers_that_came() {
             }
         });
     });
-    assert!(kept.bytes_current < 8 << 20, "{kept:?}");
+    assert!(retained.bytes_current < 8 << 20, "{retained:?}");
 }

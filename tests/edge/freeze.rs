@@ -1,4 +1,4 @@
-//! A limit that an operator holds at one answer: what it answers, for how long, and over reloads.
+//! Forced decisions: an operator makes a limit allow or deny everything for a while.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -35,20 +35,20 @@ fn advance(engine: &Engine, by: Nanos) {
 }
 
 #[tokio::test]
-async fn a_limit_that_is_held_shut_denies_and_open_admits_and_neither_is_counted() {
+async fn a_forced_decision_is_returned_and_not_counted() {
     let engine = engine(two_a_minute());
     let admin = admin(&engine);
-    let (status, said) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
-    assert_eq!((status, &said["limit"], &said["as"]), (200, &json!("d.k"), &json!("deny")));
-    assert_eq!(said["replicas"], 1);
+    let (status, reply) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
+    assert_eq!((status, &reply["limit"], &reply["as"]), (200, &json!("d.k"), &json!("deny")));
+    assert_eq!(reply["replicas"], 1);
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     let (_, shown) = call(&admin, "GET", "/frozen").await;
     let [listed] = &shown["frozen"].as_array().unwrap()[..] else { panic!("{shown}") };
     assert!(
-        listed.as_object().unwrap().iter().all(|(name, value)| said[name] == *value),
+        listed.as_object().unwrap().iter().all(|(name, value)| reply[name] == *value),
         "{shown}"
     );
-    // Held anew, not twice.
+    // The new forced decision replaces the old one.
     assert_eq!(call(&admin, "POST", &format!("/freeze{KEY}&as=allow&for=10m")).await.0, 200);
     assert_eq!(spend(&engine, 100).await, Verdict::Admit);
     assert_eq!(engine.frozen().len(), 1);
@@ -59,7 +59,6 @@ async fn a_limit_that_is_held_shut_denies_and_open_admits_and_neither_is_counted
     assert_eq!(call(&admin, "GET", &format!("/freeze{KEY}&as=deny&for=10m")).await.0, 405);
 }
 
-/// Domain `d`: `k` has 600 a minute, `other` 10.
 fn two_limits() -> Config {
     let text = "domain: d\ndescriptors:\n\
                 - {key: k, rate_limit: {name: per-key, unit: minute, requests_per_unit: 600}}\n\
@@ -72,7 +71,7 @@ fn descriptor(key: &'static str, hits: u64, limit: Option<Override>) -> Descript
 }
 
 #[tokio::test]
-async fn headers_beside_a_limit_that_is_held_open_are_of_the_one_that_counts() {
+async fn headers_ignore_a_limit_that_is_forced_to_allow() {
     let engine = engine(two_limits());
     engine.freeze(ME, Verdict::Admit, Nanos::from_secs(60)).unwrap();
     let asked = [descriptor("k", 1, None), descriptor("other", 5, None)].into();
@@ -92,9 +91,9 @@ async fn headers_beside_a_limit_that_is_held_open_are_of_the_one_that_counts() {
     assert_eq!(sent, wanted);
 }
 
-/// The answers to a request that carries one a minute, to the first hit and to the second, while its limit is held at
-/// `held` and what requests carry may do what `overrides` says.
-async fn with_a_limit_of_its_own(overrides: Overrides, held: Verdict) -> [(Verdict, Reason); 2] {
+/// Returns the decisions for the first two hits of a request whose own limit is one a minute. The
+/// rule's decision is forced to `held`.
+async fn decisions_with_own_limit(overrides: Overrides, held: Verdict) -> [(Verdict, Reason); 2] {
     let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
     let planning = Planning { overrides, ..Planning::default() };
     let policy = Policy { planning, ..Policy::default() };
@@ -111,19 +110,19 @@ async fn with_a_limit_of_its_own(overrides: Overrides, held: Verdict) -> [(Verdi
 }
 
 #[tokio::test]
-async fn a_limit_in_a_request_lets_no_held_limit_go_unless_it_takes_its_place() {
+async fn only_a_replacing_override_bypasses_a_forced_decision() {
     for held in [Verdict::Deny, Verdict::Admit] {
         for overrides in [Overrides::Max, Overrides::Deny] {
-            let answers = with_a_limit_of_its_own(overrides, held).await;
+            let answers = decisions_with_own_limit(overrides, held).await;
             assert_eq!(answers, [(held, Reason::Frozen); 2], "{overrides:?}");
         }
         let counted = [(Verdict::Admit, Reason::WithinLimit), (Verdict::Deny, Reason::OverLimit)];
-        assert_eq!(with_a_limit_of_its_own(Overrides::Allow, held).await, counted);
+        assert_eq!(decisions_with_own_limit(Overrides::Allow, held).await, counted);
     }
 }
 
 #[tokio::test]
-async fn it_is_held_until_its_time_is_over_and_not_a_tick_longer() {
+async fn a_forced_decision_ends_exactly_at_its_expiry() {
     let engine = engine(two_a_minute());
     let held = engine.freeze(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
     assert_eq!(held.frozen.until, engine.clock().now().plus(Nanos::from_secs(60)));
@@ -135,7 +134,7 @@ async fn it_is_held_until_its_time_is_over_and_not_a_tick_longer() {
 }
 
 #[tokio::test]
-async fn a_reload_lets_nothing_go_and_a_rule_that_comes_back_is_held_still() {
+async fn forced_decisions_survive_reloads_and_removed_rules() {
     let engine = engine(two_a_minute());
     engine.freeze(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
     engine.publish(two_a_minute().into());
@@ -148,7 +147,7 @@ async fn a_reload_lets_nothing_go_and_a_rule_that_comes_back_is_held_still() {
 }
 
 #[tokio::test]
-async fn hits_are_given_back_to_a_limit_that_is_held() {
+async fn a_forced_limit_can_be_reset() {
     let engine = engine(two_a_minute());
     assert_eq!(spend(&engine, 2).await, Verdict::Admit);
     engine.freeze(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
@@ -157,8 +156,9 @@ async fn hits_are_given_back_to_a_limit_that_is_held() {
     assert_eq!(spend(&engine, 2).await, Verdict::Admit);
 }
 
-/// Two limits under one domain that is charged as a whole, or each for itself.
-async fn second_after_a_held_first(charge: &str) -> (Vec<Reason>, u64) {
+/// Checks two limits; the first one is forced to deny. Returns the reasons, and the remaining hits
+/// of the second limit.
+async fn check_after_forced_denial(charge: &str) -> (Vec<Reason>, u64) {
     let text = format!(
         "domain: d\ncharge: {charge}\ndescriptors:\n- key: k\n  rate_limit: {{unit: day, requests_per_unit: 9}}\n\
          - key: other\n  rate_limit: {{unit: day, requests_per_unit: 9}}\n"
@@ -181,17 +181,18 @@ async fn second_after_a_held_first(charge: &str) -> (Vec<Reason>, u64) {
 }
 
 #[tokio::test]
-async fn a_held_denial_spares_the_others_where_the_domain_is_charged_as_a_whole() {
+async fn a_forced_denial_charges_nothing_under_all_or_nothing() {
     assert_eq!(
-        second_after_a_held_first("each").await,
+        check_after_forced_denial("each").await,
         (vec![Reason::Frozen, Reason::WithinLimit], 5)
     );
-    assert_eq!(second_after_a_held_first("all_or_nothing").await.1, 9);
+    assert_eq!(check_after_forced_denial("all_or_nothing").await.1, 9);
 }
 
-/// The answer to one hit of each of `keys`, in a domain that is charged as a whole, where `a` is held, `b` is used
-/// up, both of the quota group, and `c` is enforced; and what is left of `c`'s nine.
-async fn beside_a_held_member(held: Verdict, keys: &[&'static str]) -> (Verdict, u64) {
+/// Charges one hit to each of `keys` in an all-or-nothing domain. The quota limit `a` is forced to
+/// `held`, the quota limit `b` is used up, and `c` is enforced with nine hits. Returns the verdict
+/// and the remaining hits of `c`.
+async fn check_with_forced_quota_limit(held: Verdict, keys: &[&'static str]) -> (Verdict, u64) {
     let text = "domain: d\ncharge: all_or_nothing\ndescriptors:\n\
                 - {key: a, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: b, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
@@ -213,18 +214,22 @@ async fn beside_a_held_member(held: Verdict, keys: &[&'static str]) -> (Verdict,
 }
 
 #[tokio::test]
-async fn a_held_member_of_the_quota_group_has_its_vote_where_the_domain_is_charged_as_a_whole() {
-    // One member of the group that admits is enough, and who is admitted is counted.
-    let admitted = beside_a_held_member(Verdict::Admit, &["a", "b", "c"]).await;
+async fn a_forced_quota_limit_votes_under_all_or_nothing() {
+    // One quota limit that allows is enough, and the check is charged.
+    let admitted = check_with_forced_quota_limit(Verdict::Admit, &["a", "b", "c"]).await;
     assert_eq!(admitted, (Verdict::Admit, 8));
-    // All of it denies: nothing is counted.
+    // All quota limits deny, so nothing is charged.
     for keys in [&["a", "b", "c"][..], &["a", "c"]] {
-        assert_eq!(beside_a_held_member(Verdict::Deny, keys).await, (Verdict::Deny, 9), "{keys:?}");
+        assert_eq!(
+            check_with_forced_quota_limit(Verdict::Deny, keys).await,
+            (Verdict::Deny, 9),
+            "{keys:?}"
+        );
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_held_is_said_and_how_many_are_is_bounded() {
+async fn invalid_or_excess_forced_decisions_are_rejected() {
     let engine = engine(two_a_minute());
     let admin = admin(&engine);
     for (query, words) in [
@@ -238,8 +243,8 @@ async fn what_cannot_be_held_is_said_and_how_many_are_is_bounded() {
         ("?domain=d&descriptor=other=x&as=deny&for=1m".to_owned(), "no rate limit counts"),
     ] {
         let (status, body) = call(&admin, "POST", &format!("/freeze{query}")).await;
-        let said = matches!(&body, Value::String(text) if text.contains(words));
-        assert!(status == 400 && said, "{query}: {body}");
+        let explains = matches!(&body, Value::String(text) if text.contains(words));
+        assert!(status == 400 && explains, "{query}: {body}");
     }
     let one = |n| format!("- key: k{n}\n  rate_limit: {{unit: day, requests_per_unit: 1}}\n");
     let many = (0..=MOST).map(one).collect::<Vec<_>>().concat();
@@ -258,7 +263,7 @@ async fn what_cannot_be_held_is_said_and_how_many_are_is_bounded() {
 }
 
 #[tokio::test]
-async fn explain_says_of_a_limit_that_is_held_at_what_and_until_when() {
+async fn explain_shows_the_forced_decision_and_its_end() {
     let engine = engine(two_a_minute());
     let admin = admin(&engine);
     let explained = async || {
@@ -270,12 +275,15 @@ async fn explain_says_of_a_limit_that_is_held_at_what_and_until_when() {
     for (verdict, word, answer) in
         [(Verdict::Deny, "deny", "denied"), (Verdict::Admit, "allow", "admitted")]
     {
-        // To the first second that is not before its end.
+        // The end is rounded up to a whole second.
         engine.freeze(ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1)).unwrap();
         let held = explained().await;
-        let said = held[0]["outcome"].as_str().unwrap();
+        let outcome = held[0]["outcome"].as_str().unwrap();
         let wanted = format!("; an operator holds it at {word} until 1970-01-01T00:10:00Z");
-        assert!(said.starts_with("limited by `d.k` (") && said.ends_with(&wanted), "{said}");
+        assert!(
+            outcome.starts_with("limited by `d.k` (") && outcome.ends_with(&wanted),
+            "{outcome}"
+        );
         let fresh = json!({"hits": 1, "verdict": answer, "remaining": null, "reset_after": null});
         assert_eq!(held[0]["rule"]["fresh"], fresh);
         assert_eq!(held[1], free[1], "the other one is not held");
@@ -284,8 +292,8 @@ async fn explain_says_of_a_limit_that_is_held_at_what_and_until_when() {
     assert_eq!(explained().await, free);
 }
 
-/// One of two replicas that share a store, before it has seen the other.
-fn one_of_two() -> Arc<Engine> {
+/// One of two replicas with a shared store, before it has read the membership.
+fn first_of_two_replicas() -> Arc<Engine> {
     let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
     let membership = Arc::new(Membership::new("a", 1, NonZeroU32::MIN));
     let local = Local::new(Arc::clone(&memory), membership);
@@ -296,25 +304,25 @@ fn one_of_two() -> Arc<Engine> {
 }
 
 #[tokio::test]
-async fn who_was_seen_before_the_store_was_silent_is_not_said_to_hear_of_it() {
-    let engine = one_of_two();
+async fn replicas_are_not_counted_while_the_store_is_silent() {
+    let engine = first_of_two_replicas();
     let admin = admin(&engine);
-    let told = async || {
-        let (status, said) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
-        assert_eq!(status, 200, "{said}");
-        (said["replicas"].clone(), said["store_away"].clone())
+    let announced = async || {
+        let (status, reply) = call(&admin, "POST", &format!("/freeze{KEY}&as=deny&for=10m")).await;
+        assert_eq!(status, 200, "{reply}");
+        (reply["replicas"].clone(), reply["store_away"].clone())
     };
     let (alone, both) = ((json!(1), json!("late")), (json!(2), Value::Null));
-    assert_eq!(told().await, alone, "nobody was seen yet");
+    assert_eq!(announced().await, alone, "nobody was seen yet");
     let member = |node: &str| Member { node: node.into(), silent: Nanos(0), record: "{}".into() };
     let fleet = Fleet { members: ["a", "b"].map(member).into(), before: None };
     engine.membership().unwrap().learn(fleet, engine.clock().now());
-    assert_eq!(told().await, both);
-    // After as long a silence the others do not count this replica any more.
+    assert_eq!(announced().await, both);
+    // After five seconds, the last list of members does not count any more.
     advance(&engine, Nanos::from_secs(5));
-    assert_eq!(told().await, both);
+    assert_eq!(announced().await, both);
     advance(&engine, Nanos(1));
-    assert_eq!(told().await, alone);
-    let (_, said) = call(&admin, "POST", &format!("/thaw{KEY}")).await;
-    assert_eq!((&said["replicas"], &said["store_away"]), (&alone.0, &alone.1));
+    assert_eq!(announced().await, alone);
+    let (_, reply) = call(&admin, "POST", &format!("/thaw{KEY}")).await;
+    assert_eq!((&reply["replicas"], &reply["store_away"]), (&alone.0, &alone.1));
 }

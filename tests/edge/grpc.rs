@@ -1,4 +1,4 @@
-//! The gRPC port over a real connection: codes, health, shutdown.
+//! The gRPC port over a real connection: status codes, message limits, health and shutdown.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -39,7 +39,9 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::check::hooks;
-use super::{ceiling_of, descriptor, empty_engine, engine, overridden, request, two_a_minute};
+use super::{
+    descriptor, empty_engine, engine, engine_with_concurrency, overridden, request, two_a_minute,
+};
 use crate::waiting::{PATIENCE, soon};
 
 pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
@@ -51,7 +53,7 @@ const LOGS: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLog
 const ACQUIRE: &str = "/sluicegate.v1.Permits/Acquire";
 const HOLD: &str = "/sluicegate.v1.Permits/Hold";
 
-/// A served port, a client of it, what stops it and how it ended.
+/// A running gRPC server and a channel to it.
 pub(crate) struct Served {
     pub(super) channel: Channel,
     pub(crate) address: SocketAddr,
@@ -64,7 +66,6 @@ async fn served(engine: Arc<Engine>, ready: Ready) -> Served {
     served_with(engine, ready, Hooks::default()).await
 }
 
-/// With these hooks for `ext_authz`.
 pub(crate) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -83,7 +84,7 @@ pub(crate) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks)
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(Listener::Tcp(listener), grpc, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    // Of what is answered at all, for a caller who waits in line may be patient.
+    // Long enough for a caller that waits in a queue.
     let endpoint = endpoint.timeout(3 * PATIENCE);
     Served { channel: endpoint.connect().await.unwrap(), address, health, stop, server }
 }
@@ -93,8 +94,8 @@ pub(super) async fn limited() -> Served {
 }
 
 impl Served {
-    /// Stops it; how it ended.
-    pub(super) async fn left(self) -> Result<(), sluicegate::edge::grpc::Error> {
+    /// Stops the server and returns its result.
+    pub(super) async fn shut_down(self) -> Result<(), sluicegate::edge::grpc::Error> {
         self.stop.send(()).unwrap();
         soon("the end of the server", self.server).await.unwrap()
     }
@@ -104,7 +105,6 @@ impl Served {
         client.should_rate_limit(request).await.map(tonic::Response::into_inner)
     }
 
-    /// Sends `bytes` as a message to `path`.
     async fn send(&self, path: &'static str, bytes: Vec<u8>) -> Result<Vec<u8>, Status> {
         let mut client =
             tonic::client::Grpc::new(self.channel.clone()).max_encoding_message_size(usize::MAX);
@@ -114,12 +114,10 @@ impl Served {
         reply.map(tonic::Response::into_inner)
     }
 
-    /// How a call of one message ends.
     pub(super) async fn code(&self, path: &'static str, bytes: Vec<u8>) -> Code {
         self.send(path, bytes).await.map_or_else(|status| status.code(), |_| Code::Ok)
     }
 
-    /// Opens a stream of messages as their bytes at `path`.
     pub(super) async fn open(
         &self,
         path: &'static str,
@@ -133,17 +131,17 @@ impl Served {
         replies.map(tonic::Response::into_inner)
     }
 
-    /// How a stream that brings this message is answered first.
-    async fn first(&self, path: &'static str, message: Vec<u8>) -> Code {
-        let heard = match self.open(path, tokio_stream::once(message)).await {
+    /// Returns the status of the first reply to a stream with this message.
+    async fn first_reply_code(&self, path: &'static str, message: Vec<u8>) -> Code {
+        let reply = match self.open(path, tokio_stream::once(message)).await {
             Ok(mut replies) => soon("an answer", replies.message()).await.map(drop),
             Err(status) => Err(status),
         };
-        heard.map_or_else(|status| status.code(), |()| Code::Ok)
+        reply.map_or_else(|status| status.code(), |()| Code::Ok)
     }
 
-    /// How a call ends that brings these bytes and never says that they are all.
-    async fn never_all(&self, path: &'static str, bytes: Vec<u8>) -> Status {
+    /// Sends `bytes`, never finishes the request, and returns the status of the call.
+    async fn send_unfinished(&self, path: &'static str, bytes: Vec<u8>) -> Status {
         let frame = Ok::<_, Infallible>(Frame::data(hyper::body::Bytes::from(bytes)));
         let body = StreamBody::new(tokio_stream::once(frame).chain(tokio_stream::pending()));
         let request = tonic::codegen::http::Request::post(path)
@@ -168,7 +166,7 @@ impl Served {
     }
 }
 
-/// Messages as their bytes.
+/// A codec for messages that are already encoded.
 #[derive(Clone, Copy)]
 struct Bytes;
 
@@ -207,7 +205,7 @@ impl Decoder for Bytes {
 }
 
 #[tokio::test]
-async fn two_hits_pass_and_the_third_does_not() {
+async fn the_third_hit_is_over_limit() {
     use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code::{
         Ok, OverLimit,
     };
@@ -219,7 +217,7 @@ async fn two_hits_pass_and_the_third_does_not() {
 }
 
 #[tokio::test]
-async fn refusals_have_the_codes_that_clients_know_and_count_nothing() {
+async fn rejected_requests_have_known_codes_and_count_nothing() {
     let served = limited().await;
     let mut nameless = request(vec![descriptor("k", "v")]);
     nameless.domain.clear();
@@ -237,14 +235,14 @@ async fn refusals_have_the_codes_that_clients_know_and_count_nothing() {
 }
 
 #[tokio::test]
-async fn without_limits_every_question_is_unknown() {
+async fn checks_return_unknown_before_limits_are_loaded() {
     let served = served(empty_engine(), Ready::Yes).await;
     let status = served.ask(request(vec![descriptor("k", "v")])).await.unwrap_err();
     assert_eq!(status.code(), Code::Unknown);
 }
 
 #[tokio::test]
-async fn what_cannot_be_decoded_is_internal_and_the_next_call_is_answered() {
+async fn undecodable_messages_return_internal_and_later_calls_succeed() {
     let served = limited().await;
     let invalid_utf8 = b"\n\x01d\x12\x08\n\x06\n\x01k\x12\x01\xff".to_vec();
     let truncated = b"\n\x01d\x12\x08\n\x06\n\x01".to_vec();
@@ -256,7 +254,7 @@ async fn what_cannot_be_decoded_is_internal_and_the_next_call_is_answered() {
 }
 
 #[tokio::test]
-async fn unknown_fields_are_ignored_and_of_a_field_sent_twice_the_last_counts() {
+async fn unknown_fields_are_ignored_and_the_last_duplicate_wins() {
     let served = limited().await;
     let known = request(vec![descriptor("k", "v")]).encode_to_vec();
     let remaining = async |bytes: Vec<u8>| {
@@ -270,7 +268,7 @@ async fn unknown_fields_are_ignored_and_of_a_field_sent_twice_the_last_counts() 
 }
 
 #[tokio::test]
-async fn a_message_with_too_much_in_it_is_refused_in_words_and_the_next_is_answered() {
+async fn a_message_with_too_many_descriptors_is_rejected() {
     let served = limited().await;
     let refused = served.send(METHOD, b"\x12\0".repeat(2_000_000)).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
@@ -279,14 +277,14 @@ async fn a_message_with_too_much_in_it_is_refused_in_words_and_the_next_is_answe
 }
 
 #[tokio::test]
-async fn more_than_four_megabytes_are_resource_exhausted() {
+async fn should_rate_limit_accepts_at_most_four_mebibytes() {
     let served = limited().await;
     let message = |size| padded(request(vec![descriptor("k", "v")]).encode_to_vec(), size);
     assert_eq!(served.code(METHOD, message(4 * 1024 * 1024)).await, Code::Ok);
     assert_eq!(served.code(METHOD, message(4 * 1024 * 1024 + 1)).await, Code::ResourceExhausted);
 }
 
-/// `message`, of so many bytes by an unknown field, whose length is in four bytes of varint.
+/// Pads `message` to `size` bytes with an unknown field. Its length is a four-byte varint.
 fn padded(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     let rest = u32::try_from(size - message.len() - 6).unwrap();
     message.extend([0xa2, 0x06]);
@@ -296,9 +294,9 @@ fn padded(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     message
 }
 
-/// As long as it may be a message without content is asked about, and refused for what it lacks.
+/// A message of the maximum size, with only an unknown field, is decoded and then rejected.
 #[tokio::test]
-async fn of_what_is_decoded_as_it_is_more_than_one_megabyte_is_resource_exhausted() {
+async fn other_services_accept_at_most_one_mebibyte() {
     let served = limited().await;
     let (most, more) = (padded(vec![], 1 << 20), padded(vec![], (1 << 20) + 1));
     for (path, lacks) in [(CHECK, Code::FailedPrecondition), (ACQUIRE, Code::InvalidArgument)] {
@@ -307,15 +305,19 @@ async fn of_what_is_decoded_as_it_is_more_than_one_megabyte_is_resource_exhauste
         assert_eq!(refused.code(), Code::ResourceExhausted, "{path}: {refused}");
         assert!(refused.message().contains("1048576 bytes"), "{path}: {refused}");
     }
-    // On the second, refusals are answers.
+    // On a `Hold` stream, a rejection is a normal reply.
     for (path, lacks) in [(PROCESS, Code::InvalidArgument), (HOLD, Code::Ok)] {
-        assert_eq!(served.first(path, most.clone()).await, lacks, "{path}");
-        assert_eq!(served.first(path, more.clone()).await, Code::ResourceExhausted, "{path}");
-        assert_eq!(served.first(path, vec![0xff; 9]).await, Code::Internal, "{path}");
+        assert_eq!(served.first_reply_code(path, most.clone()).await, lacks, "{path}");
+        assert_eq!(
+            served.first_reply_code(path, more.clone()).await,
+            Code::ResourceExhausted,
+            "{path}"
+        );
+        assert_eq!(served.first_reply_code(path, vec![0xff; 9]).await, Code::Internal, "{path}");
     }
 }
 
-/// The first message of a request behind `ext_proc`, for which the hook `edge` asks.
+/// The first `ext_proc` message of a request that the hook `edge` checks.
 fn processed() -> Vec<u8> {
     let key = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
     let headers = Some(HeaderMap { headers: vec![key] });
@@ -323,23 +325,23 @@ fn processed() -> Vec<u8> {
     ProcessingRequest { request, ..ProcessingRequest::default() }.encode_to_vec()
 }
 
-/// The last of them says nothing that is wrong.
+/// The third stream ends without an invalid message.
 #[tokio::test]
-async fn a_later_message_that_cannot_be_read_is_refused_as_a_first_is_and_gives_the_permit_back() {
-    let engine = ceiling_of("limit: 1");
+async fn an_invalid_later_message_releases_the_permit() {
+    let engine = engine_with_concurrency("limit: 1");
     let in_flight = || engine.ceilings().total().in_flight;
     let hooks = hooks(r#"{"remote_address": {}}"#);
     let served = served_with(Arc::clone(&engine), Ready::Yes, hooks).await;
     let ended = async |later: Option<Vec<u8>>| {
-        let (say, said) = mpsc::channel(1);
-        let mut replies = served.open(PROCESS, ReceiverStream::new(said)).await.unwrap();
-        say.send(processed()).await.unwrap();
+        let (sender, receiver) = mpsc::channel(1);
+        let mut replies = served.open(PROCESS, ReceiverStream::new(receiver)).await.unwrap();
+        sender.send(processed()).await.unwrap();
         assert!(replies.message().await.unwrap().is_some());
         assert_eq!(in_flight(), 1);
         if let Some(later) = later {
-            say.send(later).await.unwrap();
+            sender.send(later).await.unwrap();
         }
-        drop(say);
+        drop(sender);
         let ended = replies.message().await.map(|reply| assert!(reply.is_none()));
         while in_flight() != 0 {
             tokio::task::yield_now().await;
@@ -354,7 +356,7 @@ async fn a_later_message_that_cannot_be_read_is_refused_as_a_first_is_and_gives_
 }
 
 #[tokio::test]
-async fn other_methods_and_services_are_unimplemented() {
+async fn unknown_methods_and_services_are_unimplemented() {
     let served = limited().await;
     let paths = [
         "/envoy.service.ratelimit.v3.RateLimitService/Other",
@@ -367,7 +369,7 @@ async fn other_methods_and_services_are_unimplemented() {
 }
 
 #[tokio::test]
-async fn health_knows_four_names_and_follows_the_state() {
+async fn health_covers_four_names_and_follows_readiness() {
     let served = served(empty_engine(), Ready::NoConfig).await;
     let all = async || {
         let unknown = served.serving("other").await;
@@ -392,7 +394,7 @@ async fn health_knows_four_names_and_follows_the_state() {
     assert_eq!(served.serving("").await, yes);
     served.health.set(Ready::Draining);
     assert_eq!(next().await, ServingStatus::NotServing);
-    // The names are told one after another; the unnamed one is the last.
+    // The names are updated one at a time; the empty name is the last.
     let mut unnamed = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     let left = async {
         while unnamed.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
@@ -402,30 +404,30 @@ async fn health_knows_four_names_and_follows_the_state() {
 }
 
 #[tokio::test]
-async fn shutdown_ends_though_somebody_watches_health() {
+async fn a_health_watch_does_not_delay_shutdown() {
     let served = limited().await;
     let mut watch = HealthClient::new(served.channel.clone());
     let mut changes = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     assert!(changes.message().await.unwrap().is_some());
-    served.left().await.unwrap();
+    served.shut_down().await.unwrap();
 }
 
-/// It takes the five seconds that a client has.
+/// Takes 5 seconds, the timeout of the handshake.
 #[tokio::test]
-async fn a_client_that_stops_in_the_middle_of_its_first_words_is_let_go() {
+async fn a_client_with_an_incomplete_preface_is_disconnected() {
     let served = limited().await;
     let mut slow = TcpStream::connect(served.address).await.unwrap();
     slow.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
-    let mut said = Vec::new();
-    let ended = tokio::time::timeout(PATIENCE, slow.read_to_end(&mut said)).await;
+    let mut received = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, slow.read_to_end(&mut received)).await;
     ended.expect("it has to end").ok();
     assert!(served.ask(request(vec![descriptor("k", "v")])).await.is_ok());
-    served.left().await.unwrap();
+    served.shut_down().await.unwrap();
 }
 
-/// Each request behind `ext_proc` is a call that lasts as long; hyper's own bound is 200.
+/// With `ext_proc`, each request is an open call. The default limit in hyper is 200.
 #[tokio::test]
-async fn a_thousand_calls_go_on_at_one_time_on_one_connection() {
+async fn one_connection_carries_a_thousand_concurrent_calls() {
     let served = limited().await;
     let watch = |_| {
         let mut health = HealthClient::new(served.channel.clone());
@@ -439,9 +441,9 @@ async fn a_thousand_calls_go_on_at_one_time_on_one_connection() {
     tokio::time::timeout(PATIENCE, all).await.expect("all have to be answered");
 }
 
-/// It takes the fifteen seconds that a message has.
+/// Takes 15 seconds, the timeout of a message.
 #[tokio::test]
-async fn a_message_that_never_comes_ends_its_call() {
+async fn a_call_without_a_message_times_out() {
     let served = limited().await;
     let mut client = tonic::client::Grpc::new(served.channel.clone());
     client.ready().await.unwrap();
@@ -452,28 +454,28 @@ async fn a_message_that_never_comes_ends_its_call() {
     assert!(refused.message().contains("in time"), "{refused}");
 }
 
-/// It takes the fifteen seconds that a message has.
+/// Takes 15 seconds, the timeout of a message.
 #[tokio::test]
-async fn a_message_that_has_begun_must_come_whole_and_before_it_a_stream_may_be_silent() {
+async fn partial_messages_time_out_but_idle_streams_stay_open() {
     let served = limited().await;
-    let (say, said) = mpsc::channel(1);
-    let mut quiet = served.open(HOLD, ReceiverStream::new(said)).await.unwrap();
-    let mut is_heard = async || {
-        say.send(Vec::new()).await.unwrap();
-        let heard = tokio::time::timeout(PATIENCE, quiet.message()).await;
-        heard.expect("an answer").unwrap().is_some()
+    let (sender, receiver) = mpsc::channel(1);
+    let mut quiet = served.open(HOLD, ReceiverStream::new(receiver)).await.unwrap();
+    let mut gets_reply = async || {
+        sender.send(Vec::new()).await.unwrap();
+        let reply = tokio::time::timeout(PATIENCE, quiet.message()).await;
+        reply.expect("an answer").unwrap().is_some()
     };
-    assert!(is_heard().await);
+    assert!(gets_reply().await);
     let mut cut = framed(&padded(vec![], 1_000));
     cut.pop();
-    // One that is whole comes before it.
+    // A complete message precedes the incomplete one.
     let second = [framed(&[]), cut.clone()].concat();
     let all = async {
         tokio::join!(
-            served.never_all(PROCESS, cut.clone()),
-            served.never_all(HOLD, second),
-            served.never_all(CHECK, cut.clone()),
-            served.never_all(LOGS, cut.clone()),
+            served.send_unfinished(PROCESS, cut.clone()),
+            served.send_unfinished(HOLD, second),
+            served.send_unfinished(CHECK, cut.clone()),
+            served.send_unfinished(LOGS, cut.clone()),
         )
     };
     let ended = tokio::time::timeout(2 * PATIENCE, all).await.expect("all have to end");
@@ -481,13 +483,12 @@ async fn a_message_that_has_begun_must_come_whole_and_before_it_a_stream_may_be_
     for refused in [process, hold, check] {
         assert!(refused.message().contains("in time"), "{refused}");
     }
-    assert!(is_heard().await, "it has nothing to bring to its end");
+    assert!(gets_reply().await, "it has nothing to bring to its end");
 }
 
-/// It takes the fifteen seconds that a message has.
 #[tokio::test]
-async fn the_end_of_an_acquire_that_is_no_question_finds_that_it_holds_nothing() {
-    let engine = ceiling_of("limit: 1");
+async fn a_rejected_acquire_stores_no_early_release() {
+    let engine = engine_with_concurrency("limit: 1");
     let served = served(Arc::clone(&engine), Ready::Yes).await;
     let id = "0123456789abcdef";
     let mut asked = descriptor("k", &"v".repeat(1 << 16));
@@ -496,20 +497,21 @@ async fn the_end_of_an_acquire_that_is_no_question_finds_that_it_holds_nothing()
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(!engine.release(id, None, Outcome::Success, None));
     assert_eq!(engine.early_releases().0, 0, "it takes no room among those that came early");
-    served.left().await.unwrap();
+    served.shut_down().await.unwrap();
 }
 
+/// Takes 15 seconds, the timeout of a message.
 #[tokio::test]
-async fn nothing_is_decoded_of_a_call_that_has_not_said_all() {
+async fn an_unfinished_call_is_not_decoded() {
     let served = limited().await;
     let broken = framed(&[0xff; 9]);
     assert_eq!(served.code(CHECK, vec![0xff; 9]).await, Code::Internal);
-    let ended = tokio::time::timeout(2 * PATIENCE, served.never_all(CHECK, broken)).await;
+    let ended = tokio::time::timeout(2 * PATIENCE, served.send_unfinished(CHECK, broken)).await;
     let refused = ended.expect("it has to end");
     assert!(refused.message().contains("in time"), "{refused}");
 }
 
-/// A message as it is on the wire.
+/// Adds gRPC's message prefix: a flag and the length.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0][..], &length.to_be_bytes(), message].concat()

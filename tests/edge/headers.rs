@@ -1,4 +1,4 @@
-//! The table of headers. Expected texts follow the draft's grammar and RFC 9651's strings.
+//! Rate limit response headers. Expected values follow the IETF draft and RFC 9651.
 
 use sluicegate::config::settings::{ResponseHeaders, Settings};
 use sluicegate::edge::headers::{Headers, Names};
@@ -52,12 +52,12 @@ fn never(standing: Standing) -> Finding {
 }
 
 #[test]
-fn nothing_is_sent_unless_switched_on() {
+fn headers_are_off_by_default() {
     assert!(sent(&Headers::default(), &answer(Verdict::Deny, vec![over(9)])).is_empty());
 }
 
 #[test]
-fn the_references_three_describe_the_binding_limit_in_order() {
+fn envoyproxy_headers_describe_the_binding_limit() {
     let mut answer = answer(
         Verdict::Admit,
         vec![
@@ -71,7 +71,7 @@ fn the_references_three_describe_the_binding_limit_in_order() {
 }
 
 #[test]
-fn no_limit_binds_no_header_is_sent() {
+fn no_headers_are_sent_without_a_binding_limit() {
     let mut nothing = answer(Verdict::Admit, vec![free(Reason::Unlimited), free(Reason::NoLimit)]);
     let all = Headers { draft: true, retry_after: true, ..reference() };
     assert!(sent(&all, &nothing).is_empty());
@@ -80,7 +80,7 @@ fn no_limit_binds_no_header_is_sent() {
 }
 
 #[test]
-fn header_names_are_sent_as_configured_even_empty() {
+fn configured_header_names_are_sent_unchanged() {
     let names = Names { limit: "x-limit".into(), remaining: "X-Left".into(), reset: "".into() };
     let headers = Headers { reference: Some(names), ..Headers::default() };
     let answer = answer(Verdict::Admit, vec![admitted(per_minute(2, ""), 1, Nanos::from_secs(7))]);
@@ -88,7 +88,7 @@ fn header_names_are_sent_as_configured_even_empty() {
 }
 
 #[test]
-fn the_draft_names_every_counted_limit_with_its_period_and_what_is_left() {
+fn draft_headers_list_every_counted_limit() {
     let day = shown(1_000, Nanos::from_secs(86_400), Some(Unit::Day), "daily");
     let findings = vec![
         admitted(per_minute(100, "burst"), 50, Nanos::from_secs(30)),
@@ -101,14 +101,14 @@ fn the_draft_names_every_counted_limit_with_its_period_and_what_is_left() {
 }
 
 #[test]
-fn a_period_below_a_second_is_shown_as_one() {
+fn periods_below_one_second_are_shown_as_one() {
     let limit = shown(5, Nanos(250_000_000), None, "quick");
     let [policy, limit] = policy_and_limit(vec![admitted(limit, 4, Nanos(1))]);
     assert_eq!((&*policy, &*limit), (r#""quick";q=5;w=1"#, r#""quick";r=4;t=1"#));
 }
 
 #[test]
-fn unnamed_limits_are_default_and_twins_are_numbered_alike_in_both_headers() {
+fn unnamed_and_duplicate_limits_are_numbered_in_both_headers() {
     let unnamed = || admitted(per_minute(2, ""), 1, Nanos::from_secs(7));
     let other = admitted(per_minute(2, "a"), 1, Nanos::from_secs(7));
     let [policy, limit] = policy_and_limit(vec![unnamed(), other, unnamed(), unnamed()]);
@@ -117,9 +117,9 @@ fn unnamed_limits_are_default_and_twins_are_numbered_alike_in_both_headers() {
     assert_eq!(limit, names.map(|name| format!("{name};r=1;t=7")).join(", "));
 }
 
-/// RFC 9651: a list may hold a string twice, but the draft pairs the two headers by it.
+/// RFC 9651 allows a string twice in a list, but the draft uses it to match the two headers.
 #[test]
-fn the_number_of_a_twin_makes_no_name_that_another_has() {
+fn numbered_names_never_collide() {
     let limit = |name: &&str| admitted(per_minute(2, name), 1, Nanos::from_secs(7));
     for (names, want) in [
         (&["a", "a", "a-2"][..], &["a", "a-3", "a-2"][..]),
@@ -138,7 +138,7 @@ fn the_number_of_a_twin_makes_no_name_that_another_has() {
 }
 
 #[test]
-fn a_name_is_escaped_into_a_structured_fields_string() {
+fn names_are_escaped_as_structured_field_strings() {
     let names = [
         (r#"say "hi" \o/"#, r#""say \"hi\" \\o/""#),
         ("für\tdich", r#""f%c3%bcr%09dich""#),
@@ -153,15 +153,15 @@ fn a_name_is_escaped_into_a_structured_fields_string() {
 }
 
 #[test]
-fn a_shadow_limit_is_not_shown_to_clients_that_would_obey_it() {
+fn draft_headers_omit_shadow_limits() {
     let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
     let headers = sent(&draft(), &answer(Verdict::Admit, vec![shadow]));
     assert!(headers.is_empty());
 }
 
-/// A limit that let pass without counting has nothing to tell of what is left, and hides none that has.
+/// A limit that allowed without counting has no remaining hits to report.
 #[test]
-fn a_limit_that_let_pass_uncounted_is_not_shown_and_does_not_bind() {
+fn an_uncounted_allow_is_neither_shown_nor_binding() {
     for (reason, standing) in [
         (Reason::Frozen, ENFORCED),
         (Reason::StoreFull, ENFORCED),
@@ -176,15 +176,15 @@ fn a_limit_that_let_pass_uncounted_is_not_shown_and_does_not_bind() {
         let [policy, limit] = policy_and_limit(vec![uncounted.clone(), counted()]);
         assert_eq!(policy, r#""counted";q=10;w=60"#, "{reason:?}");
         assert_eq!(limit, r#""counted";r=5;t=7"#, "{reason:?}");
-        // The one that denies is the one that binds, counted or not.
+        // A limit that denies is binding even if it did not count.
         let denies = Finding { verdict: Verdict::Deny, standing: ENFORCED, ..uncounted };
         assert_eq!(binding([&denies, &counted()].into_iter(), false), Some(0), "{reason:?}");
     }
 }
 
-/// Under the setting `shadow_mode` every limit is one.
+/// The setting `shadow_mode` makes every limit a shadow limit.
 #[test]
-fn a_service_in_shadow_mode_shows_clients_no_limit_that_they_would_obey() {
+fn shadow_mode_disables_the_draft_headers() {
     let chosen = |shadow_mode| {
         let chosen = ResponseHeaders::All;
         Headers::chosen(&Settings { response_headers: chosen, shadow_mode, ..Settings::default() })
@@ -202,7 +202,7 @@ fn a_service_in_shadow_mode_shows_clients_no_limit_that_they_would_obey() {
 }
 
 #[test]
-fn at_most_eight_limits_are_listed_and_no_integer_has_more_than_15_digits() {
+fn draft_headers_list_at_most_eight_limits_and_fifteen_digits() {
     let findings = vec![admitted(per_minute(2, "n"), u64::MAX, Nanos::SECOND); 9];
     let [policy, limit] = policy_and_limit(findings);
     assert_eq!(policy.split(", ").count(), 8);
@@ -210,7 +210,7 @@ fn at_most_eight_limits_are_listed_and_no_integer_has_more_than_15_digits() {
 }
 
 #[test]
-fn a_denial_says_when_to_come_back_rounded_up_and_never_zero() {
+fn retry_after_rounds_up_to_at_least_one_second() {
     let after = |nanos| {
         let finding = denied(per_minute(1, ""), Nanos(nanos), ENFORCED);
         retry_after(Verdict::Deny, vec![finding]).unwrap()
@@ -221,19 +221,19 @@ fn a_denial_says_when_to_come_back_rounded_up_and_never_zero() {
 }
 
 #[test]
-fn an_admission_has_no_retry_after() {
+fn allowed_checks_have_no_retry_after() {
     let fine = admitted(per_minute(2, ""), 1, Nanos::SECOND);
     assert_eq!(retry_after(Verdict::Admit, vec![fine]), None);
     assert_eq!(retry_after(Verdict::Admit, vec![over(9)]), None, "global shadow mode");
 }
 
 #[test]
-fn every_enforced_denial_must_have_passed() {
+fn retry_after_waits_for_every_enforced_limit() {
     assert_eq!(retry_after(Verdict::Deny, vec![over(3), over(9), over(5)]).unwrap(), "9");
 }
 
 #[test]
-fn one_member_of_a_quota_group_is_enough() {
+fn retry_after_waits_for_one_quota_limit() {
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), quota(3)]).unwrap(), "3");
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), over(5)]).unwrap(), "9");
     let passing = Finding::of_step(Step::Admit(room(1, Nanos(1))), per_minute(1, ""), QUOTA);
@@ -241,7 +241,7 @@ fn one_member_of_a_quota_group_is_enough() {
 }
 
 #[test]
-fn what_no_waiting_helps_has_no_retry_after() {
+fn permanent_denials_have_no_retry_after() {
     assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(ENFORCED)]), None);
     assert_eq!(retry_after(Verdict::Deny, vec![over(3), never(QUOTA)]), None);
     let group = vec![quota(4), never(QUOTA)];

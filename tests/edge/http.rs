@@ -40,11 +40,11 @@ fn port(engine: Arc<Engine>, reporting: Reporting, health: &Health) -> Router {
     })
 }
 
-fn asked(engine: Arc<Engine>) -> Router {
+fn default_router(engine: Arc<Engine>) -> Router {
     port(engine, Reporting::default(), &Health::new(Ready::Yes))
 }
 
-/// What came back: status, content type, body.
+/// Returns status, content type and body.
 async fn call(router: &Router, request: Request<Body>) -> (u16, String, String) {
     let Ok(response) = router.clone().call(request).await;
     let status = response.status().as_u16();
@@ -68,8 +68,8 @@ async fn post(router: &Router, body: impl Into<Body>) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn a_question_is_answered_with_200_until_it_is_429() {
-    let router = asked(engine(two_a_minute()));
+async fn checks_return_200_until_the_limit_then_429() {
+    let router = default_router(engine(two_a_minute()));
     let want = |code: &str, remaining: u32| {
         let limit = json!({"name": "lim", "requestsPerUnit": 2, "unit": "MINUTE"});
         let mut status = json!({"code": code, "currentLimit": limit, "durationUntilReset": "60s"});
@@ -84,12 +84,12 @@ async fn a_question_is_answered_with_200_until_it_is_429() {
 }
 
 #[tokio::test]
-async fn the_unlimited_and_the_unmatched_leave_out_their_defaults() {
+async fn unlimited_and_unmatched_descriptors_omit_defaults() {
     let body =
         r#"{"domain":"d","descriptors":[{"entries":[{"key":"u"}]},{"entries":[{"key":"zz"}]},{}]}"#;
     let statuses = json!([{"code": "OK", "limitRemaining": 4_294_967_295_u32}, {"code": "OK"}, {"code": "OK"}]);
     let want = json!({"overallCode": "OK", "statuses": statuses});
-    assert_eq!(post(&asked(engine(two_a_minute())), body).await, (200, want));
+    assert_eq!(post(&default_router(engine(two_a_minute())), body).await, (200, want));
 }
 
 #[tokio::test]
@@ -109,8 +109,8 @@ async fn headers_and_metadata_appear_in_the_body() {
 }
 
 #[tokio::test]
-async fn the_method_is_free_and_the_path_exact() {
-    let router = asked(engine(two_a_minute()));
+async fn any_method_is_accepted_but_paths_are_exact() {
+    let router = default_router(engine(two_a_minute()));
     for method in ["GET", "PUT"] {
         assert_eq!(call(&router, to(method, "/json", ONE_HIT)).await.0, 200);
     }
@@ -122,8 +122,8 @@ async fn the_method_is_free_and_the_path_exact() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_is_400_in_text_and_counts_nothing() {
-    let router = asked(engine(two_a_minute()));
+async fn invalid_checks_return_400_and_count_nothing() {
+    let router = default_router(engine(two_a_minute()));
     let over = (1_u64 << 63).to_string();
     let bodies = [
         String::new(),
@@ -152,14 +152,15 @@ async fn what_cannot_be_asked_is_400_in_text_and_counts_nothing() {
 }
 
 #[tokio::test]
-async fn without_limits_every_question_is_400() {
-    let (status, _, body) = call(&asked(empty_engine()), to("POST", "/json", ONE_HIT)).await;
+async fn checks_return_400_before_limits_are_loaded() {
+    let (status, _, body) =
+        call(&default_router(empty_engine()), to("POST", "/json", ONE_HIT)).await;
     assert_eq!((status, &*body), (400, "Bad Request\n"));
 }
 
 #[tokio::test]
-async fn four_megabytes_are_read_and_one_byte_more_is_413() {
-    let router = asked(engine(two_a_minute()));
+async fn bodies_above_four_mebibytes_return_413() {
+    let router = default_router(engine(two_a_minute()));
     let padded = |size: usize| ONE_HIT.to_owned() + &" ".repeat(size - ONE_HIT.len());
     assert_eq!(post(&router, padded(MAX_BODY_BYTES)).await.0, 200);
     let (status, _, body) = call(&router, to("POST", "/json", padded(MAX_BODY_BYTES + 1))).await;
@@ -167,7 +168,7 @@ async fn four_megabytes_are_read_and_one_byte_more_is_413() {
 }
 
 #[tokio::test]
-async fn of_a_body_without_end_no_more_is_read_than_may_be_kept() {
+async fn reading_an_endless_body_stops_at_the_limit() {
     let read = Arc::new(AtomicUsize::new(0));
     let counting = Arc::clone(&read);
     let chunks = std::iter::repeat_with(move || {
@@ -175,19 +176,25 @@ async fn of_a_body_without_end_no_more_is_read_than_may_be_kept() {
         Ok::<_, Infallible>(vec![b' '; 64 * 1024])
     });
     let endless = Body::from_stream(tokio_stream::iter(chunks));
-    assert_eq!(call(&asked(engine(two_a_minute())), to("POST", "/json", endless)).await.0, 413);
+    assert_eq!(
+        call(&default_router(engine(two_a_minute())), to("POST", "/json", endless)).await.0,
+        413
+    );
     assert_eq!(read.load(Relaxed), 65, "64 chunks fit, one is too much");
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_is_400() {
+async fn an_interrupted_body_returns_400() {
     let chunks = [Ok(ONE_HIT.as_bytes()), Err(std::io::Error::other("gone"))];
     let body = Body::from_stream(tokio_stream::iter(chunks));
-    assert_eq!(call(&asked(engine(two_a_minute())), to("POST", "/json", body)).await.0, 400);
+    assert_eq!(
+        call(&default_router(engine(two_a_minute())), to("POST", "/json", body)).await.0,
+        400
+    );
 }
 
 #[tokio::test]
-async fn health_follows_the_state_by_any_method() {
+async fn health_follows_readiness_for_any_method() {
     let health = Health::new(Ready::NoConfig);
     let router = port(empty_engine(), Reporting::default(), &health);
     let expected = [
@@ -195,11 +202,11 @@ async fn health_follows_the_state_by_any_method() {
         (Ready::Yes, 200, "OK", 200, "ready\n"),
         (Ready::Draining, 500, "", 503, "not ready: draining\n"),
     ];
-    for (ready, healthy, says, readyz, why) in expected {
+    for (ready, healthy, healthcheck_body, readyz, why) in expected {
         health.set(ready);
         for method in ["GET", "POST", "DELETE"] {
             let (code, _, body) = call(&router, to(method, "/healthcheck", "x")).await;
-            assert_eq!((code, &*body), (healthy, says), "{ready:?}");
+            assert_eq!((code, &*body), (healthy, healthcheck_body), "{ready:?}");
         }
         let (code, _, body) = call(&router, to("GET", "/readyz", "")).await;
         assert_eq!((code, &*body), (readyz, why));
@@ -207,9 +214,9 @@ async fn health_follows_the_state_by_any_method() {
     }
 }
 
-/// By the column of `healthy_with_backend` in docs/answers.md.
+/// Source: the column `healthy_with_backend` in docs/answers.md.
 #[tokio::test]
-async fn where_the_store_is_heeded_health_is_not_ready_without_it_and_alive() {
+async fn an_unavailable_store_fails_readiness_but_not_liveness() {
     let health = Health::new(Ready::Yes);
     let router = port(empty_engine(), Reporting::default(), &health);
     for (answers, healthy, readyz) in [(false, 500, 503), (true, 200, 200)] {
@@ -223,26 +230,26 @@ async fn where_the_store_is_heeded_health_is_not_ready_without_it_and_alive() {
 }
 
 #[test]
-fn there_is_no_way_back_from_draining() {
+fn draining_is_final() {
     let health = Health::new(Ready::Yes);
     health.set(Ready::Draining);
     health.set(Ready::Yes);
     assert_eq!(health.ready(), Ready::Draining);
 }
 
-/// A served port: where to connect, what stops it, and the server's end.
+/// Returns a connection, the stop signal and the server task.
 async fn served() -> (TcpStream, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let router = asked(engine(two_a_minute()));
+    let router = default_router(engine(two_a_minute()));
     let until: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(listener, router, until));
     (TcpStream::connect(address).await.unwrap(), stop, server)
 }
 
-/// What comes until `end` is in it.
+/// Reads until the text contains `end`.
 pub(super) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(end) {
@@ -255,7 +262,7 @@ pub(super) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_hundred_megabytes_are_refused_before_they_are_sent() {
+async fn an_oversized_content_length_is_rejected_before_the_body() {
     let (mut stream, _stop, _server) = served().await;
     let head = "POST /json HTTP/1.1\r\nhost: x\r\ncontent-length: 104857600\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -264,14 +271,14 @@ async fn a_hundred_megabytes_are_refused_before_they_are_sent() {
 }
 
 #[tokio::test]
-async fn a_request_under_way_is_finished_and_then_the_server_ends() {
+async fn shutdown_finishes_requests_in_progress() {
     let (mut stream, stop, server) = served().await;
     let head = format!(
         "POST /json HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
         ONE_HIT.len()
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // The server asks for the body, so it has begun.
+    // The server requests the body, so the request has started.
     read_until(&mut stream, "100 Continue\r\n\r\n").await;
     stop.send(()).unwrap();
     let address = stream.peer_addr().unwrap();
@@ -284,7 +291,7 @@ async fn a_request_under_way_is_finished_and_then_the_server_ends() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_does_not_keep_the_server_alive() {
+async fn idle_connections_do_not_delay_shutdown() {
     let (mut stream, stop, server) = served().await;
     stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     read_until(&mut stream, "alive").await;
@@ -292,7 +299,7 @@ async fn an_idle_connection_does_not_keep_the_server_alive() {
     soon("the end of the server", server).await.unwrap();
 }
 
-/// A page without end, and what is told when nobody gets it any more.
+/// An endless page, and a receiver that fails when the connection of the page is dropped.
 fn endless() -> (Router, oneshot::Receiver<()>) {
     let (alive, gone) = oneshot::channel();
     let alive = Arc::new(Mutex::new(Some(alive)));
@@ -307,8 +314,8 @@ fn endless() -> (Router, oneshot::Receiver<()>) {
     (Router::new().route("/endless", get(page)), gone)
 }
 
-/// Reads a little a second, far less in the time that a client has than the third of what waits for it at which Linux
-/// says that there is room.
+/// Reads 16 KiB a second. Linux reports a socket as writable once a third of its buffer is free.
+/// Within the write timeout, this client frees far less.
 async fn read_slowly(mut stream: TcpStream, seconds: u32) -> TcpStream {
     let mut second = tokio::time::interval(Duration::from_secs(1));
     let mut little = vec![0; 16 * 1024];
@@ -319,10 +326,9 @@ async fn read_slowly(mut stream: TcpStream, seconds: u32) -> TcpStream {
     stream
 }
 
-/// It takes the thirty seconds that a client has, and six more.
+/// Takes 36 seconds: the write timeout of 30 seconds, and six more.
 #[tokio::test]
-async fn a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_or_has_nothing_to_read_is_not()
- {
+async fn only_a_client_that_stops_reading_is_disconnected() {
     let (router, gone) = endless();
     let (slow_router, mut slow_gone) = endless();
     let ready = Arc::new(Notify::new());
@@ -338,25 +344,25 @@ async fn a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_or_has
     let address = listener.local_addr().unwrap();
     let router = router.route("/late", get(late)).nest("/slow", slow_router);
     tokio::spawn(serve(listener, router, std::future::pending()));
-    let mut waits = TcpStream::connect(address).await.unwrap();
-    waits.write_all(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut waiting_client = TcpStream::connect(address).await.unwrap();
+    waiting_client.write_all(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let mut slow = TcpStream::connect(address).await.unwrap();
     slow.write_all(b"GET /slow/endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let mut deaf = TcpStream::connect(address).await.unwrap();
-    deaf.write_all(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut stalled = TcpStream::connect(address).await.unwrap();
+    stalled.write_all(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let both = async { tokio::join!(gone, read_slowly(slow, 36)) };
     let (gone, _slow) =
         tokio::time::timeout(4 * PATIENCE, both).await.expect("it has to be cut off");
     assert!(gone.is_err(), "the page is dropped with its connection");
     assert_eq!(slow_gone.try_recv(), Err(TryRecvError::Empty), "it reads on");
-    // What was kept for it is dropped, so that it is not told of an end in order.
-    let told = async {
-        deaf.ready(Interest::ERROR).await.unwrap();
-        deaf.read_to_end(&mut Vec::new()).await
+    // Queued data is dropped, so the client gets a reset instead of an orderly close.
+    let closed = async {
+        stalled.ready(Interest::ERROR).await.unwrap();
+        stalled.read_to_end(&mut Vec::new()).await
     };
-    let told = tokio::time::timeout(PATIENCE, told).await.expect("it has to be told");
-    assert_eq!(told.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let closed = tokio::time::timeout(PATIENCE, closed).await.expect("it has to be told");
+    assert_eq!(closed.unwrap_err().kind(), ErrorKind::ConnectionReset);
     ready.notify_one();
-    let reply = read_until(&mut waits, "late").await;
+    let reply = read_until(&mut waiting_client, "late").await;
     assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
 }

@@ -1,4 +1,4 @@
-//! Proto3 JSON in and out. What is accepted and refused is the reference's, as recorded from it.
+//! Proto3 JSON requests and responses. Expected results were recorded from envoyproxy/ratelimit.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
@@ -16,8 +16,7 @@ fn read(body: &str) -> RateLimitRequest {
     request(body.as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}"))
 }
 
-/// A body whose one descriptor has these fields.
-fn one(fields: &str) -> String {
+fn body_with(fields: &str) -> String {
     format!(
         r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"k","value":"v"}}],{fields}}}]}}"#
     )
@@ -28,7 +27,7 @@ fn own_addend(body: &str) -> Option<u64> {
 }
 
 #[test]
-fn both_spellings_of_every_name_are_read() {
+fn camel_and_snake_case_names_are_accepted() {
     let camel = r#"{"domain":"d","hitsAddend":3,"descriptors":[{"entries":[{"key":"k","value":"v"}],
         "limit":{"requestsPerUnit":7,"unit":"DAY"},"hitsAddend":"2","isNegativeHits":true}]}"#;
     let snake = r#"{"domain":"d","hits_addend":3,"descriptors":[{"entries":[{"key":"k","value":"v"}],
@@ -42,24 +41,24 @@ fn both_spellings_of_every_name_are_read() {
 }
 
 #[test]
-fn absent_fields_and_null_are_the_default() {
+fn missing_and_null_fields_use_defaults() {
     assert_eq!(read("{}"), RateLimitRequest::default());
     let nulls = r#"{"domain":null,"descriptors":null,"hitsAddend":null}"#;
     assert_eq!(read(nulls), RateLimitRequest::default());
-    let body = one(r#""limit":null,"hitsAddend":null,"isNegativeHits":null"#);
+    let body = body_with(r#""limit":null,"hitsAddend":null,"isNegativeHits":null"#);
     assert_eq!(read(&body), asked(vec![descriptor("k", "v")]));
     let body = " {\n\"domain\" : \"d\", \"descriptors\":[ {\"entries\":[{\"key\":\"k\",\"value\":null}]} ]\t}\r\n";
     assert_eq!(read(body), asked(vec![descriptor("k", "")]));
 }
 
 #[test]
-fn escapes_are_read_in_names_and_values() {
+fn escapes_are_decoded_in_names_and_values() {
     let body = r#"{"\u0064omain":"\u0064","descriptors":[{"entries":[{"key":"k","value":"\ud83d\ude00\n\/\u0000"}]}]}"#;
     assert_eq!(read(body), asked(vec![descriptor("k", "\u{1f600}\n/\0")]));
 }
 
 #[test]
-fn an_integer_may_be_written_in_every_way_that_is_one() {
+fn all_integer_notations_are_accepted() {
     let ways = [
         ("1", 1),
         ("1.0", 1),
@@ -85,7 +84,7 @@ fn an_integer_may_be_written_in_every_way_that_is_one() {
     ];
     for (written, want) in ways {
         assert_eq!(
-            own_addend(&one(&format!(r#""hitsAddend":{written}"#))),
+            own_addend(&body_with(&format!(r#""hitsAddend":{written}"#))),
             Some(want),
             "{written}"
         );
@@ -93,7 +92,7 @@ fn an_integer_may_be_written_in_every_way_that_is_one() {
 }
 
 #[test]
-fn what_is_no_unsigned_integer_is_refused() {
+fn invalid_unsigned_integers_are_rejected() {
     let wrong = [
         "-1",
         "1.5",
@@ -127,7 +126,7 @@ fn what_is_no_unsigned_integer_is_refused() {
         "-0.5",
     ];
     for written in wrong {
-        let body = one(&format!(r#""hitsAddend":{written}"#));
+        let body = body_with(&format!(r#""hitsAddend":{written}"#));
         assert!(request(body.as_bytes()).is_err(), "{written}");
         let body = format!(r#"{{"domain":"d","hitsAddend":{written}}}"#);
         assert!(request(body.as_bytes()).is_err(), "{written} for the request");
@@ -135,15 +134,15 @@ fn what_is_no_unsigned_integer_is_refused() {
 }
 
 #[test]
-fn thirty_two_bits_are_thirty_two_bits() {
+fn values_above_32_bits_are_rejected() {
     assert_eq!(read(r#"{"hitsAddend":4294967295}"#).hits_addend, u32::MAX);
     assert!(request(br#"{"hitsAddend":4294967296}"#).is_err());
-    let body = one(r#""limit":{"requestsPerUnit":4294967296,"unit":"DAY"}"#);
+    let body = body_with(r#""limit":{"requestsPerUnit":4294967296,"unit":"DAY"}"#);
     assert!(request(body.as_bytes()).is_err());
 }
 
 #[test]
-fn units_are_the_requests_own_names_or_any_number() {
+fn units_are_enum_names_or_any_number() {
     let units = [
         (r#""UNKNOWN""#, 0),
         (r#""SECOND""#, 1),
@@ -158,17 +157,17 @@ fn units_are_the_requests_own_names_or_any_number() {
         ("2.0", 2),
     ];
     for (written, want) in units {
-        let body = one(&format!(r#""limit":{{"requestsPerUnit":1,"unit":{written}}}"#));
+        let body = body_with(&format!(r#""limit":{{"requestsPerUnit":1,"unit":{written}}}"#));
         assert_eq!(read(&body).descriptors[0].limit.unwrap().unit, want);
     }
     for written in [r#""WEEK""#, r#""month""#, r#""Day""#, r#""2""#, r#""""#, "1.5", "2147483648"] {
-        let body = one(&format!(r#""limit":{{"requestsPerUnit":1,"unit":{written}}}"#));
+        let body = body_with(&format!(r#""limit":{{"requestsPerUnit":1,"unit":{written}}}"#));
         assert!(request(body.as_bytes()).is_err(), "{written}");
     }
 }
 
 #[test]
-fn what_the_reference_refuses_is_refused() {
+fn malformed_bodies_are_rejected() {
     let entry = r#"{"entries":[{"key":"k"}]"#;
     let wrong = [
         ("an empty body", String::new()),
@@ -183,13 +182,13 @@ fn what_the_reference_refuses_is_refused() {
         ("a number for text", r#"{"domain":5}"#.into()),
         ("a field twice", r#"{"domain":"d","domain":"d"}"#.into()),
         ("a field twice, once null", r#"{"domain":null,"domain":"d"}"#.into()),
-        ("both spellings", one(r#""hitsAddend":1,"hits_addend":2"#)),
+        ("both spellings", body_with(r#""hitsAddend":1,"hits_addend":2"#)),
         ("a null element", r#"{"descriptors":[null]}"#.into()),
         ("a null entry", r#"{"descriptors":[{"entries":[null]}]}"#.into()),
         ("an object for a list", format!(r#"{{"descriptors":{entry}}}}}"#)),
         ("a list for an object", r#"{"descriptors":[[]]}"#.into()),
-        ("text for a truth", one(r#""isNegativeHits":"true""#)),
-        ("a number for a truth", one(r#""isNegativeHits":1"#)),
+        ("text for a truth", body_with(r#""isNegativeHits":"true""#)),
+        ("a number for a truth", body_with(r#""isNegativeHits":1"#)),
         ("trailing garbage", r#"{"domain":"d"}x"#.into()),
         ("a second object", r#"{"domain":"d"}{}"#.into()),
         ("a trailing comma", r#"{"domain":"d",}"#.into()),
@@ -219,7 +218,7 @@ fn shown(reply: &RateLimitResponse) -> serde_json::Value {
 }
 
 #[test]
-fn a_response_leaves_out_what_has_its_default() {
+fn responses_omit_default_values() {
     assert_eq!(shown(&RateLimitResponse::default()), json!({}));
     let limit = RateLimit { name: "lim".into(), requests_per_unit: 3, unit: 4 };
     let full = DescriptorStatus {
@@ -252,7 +251,7 @@ fn a_response_leaves_out_what_has_its_default() {
 }
 
 #[test]
-fn headers_are_listed_in_order_and_an_empty_name_is_left_out() {
+fn headers_keep_their_order_and_omit_empty_names() {
     let header = |key: &str, value: &str| HeaderValue {
         key: key.into(),
         value: value.into(),
@@ -272,7 +271,7 @@ fn with_metadata(kind: Kind) -> RateLimitResponse {
 }
 
 #[test]
-fn metadata_is_plain_json_and_whole_numbers_have_no_point() {
+fn whole_numbers_in_metadata_have_no_decimal_point() {
     for (number, text) in
         [(7.0, "7"), (-3.0, "-3"), (2.5, "2.5"), (0.0, "0"), (1e15, "1000000000000000")]
     {
@@ -285,7 +284,7 @@ fn metadata_is_plain_json_and_whole_numbers_have_no_point() {
 }
 
 #[test]
-fn a_number_that_json_cannot_express_is_an_error_wherever_it_hides() {
+fn nested_non_finite_numbers_are_errors() {
     for number in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
         let deep = Kind::StructValue(Struct {
             fields: [("x".to_owned(), Value { kind: Some(Kind::NumberValue(number)) })].into(),

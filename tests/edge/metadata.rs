@@ -1,4 +1,4 @@
-//! Dynamic metadata: shapes and merging, as recorded from the reference.
+//! Dynamic metadata of responses: format and merging, as recorded from envoyproxy/ratelimit.
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ use super::{
     request,
 };
 
-/// A message as JSON, so that expectations read as the reference's recordings do.
-fn plain(value: &Value) -> serde_json::Value {
+/// Converts to JSON, the format of the recordings from envoyproxy/ratelimit.
+fn to_json(value: &Value) -> serde_json::Value {
     match value.kind.as_ref().unwrap() {
         Kind::NullValue(_) => json!(null),
         Kind::NumberValue(n) => json!(n),
         Kind::StringValue(s) => json!(s),
         Kind::BoolValue(b) => json!(b),
         Kind::StructValue(s) => fields(s),
-        Kind::ListValue(l) => l.values.iter().map(plain).collect(),
+        Kind::ListValue(l) => l.values.iter().map(to_json).collect(),
     }
 }
 
 fn fields(message: &Struct) -> serde_json::Value {
-    message.fields.iter().map(|(key, value)| (key.clone(), plain(value))).collect()
+    message.fields.iter().map(|(key, value)| (key.clone(), to_json(value))).collect()
 }
 
 fn metadata(
@@ -41,7 +41,7 @@ fn metadata(
     fields(&convert::reply(asked, answer, &reporting).dynamic_metadata.unwrap())
 }
 
-fn with(parts: Vec<(Finding, serde_json::Value)>) -> Answer {
+fn answer_with_metadata(parts: Vec<(Finding, serde_json::Value)>) -> Answer {
     let (findings, attached): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
     let mut answer = answer(Verdict::Admit, findings);
     for (status, attached) in answer.statuses.iter_mut().zip(attached) {
@@ -55,11 +55,11 @@ fn ok() -> Finding {
 }
 
 fn merged(parts: Vec<(Finding, serde_json::Value)>) -> serde_json::Value {
-    metadata(&request(vec![]), &with(parts))["metadata"].clone()
+    metadata(&request(vec![]), &answer_with_metadata(parts))["metadata"].clone()
 }
 
 #[test]
-fn a_plain_question_shows_its_domain_and_its_descriptors() {
+fn metadata_lists_domain_and_descriptors() {
     let mut two = descriptor("k", "v");
     two.entries.extend(descriptor("a", "").entries);
     let asked = request(vec![two]);
@@ -68,7 +68,7 @@ fn a_plain_question_shows_its_domain_and_its_descriptors() {
 }
 
 #[test]
-fn addends_are_numbers_where_they_were_given() {
+fn hits_addend_is_a_number_if_present() {
     let mut probe = descriptor("k", "v");
     probe.hits_addend = Some(UInt64Value { value: 0 });
     let mut asked = request(vec![probe, descriptor("l", "w")]);
@@ -80,7 +80,7 @@ fn addends_are_numbers_where_they_were_given() {
 }
 
 #[test]
-fn an_override_is_shown_in_protobufs_text_form() {
+fn overrides_use_the_protobuf_text_format() {
     let texts = [
         (overridden(7, 5), "requests_per_unit:7 unit:MONTH"),
         (overridden(0, 6), "unit:YEAR"),
@@ -104,7 +104,7 @@ fn the_first_rule_wins_and_objects_merge() {
 }
 
 #[test]
-fn an_object_against_anything_else_keeps_the_first() {
+fn conflicting_types_keep_the_first_value() {
     let (object, flat) =
         (json!({"o": {"x": 1.0}, "s": "text"}), json!({"o": "flat", "s": {"x": 1.0}}));
     assert_eq!(merged(vec![(ok(), object.clone()), (ok(), flat.clone())]), object);
@@ -112,15 +112,18 @@ fn an_object_against_anything_else_keeps_the_first() {
 }
 
 #[test]
-fn merging_leaves_the_rules_as_they_were() {
-    let answer = with(vec![(ok(), json!({"o": {"x": 1.0}})), (ok(), json!({"o": {"z": 3.0}}))]);
+fn merging_does_not_modify_the_rules() {
+    let answer = answer_with_metadata(vec![
+        (ok(), json!({"o": {"x": 1.0}})),
+        (ok(), json!({"o": {"z": 3.0}})),
+    ]);
     metadata(&request(vec![]), &answer);
     let first = answer.statuses[0].metadata.as_deref().unwrap();
     assert_eq!(first["o"], json!({"x": 1.0}));
 }
 
 #[test]
-fn a_rule_that_is_over_attaches_nothing_and_a_shadow_rule_that_is_over_does() {
+fn only_shadow_rules_attach_metadata_when_over_limit() {
     let over = |standing| denied(per_minute(1, ""), Nanos::SECOND, standing);
     let who = |name: &str| json!({"who": name});
     let parts = vec![
@@ -133,24 +136,24 @@ fn a_rule_that_is_over_attaches_nothing_and_a_shadow_rule_that_is_over_does() {
 }
 
 #[test]
-fn every_kind_of_value_arrives() {
+fn all_json_types_are_sent() {
     let all = json!({"n": null, "t": true, "f": 2.5, "i": -3.0, "s": "", "l": [[], {}], "": 1.0});
     assert_eq!(merged(vec![(ok(), all.clone())]), all);
 }
 
 #[test]
-fn no_metadata_is_sent_unless_switched_on() {
+fn metadata_is_off_by_default() {
     let reply =
         convert::reply(&request(vec![]), &answer(Verdict::Admit, vec![]), &Reporting::default());
     assert_eq!(reply.dynamic_metadata, None);
 }
 
 #[test]
-fn a_number_that_json_does_not_have_arrives_as_a_number_and_its_name_as_text() {
+fn marked_non_finite_numbers_are_sent_as_numbers() {
     let marked = |name: &str| format!("{NOT_FINITE}{name}");
     let attached = json!({"inf": marked("Infinity"), "low": marked("-Infinity"),
         "nan": [marked("NaN")], "text": "Infinity"});
-    let answer = with(vec![(ok(), attached)]);
+    let answer = answer_with_metadata(vec![(ok(), attached)]);
     let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
     let reply = convert::reply(&request(vec![]), &answer, &reporting);
     let Some(Kind::StructValue(rules)) =
@@ -166,5 +169,5 @@ fn a_number_that_json_does_not_have_arrives_as_a_number_and_its_name_as_text() {
     assert!(number(&rules.fields["low"]) < f64::MIN);
     let Some(Kind::ListValue(list)) = &rules.fields["nan"].kind else { panic!("no list") };
     assert!(number(&list.values[0]).is_nan());
-    assert_eq!(plain(&rules.fields["text"]), "Infinity");
+    assert_eq!(to_json(&rules.fields["text"]), "Infinity");
 }

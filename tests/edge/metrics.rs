@@ -1,4 +1,4 @@
-//! What is counted and how it is shown.
+//! Metrics: counters, and the page in both exposition formats.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn page(metrics: &Metrics) -> String {
         .to_string()
 }
 
-/// The samples of a page by series; panics on a line that is not exposition format.
+/// Returns the samples by series. Panics on a line that is not in the exposition format.
 fn samples(page: &str) -> BTreeMap<String, f64> {
     let mut typed = HashSet::new();
     let mut samples = BTreeMap::new();
@@ -64,10 +64,10 @@ fn decided(verdict: Verdict, reasons: &[Reason]) -> Decided<impl Iterator<Item =
 }
 
 #[test]
-fn an_untouched_page_is_sound_and_all_zero_but_what_is_looked_up() {
+fn a_new_page_is_valid_with_zero_counters() {
     let samples = samples(&page(&Metrics::new()));
-    let mut lit: Vec<_> = samples.iter().filter(|(_, value)| **value != 0.0).collect();
-    lit.sort_by(|a, b| a.0.cmp(b.0));
+    let mut non_zero: Vec<_> = samples.iter().filter(|(_, value)| **value != 0.0).collect();
+    non_zero.sort_by(|a, b| a.0.cmp(b.0));
     let version = format!("sluicegate_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     let want = [
         ("process_start_time_seconds", 1.5),
@@ -76,12 +76,13 @@ fn an_untouched_page_is_sound_and_all_zero_but_what_is_looked_up() {
         ("sluicegate_memory_keys", 5.0),
         ("sluicegate_memory_keys_max", 9.0),
     ];
-    let lit: Vec<_> = lit.into_iter().map(|(series, value)| (&**series, *value)).collect();
-    assert_eq!(lit, want);
+    let non_zero: Vec<_> =
+        non_zero.into_iter().map(|(series, value)| (&**series, *value)).collect();
+    assert_eq!(non_zero, want);
 }
 
 #[test]
-fn every_label_has_as_many_values_as_its_list() {
+fn every_label_value_has_a_series() {
     let samples = samples(&page(&Metrics::new()));
     let series = |name: &str| samples.keys().filter(|s| s.split('{').next() == Some(name)).count();
     assert_eq!(series("sluicegate_descriptors_decided_total"), Reason::ALL.len());
@@ -95,7 +96,7 @@ fn every_label_has_as_many_values_as_its_list() {
 }
 
 #[test]
-fn the_lists_are_in_the_order_of_their_discriminants() {
+fn lists_are_in_discriminant_order() {
     assert!(Reason::ALL.iter().enumerate().all(|(index, reason)| *reason as usize == index));
     assert!(Outcome::ALL.iter().enumerate().all(|(index, outcome)| *outcome as usize == index));
     assert!(Protocol::ALL.iter().enumerate().all(|(index, p)| *p as usize == index));
@@ -103,7 +104,7 @@ fn the_lists_are_in_the_order_of_their_discriminants() {
 }
 
 #[test]
-fn what_happens_is_counted_under_its_own_name() {
+fn events_increment_their_own_series() {
     let metrics = Metrics::new();
     let reasons = [Reason::OverLimit, Reason::WithinLimit, Reason::WithinLimit];
     decided(Verdict::Deny, &reasons).count(&metrics);
@@ -160,7 +161,7 @@ fn what_happens_is_counted_under_its_own_name() {
 }
 
 #[test]
-fn a_bound_belongs_to_its_own_bucket() {
+fn bucket_bounds_are_inclusive() {
     let metrics = Metrics::new();
     for nanos in [500, 501] {
         Answered { came: Nanos(0), at: Nanos(nanos), queued: Nanos(0) }.count(&metrics);
@@ -172,7 +173,7 @@ fn a_bound_belongs_to_its_own_bucket() {
 }
 
 #[test]
-fn threads_that_count_at_once_lose_nothing() {
+fn concurrent_counting_loses_nothing() {
     let metrics = Metrics::new();
     std::thread::scope(|scope| {
         for _ in 0..100 {
@@ -190,7 +191,7 @@ fn threads_that_count_at_once_lose_nothing() {
 }
 
 #[tokio::test]
-async fn the_page_is_served_as_prometheus_reads_it_and_nothing_else_is() {
+async fn only_the_metrics_path_is_served() {
     let router = router("/metrics", Arc::new(|| page(&Metrics::new())), Formats::Both);
     let get = |path: &str| Request::builder().uri(path).body(Body::empty()).unwrap();
     let Ok(reply) = router.clone().call(get("/metrics")).await;
@@ -204,7 +205,7 @@ async fn the_page_is_served_as_prometheus_reads_it_and_nothing_else_is() {
 }
 
 #[test]
-fn a_hundred_ceilings_have_series_of_their_own_and_the_rest_are_one() {
+fn concurrency_limits_beyond_a_hundred_share_one_series() {
     let ceiling = |number: u64| Ceiling {
         path: format!("d.k{number:03}").into(),
         in_flight: number,
@@ -238,7 +239,7 @@ fn a_hundred_ceilings_have_series_of_their_own_and_the_rest_are_one() {
 
 /// Source: OpenMetrics 1.0, "Overall structure", "Counter", "Histogram".
 #[test]
-fn as_openmetrics_the_page_has_the_same_samples_and_what_that_asks_for() {
+fn openmetrics_has_the_same_samples_and_its_own_syntax() {
     let metrics = Metrics::new();
     Called { questions: 3 }.count(&metrics);
     Answered { came: Nanos(0), at: Nanos(400), queued: Nanos(0) }.count(&metrics);
@@ -273,16 +274,16 @@ fn as_openmetrics_the_page_has_the_same_samples_and_what_that_asks_for() {
 }
 
 #[tokio::test]
-async fn whoever_prefers_openmetrics_gets_it_where_it_may_be_had() {
+async fn the_accept_header_selects_the_exposition_format() {
     let open = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let text = "text/plain; version=0.0.4; charset=utf-8";
-    let of_prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;\
+    let prometheus_accept = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;\
                          version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
     for (accept, wanted) in [
         (None, text),
         (Some("*/*"), text),
         (Some("text/html, */*;q=0.8"), text),
-        (Some(of_prometheus), open),
+        (Some(prometheus_accept), open),
         (Some("application/openmetrics-text"), open),
         (Some("Application/OpenMetrics-Text; Version=1.0.0; Q=0.3, text/plain; q=0.2"), open),
         (Some("application/openmetrics-text; q=0.2, text/plain; q=0.3"), text),

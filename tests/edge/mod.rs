@@ -1,4 +1,4 @@
-//! Protocols in, protocols out.
+//! Tests of the ports: gRPC, HTTP, syslog, metrics and admin.
 
 mod access_log;
 mod admin;
@@ -43,12 +43,10 @@ const ENFORCED: Standing = Standing { group: Group::Enforced, shadow: false };
 const QUOTA: Standing = Standing { group: Group::Quota, shadow: false };
 const SHADOW: Standing = Standing { group: Group::Enforced, shadow: true };
 
-/// A request of one domain with these descriptors.
 fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
 }
 
-/// A descriptor of one entry.
 fn descriptor(key: &str, value: &str) -> RateLimitDescriptor {
     let entry = Entry { key: key.into(), value: value.into() };
     RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() }
@@ -84,7 +82,7 @@ fn free(reason: Reason) -> Finding {
     Finding::settled(reason, Group::Enforced)
 }
 
-/// The answer that holds these findings; the first counted one binds.
+/// The first finding with a limit is the binding one.
 fn answer(verdict: Verdict, findings: Vec<Finding>) -> Answer {
     let denied = verdict == Verdict::Deny;
     let waits = findings.iter().map(|finding| (finding.standing.group, finding.passes_in()));
@@ -100,27 +98,25 @@ fn answer(verdict: Verdict, findings: Vec<Finding>) -> Answer {
     }
 }
 
-/// An engine without limits, at an instant that starts every kind of window.
+/// An engine without limits. At time 0, a window of every unit starts.
 fn empty_engine() -> Arc<Engine> {
     let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
     Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, Policy::default()))
 }
 
-/// An engine with `config` in force.
 fn engine(config: Config) -> Arc<Engine> {
     let engine = empty_engine();
     engine.publish(Arc::new(config));
     engine
 }
 
-/// An engine whose domain `d` has this ceiling for each `k`.
-fn ceiling_of(words: &str) -> Arc<Engine> {
-    let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{{words}}}\n");
+/// Domain `d` has this concurrency limit for each value of `k`.
+fn engine_with_concurrency(fields: &str) -> Arc<Engine> {
+    let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{{fields}}}\n");
     engine(sluicegate::config::load([("d.yaml", text.as_bytes())], Revision(3), false).unwrap().0)
 }
 
-/// What a request of `k` with this value holds.
-async fn hold(engine: &Engine, value: &str) -> sluicegate::engine::Permits {
+async fn acquire_permits(engine: &Engine, value: &str) -> sluicegate::engine::Permits {
     let entries = [("k", value)].into_iter().collect();
     let cost = sluicegate::kernel::decision::Cost::Charge(Hits(1));
     let descriptor = sluicegate::kernel::decision::Descriptor { entries, cost, limit: None };
@@ -132,7 +128,7 @@ async fn hold(engine: &Engine, value: &str) -> sluicegate::engine::Permits {
     }
 }
 
-/// Domain `d`: `k` has two hits a minute and is named `lim`, `u` is unlimited.
+/// In domain `d`, `k` allows two hits a minute and is named `lim`; `u` is unlimited.
 fn two_a_minute() -> Config {
     let limit = raw::RateLimit {
         requests_per_unit: spanned(2),

@@ -1,4 +1,4 @@
-//! `sluicegate.v1.Permits` over a real connection.
+//! The gRPC service `sluicegate.v1.Permits` over a real connection.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Streaming};
 
 use super::grpc::{Served, served_with};
-use super::{ceiling_of, empty_engine};
+use super::{empty_engine, engine_with_concurrency};
 use crate::waiting::{PATIENCE, soon};
 
 const ONE: &str = "one-0123456789abcdef";
@@ -58,8 +58,8 @@ const REJECTS: &str =
     "limit: 1, max_duration: 20s, reject: {status: 503, retry_after: 1500ms, body: busy}";
 
 #[tokio::test]
-async fn a_ceiling_is_held_exactly_and_a_denial_says_what_a_client_would_get() {
-    let engine = ceiling_of(REJECTS);
+async fn acquire_enforces_the_limit_and_returns_the_rejection() {
+    let engine = engine_with_concurrency(REJECTS);
     let (_served, mut client) = serve(&engine).await;
     let admitted = client.acquire(acquire(ONE)).await.unwrap().into_inner();
     let want = AcquireResponse {
@@ -88,8 +88,8 @@ async fn a_ceiling_is_held_exactly_and_a_denial_says_what_a_client_would_get() {
 }
 
 #[tokio::test]
-async fn a_release_that_overtakes_its_acquire_leaves_nothing_held() {
-    let engine = ceiling_of("limit: 1");
+async fn an_early_release_leaves_no_permit() {
+    let engine = engine_with_concurrency("limit: 1");
     let (_served, mut client) = serve(&engine).await;
     assert!(!client.release(release(ONE)).await.unwrap().into_inner().held);
     let admitted = client.acquire(acquire(ONE)).await.unwrap().into_inner();
@@ -98,7 +98,7 @@ async fn a_release_that_overtakes_its_acquire_leaves_nothing_held() {
 }
 
 #[tokio::test]
-async fn a_rate_limits_denial_is_429_with_its_reason_and_wait() {
+async fn rate_limit_denials_return_429_and_retry_after() {
     let engine = super::engine(super::two_a_minute());
     let (_served, mut client) = serve(&engine).await;
     for (id, held) in [(ONE, false), (TWO, false)] {
@@ -114,8 +114,8 @@ async fn a_rate_limits_denial_is_429_with_its_reason_and_wait() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_is_an_error_and_holds_nothing() {
-    let engine = ceiling_of("limit: 9");
+async fn invalid_calls_are_errors_and_acquire_no_permit() {
+    let engine = engine_with_concurrency("limit: 9");
     let (_served, mut client) = serve(&engine).await;
     let mut code = async |asked| client.acquire(asked).await.unwrap_err().code();
     assert_eq!(code(acquire("short")).await, Code::InvalidArgument);
@@ -132,8 +132,8 @@ async fn what_cannot_be_asked_is_an_error_and_holds_nothing() {
     assert_eq!(client.acquire(acquire(ONE)).await.unwrap_err().code(), Code::AlreadyExists);
     assert_eq!(in_flight(&engine), 1);
     for outcome in [0, 4] {
-        let unsaid = ReleaseRequest { outcome, ..release(ONE) };
-        assert_eq!(client.release(unsaid).await.unwrap_err().code(), Code::InvalidArgument);
+        let no_outcome = ReleaseRequest { outcome, ..release(ONE) };
+        assert_eq!(client.release(no_outcome).await.unwrap_err().code(), Code::InvalidArgument);
     }
     assert_eq!(client.release(release("!")).await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(client.renew(renew("!")).await.unwrap_err().code(), Code::InvalidArgument);
@@ -142,18 +142,18 @@ async fn what_cannot_be_asked_is_an_error_and_holds_nothing() {
 }
 
 #[tokio::test]
-async fn a_call_that_ends_while_it_waits_holds_nothing() {
-    let engine = ceiling_of("limit: 1, queue: {size: 9, timeout: 1h}");
+async fn a_queued_call_that_ends_acquires_no_permit() {
+    let engine = engine_with_concurrency("limit: 1, queue: {size: 9, timeout: 1h}");
     let (_served, mut client) = serve(&engine).await;
     client.acquire(acquire(ONE)).await.unwrap();
-    let patient = AcquireRequest { max_wait_us: Some(2_000), ..acquire(TWO) };
-    let denied = client.acquire(patient).await.unwrap().into_inner();
+    let short_wait = AcquireRequest { max_wait_us: Some(2_000), ..acquire(TWO) };
+    let denied = client.acquire(short_wait).await.unwrap().into_inner();
     assert_eq!(&*denied.reason, "queue_timeout");
-    let at_once = AcquireRequest { max_wait_us: Some(0), ..acquire(TWO) };
-    assert_eq!(&*client.acquire(at_once).await.unwrap().into_inner().reason, "ceiling_reached");
-    let mut hurried = Request::new(acquire(TWO));
-    hurried.set_timeout(std::time::Duration::from_millis(40));
-    let ended = client.acquire(hurried).await;
+    let no_wait = AcquireRequest { max_wait_us: Some(0), ..acquire(TWO) };
+    assert_eq!(&*client.acquire(no_wait).await.unwrap().into_inner().reason, "ceiling_reached");
+    let mut with_timeout = Request::new(acquire(TWO));
+    with_timeout.set_timeout(std::time::Duration::from_millis(40));
+    let ended = client.acquire(with_timeout).await;
     assert!(ended.is_err() || &*ended.unwrap().into_inner().reason == "queue_timeout");
     let nobody_waits = async {
         while engine.ceilings().total().waiting != 0 {
@@ -164,32 +164,31 @@ async fn a_call_that_ends_while_it_waits_holds_nothing() {
     assert_eq!(in_flight(&engine), 1);
 }
 
-/// The two sides of a stream.
-struct Hold {
+struct HoldStream {
     ask: mpsc::Sender<HoldRequest>,
     answers: Streaming<HoldResponse>,
 }
 
-async fn open(client: &mut PermitsClient<Channel>) -> Hold {
+async fn open(client: &mut PermitsClient<Channel>) -> HoldStream {
     let (ask, asked) = mpsc::channel(16);
     let answers = client.hold(ReceiverStream::new(asked)).await.unwrap().into_inner();
-    Hold { ask, answers }
+    HoldStream { ask, answers }
 }
 
-impl Hold {
-    async fn say(&self, ask: Ask) {
+impl HoldStream {
+    async fn send(&self, ask: Ask) {
         self.ask.send(HoldRequest { ask: Some(ask) }).await.unwrap();
     }
 
-    async fn hears(&mut self) -> (String, Answer) {
-        let heard = tokio::time::timeout(PATIENCE, self.answers.message()).await;
-        let answer = heard.expect("an answer").unwrap().unwrap();
+    async fn receive(&mut self) -> (String, Answer) {
+        let replies = tokio::time::timeout(PATIENCE, self.answers.message()).await;
+        let answer = replies.expect("an answer").unwrap().unwrap();
         (answer.id, answer.answer.unwrap())
     }
 
-    async fn asks(&mut self, ask: Ask) -> Answer {
-        self.say(ask).await;
-        self.hears().await.1
+    async fn call(&mut self, ask: Ask) -> Answer {
+        self.send(ask).await;
+        self.receive().await.1
     }
 }
 
@@ -219,18 +218,18 @@ async fn until_free(engine: &Engine) {
 }
 
 #[tokio::test]
-async fn the_streams_end_gives_back_all_that_was_taken_on_it_however_it_ends() {
-    let engine = ceiling_of("limit: 2");
+async fn a_closed_stream_releases_its_permits() {
+    let engine = engine_with_concurrency("limit: 2");
     let (_served, mut client) = serve(&engine).await;
     for cut in [false, true] {
         let mut hold = open(&mut client).await;
-        assert!(held(hold.asks(Ask::Acquire(acquire(ONE))).await));
-        assert!(held(hold.asks(Ask::Acquire(acquire(TWO))).await));
-        assert!(held(hold.asks(Ask::Renew(renew(ONE))).await));
-        assert!(held(hold.asks(Ask::Release(release(ONE))).await));
-        assert!(!held(hold.asks(Ask::Release(release(ONE))).await));
+        assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
+        assert!(held(hold.call(Ask::Acquire(acquire(TWO))).await));
+        assert!(held(hold.call(Ask::Renew(renew(ONE))).await));
+        assert!(held(hold.call(Ask::Release(release(ONE))).await));
+        assert!(!held(hold.call(Ask::Release(release(ONE))).await));
         assert_eq!(in_flight(&engine), 1);
-        let Hold { ask, answers } = hold;
+        let HoldStream { ask, answers } = hold;
         drop(ask);
         let answers = if cut { None } else { Some(answers) };
         until_free(&engine).await;
@@ -239,28 +238,28 @@ async fn the_streams_end_gives_back_all_that_was_taken_on_it_however_it_ends() {
 }
 
 #[tokio::test]
-async fn an_acquire_that_waits_keeps_no_other_question_waiting_and_a_release_ends_its_wait() {
-    let engine = ceiling_of("limit: 1, queue: {size: 9, timeout: 1h}");
+async fn a_queued_acquire_blocks_nothing_and_can_be_released() {
+    let engine = engine_with_concurrency("limit: 1, queue: {size: 9, timeout: 1h}");
     let (_served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert!(held(hold.asks(Ask::Acquire(acquire(ONE))).await));
-    hold.say(Ask::Acquire(acquire(TWO))).await;
-    assert!(held(hold.asks(Ask::Renew(renew(ONE))).await), "answered meanwhile");
-    assert!(!held(hold.asks(Ask::Renew(renew(TWO))).await), "it waits");
-    assert_eq!(refused(hold.asks(Ask::Acquire(acquire(TWO))).await), Code::AlreadyExists);
-    hold.say(Ask::Release(release(TWO))).await;
-    let mut heard = [hold.hears().await, hold.hears().await];
-    heard.sort_by_key(|(_, answer)| matches!(answer, Answer::Error(_)));
-    let [(_, released), (id, given_up)] = heard;
+    assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
+    hold.send(Ask::Acquire(acquire(TWO))).await;
+    assert!(held(hold.call(Ask::Renew(renew(ONE))).await), "answered meanwhile");
+    assert!(!held(hold.call(Ask::Renew(renew(TWO))).await), "it waits");
+    assert_eq!(refused(hold.call(Ask::Acquire(acquire(TWO))).await), Code::AlreadyExists);
+    hold.send(Ask::Release(release(TWO))).await;
+    let mut replies = [hold.receive().await, hold.receive().await];
+    replies.sort_by_key(|(_, answer)| matches!(answer, Answer::Error(_)));
+    let [(_, released), (id, given_up)] = replies;
     assert!(!held(released));
     assert_eq!((&*id, refused(given_up)), (TWO, Code::Cancelled));
     assert_eq!(engine.ceilings().total().waiting, 0);
-    hold.say(Ask::Acquire(acquire(TWO))).await;
-    hold.say(Ask::Release(release(ONE))).await;
-    let mut heard = [hold.hears().await, hold.hears().await];
-    heard.sort_by(|(a, _), (b, _)| a.cmp(b));
+    hold.send(Ask::Acquire(acquire(TWO))).await;
+    hold.send(Ask::Release(release(ONE))).await;
+    let mut replies = [hold.receive().await, hold.receive().await];
+    replies.sort_by(|(a, _), (b, _)| a.cmp(b));
     assert_eq!(
-        heard.map(|(id, answer)| (id, held(answer))),
+        replies.map(|(id, answer)| (id, held(answer))),
         [(ONE.into(), true), (TWO.into(), true)]
     );
     drop(hold);
@@ -268,27 +267,27 @@ async fn an_acquire_that_waits_keeps_no_other_question_waiting_and_a_release_end
 }
 
 #[tokio::test]
-async fn a_question_that_is_refused_on_a_stream_does_not_end_it() {
-    let engine = ceiling_of("limit: 1");
+async fn a_rejected_message_does_not_end_the_stream() {
+    let engine = engine_with_concurrency("limit: 1");
     let (_served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert_eq!(refused(hold.asks(Ask::Acquire(acquire("!"))).await), Code::InvalidArgument);
+    assert_eq!(refused(hold.call(Ask::Acquire(acquire("!"))).await), Code::InvalidArgument);
     let nothing = AcquireRequest { descriptors: vec![], ..acquire(ONE) };
-    assert_eq!(refused(hold.asks(Ask::Acquire(nothing)).await), Code::InvalidArgument);
-    let unsaid = ReleaseRequest { outcome: 0, ..release(ONE) };
-    assert_eq!(refused(hold.asks(Ask::Release(unsaid)).await), Code::InvalidArgument);
+    assert_eq!(refused(hold.call(Ask::Acquire(nothing)).await), Code::InvalidArgument);
+    let no_outcome = ReleaseRequest { outcome: 0, ..release(ONE) };
+    assert_eq!(refused(hold.call(Ask::Release(no_outcome)).await), Code::InvalidArgument);
     hold.ask.send(HoldRequest { ask: None }).await.unwrap();
-    assert_eq!(refused(hold.hears().await.1), Code::InvalidArgument);
-    assert!(held(hold.asks(Ask::Acquire(acquire(ONE))).await));
+    assert_eq!(refused(hold.receive().await.1), Code::InvalidArgument);
+    assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
 }
 
 #[tokio::test]
-async fn an_open_stream_holds_no_shutdown_up_and_what_is_held_counts_as_it_goes_on() {
-    let engine = ceiling_of("limit: 1");
+async fn shutdown_ends_the_stream_but_keeps_its_permits() {
+    let engine = engine_with_concurrency("limit: 1");
     let (served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;
-    assert!(held(hold.asks(Ask::Acquire(acquire(ONE))).await));
-    let both = async { tokio::join!(hold.answers.message(), served.left()) };
+    assert!(held(hold.call(Ask::Acquire(acquire(ONE))).await));
+    let both = async { tokio::join!(hold.answers.message(), served.shut_down()) };
     let (ended, left) = soon("the end", both).await;
     assert!(ended.unwrap().is_none(), "in order");
     left.unwrap();

@@ -1,6 +1,6 @@
-//! The code below `proto/sluicegate` is what the protos give.
+//! The generated code in `proto/sluicegate` matches the proto files.
 //!
-//! It is committed, so that no build needs a compiler of protos; after an edit of a proto:
+//! It is committed, so a build needs no protobuf compiler. After an edit of a proto file, run
 //! `UPDATE_DESCRIPTORS=1 cargo test --test all permits_code`.
 
 use std::fs;
@@ -18,18 +18,18 @@ fn generated(descriptors: prost_types::FileDescriptorSet, package: &str) -> Stri
     fs::read_to_string(out.path().join(format!("{package}.rs"))).unwrap()
 }
 
-/// Compares, or writes where it is told to.
-fn is_committed(path: &Path, want: &[u8]) {
+/// Compares the file with `want`, or writes it if `UPDATE_DESCRIPTORS` is set.
+fn assert_committed(path: &Path, want: &[u8]) {
     if std::env::var_os("UPDATE_DESCRIPTORS").is_some() {
         fs::write(path, want).unwrap();
     }
     let got = fs::read(path).unwrap_or_default();
-    let cure = "run UPDATE_DESCRIPTORS=1 cargo test --test all permits_code";
-    assert!(got == want, "{}: {cure}", path.display());
+    let fix = "run UPDATE_DESCRIPTORS=1 cargo test --test all permits_code";
+    assert!(got == want, "{}: {fix}", path.display());
 }
 
 #[test]
-fn the_committed_code_and_descriptors_are_those_of_the_protos() {
+fn committed_code_matches_the_protos() {
     let protos = [
         ("sluicegate/v1/permits", "sluicegate.v1"),
         ("sluicegate/peer/v1/peer", "sluicegate.peer.v1"),
@@ -37,10 +37,10 @@ fn the_committed_code_and_descriptors_are_those_of_the_protos() {
     for (name, package) in protos {
         let mut descriptors = protox::compile([format!("{name}.proto")], [root()]).unwrap();
         let code = generated(descriptors.clone(), package);
-        is_committed(&root().join(format!("{name}.rs")), code.as_bytes());
+        assert_committed(&root().join(format!("{name}.rs")), code.as_bytes());
         for file in &mut descriptors.file {
             file.source_code_info = None;
         }
-        is_committed(&root().join(format!("{name}.binpb")), &descriptors.encode_to_vec());
+        assert_committed(&root().join(format!("{name}.binpb")), &descriptors.encode_to_vec());
     }
 }

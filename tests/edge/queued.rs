@@ -1,7 +1,10 @@
-//! The time in a ceiling's queue is the clients' own doing and no time of a decision, by whichever door a request came.
+//! The decision duration of a real process excludes the wait in a concurrency queue.
 //!
-//! Guarantees: of a real process whose every door has a request that waits, no sample of the histogram holds the wait.
-//! Leaves out: how long is waited, which is for `concurrency`.
+//! Guarantees:
+//! - No protocol counts the wait in the histogram of durations.
+//!
+//! Not covered:
+//! - The length of the wait (see `concurrency`).
 
 use std::net::SocketAddr;
 
@@ -13,7 +16,7 @@ use envoy_types::pb::envoy::service::auth::v3::authorization_client::Authorizati
 use envoy_types::pb::envoy::service::auth::v3::{AttributeContext, CheckRequest};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
-use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Said;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Reply;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpHeaders, ProcessingRequest};
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
@@ -31,47 +34,47 @@ const LIMITS: &str = "domain: d\ndescriptors:\n- key: k\n  \
 const HOOKS: &str = r#"[{"name": "edge", "domain": "d", "descriptors":
     [[{"generic_key": {"descriptor_key": "k", "descriptor_value": "v"}}]]}]"#;
 
-/// An id that is nobody else's.
 fn id(of: &str) -> String {
     format!("{of}-0123456789abcdef")
 }
 
-async fn permits(door: Channel, of: &str) -> bool {
+async fn permits(channel: Channel, of: &str) -> bool {
     let entries = vec![api::Entry { key: "k".into(), value: "v".into() }];
     let descriptors = vec![api::Descriptor { entries, hits: None }];
     let asked = AcquireRequest { id: id(of), domain: "d".into(), descriptors, max_wait_us: None };
-    let said = PermitsClient::new(door).acquire(asked).await.unwrap().into_inner();
-    said.verdict() == Verdict::Admit
+    let reply = PermitsClient::new(channel).acquire(asked).await.unwrap().into_inner();
+    reply.verdict() == Verdict::Admit
 }
 
-async fn rls(door: Channel) -> bool {
+async fn rls(channel: Channel) -> bool {
     let entry = |key: &str, value: &str| Entry { key: key.into(), value: value.into() };
     let entries = vec![entry("k", "v"), entry("sluicegate.acquire", &id("rls"))];
     let asked = request(vec![RateLimitDescriptor { entries, ..Default::default() }]);
-    let said = RateLimitServiceClient::new(door).should_rate_limit(asked).await.unwrap();
-    said.into_inner().overall_code() == Code::Ok
+    let reply = RateLimitServiceClient::new(channel).should_rate_limit(asked).await.unwrap();
+    reply.into_inner().overall_code() == Code::Ok
 }
 
-async fn ext_authz(door: Channel) -> bool {
+async fn ext_authz(channel: Channel) -> bool {
     let headers = [("x-sluicegate-id".to_owned(), id("authz"))].into();
     let http = Some(HttpRequest { headers, path: "/".into(), ..HttpRequest::default() });
     let request = Some(Request { http, ..Request::default() });
     let attributes = Some(AttributeContext { request, ..AttributeContext::default() });
-    let said = AuthorizationClient::new(door).check(CheckRequest { attributes }).await.unwrap();
-    said.into_inner().status.unwrap().code == 0
+    let reply = AuthorizationClient::new(channel).check(CheckRequest { attributes }).await.unwrap();
+    reply.into_inner().status.unwrap().code == 0
 }
 
-async fn ext_proc(door: Channel) -> bool {
+async fn ext_proc(channel: Channel) -> bool {
     let path = HeaderValue { key: ":path".into(), value: "/".into(), ..HeaderValue::default() };
     let headers = Some(HeaderMap { headers: vec![path] });
     let headers = Message::RequestHeaders(HttpHeaders { headers, ..HttpHeaders::default() });
     let asked = ProcessingRequest { request: Some(headers), ..ProcessingRequest::default() };
     let asked = tokio_stream::iter([asked]);
-    let mut said = ExternalProcessorClient::new(door).process(asked).await.unwrap().into_inner();
+    let mut reply =
+        ExternalProcessorClient::new(channel).process(asked).await.unwrap().into_inner();
     loop {
-        // The first says how long it may take, and nothing else.
-        match said.message().await.unwrap().expect("an answer").response {
-            Some(Said::ImmediateResponse(_)) => return false,
+        // The first reply only extends Envoy's timeout.
+        match reply.message().await.unwrap().expect("an answer").response {
+            Some(Reply::ImmediateResponse(_)) => return false,
             Some(_) => return true,
             None => {}
         }
@@ -79,7 +82,7 @@ async fn ext_proc(door: Channel) -> bool {
 }
 
 async fn nginx(to: SocketAddr, path: &'static str) -> bool {
-    let asked = spawn_blocking(move || {
+    let status = spawn_blocking(move || {
         let id = id("nginx");
         let headers = [
             ("x-original-uri", "/"),
@@ -89,7 +92,7 @@ async fn nginx(to: SocketAddr, path: &'static str) -> bool {
         ];
         http1::get(to, path, &headers).unwrap().status
     });
-    asked.await.unwrap() == 200
+    status.await.unwrap() == 200
 }
 
 fn sample(service: &Service, of: &str) -> f64 {
@@ -100,17 +103,22 @@ fn sample(service: &Service, of: &str) -> f64 {
 }
 
 #[test]
-fn no_sample_of_the_durations_holds_the_wait_in_a_queue() {
+fn decision_duration_excludes_queue_time() {
     let limits = tempfile::tempdir().unwrap();
     std::fs::write(limits.path().join("d.yaml"), LIMITS).unwrap();
     let service = Service::start(limits.path(), &["--hooks".to_owned(), HOOKS.to_owned()]).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let door = service.door().connect().await.unwrap();
-        let door = || door.clone();
-        assert!(permits(door(), "first").await, "there is a place for one");
+        let channel = service.door().connect().await.unwrap();
+        let channel = || channel.clone();
+        assert!(permits(channel(), "first").await, "there is a place for one");
         let grpc = async {
-            tokio::join!(permits(door(), "next"), rls(door()), ext_authz(door()), ext_proc(door()))
+            tokio::join!(
+                permits(channel(), "next"),
+                rls(channel()),
+                ext_authz(channel()),
+                ext_proc(channel())
+            )
         };
         let http =
             async { tokio::join!(nginx(service.http, "/check"), nginx(service.http, "/hold")) };

@@ -1,7 +1,7 @@
-//! What reflection shows.
+//! gRPC server reflection and its committed descriptors.
 //!
-//! `proto/ratelimit.binpb` is cut from the descriptors that the `envoy-types` crate is published
-//! with. After an upgrade of that crate: `UPDATE_DESCRIPTORS=1 cargo test --test all reflection`.
+//! `proto/ratelimit.binpb` is a subset of the descriptors in the `envoy-types` crate. After an
+//! upgrade of that crate, run `UPDATE_DESCRIPTORS=1 cargo test --test all reflection`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -24,15 +24,14 @@ const ROOTS: [&str; 4] = [
     "envoy/service/ext_proc/v3/external_processor.proto",
 ];
 
-/// This platform, as cargo calls it: the crates of others need not be here.
+/// Returns the host's target triple. Offline, crates of other platforms may be missing.
 fn host() -> String {
-    let said = Command::new("rustc").arg("-vV").output().unwrap();
-    let said = String::from_utf8(said.stdout).unwrap();
-    said.lines().find_map(|line| line.strip_prefix("host: ")).unwrap().to_owned()
+    let output = Command::new("rustc").arg("-vV").output().unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
+    output.lines().find_map(|line| line.strip_prefix("host: ")).unwrap().to_owned()
 }
 
-/// The descriptors of everything in `envoy-types`, as that crate was published.
-fn published() -> FileDescriptorSet {
+fn published_descriptors() -> FileDescriptorSet {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--offline", "--format-version=1", "--filter-platform", &host()])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -46,20 +45,20 @@ fn published() -> FileDescriptorSet {
     FileDescriptorSet::decode(&std::fs::read(descriptors).unwrap()[..]).unwrap()
 }
 
-/// Rules for validators and notes for authors: no message has them as a field.
+/// Annotations and validation rules, which no message uses as a field.
 fn only_annotates(file: &str) -> bool {
     file.contains("annotations/") || file.starts_with("validate/")
 }
 
-/// The services' files and all that they need, without comments and annotations.
-fn cut(all: &FileDescriptorSet) -> FileDescriptorSet {
+/// Returns the services' files and their dependencies, without comments and annotations.
+fn files_of_services(all: &FileDescriptorSet) -> FileDescriptorSet {
     let mut wanted = ROOTS.map(str::to_owned).to_vec();
     let mut seen = BTreeSet::new();
     let mut file = Vec::new();
     while let Some(name) = wanted.pop() {
         if seen.insert(name.clone()) {
             let found = all.file.iter().find(|file| file.name() == name).unwrap();
-            file.push(bare(found.clone()));
+            file.push(without_annotations(found.clone()));
             wanted.extend(file[file.len() - 1].dependency.clone());
         }
     }
@@ -67,7 +66,7 @@ fn cut(all: &FileDescriptorSet) -> FileDescriptorSet {
     FileDescriptorSet { file }
 }
 
-fn bare(mut file: FileDescriptorProto) -> FileDescriptorProto {
+fn without_annotations(mut file: FileDescriptorProto) -> FileDescriptorProto {
     assert!(file.public_dependency.is_empty() && file.weak_dependency.is_empty());
     file.dependency.retain(|name| !only_annotates(name));
     file.source_code_info = None;
@@ -75,8 +74,8 @@ fn bare(mut file: FileDescriptorProto) -> FileDescriptorProto {
 }
 
 #[test]
-fn the_committed_descriptors_are_those_of_the_messages_in_use() {
-    let want = cut(&published()).encode_to_vec();
+fn committed_descriptors_match_envoy_types() {
+    let want = files_of_services(&published_descriptors()).encode_to_vec();
     if std::env::var_os("UPDATE_DESCRIPTORS").is_some() {
         std::fs::write(COMMITTED, &want).unwrap();
     }
@@ -84,18 +83,18 @@ fn the_committed_descriptors_are_those_of_the_messages_in_use() {
     assert!(got == want, "run UPDATE_DESCRIPTORS=1 cargo test --test all reflection");
 }
 
-async fn reflect(served: &Served, asked: MessageRequest) -> MessageResponse {
-    let asked = ServerReflectionRequest { host: String::new(), message_request: Some(asked) };
+async fn reflect(served: &Served, query: MessageRequest) -> MessageResponse {
+    let query = ServerReflectionRequest { host: String::new(), message_request: Some(query) };
     let mut client = ServerReflectionClient::new(served.channel.clone());
-    let reply = client.server_reflection_info(tokio_stream::iter([asked])).await.unwrap();
+    let reply = client.server_reflection_info(tokio_stream::iter([query])).await.unwrap();
     reply.into_inner().message().await.unwrap().unwrap().message_response.unwrap()
 }
 
 #[tokio::test]
-async fn the_services_can_be_listed() {
+async fn all_services_are_listed() {
     let served = limited().await;
-    let asked = MessageRequest::ListServices(String::new());
-    let MessageResponse::ListServicesResponse(list) = reflect(&served, asked).await else {
+    let query = MessageRequest::ListServices(String::new());
+    let MessageResponse::ListServicesResponse(list) = reflect(&served, query).await else {
         panic!("no list");
     };
     let mut names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
@@ -115,10 +114,10 @@ async fn the_services_can_be_listed() {
 }
 
 #[tokio::test]
-async fn the_method_and_its_message_are_described_field_by_field() {
+async fn request_fields_are_described_with_their_numbers() {
     let served = limited().await;
-    let asked = MessageRequest::FileContainingSymbol(SERVICE.into());
-    let MessageResponse::FileDescriptorResponse(files) = reflect(&served, asked).await else {
+    let query = MessageRequest::FileContainingSymbol(SERVICE.into());
+    let MessageResponse::FileDescriptorResponse(files) = reflect(&served, query).await else {
         panic!("no file");
     };
     let file = FileDescriptorProto::decode(&files.file_descriptor_proto[0][..]).unwrap();

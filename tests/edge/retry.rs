@@ -1,4 +1,4 @@
-//! When a denied question may come again: asked as a whole at its `Retry-After`, and nobody else came, it is admitted.
+//! `Retry-After`: without other traffic, a denied check succeeds when it is repeated at that time.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::support::dice::{Dice, seed};
 
 const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
 
-/// An engine at the start of a minute whose domain `d` has these limits, each written as the file has it.
+/// `limits` is the YAML of the descriptors. The clock is at the start of a minute.
 fn engine_of(limits: &str) -> Arc<Engine> {
     let text = format!("domain: d\ndescriptors:\n{limits}");
     engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0)
@@ -40,7 +40,8 @@ async fn hit(engine: &Engine, asked: &[(&str, u64)]) -> Answer {
     ask(engine, &costs.collect::<Vec<_>>()).await
 }
 
-/// `a`, one a minute, and `b`, one a second, which another client uses up; a tenth of a second later both are asked.
+/// `a` allows one hit a minute and `b` one a second. Another client uses up `b`, and 0.1 s later a
+/// check of both is denied.
 async fn after_a_is_charged_and_b_denies(strategy: &str) -> (Arc<Engine>, Answer) {
     let engine = engine_of(&format!(
         "- {{key: a, rate_limit: {{unit: minute, requests_per_unit: 1, strategy: {strategy}}}}}\n\
@@ -55,8 +56,8 @@ async fn after_a_is_charged_and_b_denies(strategy: &str) -> (Arc<Engine>, Answer
 }
 
 #[tokio::test]
-async fn a_limit_that_the_denied_question_itself_used_up_is_waited_for_and_not_a_tick_longer() {
-    // Until the minute is over; a minute; until the minute after is over, in which the hit fades; a minute.
+async fn retry_after_covers_hits_charged_by_the_denied_check() {
+    // The rest of the minute; 60 s; the rest of this minute and all of the next; 60 s.
     let waits = [59_900, 60_000, 119_900, 60_000].map(|millis: u64| Nanos(millis * 1_000_000));
     for (strategy, wait) in STRATEGIES.into_iter().zip(waits) {
         let (engine, denied) = after_a_is_charged_and_b_denies(strategy).await;
@@ -72,7 +73,7 @@ async fn a_limit_that_the_denied_question_itself_used_up_is_waited_for_and_not_a
 }
 
 #[tokio::test]
-async fn hits_that_one_counter_never_admits_together_have_no_time_to_wait() {
+async fn hits_above_the_limit_have_no_retry_after() {
     for strategy in STRATEGIES {
         let limits = format!(
             "- {{key: k, rate_limit: {{unit: second, requests_per_unit: 3, strategy: {strategy}}}}}\n"
@@ -81,7 +82,7 @@ async fn hits_that_one_counter_never_admits_together_have_no_time_to_wait() {
             let denied = hit(&engine_of(&limits), twins).await;
             assert_eq!((denied.verdict, denied.retry_after), (Verdict::Deny, None), "{strategy}");
         }
-        // As many as it admits, but not beside another's.
+        // These hits fit the limit, but not together with another client's hit.
         let engine = engine_of(&limits);
         hit(&engine, &[("k", 1)]).await;
         let denied = hit(&engine, &[("k", 2), ("k", 1)]).await;
@@ -93,7 +94,7 @@ async fn hits_that_one_counter_never_admits_together_have_no_time_to_wait() {
 }
 
 #[tokio::test]
-async fn of_a_quota_group_one_that_passes_again_is_enough_and_shadow_limits_are_not_waited_for() {
+async fn retry_after_ignores_shadow_limits_and_needs_one_quota_limit() {
     let minute = "rate_limit: {unit: minute, requests_per_unit: 1}";
     let engine = engine_of(&format!(
         "- {{key: quota, quota_mode: true, {minute}}}\n- {{key: shadow, shadow_mode: true, {minute}}}\n\
@@ -109,7 +110,6 @@ async fn of_a_quota_group_one_that_passes_again_is_enough_and_shadow_limits_are_
     assert_eq!(again.verdict, Verdict::Admit);
 }
 
-/// Three limits, of any strategy and standing.
 fn limits(dice: &mut Dice) -> String {
     let mut text = String::new();
     for key in ["a", "b", "c"] {
@@ -122,7 +122,7 @@ fn limits(dice: &mut Dice) -> String {
     text
 }
 
-/// One to three descriptors, perhaps on one counter.
+/// One to three descriptors, possibly of the same counter.
 fn question(dice: &mut Dice) -> Vec<(&'static str, Cost)> {
     let mut descriptor = || {
         let hits = Hits(dice.up_to(3));
@@ -134,10 +134,10 @@ fn question(dice: &mut Dice) -> Vec<(&'static str, Cost)> {
 }
 
 #[tokio::test]
-async fn a_question_that_comes_again_when_it_is_told_to_passes_and_one_told_nothing_never_does() {
+async fn a_denied_check_succeeds_at_retry_after_or_never() {
     let first = seed();
     let (mut passed, mut never) = (0, 0);
-    for seed in (0..400).map(|world| first.wrapping_add(world)) {
+    for seed in (0..400).map(|offset| first.wrapping_add(offset)) {
         let mut dice = Dice::new(seed);
         let limits = limits(&mut dice);
         let engine = engine_of(&limits);
@@ -148,14 +148,17 @@ async fn a_question_that_comes_again_when_it_is_told_to_passes_and_one_told_noth
             if answer.verdict == Verdict::Admit {
                 continue;
             }
-            // After minutes every one of these counters is at rest.
+            // After ten minutes every one of these counters is empty.
             let wait = answer.retry_after.unwrap_or(Nanos::from_secs(600));
             advance(&engine, wait);
             let again = ask(&engine, &asked).await.verdict;
-            let told = answer.retry_after;
-            let expected = if told.is_some() { Verdict::Admit } else { Verdict::Deny };
-            assert_eq!(again, expected, "SLUICEGATE_SEED={seed}: {told:?} {asked:?}\n{limits}");
-            if told.is_some() { passed += 1 } else { never += 1 }
+            let retry_after = answer.retry_after;
+            let expected = if retry_after.is_some() { Verdict::Admit } else { Verdict::Deny };
+            assert_eq!(
+                again, expected,
+                "SLUICEGATE_SEED={seed}: {retry_after:?} {asked:?}\n{limits}"
+            );
+            if retry_after.is_some() { passed += 1 } else { never += 1 }
         }
     }
     assert!(0 < passed && 0 < never, "{passed} passed, {never} never, from {first}");

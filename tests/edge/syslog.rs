@@ -1,4 +1,4 @@
-//! Ends of requests by datagrams: what is read, what is dropped, and who is heard.
+//! Releases in NGINX's syslog datagrams: parsing, latency and trusted networks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,45 +25,45 @@ fn read(rest: &str) -> Option<(Outcome, Option<Nanos>)> {
 }
 
 #[test]
-fn what_nginx_writes_is_read() {
+fn nginx_log_lines_are_parsed() {
     let whole = format!("{HEAD}id={ID} status=200 done=OK rtt=1.234");
     let rtt = Some(Nanos(1_234_000_000));
     let wanted = Ended { id: ID, owner: None, outcome: Outcome::Success, rtt };
     assert_eq!(ended(whole.as_bytes()), Some(wanted));
-    for (said, owner) in [("", None), ("-", None), (OWNER, Some(OWNER))] {
-        let whole = whole.replace("rtt=", &format!("owner={said} rtt="));
-        assert_eq!(ended(whole.as_bytes()), Some(Ended { owner, ..wanted }), "{said}");
+    for (fields, owner) in [("", None), ("-", None), (OWNER, Some(OWNER))] {
+        let whole = whole.replace("rtt=", &format!("owner={fields} rtt="));
+        assert_eq!(ended(whole.as_bytes()), Some(Ended { owner, ..wanted }), "{fields}");
     }
-    // A day below ten has a blank.
+    // A day below ten is padded with a space.
     let early = whole.replace("Nov 20", "Nov  2");
     assert_eq!(ended(early.as_bytes()), Some(wanted));
 }
 
 #[test]
-fn how_a_request_ended_is_what_its_status_and_its_times_say() {
+fn status_and_times_determine_the_outcome() {
     let ms = |n| Some(Nanos(n * Nanos::MILLI.0));
-    for (said, outcome, rtt) in [
+    for (fields, outcome, rtt) in [
         ("status=200 done=OK rtt=0.000", Outcome::Success, ms(0)),
         ("status=404 done=OK rtt=0.012", Outcome::Success, ms(12)),
-        // The client closed: before there was an answer, and within it.
+        // The client disconnected before or during the response.
         ("status=499 done= rtt=0.012", Outcome::Ignored, ms(12)),
         ("status=200 done= rtt=0.012", Outcome::Ignored, ms(12)),
         ("status=502 done=OK rtt=0.000", Outcome::Dropped, ms(0)),
         ("status=504 done=OK rtt=60.001", Outcome::Dropped, ms(60_001)),
-        // No upstream was asked: NGINX itself answered.
+        // NGINX responded without an upstream.
         ("status=500 done=OK rtt=-", Outcome::Ignored, None),
         ("status=499 done= rtt=-", Outcome::Ignored, None),
-        // Attempts: the last one is the one that answered.
+        // Several attempts: the last one was answered.
         ("status=200 done=OK rtt=0.001, 0.250", Outcome::Success, ms(250)),
         ("status=200 done=OK rtt=0.001, 0.002 : 0.003", Outcome::Success, ms(3)),
         ("status=200 done=OK rtt=0.007 : -", Outcome::Success, ms(7)),
     ] {
-        assert_eq!(read(&format!("id={ID} {said}")), Some((outcome, rtt)), "{said}");
+        assert_eq!(read(&format!("id={ID} {fields}")), Some((outcome, rtt)), "{fields}");
     }
 }
 
 #[test]
-fn what_is_not_a_release_to_the_letter_is_none() {
+fn malformed_datagrams_are_rejected() {
     let good = format!("{HEAD}id={ID} status=200 done=OK rtt=0.001");
     assert!(ended(good.as_bytes()).is_some());
     for end in 0..good.len() {
@@ -107,9 +107,9 @@ fn what_is_not_a_release_to_the_letter_is_none() {
     assert_eq!(ended(&[good.as_bytes(), b"\xff"].concat()), None);
 }
 
-/// NGINX's millisecond is cut: 7 stands for 7.0 to 7.999, and what comes between the answer and the datagram is little.
+/// NGINX truncates to milliseconds: 7 means 7.0 to 7.999 ms. The datagram itself adds little delay.
 #[test]
-fn the_time_from_here_to_here_counts_unless_a_slow_client_had_its_part_in_it() {
+fn own_latency_is_used_unless_far_above_nginx_latency() {
     let us = |n: u64| Nanos(n * 1_000);
     for (nginx, own, wanted) in [
         (us(7_000), Some(us(7_300)), us(7_300)),
@@ -122,15 +122,14 @@ fn the_time_from_here_to_here_counts_unless_a_slow_client_had_its_part_in_it() {
     }
 }
 
-/// An engine under which one request is in flight, and the port for its end.
-struct Scene {
+struct SyslogPort {
     engine: Arc<Engine>,
     port: SocketAddr,
     own: UdpSocket,
 }
 
-impl Scene {
-    async fn listening_to(networks: &str) -> Self {
+impl SyslogPort {
+    async fn trusting(networks: &str) -> Self {
         let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
         let engine = Arc::new(Engine::new(Clock::manual(Nanos::SECOND), memory, Policy::default()));
         let text = b"domain: d\ndescriptors:\n- key: k\n  concurrency: {limit: 9}\n";
@@ -159,8 +158,8 @@ impl Scene {
         self.engine.ceilings().total().in_flight
     }
 
-    /// Waits until so many are in flight. Datagrams of one socket arrive in their order.
-    async fn comes_to(&self, in_flight: u64) {
+    /// Waits until `in_flight` requests are in flight. Datagrams of one socket arrive in order.
+    async fn wait_for_in_flight(&self, in_flight: u64) {
         let comes = async {
             while self.in_flight() != in_flight {
                 tokio::task::yield_now().await;
@@ -175,45 +174,45 @@ fn release(id: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_datagram_gives_back_what_its_id_holds_and_no_other_does() {
-    let scene = Scene::listening_to("127.0.0.1").await;
+async fn a_datagram_releases_only_the_permits_of_its_id() {
+    let port = SyslogPort::trusting("127.0.0.1").await;
     let other = "another-0123456789";
-    scene.acquire(ID).await;
-    scene.acquire(other).await;
+    port.acquire(ID).await;
+    port.acquire(other).await;
     for dropped in [
         b"".to_vec(),
         release(ID)[..50].to_vec(),
         release("garbage"),
         release("unknown-0123456789"),
-        // Its beginning is a release; the whole is too long to be one.
+        // It starts like a release, but is too long.
         [release(ID), b", 0.001".repeat(LONGEST / 7)].concat(),
         vec![0xff; 60_000],
     ] {
-        scene.send(&dropped).await;
+        port.send(&dropped).await;
     }
-    scene.send(&release(other)).await;
-    scene.comes_to(1).await;
-    // Twice is once.
+    port.send(&release(other)).await;
+    port.wait_for_in_flight(1).await;
+    // A repeated release counts once.
     for _ in 0..3 {
-        scene.send(&release(other)).await;
+        port.send(&release(other)).await;
     }
-    scene.send(&release(ID)).await;
-    scene.comes_to(0).await;
+    port.send(&release(ID)).await;
+    port.wait_for_in_flight(0).await;
 }
 
 #[tokio::test]
-async fn who_is_not_trusted_is_not_heard() {
-    let scene = Scene::listening_to("127.0.0.0/8, 192.0.2.0/24").await;
-    let deaf = Scene::listening_to("192.0.2.0/24, ::1").await;
-    for scene in [&scene, &deaf] {
-        scene.acquire(ID).await;
-        scene.send(&release(ID)).await;
+async fn datagrams_from_untrusted_networks_are_ignored() {
+    let port = SyslogPort::trusting("127.0.0.0/8, 192.0.2.0/24").await;
+    let untrusting = SyslogPort::trusting("192.0.2.0/24, ::1").await;
+    for port in [&port, &untrusting] {
+        port.acquire(ID).await;
+        port.send(&release(ID)).await;
     }
-    scene.comes_to(0).await;
-    // A second of the runtime's own datagrams later nothing has changed.
+    port.wait_for_in_flight(0).await;
+    // More datagrams from an untrusted network change nothing.
     for _ in 0..100 {
-        deaf.send(&release(ID)).await;
+        untrusting.send(&release(ID)).await;
         tokio::task::yield_now().await;
     }
-    assert_eq!(deaf.in_flight(), 1);
+    assert_eq!(untrusting.in_flight(), 1);
 }

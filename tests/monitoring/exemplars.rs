@@ -1,7 +1,9 @@
-//! Exemplars: from a bucket of the histogram of times to the trace of a question in it, by a real Prometheus.
+//! Exemplars that link a histogram bucket to a trace, checked with a real Prometheus.
 //!
-//! Guarantees: a real Prometheus takes the page as OpenMetrics, and keeps its exemplars; only questions that a collector is told of
-//! have any; `promtool` finds no fault with the text format, which stays what it was.
+//! Guarantees:
+//! - Prometheus reads the OpenMetrics page and stores its exemplars.
+//! - Only checks whose trace is exported have exemplars.
+//! - `promtool` accepts the text format, which has no exemplars.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -38,7 +40,7 @@ fn page(service: &Service, accept: &str) -> String {
 }
 
 #[test]
-fn prometheus_finds_the_trace_of_a_question_from_the_bucket_of_its_time() {
+fn prometheus_links_a_bucket_to_the_sampled_trace() {
     let collector = Collector::start();
     let (_limits, service) = serve(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.endpoint())]);
     let (sampled, left_out) =
@@ -56,13 +58,13 @@ fn prometheus_finds_the_trace_of_a_question_from_the_bucket_of_its_time() {
     let le: f64 = series["le"].as_str().unwrap().parse().unwrap();
     let took: f64 = exemplar["value"].as_str().unwrap().parse().unwrap();
     assert!(0.0 < took && took <= le, "{exemplar} in {series}");
-    // An exemplar is found before its sample, and a scrape that was late leaves an instant without any.
+    // Exemplars appear before their samples, and a late scrape leaves a moment without samples.
     let both = || match prometheus.values(&format!("sum({BUCKETS}{{le='+Inf'}})"))?[..] {
         [2.0] => Ok(()),
         ref other => Err(format!("{other:?}")),
     };
     until("both questions are counted", both).unwrap();
-    // Once more, of all that it has seen meanwhile.
+    // Check again all exemplars that Prometheus has stored since.
     let all = prometheus.exemplars(BUCKETS).unwrap();
     assert!(all.iter().all(|(_, one)| one["labels"]["trace_id"] == sampled), "{all:?}");
     let shown = page(&service, "application/openmetrics-text");
@@ -71,7 +73,7 @@ fn prometheus_finds_the_trace_of_a_question_from_the_bucket_of_its_time() {
 }
 
 #[test]
-fn without_a_collector_there_is_none_and_the_text_format_is_what_it_was() {
+fn pages_have_no_exemplars_without_a_collector() {
     let (_limits, service) = serve(&[]);
     traced(&service, "80f198ee56343ba864fe8b2a57d3eff7", "01");
     let (open, text) = (page(&service, "application/openmetrics-text"), page(&service, "*/*"));
@@ -84,6 +86,6 @@ fn without_a_collector_there_is_none_and_the_text_format_is_what_it_was() {
     let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut promtool = promtool.spawn().expect("no promtool here: scripts/test.sh installs one");
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let said = promtool.wait_with_output().unwrap();
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let output = promtool.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

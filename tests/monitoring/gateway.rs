@@ -1,8 +1,10 @@
-//! Envoy Gateway's `global-ratelimit` dashboard, and what else people ask of envoyproxy/ratelimit's metrics, over a process that
-//! is started as its Deployment starts it.
+//! Envoy Gateway's `global-ratelimit` dashboard, against a process in compatibility mode.
 //!
-//! Guarantees: what its panels select by exists under these names and labels, and has the right values.
-//! Leaves out: the share of the processor that Go's garbage collector takes (`go_memstats_gc_cpu_fraction`): there is none.
+//! Guarantees:
+//! - The queried metrics have the expected names, labels and values.
+//!
+//! Not covered:
+//! - `go_memstats_gc_cpu_fraction`, because the process has no Go garbage collector.
 
 use std::fs;
 
@@ -17,7 +19,7 @@ use crate::service::Service;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 const DOMAIN: &str = "default/eg/http";
-/// How it writes the route of a rule, key and value alike, and the rule below it.
+/// Envoy Gateway uses each of these names as key and as value.
 const ROUTE: &str = "httproute/default/http-ratelimit/rule/0/match/0/ratelimit_example";
 const RULE: &str = "rule-0-match-0";
 
@@ -28,7 +30,7 @@ fn limits() -> String {
     )
 }
 
-/// Asks so often by gRPC; then once without a descriptor, which is refused.
+/// Sends `times` checks, then one without a descriptor, which is rejected.
 fn ask(service: &Service, times: usize) {
     let entry = |text: &str| Entry { key: text.into(), value: text.into() };
     let entries = vec![entry(ROUTE), entry(RULE)];
@@ -49,7 +51,7 @@ fn ask(service: &Service, times: usize) {
 }
 
 #[test]
-fn the_queries_of_the_global_ratelimit_dashboard_have_the_values_that_they_should() {
+fn global_ratelimit_dashboard_queries_return_expected_values() {
     for_a_day_with_a_minute_left();
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("ratelimit/config")).unwrap();
@@ -71,7 +73,7 @@ fn the_queries_of_the_global_ratelimit_dashboard_have_the_values_that_they_shoul
     let of_rule =
         format!("{{domain=\"{DOMAIN}\", key1=\"{ROUTE}_{ROUTE}\", key2=\"{RULE}_{RULE}\"}}");
     let rule = |stat: &str| format!("ratelimit_service_rate_limit_{stat}{of_rule}");
-    // Five questions of a limit of three, near from beyond 2.4 on: reference §6.2.
+    // Five hits on a limit of three; the near limit is 2.4. Source: reference §6.2.
     let wanted: [(String, f64); 11] = [
         (rule("total_hits"), 5.0),
         (rule("near_limit"), 1.0),

@@ -1,8 +1,12 @@
-//! Dashboards and alerts, held against a running service by a real Prometheus.
+//! Dashboards and alerts, checked with a real Prometheus against a running service.
 //!
-//! Guarantees: every query of every panel has data; every metric that a dashboard or an alert names exists; every alert fires
-//! when it should and has a section in the runbooks.
-//! Leaves out: how a dashboard looks. No Grafana was asked.
+//! Guarantees:
+//! - Every dashboard query returns data.
+//! - Every metric in a dashboard or an alert exists.
+//! - Every alert fires when it should and has a runbook section.
+//!
+//! Not covered:
+//! - The appearance of a dashboard in Grafana.
 
 mod exemplars;
 mod gateway;
@@ -39,7 +43,6 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A panel's place and one of its queries.
 struct Query {
     place: String,
     expression: String,
@@ -62,14 +65,14 @@ fn queries() -> Vec<Query> {
     dashboards.flat_map(|entry| read(entry.unwrap().path())).collect()
 }
 
-/// As Grafana fills it in.
+/// Replaces Grafana's variables.
 fn filled(expression: &str) -> String {
     let filled = expression.replace("$__rate_interval", "10s");
     filled.replace("$job", ".*").replace("$instance", ".*")
 }
 
 #[test]
-fn every_query_of_every_dashboard_has_data_of_a_running_service() {
+fn every_dashboard_query_returns_data() {
     let redis = Redis::start();
     let limits = tempfile::tempdir().unwrap();
     fs::write(limits.path().join("shop.yaml"), LIMITS).unwrap();
@@ -86,7 +89,7 @@ fn every_query_of_every_dashboard_has_data_of_a_running_service() {
             while !over.load(Ordering::Relaxed) {
                 let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "api_key", "value": "me"}]}]}"#;
                 let _ = http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes()));
-                upstream.asked();
+                upstream.send_request();
             }
         });
         for query in &queries {
@@ -95,7 +98,7 @@ fn every_query_of_every_dashboard_has_data_of_a_running_service() {
     });
 }
 
-/// Requests to what a ceiling protects.
+/// Sends requests under the concurrency limit.
 struct Upstream {
     runtime: Runtime,
     client: PermitsClient<Channel>,
@@ -104,14 +107,14 @@ struct Upstream {
 
 impl Upstream {
     fn of(service: &Service) -> Self {
-        // A thread that answers the server's pings also while nothing is asked.
+        // This thread answers the server's pings while the client is idle.
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let client = PermitsClient::new(runtime.block_on(service.door().connect()).unwrap());
         Self { runtime, client, number: 0 }
     }
 
-    /// One that took five milliseconds.
-    fn asked(&mut self) {
+    /// Sends one request with a latency of 5 ms.
+    fn send_request(&mut self) {
         self.number += 1;
         let (id, domain) = (format!("request-{:016}", self.number), "shop".to_owned());
         let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
@@ -131,9 +134,9 @@ fn has_data(prometheus: &Prometheus, query: &Query) -> Result<(), String> {
     })
 }
 
-/// Nothing over nothing is no number, and a panel that shows it looks broken while nobody asks.
+/// 0 / 0 is NaN, and a panel that shows NaN looks broken while there is no traffic.
 #[test]
-fn nothing_is_divided_by_what_may_be_nothing() {
+fn dashboard_queries_never_divide_by_zero() {
     for Query { place, expression } in queries() {
         for divisor in expression.split('/').skip(1).map(str::trim_start) {
             let is_some =
@@ -148,7 +151,7 @@ fn alerts() -> String {
 }
 
 #[test]
-fn every_metric_that_is_named_exists() {
+fn dashboards_and_alerts_use_existing_metrics() {
     let page = Metrics::new().page(Gauges::default()).to_string();
     let known: BTreeSet<_> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
@@ -164,7 +167,7 @@ fn every_metric_that_is_named_exists() {
 }
 
 #[test]
-fn every_alert_fires_when_it_should_and_not_before() {
+fn alerts_pass_their_promtool_tests() {
     let tests = root().join("tests/monitoring/alerts.yaml");
     for arguments in [["check", "rules"], ["test", "rules"]] {
         let mut promtool = Command::new("promtool");
@@ -178,7 +181,7 @@ fn every_alert_fires_when_it_should_and_not_before() {
 }
 
 #[test]
-fn every_alert_has_a_section_in_the_runbooks_and_no_section_is_left_over() {
+fn alerts_and_runbook_sections_match() {
     let text = alerts();
     let alerts: Vec<_> = text.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).collect();
     let runbooks = fs::read_to_string(root().join("docs/runbooks.md")).unwrap();
@@ -190,7 +193,7 @@ fn every_alert_has_a_section_in_the_runbooks_and_no_section_is_left_over() {
     }
 }
 
-/// Shown elsewhere, or worth nothing on a picture.
+/// Metrics that need no panel.
 const NOT_ON_A_DASHBOARD: [&str; 1] = ["process_virtual_memory_bytes"];
 
 #[test]

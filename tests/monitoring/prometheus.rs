@@ -1,4 +1,4 @@
-//! A real Prometheus that scrapes one replica, gone when dropped.
+//! A real Prometheus process that scrapes one replica and stops when dropped.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -60,15 +60,15 @@ impl Prometheus {
         })?
     }
 
-    /// The samples that a query has now; NaN is none.
+    /// Returns the number of current samples, without NaN.
     pub fn samples(&self, query: &str) -> Result<usize, String> {
         self.values(query).map(|values| values.len())
     }
 
-    /// The exemplars of the last hour of what a query selects, each with its series' labels.
+    /// Returns the exemplars of the last hour, each with the labels of its series.
     pub fn exemplars(&self, query: &str) -> Result<Vec<(Value, Value)>, String> {
         let hour = [("start", unix_seconds() - 3_600), ("end", unix_seconds() + 3_600)];
-        let data = self.asked("query_exemplars", query, &hour)?;
+        let data = self.query_api("query_exemplars", query, &hour)?;
         let each = data.as_array().cloned().unwrap_or_default().into_iter().flat_map(|series| {
             let (labels, own) = (series["seriesLabels"].clone(), series["exemplars"].clone());
             let own = own.as_array().cloned().unwrap_or_default();
@@ -77,25 +77,25 @@ impl Prometheus {
         Ok(each.collect())
     }
 
-    fn asked(&self, path: &str, query: &str, more: &[(&str, u64)]) -> Result<Value, String> {
-        let mut asked = Serializer::new(String::new());
-        asked.append_pair("query", query);
+    fn query_api(&self, path: &str, query: &str, more: &[(&str, u64)]) -> Result<Value, String> {
+        let mut parameters = Serializer::new(String::new());
+        parameters.append_pair("query", query);
         for (name, number) in more {
-            asked.append_pair(name, &number.to_string());
+            parameters.append_pair(name, &number.to_string());
         }
-        let url = format!("/api/v1/{path}?{}", asked.finish());
+        let url = format!("/api/v1/{path}?{}", parameters.finish());
         let reply = http1::get(self.address, &url, &[]).map_err(|error| error.to_string())?;
-        let said: Value = serde_json::from_slice(&reply.body).map_err(|e| e.to_string())?;
-        if said["status"] == "success" {
-            Ok(said["data"].clone())
+        let reply_body: Value = serde_json::from_slice(&reply.body).map_err(|e| e.to_string())?;
+        if reply_body["status"] == "success" {
+            Ok(reply_body["data"].clone())
         } else {
-            Err(format!("{query}: {said}"))
+            Err(format!("{query}: {reply_body}"))
         }
     }
 
-    /// The values that a query has now, but NaN.
+    /// Returns the current values, without NaN.
     pub fn values(&self, query: &str) -> Result<Vec<f64>, String> {
-        let data = self.asked("query", query, &[])?;
+        let data = self.query_api("query", query, &[])?;
         let samples = data["result"].as_array().into_iter().flatten();
         let values = samples.filter_map(|sample| sample["value"][1].as_str()?.parse().ok());
         Ok(values.filter(|value: &f64| !value.is_nan()).collect())

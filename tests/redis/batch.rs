@@ -1,7 +1,6 @@
-//! Questions that travel together, seen from the store: it counts its script calls.
+//! Batching of checks and lease messages, measured by the script calls that Redis counts.
 //!
-//! The store is stopped while questions are asked, so that all but the first come while a call is under
-//! way.
+//! Redis is stopped while checks start, so all but the first wait behind a running call.
 
 use std::future::poll_fn;
 use std::ops::Deref;
@@ -34,17 +33,16 @@ use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 const DAY: Nanos = Nanos::from_secs(86_400);
 pub(super) const LIMIT: u32 = 1_000_000;
 
-/// Where the connections live.
-static ELSEWHERE: LazyLock<Runtime> =
+/// Runs the connections, because a test blocks its own thread.
+static CONNECTION_RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
 
-pub(super) type Asked<'r> = Pin<Box<dyn Future<Output = Outcomes> + Send + 'r>>;
+pub(super) type PendingCharge<'r> = Pin<Box<dyn Future<Output = Outcomes> + Send + 'r>>;
 
-fn here() -> Runtime {
+fn test_runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// One that is connected as long as this lives.
 pub(super) struct Connected {
     redis: Redis,
     _connection: JoinSet<()>,
@@ -67,7 +65,7 @@ fn connected_at(place: Place, deadline: Duration, batching: Batching) -> Connect
     let options = redis_at(place, deadline);
     let (redis, connection) = Redis::new(Options { batching, ..options });
     let mut kept = JoinSet::new();
-    kept.spawn_on(connection, ELSEWHERE.handle());
+    kept.spawn_on(connection, CONNECTION_RUNTIME.handle());
     let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
     Connected { redis, _connection: kept }
@@ -90,23 +88,22 @@ pub(super) fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
     Charges { list: [charge].into_iter().collect(), rule }
 }
 
-pub(super) fn ask<'r>(redis: &'r Redis, charges: &'r Charges) -> Asked<'r> {
+pub(super) fn charge<'r>(redis: &'r Redis, charges: &'r Charges) -> PendingCharge<'r> {
     match redis.charge(Nanos(0), charges) {
         Reply::Later(reply) => reply,
         Reply::Now(outcomes) => Box::pin(std::future::ready(outcomes)),
     }
 }
 
-/// Begins to ask, and no more.
-fn begin(asked: &mut Asked<'_>) {
+fn poll_once(asked: &mut PendingCharge<'_>) {
     assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
-/// Asks all while the store is stopped, and waits for all.
-pub(super) fn all_at_once(store: &Store, asked: Vec<Asked<'_>>) -> Vec<Outcome> {
-    here().block_on(async {
+/// Starts all charges while Redis is stopped, then resumes it and awaits them.
+pub(super) fn all_at_once(store: &Store, asked: Vec<PendingCharge<'_>>) -> Vec<Outcome> {
+    test_runtime().block_on(async {
         store.signal("STOP");
-        let mut open: Vec<(Asked<'_>, Option<Outcome>)> =
+        let mut open: Vec<(PendingCharge<'_>, Option<Outcome>)> =
             asked.into_iter().map(|asked| (asked, None)).collect();
         poll_all(&mut open, &mut Context::from_waker(Waker::noop()));
         store.signal("CONT");
@@ -120,7 +117,7 @@ pub(super) fn all_at_once(store: &Store, asked: Vec<Asked<'_>>) -> Vec<Outcome> 
     })
 }
 
-fn poll_all(open: &mut [(Asked<'_>, Option<Outcome>)], context: &mut Context<'_>) {
+fn poll_all(open: &mut [(PendingCharge<'_>, Option<Outcome>)], context: &mut Context<'_>) {
     for (asked, outcome) in open.iter_mut().filter(|(_, outcome)| outcome.is_none()) {
         if let Poll::Ready(outcomes) = asked.as_mut().poll(context) {
             *outcome = Some(outcomes[0]);
@@ -128,43 +125,43 @@ fn poll_all(open: &mut [(Asked<'_>, Option<Outcome>)], context: &mut Context<'_>
     }
 }
 
-/// Script calls since the store began.
 fn calls(store: &Store) -> u64 {
-    let stats = store.tell(&["INFO", "commandstats"]).text();
+    let stats = store.command(&["INFO", "commandstats"]).text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
-/// What is left of the window of `name`, which the question that asks is charged to.
-pub(super) fn left(redis: &Redis, name: &str) -> u64 {
+/// The remaining hits of `name`, before the one hit that this function charges.
+pub(super) fn remaining(redis: &Redis, name: &str) -> u64 {
     let charges = charges(name, window(), Rule::Each);
-    match here().block_on(ask(redis, &charges))[0] {
+    match test_runtime().block_on(charge(redis, &charges))[0] {
         Outcome::Stepped(Step::Admit(room)) => room.remaining.0 + 1,
         other => panic!("{other:?}"),
     }
 }
 
-fn admits(outcome: Outcome) -> bool {
+fn is_allowed(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Stepped(Step::Admit(_)))
 }
 
 #[test]
-fn a_lone_question_goes_at_once_and_in_a_call_of_its_own() {
+fn a_single_check_is_sent_without_delay() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    let (here, charges) = (here(), charges("lone", window(), Rule::Each));
+    let (test_runtime, charges) = (test_runtime(), charges("lone", window(), Rule::Each));
     let took = (0..200).map(|_| {
         let began = now();
-        assert!(admits(here.block_on(ask(&redis, &charges))[0]));
+        assert!(is_allowed(test_runtime.block_on(charge(&redis, &charges))[0]));
         began.elapsed()
     });
-    // No timer here is finer than a millisecond: one that held questions back would hold them this long.
+    // Timers here have a resolution of one millisecond, so a batching delay would take at least
+    // that.
     assert!(took.min() < Some(Duration::from_millis(1)));
     assert_eq!(calls(&store), 200);
 }
 
 #[test]
-fn what_comes_while_a_call_is_under_way_travels_together_in_the_next() {
+fn checks_during_a_call_share_the_next_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let all_or_nothing = Rule::AllOrNothing { quota_for_all: false, rescued: false };
@@ -174,13 +171,13 @@ fn what_comes_while_a_call_is_under_way_travels_together_in_the_next() {
             charges(["a", "b"][number % 2], window(), rule)
         })
         .collect();
-    let outcomes = all_at_once(&store, questions.iter().map(|its| ask(&redis, its)).collect());
-    assert!(outcomes.into_iter().all(admits));
+    let outcomes = all_at_once(&store, questions.iter().map(|its| charge(&redis, its)).collect());
+    assert!(outcomes.into_iter().all(is_allowed));
     assert_eq!(calls(&store), 2);
-    assert_eq!([left(&redis, "a"), left(&redis, "b")], [u64::from(LIMIT) - 30; 2]);
+    assert_eq!([remaining(&redis, "a"), remaining(&redis, "b")], [u64::from(LIMIT) - 30; 2]);
 }
 
-/// A message of this member about the counter of `name`, for a hit and nine more.
+/// A lease message for one hit now and nine more for the balance.
 fn message(name: &str, member: u64) -> Message {
     let charge = charges(name, window(), Rule::Each).list.remove(0);
     let terms = Terms {
@@ -202,7 +199,7 @@ fn message(name: &str, member: u64) -> Message {
     Message { key, home, per_second: false, strategy, terms, member: Member(member), borrow }
 }
 
-fn lend<'r>(
+fn borrow<'r>(
     redis: &'r dyn Backend,
     message: &'r Message,
 ) -> Pin<Box<dyn Future<Output = Lent> + Send + 'r>> {
@@ -212,61 +209,62 @@ fn lend<'r>(
     }
 }
 
-/// Sends all while the store is stopped; to how many anything was lent.
-fn lend_all_at_once(store: &Store, redis: &Redis, messages: &[Message]) -> usize {
-    here().block_on(async {
+/// Sends all messages while Redis is stopped. Returns the number of granted leases.
+fn borrow_all_at_once(store: &Store, redis: &Redis, messages: &[Message]) -> usize {
+    test_runtime().block_on(async {
         store.signal("STOP");
-        let all = join_all(messages.iter().map(|message| lend(redis, message)));
+        let all = join_all(messages.iter().map(|message| borrow(redis, message)));
         let mut all = std::pin::pin!(all);
         assert!(all.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         store.signal("CONT");
-        let is_lent =
+        let is_granted =
             |its: &&Lent| matches!(its, Lent::Answered(answer) if answer.granted != Hits(0));
-        all.await.iter().filter(is_lent).count()
+        all.await.iter().filter(is_granted).count()
     })
 }
 
 #[test]
-fn messages_about_many_keys_travel_together() {
+fn lease_messages_for_many_keys_share_a_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let messages: Vec<_> = (0..60).map(|key| message(&key.to_string(), 1)).collect();
-    assert_eq!(lend_all_at_once(&store, &redis, &messages), 60);
+    assert_eq!(borrow_all_at_once(&store, &redis, &messages), 60);
     assert_eq!(calls(&store), 2);
-    assert!((0..60).all(|key| left(&redis, &key.to_string()) == u64::from(LIMIT) - 10));
+    assert!((0..60).all(|key| remaining(&redis, &key.to_string()) == u64::from(LIMIT) - 10));
 }
 
-/// Sends all, which are begun together; to how many anything was lent.
-fn lend_together(redis: &dyn Backend, messages: &[Message]) -> usize {
-    here().block_on(async {
-        let mut all = std::pin::pin!(join_all(messages.iter().map(|message| lend(redis, message))));
+/// Starts all messages in one `together` block. Returns the number of granted leases.
+fn borrow_together(redis: &dyn Backend, messages: &[Message]) -> usize {
+    test_runtime().block_on(async {
+        let mut all =
+            std::pin::pin!(join_all(messages.iter().map(|message| borrow(redis, message))));
         redis.together(&mut || {
             assert!(all.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         });
-        let is_lent =
+        let is_granted =
             |its: &&Lent| matches!(its, Lent::Answered(answer) if answer.granted != Hits(0));
-        all.await.iter().filter(is_lent).count()
+        all.await.iter().filter(is_granted).count()
     })
 }
 
 #[test]
-fn messages_that_are_begun_together_go_in_one_call_and_more_than_fill_it_in_two() {
+fn lease_messages_started_together_fill_each_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     for (round, (many, takes)) in [(60, 1), (1, 1), (120, 2), (60, 1)].into_iter().enumerate() {
         let messages: Vec<_> = (0..many).map(|key| message(&format!("{round} {key}"), 1)).collect();
         let before = calls(&store);
-        assert_eq!(lend_together(&*redis, &messages), many);
+        assert_eq!(borrow_together(&*redis, &messages), many);
         assert_eq!(calls(&store) - before, takes, "{many}");
     }
-    // Who comes then goes at once.
+    // A later message is sent immediately.
     let (lone, before) = (message("lone", 1), calls(&store));
-    assert!(matches!(here().block_on(lend(&*redis, &lone)), Lent::Answered(_)));
+    assert!(matches!(test_runtime().block_on(borrow(&*redis, &lone)), Lent::Answered(_)));
     assert_eq!(calls(&store) - before, 1);
 }
 
 #[test]
-fn messages_that_are_begun_together_go_in_one_call_to_each_of_two_stores() {
+fn lease_messages_started_together_send_one_call_per_store() {
     let both = [Store::running(), Store::running()];
     let [main, seconds] = both.each_ref().map(|store| connected(store, Batching::On));
     let Connected { redis: main, _connection: its } = main;
@@ -275,21 +273,20 @@ fn messages_that_are_begun_together_go_in_one_call_to_each_of_two_stores() {
     let messages: Vec<_> = (0..60)
         .map(|key| Message { per_second: key % 2 == 0, ..message(&key.to_string(), 1) })
         .collect();
-    assert_eq!(lend_together(&stores, &messages), 60);
+    assert_eq!(borrow_together(&stores, &messages), 60);
     assert_eq!(both.each_ref().map(calls), [1, 1]);
     drop((its, theirs));
 }
 
-/// What was begun and given up is not sent, and what came meanwhile is.
 #[test]
-fn what_is_begun_together_and_given_up_keeps_nobody_waiting() {
+fn cancelled_lease_message_does_not_block_others() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let messages = ["a", "b"].map(|key| message(key, 1));
-    here().block_on(async {
-        let mut stays = lend(&*redis, &messages[1]);
+    test_runtime().block_on(async {
+        let mut stays = borrow(&*redis, &messages[1]);
         redis.together(&mut || {
-            let mut begun = lend(&*redis, &messages[0]);
+            let mut begun = borrow(&*redis, &messages[0]);
             let context = &mut Context::from_waker(Waker::noop());
             assert!(begun.as_mut().poll(context).is_pending());
             redis.together(&mut || assert!(stays.as_mut().poll(context).is_pending()));
@@ -298,32 +295,32 @@ fn what_is_begun_together_and_given_up_keeps_nobody_waiting() {
         assert!(matches!(stays.await, Lent::Answered(_)));
     });
     assert_eq!(calls(&store), 1);
-    assert_eq!(left(&redis, "a"), u64::from(LIMIT));
+    assert_eq!(remaining(&redis, "a"), u64::from(LIMIT));
 }
 
 #[test]
-fn messages_about_keys_that_many_hold_are_answered_in_as_many_calls_as_keep_each_short() {
+fn lease_messages_for_widely_leased_keys_use_separate_calls() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let (keys, members) = (["a", "b", "c"], 1_100);
     for key in keys {
         let all: Vec<_> = (0..members).map(|member| message(key, member)).collect();
-        assert_eq!(lend_all_at_once(&store, &redis, &all), all.len());
+        assert_eq!(borrow_all_at_once(&store, &redis, &all), all.len());
     }
     let before = calls(&store);
     let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
-    assert_eq!(lend_all_at_once(&store, &redis, &messages), 4);
+    assert_eq!(borrow_all_at_once(&store, &redis, &messages), 4);
     assert_eq!(calls(&store) - before, 4, "the first went alone, and each of the others after it");
 }
 
-/// Three of them travel together and take a call each, of which the third is too late.
+/// Three messages share a batch but need one call each. The third call exceeds the timeout.
 #[test]
-fn what_was_answered_stays_answered_where_the_rest_of_a_batch_is_late() {
+fn late_call_keeps_earlier_replies_of_the_batch() {
     let store = Store::running();
     let (near, keys, members) = (connected(&store, Batching::On), ["a", "b", "c"], 1_100);
     for key in keys {
         let all: Vec<_> = (0..members).map(|member| message(key, member)).collect();
-        assert_eq!(lend_all_at_once(&store, &near, &all), all.len());
+        assert_eq!(borrow_all_at_once(&store, &near, &all), all.len());
     }
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let address = proxy.address();
@@ -331,104 +328,104 @@ fn what_was_answered_stays_answered_where_the_rest_of_a_batch_is_late() {
     let redis = connected_at(Place::Tcp(address), Duration::from_secs(2), Batching::On);
     proxy.set(Way::FromStore, Flow::Delay(Duration::from_millis(700)));
     let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
-    let lent = here().block_on(join_all(messages.iter().map(|one| lend(&*redis, one))));
+    let lent = test_runtime().block_on(join_all(messages.iter().map(|one| borrow(&*redis, one))));
     let said = lent.iter().map(|one| matches!(one, Lent::Answered(_)));
     assert_eq!(said.collect::<Vec<_>>(), [true, true, true, false], "{lent:?}");
     assert!(matches!(lent[3], Lent::Failed(Cause::Late)));
 }
 
 #[test]
-fn without_batching_every_question_has_its_own_call() {
+fn without_batching_each_check_is_one_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::Off);
     let charges = charges("a", window(), Rule::Each);
-    let outcomes = all_at_once(&store, (0..60).map(|_| ask(&redis, &charges)).collect());
-    assert!(outcomes.into_iter().all(admits));
+    let outcomes = all_at_once(&store, (0..60).map(|_| charge(&redis, &charges)).collect());
+    assert!(outcomes.into_iter().all(is_allowed));
     assert_eq!(calls(&store), 60);
 }
 
 #[test]
-fn what_was_given_up_before_it_was_sent_is_not_charged() {
+fn checks_cancelled_before_sending_are_not_charged() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let charges = charges("a", window(), Rule::Each);
-    here().block_on(async {
+    test_runtime().block_on(async {
         store.signal("STOP");
-        let mut asked: Vec<_> = (0..10).map(|_| ask(&redis, &charges)).collect();
-        asked.iter_mut().for_each(begin);
-        // The first is under way; of those who wait, every other one goes away.
+        let mut asked: Vec<_> = (0..10).map(|_| charge(&redis, &charges)).collect();
+        asked.iter_mut().for_each(poll_once);
+        // The first check is in flight. Half of the checks are cancelled while they wait.
         let (stay, go): (Vec<_>, Vec<_>) =
             asked.into_iter().enumerate().partition(|(number, _)| number % 2 == 0);
         drop(go);
         store.signal("CONT");
         for (_, asked) in stay {
-            assert!(admits(asked.await[0]));
+            assert!(is_allowed(asked.await[0]));
         }
     });
-    assert_eq!(left(&redis, "a"), u64::from(LIMIT) - 5);
+    assert_eq!(remaining(&redis, "a"), u64::from(LIMIT) - 5);
 }
 
 #[test]
-fn who_waits_is_answered_although_the_caller_that_was_sent_first_went_away() {
+fn cancelling_the_first_check_leaves_the_others_answered() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let charges = charges("a", window(), Rule::Each);
-    here().block_on(async {
+    test_runtime().block_on(async {
         store.signal("STOP");
-        let mut asked: Vec<_> = (0..10).map(|_| ask(&redis, &charges)).collect();
-        asked.iter_mut().for_each(begin);
+        let mut asked: Vec<_> = (0..10).map(|_| charge(&redis, &charges)).collect();
+        asked.iter_mut().for_each(poll_once);
         drop(asked.remove(0));
         store.signal("CONT");
         for asked in asked {
-            assert!(admits(asked.await[0]));
+            assert!(is_allowed(asked.await[0]));
         }
-        // And so is who comes later.
-        assert!(admits(ask(&redis, &charges).await[0]));
+        assert!(is_allowed(charge(&redis, &charges).await[0]));
     });
 }
 
 #[test]
-fn a_call_carries_what_a_script_does_in_a_millisecond_and_full_ones_go_side_by_side() {
+fn batch_size_depends_on_the_cost_of_a_check() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
     let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
     let both = Rule::AllOrNothing { quota_for_all: false, rescued: false };
-    // The first goes alone. Then 250 steps a call; 83 of all or nothing; 41 of a log.
+    // The first goes alone. Then a call fits 250 steps, 83 all-or-nothing steps or 41 log steps.
     for (strategy, rule, wanted) in
         [(gcra, Rule::Each, 1 + 4), (gcra, both, 1 + 13), (log, Rule::Each, 1 + 25)]
     {
         let before = calls(&store);
         let charges = charges("a", strategy, rule);
-        let outcomes = all_at_once(&store, (0..1_000).map(|_| ask(&redis, &charges)).collect());
-        assert!(outcomes.into_iter().all(admits));
+        let outcomes = all_at_once(&store, (0..1_000).map(|_| charge(&redis, &charges)).collect());
+        assert!(outcomes.into_iter().all(is_allowed));
         assert_eq!(calls(&store) - before, wanted, "{strategy:?} {rule:?}");
     }
 }
 
 #[test]
-fn more_than_may_wait_is_refused_and_the_rest_is_answered() {
+fn checks_beyond_the_queue_are_refused_as_overloaded() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let charges = charges("a", window(), Rule::Each);
-    // One alone and 31 full calls under way, and 64 calls' worth that waits, the last above it.
-    let places = 1 + 31 * 250 + 64 * 250 + 1;
-    let asked = (0..places + 100).map(|_| ask(&redis, &charges)).collect();
+    // Accepted: 1 alone, 31 full calls in flight, 64 full calls waiting, and 1 that crosses the
+    // bound.
+    let accepted = 1 + 31 * 250 + 64 * 250 + 1;
+    let asked = (0..accepted + 100).map(|_| charge(&redis, &charges)).collect();
     let outcomes = all_at_once(&store, asked);
     let refused = |outcome: &&Outcome| **outcome == Outcome::Failed(Cause::Overloaded);
     assert_eq!(outcomes.iter().filter(refused).count(), 100);
-    assert_eq!(outcomes.iter().filter(|outcome| admits(**outcome)).count(), places);
-    assert_eq!(left(&redis, "a"), u64::from(LIMIT) - places as u64);
+    assert_eq!(outcomes.iter().filter(|outcome| is_allowed(**outcome)).count(), accepted);
+    assert_eq!(remaining(&redis, "a"), u64::from(LIMIT) - accepted as u64);
 }
 
 #[test]
-fn one_failure_of_a_call_fails_all_its_questions() {
+fn a_failed_call_fails_all_its_checks() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    store.tell(&["CONFIG", "SET", "maxmemory", "1"]);
+    store.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let charges = charges("a", window(), Rule::Each);
-    let outcomes = all_at_once(&store, (0..10).map(|_| ask(&redis, &charges)).collect());
+    let outcomes = all_at_once(&store, (0..10).map(|_| charge(&redis, &charges)).collect());
     assert_eq!(outcomes, [Outcome::Failed(Cause::OutOfMemory); 10]);
-    store.tell(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert_eq!(left(&redis, "a"), u64::from(LIMIT));
+    store.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(remaining(&redis, "a"), u64::from(LIMIT));
 }

@@ -1,10 +1,13 @@
-//! One ceiling over real processes: five replicas, one Redis, and a backend that counts who is really
-//! inside it, while everything that can happen to a process or a store happens to them.
+//! A shared concurrency limit under faults: five replica processes, one Redis, and a backend that
+//! counts requests in flight.
 //!
-//! The backend's requests go on when their replica dies, as they do behind a proxy. More than the ceiling may be inside
-//! only by those who stood between decision and reply while their replica was stopped, at most its share at that time: they
-//! are counted and printed. Whoever had to wait else, for whatever reason, is one inside like any other. `docs/reliability.md`
-//! keeps the table that this prints; it goes on for two minutes, or for as many as `SLUICEGATE_FLEET_MINUTES` says.
+//! Guarantees:
+//! - The limit is never exceeded, except by requests delayed by a stop of their replica.
+//! - These exceptions are at most the replica's share at the stop.
+//! - Every permit returns soon after its request ends.
+//!
+//! Requests outlive their replica, as they do behind a proxy. `docs/reliability.md` keeps the
+//! printed table. The test runs for two minutes, or for `SLUICEGATE_FLEET_MINUTES`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
@@ -28,107 +31,102 @@ use crate::support::proxy::{Proxy, Upstream};
 use crate::waiting::{now, soon, until};
 
 const REPLICAS: usize = 5;
-const CEILING: i64 = 20;
-const TERM: Duration = Duration::from_secs(1);
+const LIMIT: i64 = 20;
+const SHARE_EXPIRY: Duration = Duration::from_secs(1);
 const MAX_DURATION: Duration = Duration::from_secs(3);
-/// How long a replica is stopped, or has no store.
-const STRUCK: Duration = Duration::from_secs(2);
-/// How long a caller waits for its answer: above what a crowded machine takes.
-const PATIENCE: Duration = Duration::from_millis(400);
-/// The same of those who are still there when their replica goes on after a stop.
-const PATIENT: Duration = Duration::from_millis(2_400);
-/// How long one is inside at most, and the impatient few who outlive their replica's term. With the patience of who asked that
-/// is below `MAX_DURATION` by 400 ms, so that no place is over before its request is.
-const SHORT: Duration = Duration::from_millis(200);
-const LONG: Duration = Duration::from_millis(2_100);
-/// How long the end of a request may take to be told.
-const TELLS: Duration = TERM;
-/// After the last has told its end, until no place is held: a third of `MAX_DURATION`, so that no deadline gives it back.
-const LETS_GO: Duration = Duration::from_secs(1);
-/// Requests that want to be inside, at each replica.
+/// The duration of a stop or of a store outage.
+const FAULT_DURATION: Duration = Duration::from_secs(2);
+/// A caller's timeout, longer than the delays of a loaded machine.
+const TIMEOUT: Duration = Duration::from_millis(400);
+/// The timeout of a patient caller. It outlasts a stop of the replica.
+const LONG_TIMEOUT: Duration = Duration::from_millis(2_400);
+/// The longest normal request, and the longest one that outlives its replica's share. With the
+/// caller's timeout, both end at least 400 ms before `MAX_DURATION`, so no permit expires early.
+const SHORT_REQUEST: Duration = Duration::from_millis(200);
+const LONG_REQUEST: Duration = Duration::from_millis(2_100);
+/// The timeout of a release.
+const RELEASE_TIMEOUT: Duration = SHARE_EXPIRY;
+/// The longest time from the last release until no permit is in use. It is a third of
+/// `MAX_DURATION`, so no deadline can return the permit instead.
+const MAX_RELEASE_DELAY: Duration = Duration::from_secs(1);
 const WORKERS: usize = 12;
-/// One in so many of them is patient.
-const IMPATIENT: usize = 4;
-/// How long one is watched after a fault: longer than a lost member's part is kept.
-const WATCHED: Duration = Duration::from_secs(5);
+const ONE_PATIENT_IN: usize = 4;
+/// The observation after a fault. It outlasts the reserved share of a lost replica.
+const OBSERVATION: Duration = Duration::from_secs(5);
 
-/// Who is inside, as the backend sees it.
+/// The requests in flight, as the backend sees them.
 #[derive(Debug, Default)]
-pub(super) struct Inside {
-    ceiling: i64,
-    pub(super) now: AtomicI64,
-    pub(super) most: AtomicI64,
-    /// When as many as may be were inside, since somebody began to wait for that.
-    full: parking_lot::Mutex<Option<Instant>>,
-    /// Those who stood between decision and reply at a stop.
-    stood: AtomicI64,
-    /// What the replica that was stopped last might have in flight then.
+pub(super) struct BackendLoad {
+    limit: i64,
+    pub(super) in_flight: AtomicI64,
+    pub(super) max_in_flight: AtomicI64,
+    /// The first time the limit was reached since the last reset.
+    full_at: parking_lot::Mutex<Option<Instant>>,
+    /// Requests in flight that a stop of their replica delayed between decision and reply.
+    delayed: AtomicI64,
+    /// The share of the last stopped replica, at its stop.
     share_stopped: AtomicI64,
-    allowed_for: AtomicI64,
-    above: AtomicI64,
+    max_allowance: AtomicI64,
+    excess: AtomicI64,
     pub(super) entered: AtomicU64,
     over: watch::Sender<bool>,
 }
 
-impl Inside {
-    pub(super) fn of(ceiling: i64) -> Arc<Self> {
-        Arc::new(Self { ceiling, ..Self::default() })
+impl BackendLoad {
+    pub(super) fn of(limit: i64) -> Arc<Self> {
+        Arc::new(Self { limit, ..Self::default() })
     }
 
-    pub(super) fn enters(&self, stood: bool) {
-        if stood {
-            self.stood.fetch_add(1, SeqCst);
+    pub(super) fn enter(&self, was_delayed: bool) {
+        if was_delayed {
+            self.delayed.fetch_add(1, SeqCst);
         }
-        let inside = self.now.fetch_add(1, SeqCst) + 1;
-        let allowance = self.stood.load(SeqCst).min(self.share_stopped.load(SeqCst));
-        self.most.fetch_max(inside, SeqCst);
-        if self.ceiling <= inside {
-            self.full.lock().get_or_insert_with(now);
+        let inside = self.in_flight.fetch_add(1, SeqCst) + 1;
+        let allowance = self.delayed.load(SeqCst).min(self.share_stopped.load(SeqCst));
+        self.max_in_flight.fetch_max(inside, SeqCst);
+        if self.limit <= inside {
+            self.full_at.lock().get_or_insert_with(now);
         }
-        self.allowed_for.fetch_max(allowance, SeqCst);
-        self.above.fetch_max(inside - allowance - self.ceiling, SeqCst);
+        self.max_allowance.fetch_max(allowance, SeqCst);
+        self.excess.fetch_max(inside - allowance - self.limit, SeqCst);
         self.entered.fetch_add(1, SeqCst);
     }
 
-    pub(super) fn leaves(&self, stood: bool) {
-        self.now.fetch_sub(1, SeqCst);
-        if stood {
-            self.stood.fetch_sub(1, SeqCst);
+    pub(super) fn leave(&self, was_delayed: bool) {
+        self.in_flight.fetch_sub(1, SeqCst);
+        if was_delayed {
+            self.delayed.fetch_sub(1, SeqCst);
         }
     }
 
-    /// Nobody is to come any more.
-    pub(super) fn ends(&self) {
+    pub(super) fn finish(&self) {
         self.over.send_replace(true);
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_finished(&self) -> bool {
         *self.over.borrow()
     }
 
-    /// For so long, or until nobody is to come any more.
-    async fn stays(&self, lasts: Duration) {
+    async fn wait(&self, lasts: Duration) {
         let mut over = self.over.subscribe();
         let _ = timeout(lasts, over.wait_for(|over| *over)).await;
     }
 }
 
-/// From when to when a replica was stopped last.
+/// The start and end of each replica's last stop.
 type Stops = Arc<Vec<parking_lot::Mutex<Option<(Instant, Instant)>>>>;
-type Doors = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
+type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
 
-/// Five replicas behind proxies that can be cut, and their callers.
 struct Scene {
     store: Store,
     limits: tempfile::TempDir,
     proxies: Vec<Proxy>,
     fleet: Vec<Option<Service>>,
-    lives: usize,
-    /// Where each replica is called.
-    doors: Doors,
+    incarnations: usize,
+    channels: Channels,
     stops: Stops,
     callers: Vec<JoinHandle<()>>,
-    inside: Arc<Inside>,
+    inside: Arc<BackendLoad>,
     runtime: Runtime,
     dice: Dice,
 }
@@ -138,7 +136,7 @@ impl Scene {
         let store = Store::running();
         let limits = tempfile::tempdir().unwrap();
         let text = format!(
-            "domain: d\ndescriptors:\n- key: upstream\n  value: all\n  concurrency: {{limit: {CEILING}, \
+            "domain: d\ndescriptors:\n- key: upstream\n  value: all\n  concurrency: {{limit: {LIMIT}, \
              mode: leased, max_duration: {}s, on_backend_failure: deny}}\n",
             MAX_DURATION.as_secs()
         );
@@ -149,11 +147,11 @@ impl Scene {
             proxies,
             limits,
             fleet: Vec::new(),
-            lives: 0,
-            doors: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
+            incarnations: 0,
+            channels: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
             stops: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
             callers: Vec::new(),
-            inside: Inside::of(CEILING),
+            inside: BackendLoad::of(LIMIT),
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
@@ -170,92 +168,91 @@ impl Scene {
             for worker in 0..WORKERS {
                 let caller = Caller {
                     at,
-                    doors: Arc::clone(&scene.doors),
+                    channels: Arc::clone(&scene.channels),
                     stops: Arc::clone(&scene.stops),
                     inside: Arc::clone(&scene.inside),
-                    patient: worker.is_multiple_of(IMPATIENT),
+                    is_patient: worker.is_multiple_of(ONE_PATIENT_IN),
                     dice: Dice::new(seed ^ ((at * WORKERS + worker) as u64) << 20),
                 };
-                scene.callers.push(scene.runtime.spawn(caller.works()));
+                scene.callers.push(scene.runtime.spawn(caller.run()));
             }
         }
         scene
     }
 
     fn start(&mut self, at: usize) {
-        self.lives += 1;
+        self.incarnations += 1;
         let url = format!("redis://{}", self.proxies[at].address());
-        let term = format!("{}ms", TERM.as_millis());
+        let share_expiry = format!("{}ms", SHARE_EXPIRY.as_millis());
         let node = format!("replica-{at}");
         let flags = [
             ["--node-id", &node],
             ["--backend-deadline", "50ms"],
             ["--fleet-heartbeat", "200ms"],
-            ["--fleet-term", &term],
+            ["--fleet-term", &share_expiry],
             ["--drain-delay", "0s"],
         ];
         let service = serve(self.limits.path(), &url, &flags.concat());
         let endpoint = service.door();
         let channel = self.runtime.block_on(async { endpoint.connect_lazy() });
-        *self.doors[at].lock() = Some(channel);
+        *self.channels[at].lock() = Some(channel);
         self.fleet[at] = Some(service);
     }
 
-    fn one(&mut self) -> usize {
+    fn random_replica(&mut self) -> usize {
         usize::try_from(self.dice.up_to(REPLICAS as u64 - 1)).unwrap()
     }
 
-    /// The shares in force, together.
     fn shares(&self) -> i64 {
         self.fleet.iter().flatten().map(share).sum()
     }
 
-    /// After what happened: how long until the whole ceiling is given out, and until the backend was full. Watches on for
-    /// as long as what is lost may come to light.
-    fn full_again(&self) -> String {
+    /// Waits until the shares add up to the limit, then observes for `OBSERVATION`. Returns the
+    /// times until the shares are complete and until the backend is full.
+    fn wait_until_full(&self) -> String {
         let began = now();
-        *self.inside.full.lock() = None;
+        *self.inside.full_at.lock() = None;
         let whole = || match self.shares() {
-            CEILING => Ok(began.elapsed()),
+            LIMIT => Ok(began.elapsed()),
             shares => Err(shares.to_string()),
         };
         let took = until("the whole ceiling is given out", whole).unwrap();
-        std::thread::sleep(WATCHED.saturating_sub(began.elapsed()));
-        // Callers fill it as fast as the machine lets them, so that nothing is promised of that.
-        match *self.inside.full.lock() {
-            Some(at) => format!("{took:.2?}, {CEILING} inside after {:.2?}", at - began),
-            None => format!("{took:.2?}, never {CEILING} inside until {:.2?}", began.elapsed()),
+        std::thread::sleep(OBSERVATION.saturating_sub(began.elapsed()));
+        // The machine's speed decides when the callers fill the backend, so this time has no bound.
+        match *self.inside.full_at.lock() {
+            Some(at) => format!("{took:.2?}, {LIMIT} inside after {:.2?}", at - began),
+            None => format!("{took:.2?}, never {LIMIT} inside until {:.2?}", began.elapsed()),
         }
     }
 
-    fn strike(&mut self, fault: Fault) {
-        let at = self.one();
+    fn inject(&mut self, fault: Fault) {
+        let at = self.random_replica();
         match fault {
-            Fault::Kill => self.begin_anew(at),
+            Fault::Kill => self.restart_replica(at),
             Fault::Stop => self.stop(at),
             Fault::Cut => {
                 self.proxies[at].refuse(true);
                 self.proxies[at].cut();
-                std::thread::sleep(STRUCK);
+                std::thread::sleep(FAULT_DURATION);
                 self.proxies[at].refuse(false);
             }
             Fault::Silence => {
                 self.proxies[at].go_silent();
-                std::thread::sleep(STRUCK);
+                std::thread::sleep(FAULT_DURATION);
                 self.proxies[at].pass();
             }
-            Fault::Flush => drop(self.store.tell(&["FLUSHALL"])),
+            Fault::Flush => drop(self.store.command(&["FLUSHALL"])),
             Fault::Restart => {
                 self.store.kill();
-                std::thread::sleep(TERM / 2);
+                std::thread::sleep(SHARE_EXPIRY / 2);
                 self.store.start(&["--port", "0"]);
             }
-            Fault::Snapshot => self.restart_with_what_lacks(at),
-            Fault::Newcomer => self.restart_before_a_newcomer(at),
+            Fault::Snapshot => self.restore_snapshot_without_replica(at),
+            Fault::Newcomer => self.restore_snapshot_then_new_replica(at),
             Fault::Rolling => {
                 for at in 0..REPLICAS {
                     let mut old = self.fleet[at].take().unwrap();
-                    *self.doors[at].lock() = None;
+                    *self.channels[at].lock() = None;
                     old.terminate();
                     old.ended().unwrap();
                     self.start(at);
@@ -264,51 +261,50 @@ impl Scene {
         }
     }
 
-    /// For two terms.
     fn stop(&self, at: usize) {
         let service = self.fleet[at].as_ref().unwrap();
         self.inside.share_stopped.store(share(service), SeqCst);
         service.signal("STOP");
         let from = now();
-        std::thread::sleep(STRUCK);
+        std::thread::sleep(FAULT_DURATION);
         *self.stops[at].lock() = Some((from, now()));
         service.signal("CONT");
     }
 
-    fn begin_anew(&mut self, at: usize) {
-        *self.doors[at].lock() = None;
+    fn restart_replica(&mut self, at: usize) {
+        *self.channels[at].lock() = None;
         self.fleet[at] = None;
         self.start(at);
     }
 
-    /// A Redis that begins again with a snapshot of before replica `at` began its life. That one has its share and goes on
-    /// with it, and is the last whom the new Redis hears.
-    fn restart_with_what_lacks(&mut self, at: usize) {
-        self.store.tell(&["SAVE"]);
-        self.begin_anew(at);
-        self.full_again();
-        self.restart_with_the_snapshot(&[at], |_| {});
+    /// Restores a snapshot from before replica `at` restarted. This replica keeps its share and is
+    /// the last to report.
+    fn restore_snapshot_without_replica(&mut self, at: usize) {
+        self.store.command(&["SAVE"]);
+        self.restart_replica(at);
+        self.wait_until_full();
+        self.restore_snapshot(&[at], |_| {});
     }
 
-    /// The same, but the first whom the new Redis hears is one that no Redis has ever answered, while all others go on.
-    fn restart_before_a_newcomer(&mut self, at: usize) {
-        self.store.tell(&["SAVE"]);
-        self.full_again();
+    /// Restores a snapshot. The first to report is a new replica, unknown to any store.
+    fn restore_snapshot_then_new_replica(&mut self, at: usize) {
+        self.store.command(&["SAVE"]);
+        self.wait_until_full();
         let others: Vec<usize> = (0..REPLICAS).filter(|other| *other != at).collect();
-        self.restart_with_the_snapshot(&others, |scene| scene.begin_anew(at));
+        self.restore_snapshot(&others, |scene| scene.restart_replica(at));
     }
 
-    /// What is done `then`, the new Redis sees before it hears of `unheard`.
-    fn restart_with_the_snapshot(&mut self, unheard: &[usize], then: impl FnOnce(&mut Self)) {
-        for at in unheard {
+    /// Restores the snapshot and runs `then` before the `disconnected` replicas can report.
+    fn restore_snapshot(&mut self, disconnected: &[usize], then: impl FnOnce(&mut Self)) {
+        for at in disconnected {
             self.proxies[*at].refuse(true);
             self.proxies[*at].cut();
         }
         self.store.kill();
         self.store.start(&["--port", "0"]);
-        // It listens before it has read it.
+        // Redis accepts connections before it has loaded the snapshot.
         until("the snapshot is read", || {
-            let info = self.store.tell(&["INFO", "persistence"]).text();
+            let info = self.store.command(&["INFO", "persistence"]).text();
             let loaded = info.lines().any(|line| {
                 line.strip_prefix("rdb_last_load_keys_loaded:").is_some_and(|keys| keys != "0")
             });
@@ -317,16 +313,15 @@ impl Scene {
         .unwrap();
         std::fs::remove_file(self.store.dir.path().join("dump.rdb")).unwrap();
         then(self);
-        std::thread::sleep(TERM / 2);
-        for at in unheard {
+        std::thread::sleep(SHARE_EXPIRY / 2);
+        for at in disconnected {
             self.proxies[*at].refuse(false);
         }
     }
 
-    /// Nobody comes any more: all leave at once and say so, and then no replica holds a place, long before a deadline could
-    /// have given it back.
-    fn empties(&mut self) -> Duration {
-        self.inside.ends();
+    /// Stops all callers. Returns the time until no replica has a permit in use.
+    fn drain(&mut self) -> Duration {
+        self.inside.finish();
         let callers = std::mem::take(&mut self.callers);
         let all_ended = async {
             for caller in callers {
@@ -335,7 +330,7 @@ impl Scene {
         };
         self.runtime.block_on(all_ended);
         let last = now();
-        assert_eq!(self.inside.now.load(SeqCst), 0);
+        assert_eq!(self.inside.in_flight.load(SeqCst), 0);
         for service in self.fleet.iter().flatten() {
             until("no place is held", || match metric(service, "sluicegate_requests_in_flight") {
                 0 => Ok(()),
@@ -347,9 +342,8 @@ impl Scene {
     }
 }
 
-/// The share that a replica has in force.
 fn share(service: &Service) -> i64 {
-    let shown = super::fleet::shown(service);
+    let shown = super::fleet::fleet_page(service);
     shown["shares"]["ceilings"][0]["share"].as_i64().unwrap_or(0)
 }
 
@@ -361,9 +355,9 @@ enum Fault {
     Silence,
     Flush,
     Restart,
-    /// A restart with an old state, in which a replica is missing.
+    /// A restart from a snapshot that lacks a replica.
     Snapshot,
-    /// A restart with an old state, which hears one first that is new.
+    /// A restart from a snapshot, after which a new replica reports first.
     Newcomer,
     Rolling,
 }
@@ -382,181 +376,187 @@ impl Fault {
     const OLD_STATES: [Self; 2] = [Self::Snapshot, Self::Newcomer];
 }
 
-/// What came of a question; a call that fails is no permission.
+/// The result of an acquire. A failed call counts as denied.
 #[derive(PartialEq, Eq)]
-enum Answer {
-    Passes,
-    TurnedAway,
-    GaveUp,
+enum AcquireResult {
+    Allowed,
+    Denied,
+    TimedOut,
 }
 
-/// A caller that wants to be inside again and again.
 struct Caller {
-    /// Which replica it asks.
     at: usize,
-    doors: Doors,
+    channels: Channels,
     stops: Stops,
-    inside: Arc<Inside>,
-    patient: bool,
+    inside: Arc<BackendLoad>,
+    is_patient: bool,
     dice: Dice,
 }
 
 impl Caller {
-    async fn works(mut self) {
-        while !self.inside.is_over() {
-            let door = self.doors[self.at].lock().clone();
-            let Some(door) = door else {
+    async fn run(mut self) {
+        while !self.inside.is_finished() {
+            let channel = self.channels[self.at].lock().clone();
+            let Some(channel) = channel else {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
             let id = format!("{:016x}{:016x}", self.dice.roll(), self.dice.roll());
             let asked = now();
-            let answer = self.asks(door.clone(), &id).await;
-            if answer == Answer::Passes {
-                self.is_inside(self.stood(asked)).await;
+            let answer = self.acquire(channel.clone(), &id).await;
+            if answer == AcquireResult::Allowed {
+                self.run_request(self.was_stopped_since(asked)).await;
             }
-            if answer != Answer::TurnedAway {
-                // One that gave the call up tells it, too, as a proxy does: what it took must come back.
-                let _ = timeout(TELLS, call(door, "sluicegate.release", &id)).await;
+            if answer != AcquireResult::Denied {
+                // Release after a timeout too, as a proxy does: the permit may have been granted.
+                let _ =
+                    timeout(RELEASE_TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
             }
-            if answer != Answer::Passes {
+            if answer != AcquireResult::Allowed {
                 sleep(Duration::from_millis(4 + self.dice.up_to(8))).await;
             }
         }
     }
 
-    /// An answer that lay there when its patience was over is none, also where the machine let nobody look at the time.
-    async fn asks(&self, door: Channel, id: &str) -> Answer {
-        let (patience, asked) = (if self.patient { PATIENT } else { PATIENCE }, now());
-        match timeout(patience, call(door, "sluicegate.acquire", id)).await {
-            Err(_) => Answer::GaveUp,
-            Ok(_) if patience < asked.elapsed() => Answer::GaveUp,
-            Ok(Some(Code::Ok)) => Answer::Passes,
-            Ok(_) => Answer::TurnedAway,
+    /// A reply after the timeout counts as a timeout, even if the machine delayed this task.
+    async fn acquire(&self, channel: Channel, id: &str) -> AcquireResult {
+        let (patience, asked) = (if self.is_patient { LONG_TIMEOUT } else { TIMEOUT }, now());
+        match timeout(patience, send_check(channel, "sluicegate.acquire", id)).await {
+            Err(_) => AcquireResult::TimedOut,
+            Ok(_) if patience < asked.elapsed() => AcquireResult::TimedOut,
+            Ok(Some(Code::Ok)) => AcquireResult::Allowed,
+            Ok(_) => AcquireResult::Denied,
         }
     }
 
-    /// Whether its replica was stopped, and went on, between its question and its answer.
-    fn stood(&self, asked: Instant) -> bool {
+    /// Returns `true` if the replica was stopped and resumed between the acquire and its reply.
+    fn was_stopped_since(&self, asked: Instant) -> bool {
         self.stops[self.at].lock().is_some_and(|(from, until)| asked < from && until <= now())
     }
 
-    async fn is_inside(&mut self, stood: bool) {
-        let outlives = self.dice.once_in(8) && !self.patient;
-        let (least, most) = if outlives { (TERM, LONG) } else { (Duration::from_millis(5), SHORT) };
+    async fn run_request(&mut self, was_delayed: bool) {
+        let outlives = self.dice.once_in(8) && !self.is_patient;
+        let (least, most) = if outlives {
+            (SHARE_EXPIRY, LONG_REQUEST)
+        } else {
+            (Duration::from_millis(5), SHORT_REQUEST)
+        };
         let spread = u64::try_from(most.saturating_sub(least).as_millis()).unwrap();
         let lasts = least + Duration::from_millis(self.dice.up_to(spread));
-        self.inside.enters(stood);
-        self.inside.stays(lasts).await;
-        self.inside.leaves(stood);
+        self.inside.enter(was_delayed);
+        self.inside.wait(lasts).await;
+        self.inside.leave(was_delayed);
     }
 }
 
-/// What is answered to one descriptor and this reserved word.
-pub(super) async fn call(door: Channel, word: &str, id: &str) -> Option<Code> {
-    call_of(door, "all", word, id).await
+pub(super) async fn send_check(channel: Channel, key: &str, id: &str) -> Option<Code> {
+    send_check_for(channel, "all", key, id).await
 }
 
-/// The same for a descriptor of that value.
-pub(super) async fn call_of(door: Channel, value: &str, word: &str, id: &str) -> Option<Code> {
+pub(super) async fn send_check_for(
+    channel: Channel,
+    value: &str,
+    key: &str,
+    id: &str,
+) -> Option<Code> {
     let entry = |key: &str, value: &str| Entry { key: key.to_owned(), value: value.to_owned() };
     let descriptor = RateLimitDescriptor {
-        entries: vec![entry("upstream", value), entry(word, id)],
+        entries: vec![entry("upstream", value), entry(key, id)],
         ..RateLimitDescriptor::default()
     };
     let request =
         RateLimitRequest { domain: "d".to_owned(), descriptors: vec![descriptor], hits_addend: 0 };
-    let answer = RateLimitServiceClient::new(door).should_rate_limit(request).await.ok()?;
+    let answer = RateLimitServiceClient::new(channel).should_rate_limit(request).await.ok()?;
     Some(answer.into_inner().overall_code())
 }
 
 #[test]
-fn five_replicas_never_have_more_inside_the_backend_than_the_ceiling_whatever_happens() {
+fn shared_limit_is_never_exceeded_during_faults() {
     let minutes: u64 =
         std::env::var("SLUICEGATE_FLEET_MINUTES").map_or(2, |minutes| minutes.parse().unwrap());
-    five_replicas_live_through(&Fault::USUAL, Duration::from_secs(60 * minutes));
+    run_faults(&Fault::USUAL, Duration::from_secs(60 * minutes));
 }
 
 #[test]
-fn five_replicas_never_have_more_inside_when_redis_begins_again_with_a_snapshot() {
-    five_replicas_live_through(&Fault::OLD_STATES, Duration::ZERO);
+fn shared_limit_is_never_exceeded_after_a_snapshot_restore() {
+    run_faults(&Fault::OLD_STATES, Duration::ZERO);
 }
 
-/// Through these, and then through any until it has gone on for so long.
+/// Injects each of `faults` once, then random faults for `min_duration`.
 #[expect(clippy::print_stdout, reason = "the table is part of the proof")]
-fn five_replicas_live_through(faults: &[Fault], goes_on: Duration) {
+fn run_faults(faults: &[Fault], min_duration: Duration) {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
     let mut scene = Scene::new(seed);
     let began = now();
-    println!("{:>8}  whole again after {}", "start", scene.full_again());
+    println!("{:>8}  whole again after {}", "start", scene.wait_until_full());
     for &fault in faults {
-        lives_through(&mut scene, fault);
+        run_fault(&mut scene, fault);
     }
     let any = [&Fault::USUAL[..], &Fault::OLD_STATES].concat();
-    while began.elapsed() < goes_on {
+    while began.elapsed() < min_duration {
         let fault = scene.dice.pick(&any);
-        lives_through(&mut scene, fault);
+        run_fault(&mut scene, fault);
     }
-    let let_go = scene.empties();
+    let release_delay = scene.drain();
     let inside = &scene.inside;
     println!(
-        "{} requests, at most {} inside of {CEILING}, allowance {}, {} lives, no place held {let_go:.2?} after the last end",
+        "{} requests, at most {} inside of {LIMIT}, allowance {}, {} lives, no place held {release_delay:.2?} after the last end",
         inside.entered.load(SeqCst),
-        inside.most.load(SeqCst),
-        inside.allowed_for.load(SeqCst),
-        scene.lives
+        inside.max_in_flight.load(SeqCst),
+        inside.max_allowance.load(SeqCst),
+        scene.incarnations
     );
-    holds(inside);
+    assert_within_limit(inside);
     assert!(
-        let_go <= LETS_GO,
-        "places were held for {let_go:?} after the last was told to have ended"
+        release_delay <= MAX_RELEASE_DELAY,
+        "places were held for {release_delay:?} after the last was told to have ended"
     );
 }
 
 #[expect(clippy::print_stdout, reason = "the table is part of the proof")]
-fn lives_through(scene: &mut Scene, fault: Fault) {
-    scene.strike(fault);
-    let again = scene.full_again();
+fn run_fault(scene: &mut Scene, fault: Fault) {
+    scene.inject(fault);
+    let again = scene.wait_until_full();
     let name = format!("{fault:?}");
     println!("{name:>8}  whole again after {again}");
-    holds(&scene.inside);
+    assert_within_limit(&scene.inside);
 }
 
 #[test]
-fn a_new_redis_hears_of_shared_ceilings_when_a_replica_starts_and_the_log_says_why_it_admits_nothing_yet()
- {
+fn empty_redis_denies_permits_for_a_grace_period() {
     let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
     let text = "domain: d\ndescriptors: [{key: upstream, value: all, \
                 concurrency: {limit: 1, mode: leased, max_duration: 5s, on_backend_failure: deny}}]\n";
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let flags = ["--node-id", "a", "--fleet-heartbeat", "100ms", "--fleet-term", "1s"];
     let service = serve(limits.path(), &store.url(), &flags);
-    let heard = || match store.tell(&["HEXISTS", "sluicegatesg:{fleet}:lives", "life"]).int() {
-        1 => Ok(()),
-        other => Err(other.to_string()),
-    };
-    until("redis has heard, though nobody asked", heard).unwrap();
+    let is_registered =
+        || match store.command(&["HEXISTS", "sluicegatesg:{fleet}:lives", "life"]).int() {
+            1 => Ok(()),
+            other => Err(other.to_string()),
+        };
+    until("redis has heard, though nobody asked", is_registered).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let endpoint = service.door();
-        let door = endpoint.connect().await.unwrap();
-        let mut turned_away = 0;
-        let admitted = |id: u32| format!("{id:032}");
-        while call(door.clone(), "sluicegate.acquire", &admitted(turned_away)).await
+        let channel = endpoint.connect().await.unwrap();
+        let mut denied = 0;
+        let id_of = |id: u32| format!("{id:032}");
+        while send_check(channel.clone(), "sluicegate.acquire", &id_of(denied)).await
             != Some(Code::Ok)
         {
-            turned_away += 1;
-            assert!(turned_away < 2_000, "{}", service.log());
+            denied += 1;
+            assert!(denied < 2_000, "{}", service.log());
             sleep(Duration::from_millis(10)).await;
         }
-        assert_ne!(turned_away, 0, "what is in flight elsewhere was not known");
+        assert_ne!(denied, 0, "what is in flight elsewhere was not known");
     });
     let said = service.log().matches("the store does not know yet what is in flight").count();
     assert_eq!(said, 1, "{}", service.log());
 }
 
-pub(super) fn holds(inside: &Inside) {
-    let (above, most) = (inside.above.load(SeqCst), inside.most.load(SeqCst));
+pub(super) fn assert_within_limit(inside: &BackendLoad) {
+    let (above, most) = (inside.excess.load(SeqCst), inside.max_in_flight.load(SeqCst));
     assert!(above <= 0, "{above} too many inside, {most} at most");
 }

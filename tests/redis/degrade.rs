@@ -1,4 +1,4 @@
-//! What the engine answers for a Redis that is not there: nothing here ever connects.
+//! Engine decisions without a store: the Redis client here never connects.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ fn engine(replicas: u32, limits: &str) -> Engine {
     engine_over(redis, Clock::manual(Nanos::from_secs(1_000_000)), limits, replicas)
 }
 
-pub(super) fn question<'a>(keys: &[&'a str], hits: u64) -> Question<'a> {
+pub(super) fn new_check<'a>(keys: &[&'a str], hits: u64) -> Question<'a> {
     let descriptor = |&key: &&'a str| Descriptor {
         entries: [(key, "v")].into_iter().collect(),
         cost: Cost::Charge(Hits(hits)),
@@ -66,8 +66,8 @@ pub(super) fn question<'a>(keys: &[&'a str], hits: u64) -> Question<'a> {
     Question { domain: "d", descriptors: keys.iter().map(descriptor).collect() }
 }
 
-async fn ask(engine: &Engine, keys: &[&str]) -> Result<Answer, Refusal> {
-    engine.decide(&question(keys, 1)).await
+async fn check(engine: &Engine, keys: &[&str]) -> Result<Answer, Refusal> {
+    engine.decide(&new_check(keys, 1)).await
 }
 
 fn verdicts(answer: &Answer) -> Vec<(Verdict, Reason)> {
@@ -75,9 +75,9 @@ fn verdicts(answer: &Answer) -> Vec<(Verdict, Reason)> {
 }
 
 #[tokio::test]
-async fn each_limit_is_answered_by_its_own_rule_with_its_reason() {
+async fn each_limit_uses_its_own_fallback() {
     let engine = engine(1, LIMITS);
-    let answer = ask(&engine, &["allow", "local", "shadow", "nothing"]).await.unwrap();
+    let answer = check(&engine, &["allow", "local", "shadow", "nothing"]).await.unwrap();
     assert_eq!(answer.verdict, Verdict::Admit);
     assert_eq!(
         verdicts(&answer),
@@ -88,22 +88,21 @@ async fn each_limit_is_answered_by_its_own_rule_with_its_reason() {
             (Verdict::Admit, Reason::NoLimit),
         ]
     );
-    let denied = ask(&engine, &["allow", "deny"]).await.unwrap();
+    let denied = check(&engine, &["allow", "deny"]).await.unwrap();
     assert_eq!(denied.verdict, Verdict::Deny);
     assert_eq!(verdicts(&denied)[1], (Verdict::Deny, Reason::BackendDownDenied));
     assert_eq!(denied.retry_after, None, "nobody knows when it is back");
 }
 
-/// Asks for one of what `key` limits, with a limit of five a day of the question's own.
-async fn bring_five(engine: &Engine, key: &str) -> Result<(Verdict, Reason), Refusal> {
-    let mut asked = question(&[key], 1);
+/// Sends one hit with an override of five requests per day.
+async fn check_with_override(engine: &Engine, key: &str) -> Result<(Verdict, Reason), Refusal> {
+    let mut asked = new_check(&[key], 1);
     asked.descriptors[0].limit = Some(Override { requests: 5, unit: Unit::Day });
     engine.decide(&asked).await.map(|answer| verdicts(&answer)[0])
 }
 
 #[tokio::test]
-async fn a_limit_that_a_question_brings_is_answered_by_the_rule_of_the_limit_whose_place_it_takes()
-{
+async fn override_keeps_the_fallback_of_its_limit() {
     let engine = engine(1, LIMITS);
     let refused = Err(Refusal::BackendDown(Cause::Unreachable));
     for (key, wanted) in [
@@ -112,17 +111,17 @@ async fn a_limit_that_a_question_brings_is_answered_by_the_rule_of_the_limit_who
         ("error", refused.clone()),
         ("nothing", refused),
     ] {
-        assert_eq!(bring_five(&engine, key).await, wanted, "{key}");
+        assert_eq!(check_with_override(&engine, key).await, wanted, "{key}");
     }
     for number in 1..=10 {
         let wanted = if number <= 5 { Verdict::Admit } else { Verdict::Deny };
-        let found = bring_five(&engine, "local").await.unwrap();
+        let found = check_with_override(&engine, "local").await.unwrap();
         assert_eq!(found, (wanted, Reason::BackendDownLocal), "{number}: by its own number");
     }
 }
 
 #[tokio::test]
-async fn a_limit_that_a_question_brings_where_there_is_none_is_answered_by_what_the_domain_says() {
+async fn override_without_a_limit_uses_the_domain_fallback() {
     let words = "domain: d\ndefaults: {on_backend_failure: allow}\ndescriptors:\n";
     let engine = engine(
         1,
@@ -132,34 +131,36 @@ async fn a_limit_that_a_question_brings_where_there_is_none_is_answered_by_what_
         ),
     );
     for key in ["nothing", "free"] {
-        let found = bring_five(&engine, key).await;
+        let found = check_with_override(&engine, key).await;
         assert_eq!(found, Ok((Verdict::Admit, Reason::BackendDownAllowed)), "{key}");
     }
-    assert_eq!(bring_five(&engine, "deny").await, Ok((Verdict::Deny, Reason::BackendDownDenied)));
+    assert_eq!(
+        check_with_override(&engine, "deny").await,
+        Ok((Verdict::Deny, Reason::BackendDownDenied))
+    );
 }
 
 #[tokio::test]
-async fn one_limit_that_says_error_refuses_the_question_before_a_part_is_charged() {
+async fn error_fallback_refuses_the_check_without_charging() {
     let engine = engine(1, LIMITS);
     for _ in 0..20 {
-        let refused = ask(&engine, &["local", "error"]).await;
+        let refused = check(&engine, &["local", "error"]).await;
         assert_eq!(refused.map(|_| ()), Err(Refusal::BackendDown(Cause::Unreachable)));
     }
-    let left = ask(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
+    let left = check(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
     assert_eq!(left, Hits(9));
 }
 
-/// Holds this limit at one answer for a minute.
-fn hold(engine: &Engine, key: &str, verdict: Verdict) {
+fn force_decision(engine: &Engine, key: &str, verdict: Verdict) {
     engine.freeze(("d", &[(key, "v")]), verdict, Nanos::from_secs(60)).unwrap();
 }
 
 #[tokio::test]
-async fn what_a_limit_held_shut_denies_is_denied_though_another_says_error() {
+async fn a_forced_denial_overrides_an_error_fallback() {
     for charge in ["each", "all_or_nothing"] {
         let engine = engine(1, &format!("charge: {charge}\n{LIMITS}"));
-        hold(&engine, "allow", Verdict::Deny);
-        let denied = ask(&engine, &["error", "allow", "deny"]).await.unwrap();
+        force_decision(&engine, "allow", Verdict::Deny);
+        let denied = check(&engine, &["error", "allow", "deny"]).await.unwrap();
         assert_eq!(denied.verdict, Verdict::Deny, "{charge}");
         assert_eq!(
             verdicts(&denied),
@@ -169,39 +170,39 @@ async fn what_a_limit_held_shut_denies_is_denied_though_another_says_error() {
                 (Verdict::Deny, Reason::BackendDownDenied),
             ]
         );
-        let refused = ask(&engine, &["error"]).await.map(|_| ());
+        let refused = check(&engine, &["error"]).await.map(|_| ());
         assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)), "{charge}");
     }
 }
 
-/// Who gives hits back has to know that it did not come to it.
+/// The caller must know that its hits were not refunded.
 #[tokio::test]
-async fn a_refund_that_is_not_made_is_told_of_though_a_limit_held_shut_denies_the_rest() {
+async fn failed_refund_is_an_error_despite_a_forced_denial() {
     let engine = engine(1, LIMITS);
-    hold(&engine, "allow", Verdict::Deny);
-    let mut asked = question(&["allow", "error"], 1);
+    force_decision(&engine, "allow", Verdict::Deny);
+    let mut asked = new_check(&["allow", "error"], 1);
     asked.descriptors[1].cost = Cost::Refund(Hits(3));
     let refused = engine.decide(&asked).await.map(|_| ());
     assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)));
 }
 
 #[tokio::test]
-async fn one_limit_that_says_error_refuses_what_a_held_one_does_not_deny() {
+async fn forced_allow_does_not_override_an_error_fallback() {
     let engine = engine(1, LIMITS);
-    hold(&engine, "allow", Verdict::Admit);
-    hold(&engine, "shadow", Verdict::Deny);
-    for held in ["allow", "shadow"] {
-        let refused = ask(&engine, &[held, "error"]).await.map(|_| ());
-        assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)), "{held}");
+    force_decision(&engine, "allow", Verdict::Admit);
+    force_decision(&engine, "shadow", Verdict::Deny);
+    for forced in ["allow", "shadow"] {
+        let refused = check(&engine, &[forced, "error"]).await.map(|_| ());
+        assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)), "{forced}");
     }
 }
 
 #[tokio::test]
-async fn a_part_admits_its_share_in_whole_hits_and_a_limit_below_the_replicas_has_none() {
+async fn local_share_is_whole_hits_or_nothing() {
     let engine = engine(3, LIMITS);
     for (key, whole_hits) in [("local", 3), ("few", 0)] {
         for number in 0..6 {
-            let answer = ask(&engine, &[key]).await.unwrap();
+            let answer = check(&engine, &[key]).await.unwrap();
             let admitted = answer.verdict == Verdict::Admit;
             assert_eq!(admitted, number < whole_hits, "{key} {number}");
             assert_eq!(verdicts(&answer)[0].1, Reason::BackendDownLocal);
@@ -210,33 +211,33 @@ async fn a_part_admits_its_share_in_whole_hits_and_a_limit_below_the_replicas_ha
 }
 
 #[tokio::test]
-async fn all_or_nothing_holds_for_parts_too() {
+async fn all_or_nothing_applies_to_local_shares() {
     let engine = engine(1, &format!("charge: all_or_nothing\n{LIMITS}"));
     assert_eq!(
-        engine.decide(&question(&["local", "few"], 3)).await.unwrap().verdict,
+        engine.decide(&new_check(&["local", "few"], 3)).await.unwrap().verdict,
         Verdict::Deny
     );
-    let left = ask(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
+    let left = check(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
     assert_eq!(left, Hits(9), "the denied question charged nothing");
 }
 
 #[tokio::test]
-async fn all_or_nothing_charges_nothing_where_a_limit_has_no_part_here() {
+async fn empty_local_share_denies_all_or_nothing_without_charging() {
     let engine = engine(3, &format!("charge: all_or_nothing\n{LIMITS}"));
-    let denied = ask(&engine, &["local", "few"]).await.unwrap();
+    let denied = check(&engine, &["local", "few"]).await.unwrap();
     assert_eq!(denied.verdict, Verdict::Deny);
-    let left = ask(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
+    let left = check(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
     assert_eq!(left, Hits(2), "three, less the one that just passed");
 }
 
 #[tokio::test]
-async fn dynamic_metadata_carries_the_reason_of_each_degraded_answer() {
+async fn dynamic_metadata_contains_each_fallback_reason() {
     let asked = RateLimitRequest {
         domain: "d".to_owned(),
         descriptors: ["allow", "local", "nothing", "deny"].map(descriptor).to_vec(),
         hits_addend: 0,
     };
-    let answer = ask(&engine(1, LIMITS), &["allow", "local", "nothing", "deny"]).await.unwrap();
+    let answer = check(&engine(1, LIMITS), &["allow", "local", "nothing", "deny"]).await.unwrap();
     let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
     let metadata = convert::reply(&asked, &answer, &reporting).dynamic_metadata.unwrap();
     let Some(Kind::ListValue(list)) = &metadata.fields["degraded"].kind else { panic!() };
@@ -256,7 +257,7 @@ pub(super) fn descriptor(key: &str) -> RateLimitDescriptor {
 }
 
 #[test]
-fn a_caller_is_answered_a_margin_before_its_patience_ends() {
+fn grpc_timeout_is_shortened_by_a_margin() {
     let of = |text: &str| {
         let mut headers = MetadataMap::new();
         headers.insert("grpc-timeout", text.parse().unwrap());

@@ -1,22 +1,21 @@
-//! `sluicegate doctor` and the look that a service takes at its start, at real servers.
+//! `sluicegate doctor` and the store inspection at service start, against real servers.
 
 use std::ffi::OsString;
 
 use sluicegate::cli::{self, Outcome, Terminal};
 
-use super::{Store, limits, serve, wait_until_whole};
+use super::{Store, limits, serve, wait_until_ready};
 use crate::support::cluster::Cluster;
 use crate::support::resp::Value;
 use crate::support::sentinel::Watched;
 use crate::waiting::until;
 
-/// The outcome, standard output and standard error of `doctor` with these flags.
 fn doctor(store: &Store, more: &[&str]) -> (Outcome, String, String) {
     doctor_at(&store.url(), more)
 }
 
 pub(super) fn doctor_at(url: &str, more: &[&str]) -> (Outcome, String, String) {
-    // A crowded machine is no far Redis.
+    // A loaded machine must not look like a distant Redis.
     let line = ["sluicegate", "doctor", "--backend", url, "--backend-deadline", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -24,15 +23,15 @@ pub(super) fn doctor_at(url: &str, more: &[&str]) -> (Outcome, String, String) {
     (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
-/// The codes that `doctor --format json` tells, with `!` for an error.
+/// The codes of `doctor --format json`. An error is marked with `!`.
 fn codes(store: &Store) -> Vec<String> {
     let (_, out, err) = doctor(store, &["--format", "json"]);
-    let told: serde_json::Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{err}"));
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{err}"));
     let code = |it: &serde_json::Value| {
         let mark = if it["severity"] == "error" { "!" } else { "" };
         format!("{mark}{}", it["code"].as_str().unwrap())
     };
-    told["findings"].as_array().unwrap().iter().map(code).collect()
+    report["findings"].as_array().unwrap().iter().map(code).collect()
 }
 
 fn running(flags: &[&str]) -> Store {
@@ -42,68 +41,69 @@ fn running(flags: &[&str]) -> Store {
 }
 
 #[test]
-fn a_fit_store_is_said_to_be_and_one_that_forgets_at_a_restart_is_warned_of() {
+fn missing_persistence_is_only_a_warning() {
     let store = running(&["--appendonly", "yes"]);
     let (outcome, out, err) = doctor(&store, &[]);
     assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""), "{out}");
     assert!(out.ends_with("findings: 0 errors, 0 warnings\n"), "{out}");
-    assert_eq!(store.tell(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
-    store.tell(&["CONFIG", "SET", "appendonly", "no"]);
+    assert_eq!(store.command(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
+    store.command(&["CONFIG", "SET", "appendonly", "no"]);
     let (outcome, out, _) = doctor(&store, &[]);
     assert_eq!(outcome, Outcome::Yes, "a warning makes no store unfit: {out}");
     let path = store.socket();
-    let told = format!("warning[persistence]: {}: nothing is kept over a restart;", path.display());
-    assert!(out.starts_with(&told), "{out}");
+    let report =
+        format!("warning[persistence]: {}: nothing is kept over a restart;", path.display());
+    assert!(out.starts_with(&report), "{out}");
     assert_eq!(doctor(&store, &["--warnings-as-errors"]).0, Outcome::No);
 }
 
 #[test]
-fn what_makes_a_store_unfit_is_told_with_its_cure() {
+fn each_problem_of_a_store_is_reported() {
     let store = running(&["--appendonly", "yes", "--maxmemory-policy", "allkeys-lru"]);
     let (outcome, out, _) = doctor(&store, &[]);
     assert_eq!(outcome, Outcome::No);
     assert!(out.contains("error[eviction]") && out.contains("set `maxmemory-policy noeviction`"));
-    store.tell(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    store.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     assert!(codes(&store).is_empty());
-    store.tell(&["ACL", "SETUSER", "default", "-eval"]);
+    store.command(&["ACL", "SETUSER", "default", "-eval"]);
     assert_eq!(codes(&store), ["!scripts"]);
-    store.tell(&["ACL", "SETUSER", "default", "+eval"]);
+    store.command(&["ACL", "SETUSER", "default", "+eval"]);
     for command in ["evalsha", "script|load"] {
-        store.tell(&["ACL", "SETUSER", "default", &format!("-{command}")]);
+        store.command(&["ACL", "SETUSER", "default", &format!("-{command}")]);
         assert_eq!(codes(&store), ["!scripts"], "{command}");
-        store.tell(&["ACL", "SETUSER", "default", &format!("+{command}")]);
+        store.command(&["ACL", "SETUSER", "default", &format!("+{command}")]);
     }
-    store.tell(&["ACL", "SETUSER", "default", "-setrange", "-zadd"]);
+    store.command(&["ACL", "SETUSER", "default", "-setrange", "-zadd"]);
     let (_, out, _) = doctor(&store, &[]);
     assert!(out.contains("error[scripts]") && out.contains("(setrange, zadd: "), "{out}");
-    store.tell(&["ACL", "SETUSER", "default", "+setrange", "+zadd", "-expire"]);
+    store.command(&["ACL", "SETUSER", "default", "+setrange", "+zadd", "-expire"]);
     assert!(codes(&store).is_empty(), "the reference's keys alone need it");
     let (_, out, _) = doctor(&store, &["--counter-keys", "envoyproxy"]);
     assert!(out.contains("(expire: "), "{out}");
-    store.tell(&["ACL", "SETUSER", "default", "+expire"]);
-    assert_eq!(store.tell(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
-    store.tell(&["ACL", "SETUSER", "default", "-info"]);
+    store.command(&["ACL", "SETUSER", "default", "+expire"]);
+    assert_eq!(store.command(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
+    store.command(&["ACL", "SETUSER", "default", "-info"]);
     assert_eq!(codes(&store), ["run_id"]);
-    store.tell(&["ACL", "SETUSER", "default", "+info"]);
-    store.tell(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    store.command(&["ACL", "SETUSER", "default", "+info"]);
+    store.command(&["CONFIG", "SET", "maxmemory", "1mb"]);
     assert!(codes(&store).contains(&"memory".to_owned()));
-    store.tell(&["CONFIG", "SET", "maxmemory", "1"]);
+    store.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let (_, out, _) = doctor(&store, &[]);
     let scripts = out.lines().find(|line| line.starts_with("error[scripts]")).expect(&out);
     assert!(scripts.contains("; raise `maxmemory`") && !scripts.contains("EVAL"), "{out}");
-    store.tell(&["CONFIG", "SET", "maxmemory", "0"]);
-    store.tell(&["REPLICAOF", "127.0.0.1", "1"]);
+    store.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    store.command(&["REPLICAOF", "127.0.0.1", "1"]);
     assert_eq!(codes(&store), ["!replica"]);
 }
 
 #[test]
-fn a_cluster_without_its_slots_is_unfit() {
+fn a_cluster_without_slots_is_an_error() {
     let store = running(&["--appendonly", "yes", "--cluster-enabled", "yes", "--port", "0"]);
     assert!(codes(&store).contains(&"!slots".to_owned()), "{:?}", codes(&store));
 }
 
 #[test]
-fn every_primary_of_a_cluster_is_looked_at_and_takes_the_scripts() {
+fn every_cluster_primary_is_examined() {
     let cluster = Cluster::start();
     let (outcome, out, err) = doctor_at(&cluster.url(), &[]);
     assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""), "{out}");
@@ -111,17 +111,17 @@ fn every_primary_of_a_cluster_is_looked_at_and_takes_the_scripts() {
     cluster.primaries[1].order(&["ACL", "SETUSER", "default", "-eval"]);
     let (outcome, out, _) = doctor_at(&cluster.url(), &[]);
     assert_eq!(outcome, Outcome::No);
-    let said = format!("error[scripts]: {}", cluster.primaries[1].address());
-    assert!(out.contains(&said) && out.matches("error[").count() == 1, "{out}");
+    let expected = format!("error[scripts]: {}", cluster.primaries[1].address());
+    assert!(out.contains(&expected) && out.matches("error[").count() == 1, "{out}");
 }
 
-/// One that lives on out of its sentinels' sight grants ceilings beside the one they choose.
+/// An isolated old primary would grant permits in parallel with the elected one.
 #[test]
-fn a_primary_of_sentinels_that_writes_without_a_replica_is_warned_of() {
+fn sentinel_primary_writing_without_replicas_is_a_warning() {
     let watched = Watched::start();
-    let looks = || doctor_at(&watched.url("redis+sentinel://"), &[]);
-    let warns = || looks().1.contains("warning[two_primaries]");
-    let (outcome, out, _) = looks();
+    let inspect = || doctor_at(&watched.url("redis+sentinel://"), &[]);
+    let warns = || inspect().1.contains("warning[two_primaries]");
+    let (outcome, out, _) = inspect();
     assert_eq!(outcome, Outcome::Yes, "{out}");
     assert!(warns() && out.contains("set `min-replicas-to-write 1`"), "{out}");
     watched.primary.order(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
@@ -133,12 +133,12 @@ fn a_primary_of_sentinels_that_writes_without_a_replica_is_warned_of() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_said_without_the_password() {
+fn an_unreachable_store_is_a_clear_error() {
     let absent = Store::absent();
     let (outcome, out, err) = doctor(&absent, &[]);
     assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
     assert!(err.starts_with("error: ") && err.contains("redis.sock"), "{err}");
-    // The operating system's sentence, not the structure around it, and a cure.
+    // The operating system's message and a fix, without the debug form.
     assert!(err.contains(": No such file or directory") && !err.contains("Os {"), "{err}");
     assert!(err.contains("--backend"), "{err}");
     let (outcome, _, err) = doctor(&absent, &["--no-such-flag"]);
@@ -151,12 +151,12 @@ fn what_cannot_be_looked_at_is_said_without_the_password() {
 }
 
 #[test]
-fn a_service_tells_what_is_amiss_once_it_has_its_redis_and_serves_all_the_same() {
+fn the_service_logs_store_problems_after_connecting() {
     let (mut store, limits) = (Store::absent(), limits(10));
     let service = serve(limits.path(), &store.url(), &[]);
     assert!(!service.log().contains("evicts"));
     store.start(&["--port", "0", "--maxmemory-policy", "allkeys-lfu"]);
-    wait_until_whole(&service);
+    wait_until_ready(&service);
     let log = until("it is told", || match service.log() {
         log if log.contains("maxmemory-policy allkeys-lfu evicts counters") => Ok(log),
         log => Err(log),

@@ -1,4 +1,4 @@
-//! Four processes, one Redis, one key: exactly its limit.
+//! Four processes over one Redis enforce the exact limit of one key.
 
 use std::collections::BTreeMap;
 
@@ -11,42 +11,49 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::Status;
 use tonic::transport::Channel;
 
-use super::observed::tell;
-use super::{Store, failures, failures_of_any_kind, serve, wait_until_whole};
+use super::observed::print_row;
+use super::{Store, failures, failures_of_any_kind, serve, wait_until_ready};
 use crate::service::Service;
 use crate::waiting::for_a_day_with_a_minute_left;
 
 const PROCESSES: usize = 4;
 const LIMIT: usize = 1_000;
-const QUESTIONS: usize = 10_000;
+const CHECKS: usize = 10_000;
 const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
 
 #[test]
-fn four_processes_admit_exactly_the_limit_of_one_key_between_them() {
-    // Whoever asks ten thousand things at once must not keep its connections from answering: each has a thread of its own.
-    let [wires, asks] = [PROCESSES, 1].map(|threads| {
+fn four_processes_together_allow_exactly_the_limit() {
+    // Ten thousand concurrent callers must not block the connections, so these have their own
+    // threads.
+    let [connection_runtime, caller_runtime] = [PROCESSES, 1].map(|threads| {
         Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap()
     });
-    asks.block_on(all_ask(&wires));
+    caller_runtime.block_on(check_all_strategies(&connection_runtime));
 }
 
-async fn all_ask(wires: &Runtime) {
+async fn check_all_strategies(connection_runtime: &Runtime) {
     for_a_day_with_a_minute_left();
     let store = Store::running();
     let limits = limits();
-    // Exactness is asked for here, not speed, on whatever machine this runs.
+    // A long timeout, because this test measures exactness and not speed.
     let flags = ["--backend-deadline", "60s", "--log-level", "warn"];
     let fleet: Vec<_> =
         (0..PROCESSES).map(|_| serve(limits.path(), &store.url(), &flags)).collect();
-    fleet.iter().for_each(wait_until_whole);
+    fleet.iter().for_each(wait_until_ready);
     let mut channels = Vec::new();
     for service in &fleet {
         let endpoint = service.door();
-        channels.push(wires.spawn(async move { endpoint.connect().await }).await.unwrap().unwrap());
+        channels.push(
+            connection_runtime
+                .spawn(async move { endpoint.connect().await })
+                .await
+                .unwrap()
+                .unwrap(),
+        );
     }
     for strategy in STRATEGIES {
-        let tasks: Vec<_> = (0..QUESTIONS)
-            .map(|number| tokio::spawn(ask(channels[number % PROCESSES].clone(), strategy)))
+        let tasks: Vec<_> = (0..CHECKS)
+            .map(|number| tokio::spawn(check(channels[number % PROCESSES].clone(), strategy)))
             .collect();
         let mut codes: BTreeMap<&str, usize> = BTreeMap::new();
         for task in tasks {
@@ -54,17 +61,17 @@ async fn all_ask(wires: &Runtime) {
             let code = answer.unwrap_or_else(|why| panic!("{strategy}: {why:?}{}", log(&fleet)));
             *codes.entry(code.as_str_name()).or_default() += 1;
         }
-        let exactly = [("OK", LIMIT), ("OVER_LIMIT", QUESTIONS - LIMIT)].into();
+        let exactly = [("OK", LIMIT), ("OVER_LIMIT", CHECKS - LIMIT)].into();
         assert_eq!(codes, exactly, "{strategy}: {}", log(&fleet));
     }
     let what = "4 processes, 10,000 questions at once, 1,000 allowed";
     let promised = "exactly 1,000 pass, with each strategy";
     let late = fleet.iter().map(|service| failures(service, "late")).sum();
-    tell(what, promised, None, &[late, 0], None);
+    print_row(what, promised, None, &[late, 0], None);
     assert_eq!(fleet.iter().map(failures_of_any_kind).sum::<u64>(), 0);
 }
 
-async fn ask(channel: Channel, strategy: &str) -> Result<Code, Status> {
+async fn check(channel: Channel, strategy: &str) -> Result<Code, Status> {
     let entry = Entry { key: "strategy".to_owned(), value: strategy.to_owned() };
     let request = RateLimitRequest {
         domain: "d".to_owned(),

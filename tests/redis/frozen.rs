@@ -1,21 +1,20 @@
-//! Limits that an operator holds at one answer, by the real command line, at a fleet of real processes.
+//! Forced decisions and counter changes by the real command line, in a fleet of real processes.
 
 use std::process::{Command, Output};
 
-use super::fleet::member;
-use super::{RULES, Store, ask, ask_all, limits, ready};
+use super::fleet::start_replica;
+use super::{RULES, Store, check, check_all, limits, ready};
 use crate::service::Service;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 const TOKEN: &str = "open-sesame";
 
-/// `sluicegate ask` of the limit that `service` counts, with these words; its exit code and what it says.
-fn typed(service: &Service, more: &[&str]) -> (Option<i32>, String) {
-    typed_of(service, "local", more)
+/// Runs `sluicegate ask` for the limit of `local`. Returns the exit code and the output.
+fn run_ask(service: &Service, more: &[&str]) -> (Option<i32>, String) {
+    run_ask_for(service, "local", more)
 }
 
-/// The same of the limit of this key.
-fn typed_of(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, String) {
+fn run_ask_for(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, String) {
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     let descriptor = format!("{key}=v");
@@ -28,9 +27,8 @@ fn typed_of(service: &Service, key: &str, more: &[&str]) -> (Option<i32>, String
     (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
 }
 
-/// Waits until a question is answered so there.
-fn answers(service: &Service, wanted: u16) {
-    until("the answer", || match ask(service, "local", "v") {
+fn wait_for_status(service: &Service, wanted: u16) {
+    until("the answer", || match check(service, "local", "v") {
         found if found == wanted => Ok(()),
         found => Err(format!("{found}: {}", service.log())),
     })
@@ -38,10 +36,10 @@ fn answers(service: &Service, wanted: u16) {
 }
 
 fn replica(files: &std::path::Path, store: &Store, node: &str) -> Service {
-    member(files, store, node, &["--admin-token", TOKEN])
+    start_replica(files, store, node, &["--admin-token", TOKEN])
 }
 
-fn sees_with_token(service: &Service, wanted: usize) {
+fn wait_for_members(service: &Service, wanted: usize) {
     until("the fleet is seen", || {
         let headers = [("authorization", &*format!("Bearer {TOKEN}"))];
         let text = crate::http1::get(service.admin, "/fleet", &headers).unwrap().text();
@@ -53,50 +51,50 @@ fn sees_with_token(service: &Service, wanted: usize) {
 }
 
 #[test]
-fn what_is_held_at_one_replica_is_held_at_all_and_let_go_by_any() {
+fn forced_decision_applies_to_the_whole_fleet() {
     let (store, files) = (Store::running(), limits(1_000_000));
     let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
     for service in [&a, &b] {
-        sees_with_token(service, 2);
+        wait_for_members(service, 2);
     }
     assert_eq!(
-        typed(&a, &["--freeze", "deny", "--for", "10m"]),
+        run_ask(&a, &["--freeze", "deny", "--for", "10m"]),
         (
             Some(0),
             "d.local denies everybody for 10m, at all 2 replicas within two seconds\n".into()
         )
     );
     for service in [&a, &b] {
-        answers(service, 429);
+        wait_for_status(service, 429);
     }
-    let (code, said) = typed(&b, &["--peek"]);
-    assert!(code == Some(1) && said.ends_with("may not pass\n"), "{said}");
-    // Who starts later hears of it, and so does who forgot.
+    let (code, output) = run_ask(&b, &["--peek"]);
+    assert!(code == Some(1) && output.ends_with("may not pass\n"), "{output}");
+    // A new replica learns the forced decision, and so does a restarted one.
     let c = replica(files.path(), &store, "c");
-    answers(&c, 429);
+    wait_for_status(&c, 429);
     drop(a);
     let a = replica(files.path(), &store, "a");
-    answers(&a, 429);
+    wait_for_status(&a, 429);
     assert!(b.log().contains("another replica was told how a limit answers"), "{}", b.log());
-    let (code, said) = typed(&c, &["--thaw"]);
-    assert!(code == Some(0) && said.starts_with("d.local counts again, at all "), "{said}");
+    let (code, output) = run_ask(&c, &["--thaw"]);
+    assert!(code == Some(0) && output.starts_with("d.local counts again, at all "), "{output}");
     for service in [&a, &b, &c] {
-        answers(service, 200);
+        wait_for_status(service, 200);
     }
-    assert_eq!(typed(&c, &["--freeze", "allow", "--for", "10m"]).0, Some(0));
-    let (code, said) = typed(&c, &["--hits", "2000000"]);
+    assert_eq!(run_ask(&c, &["--freeze", "allow", "--for", "10m"]).0, Some(0));
+    let (code, output) = run_ask(&c, &["--hits", "2000000"]);
     assert!(
-        code == Some(0) && said.starts_with("local=v: within") && said.ends_with("may pass\n"),
-        "{said}"
+        code == Some(0) && output.starts_with("local=v: within") && output.ends_with("may pass\n"),
+        "{output}"
     );
 }
 
 #[test]
-fn without_the_store_one_replica_obeys_and_says_so_and_the_others_hear_of_it_once_it_is_back() {
+fn forced_decision_spreads_once_the_store_returns() {
     let (mut store, files) = (Store::running(), limits(1_000_000));
     let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
     for service in [&a, &b] {
-        sees_with_token(service, 2);
+        wait_for_members(service, 2);
     }
     store.kill();
     until("the loss is noticed", || match ready(&a).text() {
@@ -104,21 +102,21 @@ fn without_the_store_one_replica_obeys_and_says_so_and_the_others_hear_of_it_onc
         text => Err(text),
     })
     .unwrap();
-    let (code, said) = typed(&a, &["--freeze", "deny", "--for", "10m"]);
+    let (code, output) = run_ask(&a, &["--freeze", "deny", "--for", "10m"]);
     let alone =
         "d.local denies everybody for 10m, at this replica alone: the store does not answer (";
-    assert!(code == Some(0) && said.starts_with(alone), "{said}");
-    assert!(said.ends_with("), and the others hear of it once it does\n"), "{said}");
-    assert_eq!([ask(&a, "local", "v"), ask(&b, "local", "v")], [429, 200]);
-    // A limit that says error speaks where the question is not denied without it.
-    let both = |service| ask_all(service, &[("error", "v"), ("local", "v")]).status;
+    assert!(code == Some(0) && output.starts_with(alone), "{output}");
+    assert!(output.ends_with("), and the others hear of it once it does\n"), "{output}");
+    assert_eq!([check(&a, "local", "v"), check(&b, "local", "v")], [429, 200]);
+    // An `error` fallback applies only if no other limit denies the check.
+    let both = |service| check_all(service, &[("error", "v"), ("local", "v")]).status;
     assert_eq!([both(&a), both(&b)], [429, 400]);
     store.start(&["--port", "0"]);
-    answers(&b, 429);
+    wait_for_status(&b, 429);
 }
 
 #[test]
-fn a_counter_out_of_reach_is_not_said_to_be_changed_and_the_log_has_no_line_of_it() {
+fn unreachable_counter_is_never_reported_as_changed() {
     let (mut store, files) = (Store::running(), limits(10));
     let limits = files.path().join("d.yaml");
     let leased = "- key: leased\n  rate_limit: {unit: day, requests_per_unit: 10, mode: leased, \
@@ -126,20 +124,21 @@ fn a_counter_out_of_reach_is_not_said_to_be_changed_and_the_log_has_no_line_of_i
     let text = std::fs::read_to_string(&limits).unwrap() + leased;
     std::fs::write(&limits, text).unwrap();
     let one = replica(files.path(), &store, "one");
-    sees_with_token(&one, 1);
+    wait_for_members(&one, 1);
     store.kill();
     for key in RULES.into_iter().chain(["leased"]) {
         for words in [&["--grant", "--hits", "5"][..], &["--reset"]] {
-            let (code, said) = typed_of(&one, key, words);
-            let is_told = said.contains(": 503 ") && said.contains("the store of counters d");
-            assert!(code == Some(2) && is_told, "{key} {words:?}: {code:?} {said}");
+            let (code, output) = run_ask_for(&one, key, words);
+            let is_refused =
+                output.contains(": 503 ") && output.contains("the store of counters d");
+            assert!(code == Some(2) && is_refused, "{key} {words:?}: {code:?} {output}");
         }
     }
-    let (code, said) = typed_of(&one, "unknown", &["--reset"]);
-    assert!(code == Some(2) && said.contains("no limit counts this descriptor"), "{said}");
+    let (code, output) = run_ask_for(&one, "unknown", &["--reset"]);
+    assert!(code == Some(2) && output.contains("no limit counts this descriptor"), "{output}");
     store.start(&["--port", "0"]);
-    until("the counter is reset", || match typed(&one, &["--reset"]) {
-        (Some(0), said) if said == "1 counter is empty\n" => Ok(()),
+    until("the counter is reset", || match run_ask(&one, &["--reset"]) {
+        (Some(0), output) if output == "1 counter is empty\n" => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .unwrap();
@@ -149,35 +148,35 @@ fn a_counter_out_of_reach_is_not_said_to_be_changed_and_the_log_has_no_line_of_i
 }
 
 #[test]
-fn what_the_command_line_says_of_one_counter_and_of_one_replica_is_for_people() {
+fn the_ask_command_prints_readable_results() {
     for_a_day_with_a_minute_left();
     let (store, files) = (Store::running(), limits(10));
     let one = replica(files.path(), &store, "one");
-    sees_with_token(&one, 1);
-    assert_eq!(typed(&one, &["--hits", "10"]).0, Some(0));
-    let (code, said) = typed(&one, &["--grant", "--hits", "4"]);
+    wait_for_members(&one, 1);
+    assert_eq!(run_ask(&one, &["--hits", "10"]).0, Some(0));
+    let (code, output) = run_ask(&one, &["--grant", "--hits", "4"]);
     assert!(
-        code == Some(0) && said.starts_with("local=v: 4 of 10 left, whole again in "),
-        "{said}"
+        code == Some(0) && output.starts_with("local=v: 4 of 10 left, whole again in "),
+        "{output}"
     );
-    assert_eq!(typed(&one, &["--reset"]), (Some(0), "1 counter is empty\n".into()));
-    let (code, said) = typed(&one, &["--peek"]);
+    assert_eq!(run_ask(&one, &["--reset"]), (Some(0), "1 counter is empty\n".into()));
+    let (code, output) = run_ask(&one, &["--peek"]);
     assert!(
-        code == Some(0) && said.starts_with("local=v: within, 10 of 10 per day left"),
-        "{said}"
+        code == Some(0) && output.starts_with("local=v: within, 10 of 10 per day left"),
+        "{output}"
     );
     assert_eq!(
-        typed(&one, &["--freeze", "deny", "--for", "1h"]),
+        run_ask(&one, &["--freeze", "deny", "--for", "1h"]),
         (Some(0), "d.local denies everybody for 1h\n".into())
     );
-    assert_eq!(typed(&one, &["--thaw"]), (Some(0), "d.local counts again\n".into()));
+    assert_eq!(run_ask(&one, &["--thaw"]), (Some(0), "d.local counts again\n".into()));
     for (words, why) in [
         (&["--thaw"][..], "this limit is not held"),
         (&["--freeze", "deny", "--for", "25h"], "a limit is held for 1s to 24h"),
         (&["--freeze", "shut", "--for", "1m"], "neither deny nor allow"),
         (&["--freeze", "deny"], "--for"),
     ] {
-        let (code, said) = typed(&one, words);
-        assert!(code == Some(2) && said.contains(why), "{words:?}: {code:?} {said}");
+        let (code, output) = run_ask(&one, words);
+        assert!(code == Some(2) && output.contains(why), "{words:?}: {code:?} {output}");
     }
 }

@@ -1,5 +1,6 @@
-//! Hits that are given back under the reference's keys while others are under way to the same counter. The
-//! store is behind a proxy, which holds back what it answers until all that is to come between has come.
+//! Refunds under envoyproxy/ratelimit keys during concurrent charges of the same counter.
+//!
+//! A proxy delays the store's replies until all concurrent operations have happened.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Waker};
@@ -12,14 +13,15 @@ use tokio::task::JoinHandle;
 
 use super::Store;
 use super::degrade::redis_at;
-use super::reference::{ALL, DAY, ask, charge, charges, gist, held, now, ours};
+use super::reference::{
+    ALL, DAY, charge, charge_all, charges, native_charge, now, stored_count, verdict_and_remaining,
+};
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 
-/// The most that a counter can hold.
-const MOST: u64 = 9_223_372_036_854_775_807;
+/// The largest integer that Redis can store.
+const MAX_COUNT: u64 = 9_223_372_036_854_775_807;
 
-/// Stores, and what keeps them connected; the main one is behind the proxy.
 struct Scene {
     stores: Stores,
     main: Store,
@@ -41,10 +43,10 @@ fn scene(denied_bytes: usize) -> Scene {
         let proxy = Proxy::before(Upstream::Unix(main.socket()));
         (main, second, proxy)
     };
-    // Elsewhere: the proxy has a runtime of its own.
+    // A separate thread, because the proxy has its own runtime.
     let (main, second, proxy) = std::thread::spawn(servers).join().unwrap();
     let connected = |place| {
-        // Three steps, each of which may take as long as a test waits for anything.
+        // Three steps, each with the full timeout of a test.
         let (redis, connection) = Redis::new(redis_at(place, PATIENCE * 3));
         (redis, tokio::spawn(connection))
     };
@@ -60,82 +62,84 @@ fn scene(denied_bytes: usize) -> Scene {
     scene
 }
 
-/// How often the store was asked what a key holds.
-fn looks(store: &Store) -> u64 {
-    let stats = store.tell(&["INFO", "commandstats"]).text();
+fn get_calls(store: &Store) -> u64 {
+    let stats = store.command(&["INFO", "commandstats"]).text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_get:calls="));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
-/// Begins to ask, and no more.
-fn begin(asked: Pin<&mut impl Future>) {
+fn poll_once(asked: Pin<&mut impl Future>) {
     assert!(asked.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_second_step_charged_is_given_back_to_the_key_that_denied_it_too() {
+async fn denial_in_the_second_step_refunds_all_keys() {
     for denied_bytes in [0, 100_000] {
         let (scene, now) = (scene(denied_bytes), now());
         let key = |name| format!("d_k_{name}_{}", now.0 / DAY.0 * 86_400);
-        scene.main.tell(&["SET", &key("full"), &MOST.to_string()]);
-        let elsewhere = |hits| Charge { per_second: true, ..ours("log", 10, hits) };
+        scene.main.command(&["SET", &key("full"), &MAX_COUNT.to_string()]);
+        let elsewhere = |hits| Charge { per_second: true, ..native_charge("log", 10, hits) };
         let reported = Standing { shadow: true, ..Standing::default() };
         let full = Charge { standing: reported, ..charge("full", 10, 7) };
         let asked = charges([charge("few", 10, 7), full, elsewhere(7)], ALL);
         scene.proxy.set(Way::FromStore, Flow::Hold);
         let between = async {
-            until("both keys are looked at", || match looks(&scene.main) {
+            until("both keys are looked at", || match get_calls(&scene.main) {
                 2 => Ok(()),
                 other => Err(other.to_string()),
             })
             .unwrap();
-            scene.main.tell(&["INCRBY", &key("few"), "5"]);
+            scene.main.command(&["INCRBY", &key("few"), "5"]);
             scene.proxy.pass();
         };
-        let (outcomes, ()) = tokio::join!(ask(&scene.stores, now, &asked), between);
+        let (outcomes, ()) = tokio::join!(charge_all(&scene.stores, now, &asked), between);
         assert_eq!(
-            gist(outcomes[0]),
+            verdict_and_remaining(outcomes[0]),
             (true, Some(0)),
             "as the reference, which leaves nothing beside a denial"
         );
-        assert_eq!(held(&scene.main, "few", now), Some(5), "nothing was admitted");
-        assert_eq!(held(&scene.main, "full", now), Some(MOST), "it took nothing");
+        assert_eq!(stored_count(&scene.main, "few", now), Some(5), "nothing was admitted");
+        assert_eq!(stored_count(&scene.main, "full", now), Some(MAX_COUNT), "it took nothing");
         let rest = charges([charge("few", 10, 5), elsewhere(10)], ALL);
-        let outcomes = ask(&scene.stores, now, &rest).await;
+        let outcomes = charge_all(&scene.stores, now, &rest).await;
         assert!(outcomes.iter().all(|outcome| !outcome.denies()), "{outcomes:?}");
-        assert_eq!(held(&scene.main, "few", now), Some(10));
+        assert_eq!(stored_count(&scene.main, "few", now), Some(10));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hits_given_back_are_heeded_whenever_a_denial_from_before_them_is_heard() {
+async fn refund_clears_an_earlier_denial_in_any_reply_order() {
     let (scene, now) = (scene(100_000), now());
-    for is_heard_first in [true, false] {
-        let name = if is_heard_first { "before" } else { "after" };
+    for denial_arrives_first in [true, false] {
+        let name = if denial_arrives_first { "before" } else { "after" };
         let of = |charge| charges([charge], Rule::Each);
         let (all, one) = (of(charge(name, 10, 10)), of(charge(name, 10, 1)));
         let back = of(Charge { cost: Cost::Refund(Hits(5)), ..charge(name, 10, 0) });
-        ask(&scene.stores, now, &all).await;
+        charge_all(&scene.stores, now, &all).await;
         scene.proxy.set(Way::FromStore, Flow::Hold);
-        let mut denied = pin!(ask(&scene.stores, now, &one));
-        begin(denied.as_mut());
-        until("it is counted", || match held(&scene.main, name, now) {
+        let mut denied = pin!(charge_all(&scene.stores, now, &one));
+        poll_once(denied.as_mut());
+        until("it is counted", || match stored_count(&scene.main, name, now) {
             Some(11) => Ok(()),
             other => Err(format!("{other:?}")),
         })
         .unwrap();
-        let mut given = pin!(ask(&scene.stores, now, &back));
-        begin(given.as_mut());
+        let mut refunded = pin!(charge_all(&scene.stores, now, &back));
+        poll_once(refunded.as_mut());
         scene.proxy.pass();
-        let (denied, given) = if is_heard_first {
-            (denied.await, given.await)
+        let (denied, refunded) = if denial_arrives_first {
+            (denied.await, refunded.await)
         } else {
-            let given = given.await;
-            (denied.await, given)
+            let refunded = refunded.await;
+            (denied.await, refunded)
         };
-        assert_eq!(gist(denied[0]), (true, Some(0)), "{name}");
-        assert!(matches!(given[0], Outcome::Refunded(_)), "{name}: {given:?}");
-        let outcome = ask(&scene.stores, now, &one).await[0];
-        assert_eq!(gist(outcome), (false, Some(3)), "{name}: 11 counted, 5 back, 1 more: 7 of 10");
+        assert_eq!(verdict_and_remaining(denied[0]), (true, Some(0)), "{name}");
+        assert!(matches!(refunded[0], Outcome::Refunded(_)), "{name}: {refunded:?}");
+        let outcome = charge_all(&scene.stores, now, &one).await[0];
+        assert_eq!(
+            verdict_and_remaining(outcome),
+            (false, Some(3)),
+            "{name}: 11 counted, 5 back, 1 more: 7 of 10"
+        );
     }
 }

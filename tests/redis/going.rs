@@ -1,4 +1,4 @@
-//! A replica that goes while requests are in flight whose ends it sees by their streams: they go on, and count for the others.
+//! Streams that outlive their draining replica: their permits count until `max_duration`.
 
 use std::any::Any;
 use std::io::{Read as _, Write as _};
@@ -12,21 +12,21 @@ use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry, Ho
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt as _;
 
-use super::strict::{door, hooks, runtime, stream};
+use super::strict::{channel, open_stream, runtime, write_hook_settings};
 use super::{Store, serve};
 use crate::service::Service;
 use crate::waiting::{now, until};
 
-const CEILING: usize = 3;
-/// Long enough for a crowded machine to take all places and to go within it.
+const LIMIT: usize = 3;
+/// Long enough to acquire all permits and to drain on a loaded machine.
 const MAX_DURATION: Duration = Duration::from_secs(5);
 
-/// What holds a place at a replica until it is dropped; none where there is no place.
-type Opens = fn(&Runtime, &Service) -> Option<Box<dyn Any>>;
+/// Acquires a permit that is released on drop. Returns `None` if it was denied.
+type AcquirePermit = fn(&Runtime, &Service) -> Option<Box<dyn Any>>;
 
 fn envoy(runtime: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
-    let held = runtime.block_on(stream(door(runtime, service)))?;
-    Some(Box::new(held))
+    let permits = runtime.block_on(open_stream(channel(runtime, service)))?;
+    Some(Box::new(permits))
 }
 
 fn nginx(_: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
@@ -39,7 +39,7 @@ fn nginx(_: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
     (status == *b"HTTP/1.1 200 ").then(|| Box::new(stream) as Box<dyn Any>)
 }
 
-fn program(runtime: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
+fn api_client(runtime: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
     let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
     let descriptors = vec![Descriptor { entries, hits: None }];
     let (id, domain) = ("request-0000000001".into(), "d".into());
@@ -55,54 +55,59 @@ fn program(runtime: &Runtime, service: &Service) -> Option<Box<dyn Any>> {
     })
 }
 
-/// How long after it took the first place nobody else came in, of a replica that holds all places and goes.
-fn closed_for(mode: &str, opens: Opens) -> Duration {
+/// Drains a replica that has all permits. Returns the time from its first acquire to the next free
+/// permit.
+fn time_until_permit_free(mode: &str, acquire: AcquirePermit) -> Duration {
     let (store, limits, runtime) = (Store::running(), tempfile::tempdir().unwrap(), runtime());
     let text = format!(
-        "domain: d\ndescriptors:\n- key: upstream\n  concurrency: {{limit: {CEILING}, mode: {mode}, \
+        "domain: d\ndescriptors:\n- key: upstream\n  concurrency: {{limit: {LIMIT}, mode: {mode}, \
          max_duration: {}ms, on_backend_failure: deny}}\n",
         MAX_DURATION.as_millis()
     );
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
-    let elsewhere = tempfile::tempdir().unwrap();
-    let settings = hooks(&elsewhere);
-    // What is said for the last time is said once, so that the store must hear of it.
+    let settings_dir = tempfile::tempdir().unwrap();
+    let settings = write_hook_settings(&settings_dir);
+    // The final report is sent only once, so the store must receive it.
     let flags = ["--settings", settings.to_str().unwrap(), "--backend-deadline", "2s"];
     let pace = ["--fleet-heartbeat", "200ms", "--fleet-term", "1s", "--drain-delay", "0s"];
     let replica = |node| {
         serve(limits.path(), &store.url(), &[&flags[..], &pace, &["--node-id", node]].concat())
     };
-    let (mut goes, stays) = (replica("goes"), replica("stays"));
-    let (mut held, mut began) = (Vec::new(), now());
+    let (mut draining, remaining) = (replica("goes"), replica("stays"));
+    let (mut permits, mut began) = (Vec::new(), now());
     until("all places are held", || {
-        if held.is_empty() {
+        if permits.is_empty() {
             began = now();
         }
-        held.extend(opens(&runtime, &goes));
-        if held.len() == CEILING { Ok(()) } else { Err(goes.log()) }
+        permits.extend(acquire(&runtime, &draining));
+        if permits.len() == LIMIT { Ok(()) } else { Err(draining.log()) }
     })
     .unwrap();
-    assert!(opens(&runtime, &stays).is_none());
-    goes.terminate();
-    goes.ended().unwrap();
-    assert!(began.elapsed() < MAX_DURATION, "gone before they are over: {}", goes.log());
-    let opens = || opens(&runtime, &stays).map(drop).ok_or_else(|| stays.log());
-    until("a place is free", opens).unwrap();
+    assert!(acquire(&runtime, &remaining).is_none());
+    draining.terminate();
+    draining.ended().unwrap();
+    assert!(began.elapsed() < MAX_DURATION, "gone before they are over: {}", draining.log());
+    let acquire = || acquire(&runtime, &remaining).map(drop).ok_or_else(|| remaining.log());
+    until("a place is free", acquire).unwrap();
     began.elapsed()
 }
 
 #[test]
-fn requests_whose_replica_goes_count_in_shares_until_max_duration_is_over() {
-    for (who, opens) in [("envoy", envoy as Opens), ("nginx", nginx), ("program", program)] {
-        let closed = closed_for("leased", opens);
-        assert!(MAX_DURATION <= closed, "{who}: {closed:?}");
+fn requests_outlive_their_replica_in_a_shared_limit() {
+    for (client, acquire) in
+        [("envoy", envoy as AcquirePermit), ("nginx", nginx), ("program", api_client)]
+    {
+        let free_after = time_until_permit_free("leased", acquire);
+        assert!(MAX_DURATION <= free_after, "{client}: {free_after:?}");
     }
 }
 
 #[test]
-fn requests_whose_replica_goes_count_in_a_strict_ceiling_until_max_duration_is_over() {
-    for (who, opens) in [("envoy", envoy as Opens), ("nginx", nginx), ("program", program)] {
-        let closed = closed_for("strict", opens);
-        assert!(MAX_DURATION <= closed, "{who}: {closed:?}");
+fn requests_outlive_their_replica_in_a_strict_limit() {
+    for (client, acquire) in
+        [("envoy", envoy as AcquirePermit), ("nginx", nginx), ("program", api_client)]
+    {
+        let free_after = time_until_permit_free("strict", acquire);
+        assert!(MAX_DURATION <= free_after, "{client}: {free_after:?}");
     }
 }

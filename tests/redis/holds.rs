@@ -1,5 +1,9 @@
-//! The hits that a question holds in two stores until both have answered: what others see, what becomes
-//! of them when their holder dies, and how long the question takes in all.
+//! Reservations of hits in one store until a second store has replied.
+//!
+//! Guarantees:
+//! - Other checks see reserved hits as used.
+//! - Reservations of cancelled checks and killed replicas return.
+//! - Both steps together take at most one timeout.
 
 use std::time::Duration;
 
@@ -11,30 +15,31 @@ use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
 
-use super::degrade::{engine_over, question, redis_at};
-use super::reference::{ALL, ask, charges, gist, now as today, ours};
-use super::{Store, serve, wait_until_whole};
+use super::degrade::{engine_over, new_check, redis_at};
+use super::reference::{
+    ALL, charge_all, charges, native_charge, now as today, verdict_and_remaining,
+};
+use super::{Store, serve, wait_until_ready};
 use crate::http1;
 use crate::service::Service;
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, soon, until};
 
-/// Two stores, the second behind a proxy.
-struct Two {
+struct TwoStores {
     main: Store,
     second: Store,
     proxy: Proxy,
 }
 
-impl Two {
+impl TwoStores {
     fn new() -> Self {
         let (main, second) = (Store::running(), Store::running());
         let proxy = Proxy::before(Upstream::Unix(second.socket()));
         Self { main, second, proxy }
     }
 
-    /// In a test that is itself async.
-    fn within() -> Self {
+    /// For async tests, because the proxy has its own runtime.
+    fn new_in_async_test() -> Self {
         std::thread::spawn(Self::new).join().unwrap()
     }
 
@@ -57,16 +62,16 @@ impl Two {
         let second = format!("redis://{}", self.proxy.address());
         let flags = ["--backend-per-second", &second, "--backend-deadline", "2s"];
         let service = serve(limits, &self.main.url(), &flags);
-        wait_until_whole(&service);
+        wait_until_ready(&service);
         service
     }
 
     fn keys(&self) -> i64 {
-        self.main.tell(&["DBSIZE"]).int()
+        self.main.command(&["DBSIZE"]).int()
     }
 }
 
-/// Ten a day by each strategy of ours, and as many of what lives in the second store.
+/// Ten per day for each strategy, and 1,000 per second in the second store.
 const LIMITS: &str = "domain: d
 charge: all_or_nothing
 descriptors:
@@ -79,13 +84,11 @@ descriptors:
 
 const KEYS: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
 
-/// Asks for so many of what each of `keys` limits and of what the second store has.
-fn ask_for(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
-    ask_only(service, &[keys, &["second"]].concat(), hits)
+fn check_both_stores(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
+    check_main_store(service, &[keys, &["second"]].concat(), hits)
 }
 
-/// Asks for so many of what each of `keys` limits.
-fn ask_only(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
+fn check_main_store(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
     let entry = |key: &&str| format!(r#"{{"entries":[{{"key":"{key}","value":"v"}}]}}"#);
     let list = keys.iter().map(entry).collect::<Vec<_>>().join(",");
     let body = format!(r#"{{"domain":"d","descriptors":[{list}],"hitsAddend":{hits}}}"#);
@@ -94,27 +97,27 @@ fn ask_only(service: &Service, keys: &[&str], hits: u64) -> Option<u16> {
 }
 
 #[test]
-fn a_holder_that_is_killed_between_the_steps_leaves_nothing_charged_once_its_term_is_over() {
-    is_given_back_after_a_kill(ask_for);
+fn reservations_of_a_killed_replica_expire() {
+    assert_returned_after_kill(check_both_stores);
 }
 
-/// A question in one place has no step that looks for holds, but where it is denied.
+/// A check in a single store looks for reservations only if it is denied.
 #[test]
-fn what_a_holder_that_was_killed_held_is_given_back_to_questions_in_one_place_too() {
-    is_given_back_after_a_kill(ask_only);
+fn expired_reservations_also_return_to_single_store_checks() {
+    assert_returned_after_kill(check_main_store);
 }
 
 #[expect(clippy::print_stdout, reason = "what was seen is what a test of a fault is for")]
-fn is_given_back_after_a_kill(ask: fn(&Service, &[&str], u64) -> Option<u16>) {
+fn assert_returned_after_kill(check: fn(&Service, &[&str], u64) -> Option<u16>) {
     for_a_day_with_a_minute_left();
-    let (two, dir) = (Two::new(), tempfile::tempdir().unwrap());
+    let (two, dir) = (TwoStores::new(), tempfile::tempdir().unwrap());
     std::fs::write(dir.path().join("d.yaml"), LIMITS).unwrap();
     let (first, next) = (two.serve(dir.path()), two.serve(dir.path()));
     let before = two.keys();
-    // The second store holds what it is asked for, and nobody hears of it.
+    // The second store makes its reservation, but its reply is blocked.
     two.proxy.set(Way::FromStore, Flow::Hold);
     std::thread::scope(|scope| {
-        scope.spawn(|| ask_for(&first, &KEYS, 4));
+        scope.spawn(|| check_both_stores(&first, &KEYS, 4));
         let held = || match two.keys() - before {
             keys if keys == 2 * i64::try_from(KEYS.len()).unwrap() => Ok(()),
             keys => Err(keys.to_string()),
@@ -124,22 +127,21 @@ fn is_given_back_after_a_kill(ask: fn(&Service, &[&str], u64) -> Option<u16>) {
     });
     let died = now();
     two.proxy.pass();
-    wait_until_whole(&next);
+    wait_until_ready(&next);
     for key in KEYS {
-        assert_eq!(ask(&next, &[key], 7), Some(429), "{key}: 4 of 10 are still held");
+        assert_eq!(check(&next, &[key], 7), Some(429), "{key}: 4 of 10 are still held");
     }
     for key in KEYS {
-        until("what was held is given back", || match ask(&next, &[key], 10) {
+        until("what was held is given back", || match check(&next, &[key], 10) {
             Some(200) => Ok(()),
             other => Err(format!("{key}: {other:?}")),
         })
         .unwrap();
-        assert_eq!(ask(&next, &[key], 1), Some(429), "{key}: ten passed");
+        assert_eq!(check(&next, &[key], 1), Some(429), "{key}: ten passed");
     }
     println!("observed: killed between two steps: given back {:?} later, of 4 s", died.elapsed());
 }
 
-/// Ten a day whose denials are remembered, and what lives in the second store.
 const CACHED: &str = "domain: d
 charge: all_or_nothing
 descriptors:
@@ -151,20 +153,20 @@ fn replica(stores: Stores) -> Engine {
     engine_over(stores, Clock::manual(Nanos::from_secs(1_000_000_000)), CACHED, 1)
 }
 
-async fn cached(replica: &Engine, hits: u64) -> Answer {
-    replica.decide(&question(&["cached"], hits)).await.unwrap()
+async fn check_cached(replica: &Engine, hits: u64) -> Answer {
+    replica.decide(&new_check(&["cached"], hits)).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denial_that_anothers_hold_caused_is_forgotten_when_that_would_be_over() {
+async fn denial_caused_by_a_reservation_expires_with_it() {
     for_a_day_with_a_minute_left();
-    let two = Two::within();
+    let two = TwoStores::new_in_async_test();
     let [(asks, _asking), (holds, _holding)] = [two.connected(PATIENCE), two.connected(PATIENCE)];
     let (asks, holds) = (replica(asks), replica(holds));
-    assert_eq!(cached(&asks, 9).await.verdict, Verdict::Admit);
+    assert_eq!(check_cached(&asks, 9).await.verdict, Verdict::Admit);
     two.proxy.set(Way::FromStore, Flow::Hold);
     let before = two.keys();
-    let both = question(&["cached", "second"], 1);
+    let both = new_check(&["cached", "second"], 1);
     let mut holding = Box::pin(holds.decide(&both));
     let held = async {
         while two.keys() == before {
@@ -175,11 +177,15 @@ async fn a_denial_that_anothers_hold_caused_is_forgotten_when_that_would_be_over
         answer = &mut holding => panic!("{answer:?}"),
         () = held => {}
     }
-    assert_eq!(cached(&asks, 1).await.verdict, Verdict::Deny, "nine are used, and one is held");
+    assert_eq!(
+        check_cached(&asks, 1).await.verdict,
+        Verdict::Deny,
+        "nine are used, and one is held"
+    );
     drop(holding);
     two.proxy.pass();
     let given_back = async {
-        while cached(&asks, 0).await.statuses[0].finding.room.remaining != Hits(1) {
+        while check_cached(&asks, 0).await.statuses[0].finding.room.remaining != Hits(1) {
             tokio::task::yield_now().await;
         }
     };
@@ -187,23 +193,23 @@ async fn a_denial_that_anothers_hold_caused_is_forgotten_when_that_would_be_over
     let Clock::Manual(clock) = asks.clock() else { panic!() };
     let term = Nanos::from_secs(2 * PATIENCE.as_secs());
     clock.advance(Nanos(term.0 - 1));
-    assert_eq!(cached(&asks, 1).await.verdict, Verdict::Deny, "remembered");
+    assert_eq!(check_cached(&asks, 1).await.verdict, Verdict::Deny, "remembered");
     clock.advance(Nanos(1));
-    assert_eq!(cached(&asks, 1).await.verdict, Verdict::Admit, "one was left all the while");
+    assert_eq!(check_cached(&asks, 1).await.verdict, Verdict::Admit, "one was left all the while");
 }
 
-fn both(hits: u64) -> Charges {
-    let second = Charge { per_second: true, ..ours("in the second", 1_000, hits) };
-    charges([ours("main", 10, hits), second], ALL)
+fn charges_in_both(hits: u64) -> Charges {
+    let second = Charge { per_second: true, ..native_charge("in the second", 1_000, hits) };
+    charges([native_charge("main", 10, hits), second], ALL)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_that_is_dropped_between_the_steps_gives_back_what_it_held() {
-    let two = Two::within();
+async fn check_cancelled_between_steps_returns_its_reservation() {
+    let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(PATIENCE * 2);
     two.proxy.set(Way::FromStore, Flow::Hold);
-    let (now, asked) = (today(), both(4));
-    let question = ask(&stores, now, &asked);
+    let (now, asked) = (today(), charges_in_both(4));
+    let question = charge_all(&stores, now, &asked);
     let held = async {
         while two.keys() == 0 {
             tokio::task::yield_now().await;
@@ -216,8 +222,10 @@ async fn a_question_that_is_dropped_between_the_steps_gives_back_what_it_held() 
     two.proxy.pass();
     let given_back = async {
         loop {
-            let left = ask(&stores, now, &charges([ours("main", 10, 0)], Rule::Each)).await;
-            if gist(left[0]).1 == Some(10) {
+            let left =
+                charge_all(&stores, now, &charges([native_charge("main", 10, 0)], Rule::Each))
+                    .await;
+            if verdict_and_remaining(left[0]).1 == Some(10) {
                 break;
             }
             tokio::task::yield_now().await;
@@ -227,17 +235,17 @@ async fn a_question_that_is_dropped_between_the_steps_gives_back_what_it_held() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_steps_together_take_no_longer_than_the_deadline() {
+async fn two_steps_share_one_timeout() {
     let deadline = Duration::from_secs(3);
-    let two = Two::within();
+    let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(deadline);
     let today = today();
     let timed = async || {
         let began = now();
-        let outcomes = ask(&stores, today, &both(1)).await;
+        let outcomes = charge_all(&stores, today, &charges_in_both(1)).await;
         (outcomes, began.elapsed())
     };
-    // Each step has half of it.
+    // Each step has half of the timeout.
     two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3));
     let (outcomes, took) = timed().await;
     assert!(outcomes.iter().all(|outcome| !outcome.denies()), "{outcomes:?}");
@@ -251,49 +259,51 @@ async fn both_steps_together_take_no_longer_than_the_deadline() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_that_takes_more_than_half_of_the_deadline_is_not_waited_for() {
+async fn each_step_has_half_of_the_timeout() {
     let deadline = Duration::from_millis(1_500);
-    let two = Two::within();
+    let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(deadline);
     two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3 * 2));
-    let outcomes = ask(&stores, today(), &both(1)).await;
+    let outcomes = charge_all(&stores, today(), &charges_in_both(1)).await;
     assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_gone_when_it_is_to_be_kept_is_not_said_to_be_charged() {
-    let two = Two::within();
+async fn lost_reservation_is_not_reported_as_charged() {
+    let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(PATIENCE * 2);
     two.proxy.set(Way::FromStore, Flow::Hold);
     let before = two.keys();
-    let (today, asked) = (today(), both(4));
+    let (today, asked) = (today(), charges_in_both(4));
     let forgets = async {
         while two.keys() == before {
             tokio::task::yield_now().await;
         }
-        two.main.tell(&["FLUSHALL"]);
+        two.main.command(&["FLUSHALL"]);
         two.proxy.pass();
     };
-    let both = async { tokio::join!(ask(&stores, today, &asked), forgets) };
+    let both = async { tokio::join!(charge_all(&stores, today, &asked), forgets) };
     let (outcomes, ()) = tokio::time::timeout(3 * PATIENCE, both).await.expect("both steps");
     assert_eq!(outcomes[0], Outcome::Failed(Cause::Late));
     assert!(matches!(outcomes[1], Outcome::Stepped(_)), "{outcomes:?}");
 }
 
-/// Who gives up before the deadline tells nobody that the store is silent. What was to be held is given back, and that
-/// is late after a term: the silence is known long before. A machine that stands still for that long, or for as long as
-/// both steps may take while nobody has given up yet, may have five tries.
+/// A cancelled check does not report a silent store. The return of its reservation does, but only
+/// after the reservation's expiry. The silence must be known long before. A stalled machine gets
+/// five tries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_what_they_hold() {
+async fn silent_store_is_detected_despite_cancelled_reservations() {
     let (hurry, term) = (Duration::from_millis(5), Duration::from_secs(1));
-    let two = Two::within();
+    let two = TwoStores::new_in_async_test();
     let mut took = Vec::new();
     for _ in 0..5 {
         let (stores, _tasks) = two.connected(hurry * 4);
         two.proxy.set(Way::FromStore, Flow::Hold);
         let (began, mut all_gave_up) = (now(), true);
         while stores.trouble().is_none() {
-            let given_up = tokio::time::timeout(hurry, ask(&stores, today(), &both(1))).await;
+            let given_up =
+                tokio::time::timeout(hurry, charge_all(&stores, today(), &charges_in_both(1)))
+                    .await;
             all_gave_up &= given_up.is_err() || stores.trouble().is_some();
             assert!(began.elapsed() < PATIENCE, "nobody knows");
         }
@@ -306,25 +316,25 @@ async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_what_they_hold
     panic!("known only when a hold's term was over: {took:?}");
 }
 
-/// What is held is given back by a call, also where the store did not say that it holds: not only when its term ends.
+/// A store call returns the reservation before it expires, even if the store never confirmed it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_not_answered_is_given_back() {
-    let two = Two::within();
+async fn a_reservation_without_a_reply_is_returned() {
+    let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(Duration::from_secs(1));
     let calls = || {
-        let said = two.second.tell(&["INFO", "commandstats"]).text();
+        let said = two.second.command(&["INFO", "commandstats"]).text();
         let line = said.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
         line.map_or(0, |calls| calls.split(',').next().unwrap().parse::<u64>().unwrap())
     };
-    // The script is there.
-    ask(&stores, today(), &both(1)).await;
+    // Loads the script first.
+    charge_all(&stores, today(), &charges_in_both(1)).await;
     let before = calls();
     two.proxy.set(Way::FromStore, Flow::Lose);
-    let outcomes = ask(&stores, today(), &both(4)).await;
+    let outcomes = charge_all(&stores, today(), &charges_in_both(4)).await;
     assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
-    let heard = || match calls() - before {
+    let has_returned = || match calls() - before {
         2 => Ok(()),
         other => Err(format!("{other} calls")),
     };
-    until("it is told to hold, and to give back", heard).unwrap();
+    until("it is told to hold, and to give back", has_returned).unwrap();
 }

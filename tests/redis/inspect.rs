@@ -1,4 +1,4 @@
-//! Plain commands to a Redis, by the options that charges go by.
+//! Plain commands to Redis, with the connection options of the store.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn at(store: &Store) -> Options {
 }
 
 #[tokio::test]
-async fn plain_commands_are_answered_as_redis_answers_them() {
+async fn plain_commands_return_the_redis_replies() {
     let store = Store::running();
     let nodes = inspect::open(&at(&store)).await.unwrap();
     let [node] = &nodes[..] else { panic!("{nodes:?}") };
@@ -29,7 +29,7 @@ async fn plain_commands_are_answered_as_redis_answers_them() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_is_said_in_a_second_and_without_the_password() {
+async fn connection_errors_are_prompt_and_hide_the_password() {
     let store = Store::running();
     let password = Some(Password::Plain("sesame".to_owned()));
     let user = Some("nobody".to_owned());

@@ -1,13 +1,13 @@
-//! Leased limits in real processes: what goes back at the end, what is refused, and a store far away.
+//! Leased limits in real processes: return at shutdown, rejected settings and a distant store.
 
 use std::time::Duration;
 
-use super::{Store, ask, metric, serve, timed, wait_until_whole};
+use super::{Store, check, metric, serve, timed_check, wait_until_ready};
 use crate::service::Service;
 use crate::support::proxy::{Flow, Proxy, Upstream};
 use crate::waiting::for_a_day_with_a_minute_left;
 
-/// A thousand a day, of which none pass above the window.
+/// 1,000 per day, without overshoot.
 fn limits() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n\
@@ -17,49 +17,50 @@ fn limits() -> tempfile::TempDir {
     dir
 }
 
-const PATIENT: [&str; 2] = ["--backend-deadline", "20s"];
+const LONG_TIMEOUT: [&str; 2] = ["--backend-deadline", "20s"];
 
-fn held(service: &Service) -> u64 {
+fn lease_balance(service: &Service) -> u64 {
     metric(service, "sluicegate_lease_balance_hits")
 }
 
-fn calls(service: &Service) -> u64 {
+fn lease_calls(service: &Service) -> u64 {
     metric(service, "sluicegate_lease_calls_total")
 }
 
 #[test]
-fn a_replica_that_is_told_to_stop_gives_back_what_it_holds() {
+fn a_terminated_replica_returns_its_lease_balance() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits());
-    let mut first = serve(limits.path(), &store.url(), &PATIENT);
-    wait_until_whole(&first);
+    let mut first = serve(limits.path(), &store.url(), &LONG_TIMEOUT);
+    wait_until_ready(&first);
     for _ in 0..200 {
-        assert_eq!(ask(&first, "k", "v"), 200);
+        assert_eq!(check(&first, "k", "v"), 200);
     }
-    let (held, calls) = (held(&first), calls(&first));
+    let (held, calls) = (lease_balance(&first), lease_calls(&first));
     assert!(0 < held && calls < 60, "{held} held after {calls} calls");
     first.terminate();
     first.ended().unwrap();
-    let second = serve(limits.path(), &store.url(), &PATIENT);
-    wait_until_whole(&second);
-    let admitted = (0..820).filter(|_| ask(&second, "k", "v") == 200).count();
+    let second = serve(limits.path(), &store.url(), &LONG_TIMEOUT);
+    wait_until_ready(&second);
+    let admitted = (0..820).filter(|_| check(&second, "k", "v") == 200).count();
     assert_eq!(admitted, 800, "{held} were held");
 }
 
 #[test]
-fn the_processes_of_a_fleet_admit_the_limit_of_a_window_between_them() {
+fn leasing_processes_together_stay_within_the_limit() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits());
-    let fleet: Vec<_> = (0..3).map(|_| serve(limits.path(), &store.url(), &PATIENT)).collect();
-    fleet.iter().for_each(wait_until_whole);
-    let admitted = (0..1_500).filter(|turn| ask(&fleet[turn % 3], "k", "v") == 200).count();
-    let held: usize = fleet.iter().map(|service| usize::try_from(held(service)).unwrap()).sum();
+    let fleet: Vec<_> = (0..3).map(|_| serve(limits.path(), &store.url(), &LONG_TIMEOUT)).collect();
+    fleet.iter().for_each(wait_until_ready);
+    let admitted = (0..1_500).filter(|turn| check(&fleet[turn % 3], "k", "v") == 200).count();
+    let held: usize =
+        fleet.iter().map(|service| usize::try_from(lease_balance(service)).unwrap()).sum();
     assert!(admitted + held <= 1_000, "{admitted} and {held} held");
     assert!(900 <= admitted, "{admitted} and {held} held");
 }
 
 #[test]
-fn a_counter_that_the_reference_shares_is_not_leased() {
+fn compatible_counter_keys_reject_leased_limits() {
     let store = Store::absent();
     let flags = |limits: &tempfile::TempDir| {
         let flags = ["--backend", &store.url(), "--counter-keys", "envoyproxy"];
@@ -74,9 +75,9 @@ fn a_counter_that_the_reference_shares_is_not_leased() {
 }
 
 #[test]
-fn a_counter_that_the_reference_shares_is_not_leased_whatever_else_is_said_of_its_file() {
+fn many_warnings_do_not_hide_the_lease_error() {
     let (store, dir) = (Store::absent(), limits());
-    // Two hundred warnings: as many findings as are shown of a file.
+    // Two hundred warnings, the most that are shown for one file.
     let path = dir.path().join("d.yaml");
     let text = std::fs::read_to_string(&path).unwrap();
     let warned = (0..200).map(|number| format!("- {{key: k{number}, quota_mode: true}}\n"));
@@ -88,21 +89,21 @@ fn a_counter_that_the_reference_shares_is_not_leased_whatever_else_is_said_of_it
 }
 
 #[test]
-fn a_hot_key_costs_its_caller_no_more_where_the_store_is_80_ms_away() {
+fn store_latency_does_not_slow_a_hot_leased_key() {
     for_a_day_with_a_minute_left();
-    let (store, limits) = (Store::running(), hot());
+    let (store, limits) = (Store::running(), hot_limits());
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     proxy.both(Flow::Delay(Duration::from_millis(40)));
-    let near = serve(limits.path(), &store.url(), &PATIENT);
-    let far = serve(limits.path(), &format!("redis://{}", proxy.address()), &PATIENT);
+    let near = serve(limits.path(), &store.url(), &LONG_TIMEOUT);
+    let far = serve(limits.path(), &format!("redis://{}", proxy.address()), &LONG_TIMEOUT);
     let (mut took, mut asked) = ([Vec::new(), Vec::new()], 0);
     for service in [&near, &far] {
-        wait_until_whole(service);
+        wait_until_ready(service);
     }
-    // In turns, so that whatever else the machine does falls on both alike.
+    // Alternates, so that load on the machine affects both services equally.
     while asked < 1_500 {
         for (service, took) in [&near, &far].into_iter().zip(&mut took) {
-            let (status, time) = timed(service, "k", "v");
+            let (status, time) = timed_check(service, "k", "v");
             assert_eq!(status, 200);
             took.push(time);
         }
@@ -120,8 +121,8 @@ fn a_hot_key_costs_its_caller_no_more_where_the_store_is_80_ms_away() {
     assert!(ratio <= 1.2, "{far:?} against {near:?}");
 }
 
-/// So much that a balance lasts for some round trips.
-fn hot() -> tempfile::TempDir {
+/// A limit so large that a balance lasts for several round trips.
+fn hot_limits() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n\
          - key: k\n  rate_limit: {unit: day, requests_per_unit: 1000000, strategy: gcra, mode: leased, max_overshoot: 10%}\n";
@@ -130,20 +131,20 @@ fn hot() -> tempfile::TempDir {
 }
 
 #[test]
-fn what_is_held_is_answered_at_once_however_far_away_the_store_is() {
+fn lease_balance_decides_without_a_round_trip() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits());
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let far = Duration::from_millis(40);
     proxy.both(Flow::Delay(far));
-    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &PATIENT);
-    wait_until_whole(&service);
-    let (_, strict) = timed(&service, "all", "v");
+    let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &LONG_TIMEOUT);
+    wait_until_ready(&service);
+    let (_, strict) = timed_check(&service, "all", "v");
     assert!(2 * far <= strict, "{strict:?}");
     for _ in 0..50 {
-        assert_eq!(ask(&service, "k", "v"), 200);
+        assert_eq!(check(&service, "k", "v"), 200);
     }
-    let mut times: Vec<_> = (0..200).map(|_| timed(&service, "k", "v").1).collect();
+    let mut times: Vec<_> = (0..200).map(|_| timed_check(&service, "k", "v").1).collect();
     times.sort_unstable();
     assert!(times[100] < far, "half of all took {:?} and more", times[100]);
 }

@@ -1,4 +1,5 @@
-//! Members that lease one key of a real store: what they admit between them, and what they ask.
+//! Replicas that lease one key of a real store: the hits that they allow and the calls that they
+//! make.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -42,7 +43,6 @@ fn member(store: &Store) -> Arc<Leases> {
     Leases::new(Arc::new(Clock::system()), Arc::new(redis))
 }
 
-/// A counter and its terms, to be asked for a hit at a time.
 #[derive(Clone)]
 struct Counter(Charge, Terms);
 
@@ -51,7 +51,7 @@ impl Counter {
         Leased { charge: &self.0, terms: self.1 }
     }
 
-    async fn ask(&self, member: &Arc<Leases>) -> Outcome {
+    async fn check(&self, member: &Arc<Leases>) -> Outcome {
         let mut spent = Outcomes::new();
         match member.spend(Clock::system().now(), self.leased(), Hits(1), &mut spent) {
             Some(()) => spent[0],
@@ -77,7 +77,7 @@ fn fixed_window(overshoot: Overshoot) -> Counter {
     leased(Strategy::FixedWindow(limit), Counting::FixedWindow(DAY), overshoot)
 }
 
-fn every(overshoot: Overshoot) -> [Counter; 4] {
+fn all_strategies(overshoot: Overshoot) -> [Counter; 4] {
     let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
     let window = Strategy::SlidingWindow(SlidingWindow::new(LIMIT, DAY).unwrap());
     let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
@@ -89,16 +89,16 @@ fn every(overshoot: Overshoot) -> [Counter; 4] {
     ]
 }
 
-/// Asks `questions` of one hit each, in several tasks at one time; how many were admitted.
-async fn asked(members: &[Arc<Leases>], leased: &Counter, questions: u64) -> u64 {
-    let (admitted, left) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(questions)));
+/// Sends checks of one hit from concurrent tasks. Returns the number of allowed checks.
+async fn count_allowed(members: &[Arc<Leases>], leased: &Counter, checks: u64) -> u64 {
+    let (admitted, left) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(checks)));
     let tasks: Vec<_> = (0..TASKS * members.len())
         .map(|task| {
             let (member, leased) = (Arc::clone(&members[task % members.len()]), leased.clone());
             let (admitted, left) = (Arc::clone(&admitted), Arc::clone(&left));
             tokio::spawn(async move {
                 while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
-                    let outcome = leased.ask(&member).await;
+                    let outcome = leased.check(&member).await;
                     let Outcome::Stepped(step) = outcome else { panic!("{outcome:?}") };
                     admitted.fetch_add(u64::from(matches!(step, Step::Admit(_))), Relaxed);
                     tokio::task::yield_now().await;
@@ -112,8 +112,7 @@ async fn asked(members: &[Arc<Leases>], leased: &Counter, questions: u64) -> u64
     admitted.load(Relaxed)
 }
 
-/// Scripts that the store has run.
-fn calls(store: &Store) -> u64 {
+fn script_calls(store: &Store) -> u64 {
     let stats = Client::connect(&store.socket()).unwrap().call(&["INFO", "commandstats"]).text();
     let of = |name: &str| {
         let rest = stats.split(&format!("cmdstat_{name}:calls=")).nth(1)?;
@@ -123,30 +122,34 @@ fn calls(store: &Store) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_admit_no_more_than_the_limit_and_waste_little_where_leases_end_with_the_window() {
+async fn window_leases_stay_within_the_limit_and_waste_little() {
     for_a_day_with_a_minute_left();
     let store = Store::running();
     let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
     let leased = fixed_window(Overshoot::InWindow);
-    let admitted = asked(&members, &leased, 4 * u64::from(LIMIT)).await;
+    let admitted = count_allowed(&members, &leased, 4 * u64::from(LIMIT)).await;
     let held: u64 = members.iter().map(|leases| leases.balance(&leased.0.key).0).sum();
     assert!(admitted + held <= u64::from(LIMIT), "{admitted} admitted, {held} held");
     assert!(u64::from(LIMIT) * 95 / 100 <= admitted, "{admitted} admitted, {held} held");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_admit_no_more_than_the_limit_and_what_may_be_out_and_seldom_call() {
+async fn leases_stay_within_the_overshoot_with_few_calls() {
     for_a_day_with_a_minute_left();
-    for leased in every(Overshoot::AtMost(Hits(u64::from(LIMIT) / 10))) {
+    for leased in all_strategies(Overshoot::AtMost(Hits(u64::from(LIMIT) / 10))) {
         let store = Store::running();
         let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
-        let before = calls(&store);
+        let before = script_calls(&store);
         let half = u64::from(LIMIT) / 2;
-        assert_eq!(asked(&members, &leased, half).await, half, "none is denied that passes");
-        let asked_for_half = calls(&store) - before;
+        assert_eq!(
+            count_allowed(&members, &leased, half).await,
+            half,
+            "none is denied that passes"
+        );
+        let asked_for_half = script_calls(&store) - before;
         assert!(asked_for_half < half / 5, "{asked_for_half} calls: {:?}", leased.0.strategy);
-        let rest = asked(&members, &leased, 3 * u64::from(LIMIT)).await;
-        // GCRA drains a hit in 8.64 s.
+        let rest = count_allowed(&members, &leased, 3 * u64::from(LIMIT)).await;
+        // GCRA drains one hit in 8.64 s.
         let most = u64::from(LIMIT) + u64::from(LIMIT) / 10 + 10;
         assert!(half + rest <= most, "{} admitted: {:?}", half + rest, leased.0.strategy);
         assert!(u64::from(LIMIT) * 9 / 10 <= half + rest, "{}", half + rest);
@@ -154,32 +157,32 @@ async fn members_admit_no_more_than_the_limit_and_what_may_be_out_and_seldom_cal
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_member_gives_back_another_admits() {
+async fn returned_hits_are_usable_by_another_replica() {
     for_a_day_with_a_minute_left();
-    for leased in every(Overshoot::AtMost(Hits(u64::from(LIMIT)))) {
+    for leased in all_strategies(Overshoot::AtMost(Hits(u64::from(LIMIT)))) {
         let store = Store::running();
         let (one, other) = (member(&store), member(&store));
-        let admitted = asked(&[Arc::clone(&one)], &leased, 2_000).await;
+        let admitted = count_allowed(&[Arc::clone(&one)], &leased, 2_000).await;
         let held = one.balance(&leased.0.key).0;
         assert!(0 < held, "{:?}", leased.0.strategy);
         one.give_back().await;
         assert_eq!(one.balance(&leased.0.key), Hits(0));
-        let rest = asked(&[Arc::clone(&other)], &leased, u64::from(LIMIT)).await;
+        let rest = count_allowed(&[Arc::clone(&other)], &leased, u64::from(LIMIT)).await;
         let left = other.balance(&leased.0.key).0;
         let all = admitted + rest + left;
-        // The newest part of a balance comes back; what is older of it is gone with its window.
+        // Only the newest part of a balance can return. The older part expired with its window.
         assert!(all <= u64::from(LIMIT) + 10, "{all}: {:?}", leased.0.strategy);
         assert!(u64::from(LIMIT) - held <= all, "{all}: {:?}", leased.0.strategy);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_question_that_is_given_up_is_told_and_the_next_asks_again() {
+async fn cancelled_lease_call_does_not_block_waiting_checks() {
     for_a_day_with_a_minute_left();
     let store = Store::running();
     let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
     let in_time = Duration::from_secs(20);
-    // So that no answer is here before the question is given up.
+    // No reply can arrive before the check is cancelled.
     store.signal("STOP");
     let mut first = Box::pin(member.ask(leased.leased(), Hits(1)));
     assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");

@@ -1,5 +1,5 @@
-//! The real binary over a real Redis: exactness between processes, and what is promised when Redis
-//! is slow, gone, or not what it was.
+//! The real binary over a real Redis: exact limits across processes, and guarantees during store
+//! outages.
 
 mod batch;
 mod ceilings;
@@ -46,14 +46,13 @@ use crate::signals;
 use crate::support::resp::{Client, Value};
 use crate::waiting::{now, until};
 
-/// A place for a Redis, which is there or not.
+/// A Redis server on a Unix socket that a test can start and kill.
 struct Store {
     dir: TempDir,
     process: Option<Child>,
 }
 
 impl Store {
-    /// Nothing there yet.
     fn absent() -> Self {
         Self { dir: tempfile::tempdir().unwrap(), process: None }
     }
@@ -72,7 +71,7 @@ impl Store {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// Starts it and returns once it listens.
+    /// Returns once Redis accepts connections.
     fn start(&mut self, flags: &[&str]) {
         let child = Command::new("redis-server")
             .args(["--save", "", "--appendonly", "no", "--unixsocket"])
@@ -95,12 +94,11 @@ impl Store {
         }
     }
 
-    /// Sends a signal: `STOP`, `CONT`.
     fn signal(&self, name: &str) {
         signals::send(self.process.as_ref().unwrap().id(), name);
     }
 
-    fn tell(&self, parts: &[&str]) -> Value {
+    fn command(&self, parts: &[&str]) -> Value {
         Client::connect(&self.socket()).unwrap().call(parts)
     }
 }
@@ -111,28 +109,27 @@ impl Drop for Store {
     }
 }
 
-/// More a day than any test asks for.
-const MANY: u64 = 1_000_000;
+/// More requests per day than any test sends.
+const LARGE_LIMIT: u64 = 1_000_000;
 
-/// Ten a day for each value, one key for each rule of `on_backend_failure`.
+/// The keys of the test limits, one for each value of `on_backend_failure`.
 const RULES: [&str; 4] = ["error", "allow", "deny", "local"];
 
 fn limits(requests: u32) -> TempDir {
     limits_of(requests, &["d"])
 }
 
-/// The same limits for each of these domains.
 fn limits_of(requests: u32, domains: &[&str]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for domain in domains {
         let file = dir.path().join(format!("{domain}.yaml"));
-        std::fs::write(file, text_of(requests, domain)).unwrap();
+        std::fs::write(file, limits_yaml(requests, domain)).unwrap();
     }
     dir
 }
 
-fn text_of(requests: u32, domain: &str) -> String {
-    // In a Cluster the domain then lives on one node, and each question has one limit.
+fn limits_yaml(requests: u32, domain: &str) -> String {
+    // With `all_or_nothing`, all counters of a domain are on one node of a Cluster.
     let mut text = format!("domain: {domain}\ncharge: all_or_nothing\ndescriptors:\n");
     for rule in RULES {
         let _ = writeln!(
@@ -141,36 +138,38 @@ fn text_of(requests: u32, domain: &str) -> String {
              on_backend_failure: {rule}}}"
         );
     }
-    let _ = writeln!(text, "- key: many\n  rate_limit: {{unit: day, requests_per_unit: {MANY}}}");
+    let _ = writeln!(
+        text,
+        "- key: many\n  rate_limit: {{unit: day, requests_per_unit: {LARGE_LIMIT}}}"
+    );
     text
 }
 
-/// Moves the limits a folder down: the folder above them is watched as well, and must not be the one
-/// that a log at level trace grows in.
-fn apart(limits: &TempDir) -> PathBuf {
+/// Moves the limits one folder down. The service also watches the parent folder, so the growing
+/// trace log must not be in it.
+fn move_to_subfolder(limits: &TempDir) -> PathBuf {
     let apart = limits.path().join("apart");
     std::fs::create_dir(&apart).unwrap();
     std::fs::rename(limits.path().join("d.yaml"), apart.join("d.yaml")).unwrap();
     apart
 }
 
-/// A server over `url` with further flags.
 fn serve(limits: &Path, url: &str, flags: &[&str]) -> Service {
     let mut all = vec!["--backend".to_owned(), url.to_owned()];
     all.extend(flags.iter().map(|&flag| flag.to_owned()));
     Service::start(limits, &all).unwrap()
 }
 
-/// 200 may pass, 429 may not, 400 is an error.
-fn ask(service: &Service, key: &str, value: &str) -> u16 {
-    ask_all(service, &[(key, value)]).status
+/// Returns 200 for allowed, 429 for denied and 400 for an error.
+fn check(service: &Service, key: &str, value: &str) -> u16 {
+    check_all(service, &[(key, value)]).status
 }
 
-fn ask_all(service: &Service, entries: &[(&str, &str)]) -> http1::Reply {
-    ask_of(service, "d", entries)
+fn check_all(service: &Service, entries: &[(&str, &str)]) -> http1::Reply {
+    check_domain(service, "d", entries)
 }
 
-fn ask_of(service: &Service, domain: &str, entries: &[(&str, &str)]) -> http1::Reply {
+fn check_domain(service: &Service, domain: &str, entries: &[(&str, &str)]) -> http1::Reply {
     let descriptors: Vec<_> = entries
         .iter()
         .map(|(key, value)| format!(r#"{{"entries":[{{"key":"{key}","value":"{value}"}}]}}"#))
@@ -180,26 +179,23 @@ fn ask_of(service: &Service, domain: &str, entries: &[(&str, &str)]) -> http1::R
     http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap()
 }
 
-/// The status, and how long it took as the caller sees it.
-fn timed(service: &Service, key: &str, value: &str) -> (u16, Duration) {
+fn timed_check(service: &Service, key: &str, value: &str) -> (u16, Duration) {
     let began = now();
-    (ask(service, key, value), began.elapsed())
+    (check(service, key, value), began.elapsed())
 }
 
 fn ready(service: &Service) -> http1::Reply {
     http1::get(service.http, "/readyz", &[]).unwrap()
 }
 
-/// Waits until the service says that its store answers.
-fn wait_until_whole(service: &Service) {
-    let whole = || match http1::get(service.http, "/readyz", &[]).map(|said| said.text()) {
+fn wait_until_ready(service: &Service) {
+    let is_ready = || match http1::get(service.http, "/readyz", &[]).map(|reply| reply.text()) {
         Ok(text) if text == "ready\n" => Ok(()),
-        said => Err(format!("{said:?}\n{}", service.log())),
+        reply => Err(format!("{reply:?}\n{}", service.log())),
     };
-    until("the store answers", whole).unwrap();
+    until("the store answers", is_ready).unwrap();
 }
 
-/// The value of one series of `/metrics`.
 fn metric(service: &Service, series: &str) -> u64 {
     let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
     let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));

@@ -1,5 +1,6 @@
-//! A network between the service and one Redis that is slow, silent, cut or half closed. The first test
-//! prints the table that `docs/reliability.md` keeps.
+//! Network faults between the service and Redis: delays, silence, cuts and half-closed connections.
+//!
+//! The first test prints the table that `docs/reliability.md` keeps.
 
 use std::time::Duration;
 
@@ -8,24 +9,23 @@ use sluicegate::backend::redis::{Address, Place, Redis};
 use sluicegate::backend::{Backend as _, Outcome, Rule};
 
 use super::degrade::redis_at;
-use super::faults::{DEADLINE, FLAGS, LIMIT, holds_the_limit};
-use super::observed::Watch;
-use super::reference::{ask as charge_all, charges, now as today, ours};
-use super::{Store, ask, failures_of_any_kind, limits, serve, wait_until_whole};
+use super::faults::{DEADLINE, FLAGS, LIMIT, assert_limit_enforced};
+use super::observed::FaultWatch;
+use super::reference::{charge_all, charges, native_charge, now as today};
+use super::{Store, check, failures_of_any_kind, limits, serve, wait_until_ready};
 use crate::service::Service;
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
-/// What is done to the network, and what it is promised to cost.
 struct Fault {
     what: &'static str,
     promised: &'static str,
     strike: fn(&Proxy),
-    /// Whether questions fail at all.
+    /// The fault makes some store calls fail.
     fails: bool,
 }
 
-const LATE: Duration = Duration::from_millis(600);
+const LONG_DELAY: Duration = Duration::from_millis(600);
 
 const FAULTS: [Fault; 7] = [
     Fault {
@@ -37,7 +37,7 @@ const FAULTS: [Fault; 7] = [
     Fault {
         what: "answers 600 ms later",
         promised: "no answer waits longer than the deadline",
-        strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(LATE)),
+        strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(LONG_DELAY)),
         fails: true,
     },
     Fault {
@@ -75,58 +75,57 @@ const FAULTS: [Fault; 7] = [
     },
 ];
 
-/// Asks while the network is so.
-fn struck(watch: &mut Watch<'_>, fault: &Fault) {
+fn check_during_fault(watch: &mut FaultWatch<'_>, fault: &Fault) {
     let mut passed = 0;
     for number in 0..60 {
         let key = if number % 2 == 0 { "allow" } else { "error" };
-        let right = if key == "allow" { &[200, 429][..] } else { &[200, 429, 400] };
-        let status = watch.asks(key, fault.what, right);
+        let expected = if key == "allow" { &[200, 429][..] } else { &[200, 429, 400] };
+        let status = watch.check(key, fault.what, expected);
         passed += u32::from(key == "error" && status == 200);
     }
     assert!(passed <= LIMIT, "{}: {passed} passed", fault.what);
 }
 
-fn counts_again(service: &Service) {
-    let counts = || match ask(service, "error", "again") {
+fn wait_until_counting(service: &Service) {
+    let counts = || match check(service, "error", "again") {
         200 | 429 => Ok(()),
         status => Err(format!("{status}: {}", service.log())),
     };
     until("it counts again", counts).unwrap();
-    wait_until_whole(service);
+    wait_until_ready(service);
 }
 
 #[test]
-fn a_network_that_fails_delays_no_answer_beyond_the_deadline_and_is_normal_when_it_heals() {
+fn network_faults_delay_no_decision_beyond_the_timeout() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(LIMIT));
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
-    wait_until_whole(&service);
+    wait_until_ready(&service);
     println!(
         "| what happened | promised | slowest answer | late answers | wrong answers | normal after |"
     );
     for fault in &FAULTS {
-        holds_the_limit(&service, &format!("before {}", fault.what));
+        assert_limit_enforced(&service, &format!("before {}", fault.what));
         let before = failures_of_any_kind(&service);
-        let mut watch = Watch::over(&service, fault.what, fault.promised);
+        let mut watch = FaultWatch::start(&service, fault.what, fault.promised);
         (fault.strike)(&proxy);
-        struck(&mut watch, fault);
-        let late = watch.late();
+        check_during_fault(&mut watch, fault);
+        let late = watch.late_calls();
         let failed = failures_of_any_kind(&service) - before;
         assert!(!fault.fails || 0 < failed, "{}: nothing failed", fault.what);
         assert!(late <= 5 || fault.what.contains("later"), "{}: {late} late", fault.what);
         let began = now();
         proxy.pass();
         proxy.refuse(false);
-        counts_again(&service);
-        watch.ends(began.elapsed());
-        holds_the_limit(&service, &format!("after {}", fault.what));
+        wait_until_counting(&service);
+        watch.finish(began.elapsed());
+        assert_limit_enforced(&service, &format!("after {}", fault.what));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_80_ms_away_counts_exactly_and_many_questions_share_its_round_trips() {
+async fn concurrent_checks_share_round_trips_to_a_distant_store() {
     for_a_day_with_a_minute_left();
     let (store, proxy) = std::thread::spawn(|| {
         let store = Store::running();
@@ -142,14 +141,14 @@ async fn a_store_80_ms_away_counts_exactly_and_many_questions_share_its_round_tr
     let _kept = tokio::spawn(connection);
     let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
-    let (today, asked) = (today(), charges([ours("far", 1_000, 1)], Rule::Each));
+    let (today, asked) = (today(), charges([native_charge("far", 1_000, 1)], Rule::Each));
     let began = now();
     let outcomes = join_all((0..3_000).map(|_| charge_all(&redis, today, &asked))).await;
     let took = began.elapsed();
     let stepped = outcomes.iter().filter(|its| matches!(its[0], Outcome::Stepped(_))).count();
     assert_eq!(stepped, 3_000, "every question is answered by the store");
     assert_eq!(outcomes.iter().filter(|its| !its[0].denies()).count(), 1_000);
-    // One after the other they would take four minutes.
+    // Sequential round trips would take four minutes.
     assert!(took < Duration::from_secs(4), "{took:?}");
     println!("observed: 3,000 questions at once to a store 80 ms away: {took:?}");
     drop(store);

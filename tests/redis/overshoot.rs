@@ -1,10 +1,12 @@
-//! Five processes that lease from one Redis, killed, stopped and woken at random, with clocks that do not
-//! agree: what they admit between them is held against the law.
+//! Five leasing processes with wrong clocks, killed, stopped and resumed at random.
 //!
-//! Each logs its decisions (`log_level: trace`): what it admitted it admitted between the clock it read when
-//! it was asked and the one it read when it had the answer, so an admission counts where the whole of that does. What
-//! a balance answers lies there at its beginning, and takes microseconds. Beside the real design the same
-//! oracle judges two that are known to be bad. `SLUICEGATE_RUNS` says how many seeds are tried.
+//! Guarantees:
+//! - The fleet never allows more than the limit plus `max_overshoot`.
+//! - The same oracle finds violations in two broken designs.
+//!
+//! The oracle reads the decision logs (`log_level: trace`). Each decision lies between the clock
+//! readings at the check and at the reply. It counts in an interval that contains both. A balance
+//! decides at the first reading, within microseconds. `SLUICEGATE_RUNS` sets the number of seeds.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluicegate::clock::SHIFT;
 
-use super::{Store, wait_until_whole};
+use super::{Store, wait_until_ready};
 use crate::http1;
 use crate::service::Service;
 use crate::support::dice::{Dice, seed};
@@ -22,30 +24,29 @@ use crate::support::resp::Client;
 use crate::waiting::{Ends, now};
 
 const REPLICAS: usize = 5;
-/// Of a window, and at one instant of the rate.
+/// Hits per window, and the burst of the rate.
 const LIMIT: u64 = 100;
-/// A second: what is asked for in calm phases drains, while leases are held.
+/// Hits per second. In calm phases the debt drains while leases exist.
 const RATE: u64 = 200;
-/// For the limit that is not coupled to windows.
+/// The overshoot of the limit without windows.
 const BUDGET: u64 = 10;
 const RUN: Duration = Duration::from_secs(6);
 
-/// What `lend.lua` says of the budget: a member's share of it, and what of it is not out.
+/// The bounds in `lend.lua`: a replica's share of the budget, and the free part of the budget.
 const BOUND: &[u8] = b"(product - product % all) / all - its_held, budget - out - its_held";
-/// The same, had each replica the budget for itself.
+/// The same bounds, if each replica had the whole budget.
 const BOUND_OF_EACH: &[u8] = b"budget - its_held, budget - its_held                               ";
 
-/// What the store does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Design {
     Sound,
-    /// It bounds what one replica holds, and not what all hold.
+    /// Bounds the lease of each replica, but not the sum.
     BoundsEach,
-    /// It loses its state now and then, beside which nothing is promised.
+    /// Loses its state repeatedly, so no guarantee applies.
     Forgets,
 }
 
-/// Hits that were admitted at some instant between these, in microseconds since 1970.
+/// Hits allowed at an instant between these two, in microseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Admitted {
     asked: u64,
@@ -53,7 +54,6 @@ struct Admitted {
     hits: u64,
 }
 
-/// What a run came to.
 #[derive(Debug, Default)]
 struct Log {
     windows: Vec<Admitted>,
@@ -61,16 +61,14 @@ struct Log {
     disturbed: u64,
 }
 
-/// A process, and what its clock is wrong by.
 struct Replica {
     service: Service,
-    wrong: i64,
+    clock_error_ms: i64,
 }
 
-/// A fleet under way.
 struct Fleet {
     store: Store,
-    /// Stands before the store.
+    /// Between the replicas and the store.
     proxy: Option<Proxy>,
     limits: tempfile::TempDir,
     replicas: [Mutex<Option<Replica>>; REPLICAS],
@@ -81,19 +79,19 @@ struct Fleet {
 }
 
 #[test]
-fn a_fleet_that_is_killed_stopped_and_woken_admits_no_more_than_the_law_and_what_may_be_out() {
+fn faults_never_exceed_the_limit_plus_max_overshoot() {
     let (mut runs, mut all, mut disturbed, mut most) = (0, 0, 0, 0);
     for seed in seeds() {
         let log = run(seed, Design::Sound);
-        assert_eq!(above_windows(&log.windows), 0, "SLUICEGATE_SEED={seed}: windows");
-        assert_eq!(above_rate(&log.rate), 0, "SLUICEGATE_SEED={seed}: rate");
+        assert_eq!(windows_above_limit(&log.windows), 0, "SLUICEGATE_SEED={seed}: windows");
+        assert_eq!(intervals_above_rate(&log.rate), 0, "SLUICEGATE_SEED={seed}: rate");
         let admitted = log.windows.len() + log.rate.len();
         assert!(
             50 < admitted,
             "SLUICEGATE_SEED={seed}: {admitted} admitted is no proof of anything"
         );
         (runs, all, disturbed) = (runs + 1, all + admitted, disturbed + log.disturbed);
-        most = most.max(most_above_rate(&log.rate));
+        most = most.max(max_excess(&log.rate));
     }
     println!(
         "the design: {runs} runs, {disturbed} killed or stopped, {all} questions admitted, at most {most} hits \
@@ -102,22 +100,22 @@ fn a_fleet_that_is_killed_stopped_and_woken_admits_no_more_than_the_law_and_what
 }
 
 #[test]
-fn the_same_fleet_over_a_store_that_bounds_what_each_holds_is_found_above_the_law() {
-    find(Design::BoundsEach);
+fn oracle_detects_a_per_replica_lease_bound() {
+    expect_violations(Design::BoundsEach);
 }
 
 #[test]
-fn the_same_fleet_over_a_store_that_loses_its_state_is_found_above_the_law() {
-    find(Design::Forgets);
+fn oracle_detects_a_store_that_loses_state() {
+    expect_violations(Design::Forgets);
 }
 
 #[expect(clippy::print_stdout, reason = "the table is what this is run for")]
-fn find(design: Design) {
+fn expect_violations(design: Design) {
     let (mut found, mut runs, mut most, seed) = (0, 0, 0, seed());
     for run_seed in (0..20).map(|i| seed.wrapping_add(i)) {
         let log = run(run_seed, design);
-        found += above_windows(&log.windows) + above_rate(&log.rate);
-        (runs, most) = (runs + 1, most.max(most_above_rate(&log.rate)));
+        found += windows_above_limit(&log.windows) + intervals_above_rate(&log.rate);
+        (runs, most) = (runs + 1, most.max(max_excess(&log.rate)));
         if 10 <= found {
             break;
         }
@@ -135,7 +133,6 @@ fn seeds() -> impl Iterator<Item = u64> {
     (0..runs).map(move |run| first.wrapping_add(run))
 }
 
-/// What was admitted, of windows and of the rate.
 fn run(seed: u64, design: Design) -> Log {
     let mut dice = Dice::new(seed);
     let fleet = Fleet::start(&mut dice, design);
@@ -143,12 +140,12 @@ fn run(seed: u64, design: Design) -> Log {
         let _ends = Ends(&fleet.is_over);
         for at in 0..REPLICAS {
             let (fleet, dice) = (&fleet, Dice::new(dice.roll()));
-            scope.spawn(move || fleet.ask_on(at, dice));
+            scope.spawn(move || fleet.send_checks(at, dice));
         }
         let phases = dice.roll();
         if design == Design::Forgets {
             let fleet = &fleet;
-            scope.spawn(move || fleet.forget_on());
+            scope.spawn(move || fleet.flush_repeatedly());
         }
         fleet.disturb(&mut Dice::new(phases));
     });
@@ -183,37 +180,38 @@ impl Fleet {
             log: Mutex::default(),
         };
         for at in 0..REPLICAS {
-            fleet.begin(at, dice);
+            fleet.start_replica(at, dice);
         }
         fleet
     }
 
-    /// Starts a replica whose clock is up to an hour wrong.
-    fn begin(&self, at: usize, dice: &mut Dice) {
-        let wrong = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
+    /// Starts a replica with a clock error of up to one hour.
+    fn start_replica(&self, at: usize, dice: &mut Dice) {
+        let clock_error_ms = i64::try_from(dice.up_to(7_200_000)).unwrap() - 3_600_000;
         let proxy = self.proxy.as_ref().map(|proxy| format!("redis://{}", proxy.address()));
         let url = proxy.unwrap_or_else(|| self.store.url());
         let flags = ["--backend", &url, "--backend-deadline", "200ms"];
         let flags = [&flags[..], &["--log-level", "trace", "--log-format", "json"]].concat();
         let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
-        let shift = [(SHIFT, &*wrong.to_string())];
+        let shift = [(SHIFT, &*clock_error_ms.to_string())];
         let service = Service::start_under(self.limits.path(), &flags, &shift).unwrap();
-        wait_until_whole(&service);
+        wait_until_ready(&service);
         *self.addresses[at].write().unwrap() = Some(service.http);
-        *self.replicas[at].lock().unwrap() = Some(Replica { service, wrong });
+        *self.replicas[at].lock().unwrap() = Some(Replica { service, clock_error_ms });
     }
 
-    /// Ends a replica at once, and keeps what it logged.
+    /// Kills a replica and keeps its log.
     fn kill(&self, at: usize) {
         *self.addresses[at].write().unwrap() = None;
         let Some(mut replica) = self.replicas[at].lock().unwrap().take() else { return };
         replica.service.kill();
         let mut log = self.log.lock().unwrap();
         for line in replica.service.log().lines().filter(|line| line.contains("\"decided\"")) {
-            // The last may be cut off.
+            // The last line may be incomplete.
             let Ok(line) = serde_json::from_str::<serde_json::Value>(line) else { continue };
             let number = |name: &str| line[name].as_u64().unwrap();
-            let at = |name| number(name).checked_add_signed(-1_000 * replica.wrong).unwrap();
+            let at =
+                |name| number(name).checked_add_signed(-1_000 * replica.clock_error_ms).unwrap();
             if line["admitted"] == true {
                 let (asked, answered) = (at("asked_us"), at("answered_us"));
                 let admitted = Admitted { asked, answered, hits: number("hits") };
@@ -223,7 +221,6 @@ impl Fleet {
         }
     }
 
-    /// Kills, stops and wakes, for as long as a run is.
     fn disturb(&self, dice: &mut Dice) {
         let began = now();
         while began.elapsed() < RUN {
@@ -232,26 +229,26 @@ impl Fleet {
             self.disturbed.fetch_add(1, Relaxed);
             if dice.once_in(4) {
                 self.kill(at);
-                self.begin(at, dice);
+                self.start_replica(at, dice);
             } else {
                 let length = 50 + dice.up_to(1_500);
-                self.tell(at, "STOP");
+                self.send_signal(at, "STOP");
                 pause(length);
-                self.tell(at, "CONT");
+                self.send_signal(at, "CONT");
             }
         }
     }
 
-    fn tell(&self, at: usize, signal: &str) {
+    fn send_signal(&self, at: usize, signal: &str) {
         let replica = self.replicas[at].lock().unwrap_or_else(PoisonError::into_inner);
         replica.as_ref().unwrap().service.signal(signal);
     }
 
-    /// Asks one replica, a little for a while and then all it can.
-    fn ask_on(&self, at: usize, mut dice: Dice) {
+    /// Sends checks to one replica, at a low rate and then at full speed.
+    fn send_checks(&self, at: usize, mut dice: Dice) {
         while !self.is_over.load(Relaxed) {
-            // All are asked for little at the same time, while leases are held and the debt drains, and
-            // then for more than there is.
+            // All replicas are calm at the same time, so the debt drains while leases exist. Then
+            // the demand exceeds the limit.
             let is_quiet = micros() / 250_000 % 10 < 7;
             if is_quiet {
                 pause(30 + dice.up_to(70));
@@ -261,12 +258,12 @@ impl Fleet {
                 continue;
             };
             let (key, hits) = (dice.pick(&["windows", "rate"]), 1 + dice.up_to(4));
-            ask(address, key, hits);
+            check(address, key, hits);
         }
     }
 
-    /// Drops all counters and all lists of who holds what, again and again.
-    fn forget_on(&self) {
+    /// Drops all counters and all leases repeatedly.
+    fn flush_repeatedly(&self) {
         let mut client = Client::connect(&self.store.socket()).unwrap();
         while !self.is_over.load(Relaxed) {
             client.call(&["FLUSHALL"]);
@@ -275,16 +272,15 @@ impl Fleet {
     }
 }
 
-/// What comes of it is in the log; there is no answer where the replica was killed.
-fn ask(address: SocketAddr, key: &str, hits: u64) {
+/// The log contains the result. A killed replica sends no reply.
+fn check(address: SocketAddr, key: &str, hits: u64) {
     let body = format!(
         r#"{{"domain":"d","hitsAddend":{hits},"descriptors":[{{"entries":[{{"key":"{key}","value":"v"}}]}}]}}"#
     );
     drop(http1::call(address, "POST", "/json", &[], Some(body.as_bytes())));
 }
 
-/// Windows that admitted more than the limit.
-fn above_windows(log: &[Admitted]) -> usize {
+fn windows_above_limit(log: &[Admitted]) -> usize {
     let second = |at: u64| at / 1_000_000;
     let mut sums = std::collections::HashMap::<u64, u64>::new();
     for one in log.iter().filter(|one| second(one.asked) == second(one.answered)) {
@@ -293,8 +289,8 @@ fn above_windows(log: &[Admitted]) -> usize {
     sums.values().filter(|sum| LIMIT < **sum).count()
 }
 
-/// Intervals, none of which overlaps another, that admitted more than the law and the budget.
-fn above_rate(log: &[Admitted]) -> usize {
+/// Counts the disjoint intervals that allowed more than the limit plus the budget.
+fn intervals_above_rate(log: &[Admitted]) -> usize {
     let (mut found, mut after) = (0, 0);
     for (began, ended, above) in intervals(log) {
         if after < began && BUDGET < above {
@@ -304,12 +300,11 @@ fn above_rate(log: &[Admitted]) -> usize {
     found
 }
 
-/// The most that any interval admitted above the law.
-fn most_above_rate(log: &[Admitted]) -> u64 {
+fn max_excess(log: &[Admitted]) -> u64 {
     intervals(log).map(|(.., above)| above).max().unwrap_or(0)
 }
 
-/// All intervals from one admission to another, in the order of their ends, with the hits above the law.
+/// All intervals from one decision to another, by end time, with the hits above the limit.
 fn intervals(log: &[Admitted]) -> impl Iterator<Item = (u64, u64, u64)> {
     let mut log = log.to_vec();
     log.sort_unstable_by_key(|one| one.answered);
@@ -331,7 +326,7 @@ fn micros() -> u64 {
     u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// Lets time pass: what is tested here is what happens in it.
+/// A real delay, because the faults here need real time.
 fn pause(millis: u64) {
     std::thread::sleep(Duration::from_millis(millis));
 }

@@ -1,4 +1,4 @@
-//! Hits that were admitted while Redis was away are charged to it when it is back.
+//! Hits allowed during a Redis outage are charged to Redis afterwards.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use sluicegate::kernel::decision::{Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::task::JoinSet;
 
-use super::degrade::{question, redis_at};
-use super::fleet::{member_within, sees};
-use super::{Store, ask as ask_service, limits, ready, wait_until_whole};
+use super::degrade::{new_check, redis_at};
+use super::fleet::{start_replica_with_timeout, wait_for_members};
+use super::{Store, check as check_service, limits, ready, wait_until_ready};
 use crate::service::Service;
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::support::resp::Value;
@@ -45,7 +45,7 @@ struct Replica {
     _tasks: JoinSet<()>,
 }
 
-/// A replica whose clock is set by hand, a day in from the present, over a Redis that answers.
+/// A replica with a manual clock over a running Redis.
 fn replica() -> Replica {
     for_a_day_with_a_minute_left();
     let store = Store::running();
@@ -53,11 +53,10 @@ fn replica() -> Replica {
     let (redis, connection) = Redis::new(redis_at(place, Duration::from_millis(500)));
     let mut tasks = JoinSet::new();
     tasks.spawn(connection);
-    over(store, redis, tasks)
+    replica_over(store, redis, tasks)
 }
 
-/// The same over `backend`, which `tasks` keep connected to `store`.
-fn over(store: Store, backend: impl Backend + 'static, mut tasks: JoinSet<()>) -> Replica {
+fn replica_over(store: Store, backend: impl Backend + 'static, mut tasks: JoinSet<()>) -> Replica {
     let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
     let membership = Arc::new(Membership::new("me", 1, NonZeroU32::MIN));
     let local = Local::new(Arc::clone(&memory), membership);
@@ -65,10 +64,10 @@ fn over(store: Store, backend: impl Backend + 'static, mut tasks: JoinSet<()>) -
     let engine = Engine::new(Clock::manual(now), Arc::new(backend), Policy::default());
     let engine = Arc::new(engine.with_local(local));
     publish(&engine, RULES);
-    let paying = Arc::clone(&engine);
-    tasks.spawn(async move { paying.pay_on().await });
+    let repaying = Arc::clone(&engine);
+    tasks.spawn(async move { repaying.pay_on().await });
     let replica = Replica { store, engine, memory, _tasks: tasks };
-    replica.is_whole();
+    replica.wait_until_ready();
     replica
 }
 
@@ -78,39 +77,38 @@ fn publish(engine: &Engine, rules: &str) {
 }
 
 impl Replica {
-    fn is_whole(&self) {
+    fn wait_until_ready(&self) {
         let answers =
             || self.engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("redis answers", answers).unwrap();
     }
 
-    async fn ask(&self, key: &str, hits: u64) -> (Verdict, Reason, Hits) {
-        let answer = self.engine.decide(&question(&[key], hits)).await.unwrap();
+    async fn check(&self, key: &str, hits: u64) -> (Verdict, Reason, Hits) {
+        let answer = self.engine.decide(&new_check(&[key], hits)).await.unwrap();
         let finding = &answer.statuses[0].finding;
         (answer.verdict, finding.reason, finding.room.remaining)
     }
 
-    /// Stops Redis; from when this returns nobody asks it.
+    /// Stops Redis. Returns once the engine has noticed the outage.
     async fn stop(&self) {
-        self.stop_asking("other", 1).await;
+        self.stop_with_checks("other", 1).await;
     }
 
-    /// The same by questions of so many hits for `key`.
-    async fn stop_asking(&self, key: &str, hits: u64) {
+    async fn stop_with_checks(&self, key: &str, hits: u64) {
         self.store.signal("STOP");
         let noticed = async {
             while self.engine.trouble().is_none() {
-                self.ask(key, hits).await;
+                self.check(key, hits).await;
             }
         };
         soon("it is noticed", noticed).await;
     }
 
-    /// Redis goes on, and is left alone until `key` has `left` there.
-    async fn comes_to(&self, key: &str, left: u64) {
+    /// Polls with checks of no hits until `key` has `left` hits remaining in Redis.
+    async fn wait_for_remaining(&self, key: &str, left: u64) {
         let mut found = Vec::new();
         for _ in 0..2_000 {
-            found = vec![self.ask(key, 0).await];
+            found = vec![self.check(key, 0).await];
             if !found[0].1.is_degraded() && found[0].2 == Hits(left) {
                 return;
             }
@@ -119,8 +117,8 @@ impl Replica {
         panic!("{key}: {found:?}, wanted {left}");
     }
 
-    /// Waits until nothing is counted here, which is when all is paid.
-    fn has_forgotten(&self) {
+    /// Waits until the local counters are empty, which means that all debt is repaid.
+    fn wait_until_repaid(&self) {
         until("the outage is over", || match self.memory.live_keys() {
             0 => Ok(()),
             live => Err(live.to_string()),
@@ -135,120 +133,124 @@ impl Replica {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_admitted_in_an_outage_is_charged_to_every_kind_of_counter_and_forgotten_here() {
+async fn fallback_debt_is_charged_to_every_strategy() {
     let replica = replica();
     for key in KEYS {
-        assert_eq!(replica.ask(key, 3).await.2, Hits(7), "{key}");
+        assert_eq!(replica.check(key, 3).await.2, Hits(7), "{key}");
     }
     replica.stop().await;
     for key in KEYS {
-        assert_eq!(replica.ask(key, 4).await, (Verdict::Admit, Reason::BackendDownLocal, Hits(6)));
-        assert_eq!(replica.ask(key, 7).await.0, Verdict::Deny, "{key}: it owes no denied hits");
+        assert_eq!(
+            replica.check(key, 4).await,
+            (Verdict::Admit, Reason::BackendDownLocal, Hits(6))
+        );
+        assert_eq!(replica.check(key, 7).await.0, Verdict::Deny, "{key}: it owes no denied hits");
     }
     replica.store.signal("CONT");
     for key in KEYS {
-        replica.comes_to(key, 3).await;
+        replica.wait_for_remaining(key, 3).await;
     }
-    replica.has_forgotten();
+    replica.wait_until_repaid();
     replica.stop().await;
     for key in KEYS {
-        assert_eq!(replica.ask(key, 4).await.2, Hits(6), "{key}: counted from a rest");
+        assert_eq!(replica.check(key, 4).await.2, Hits(6), "{key}: counted from a rest");
     }
     replica.store.signal("CONT");
     for key in KEYS {
-        replica.comes_to(key, 0).await;
+        replica.wait_for_remaining(key, 0).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_over_when_redis_is_back_is_owed_no_more() {
+async fn expired_hits_are_dropped_from_the_fallback_debt() {
     let replica = replica();
     for key in KEYS {
-        assert_eq!(replica.ask(key, 3).await.2, Hits(7), "{key}");
+        assert_eq!(replica.check(key, 3).await.2, Hits(7), "{key}");
     }
     replica.stop().await;
     for key in KEYS {
-        assert_eq!(replica.ask(key, 4).await.2, Hits(6), "{key}");
+        assert_eq!(replica.check(key, 4).await.2, Hits(6), "{key}");
     }
-    // One hit of the debt drains in ten days; no other window or log is over.
+    // GCRA drains one hit in ten days. The log and the 100-day window are still open.
     replica.advance(Nanos(10 * DAY.0 + 1));
     replica.store.signal("CONT");
-    replica.comes_to("debt", 4).await;
-    replica.comes_to("log", 3).await;
-    replica.has_forgotten();
-    replica.comes_to("window", 7).await;
+    replica.wait_for_remaining("debt", 4).await;
+    replica.wait_for_remaining("log", 3).await;
+    replica.wait_until_repaid();
+    replica.wait_for_remaining("window", 7).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refunds_in_an_outage_lessen_what_is_owed() {
+async fn refunds_reduce_the_fallback_debt() {
     let replica = replica();
     replica.stop().await;
-    assert_eq!(replica.ask("debt", 5).await.2, Hits(5));
-    let mut back = question(&["debt"], 2);
+    assert_eq!(replica.check("debt", 5).await.2, Hits(5));
+    let mut back = new_check(&["debt"], 2);
     back.descriptors[0].cost = sluicegate::kernel::decision::Cost::Refund(Hits(2));
     replica.engine.decide(&back).await.unwrap();
     replica.store.signal("CONT");
-    replica.comes_to("debt", 7).await;
+    replica.wait_for_remaining("debt", 7).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_limit_held_shut_denies_in_an_outage_is_not_owed() {
+async fn forced_denials_add_no_fallback_debt() {
     let replica = replica();
     publish(&replica.engine, &format!("charge: all_or_nothing\n{RULES}"));
     replica.stop().await;
-    assert_eq!(replica.ask("window", 4).await.2, Hits(6));
+    assert_eq!(replica.check("window", 4).await.2, Hits(6));
     replica.store.signal("CONT");
-    replica.comes_to("window", 6).await;
+    replica.wait_for_remaining("window", 6).await;
     let shut = ("d", &[("other", "v")][..]);
     replica.engine.freeze(shut, Verdict::Deny, Nanos::from_secs(600)).unwrap();
-    // Peeks keep what was paid counted here: no more is ever charged than is, whatever is owed.
-    replica.stop_asking("window", 0).await;
+    // Checks of no hits keep the repaid hits counted locally. Redis is never charged more than the
+    // local count.
+    replica.stop_with_checks("window", 0).await;
     for _ in 0..5 {
-        let answer = replica.engine.decide(&question(&["other", "window"], 1)).await.unwrap();
+        let answer = replica.engine.decide(&new_check(&["other", "window"], 1)).await.unwrap();
         let found = &answer.statuses[1].finding;
         assert_eq!((answer.verdict, found.verdict), (Verdict::Deny, Verdict::Admit));
         assert_eq!((found.reason, found.room.remaining), (Reason::BackendDownLocal, Hits(6)));
     }
-    assert_eq!(replica.ask("window", 1).await.2, Hits(5));
+    assert_eq!(replica.check("window", 1).await.2, Hits(5));
     replica.store.signal("CONT");
-    replica.comes_to("window", 5).await;
+    replica.wait_for_remaining("window", 5).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_redis_counted_before_its_connection_was_cut_is_not_charged_again() {
+async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
     for_a_day_with_a_minute_left();
     let behind_a_proxy = || {
         let store = Store::running();
         let proxy = Proxy::before(Upstream::Unix(store.socket()));
         (store, proxy)
     };
-    // Elsewhere: the proxy has a runtime of its own.
+    // A separate thread, because the proxy has its own runtime.
     let (store, proxy) = std::thread::spawn(behind_a_proxy).join().unwrap();
     let at = proxy.address();
     let place = Place::Tcp(Address { host: at.ip().to_string(), port: at.port() });
     let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(5)));
     let mut tasks = JoinSet::new();
     tasks.spawn(connection);
-    let replica = over(store, redis, tasks);
+    let replica = replica_over(store, redis, tasks);
     proxy.set(Way::FromStore, Flow::Lose);
     let cut = async {
-        until("redis counts", || match replica.store.tell(&["DBSIZE"]).int() {
+        until("redis counts", || match replica.store.command(&["DBSIZE"]).int() {
             1 => Ok(()),
             other => Err(other.to_string()),
         })
         .unwrap();
         proxy.cut();
     };
-    let (answer, ()) = tokio::join!(replica.ask("window", 1), cut);
+    let (answer, ()) = tokio::join!(replica.check("window", 1), cut);
     assert_eq!(answer, (Verdict::Admit, Reason::BackendDownLocal, Hits(9)));
     proxy.pass();
-    replica.is_whole();
-    replica.has_forgotten();
-    assert_eq!(replica.ask("window", 0).await.2, Hits(9), "one hit");
+    replica.wait_until_ready();
+    replica.wait_until_repaid();
+    assert_eq!(replica.check("window", 0).await.2, Hits(9), "one hit");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_back_is_paid_while_another_is_away() {
+async fn each_store_is_repaid_independently() {
     for_a_day_with_a_minute_left();
     let (main, mut second) = (Store::running(), Store::running());
     let mut tasks = JoinSet::new();
@@ -259,7 +261,7 @@ async fn a_store_that_is_back_is_paid_while_another_is_away() {
         redis
     };
     let stores = Stores::new(redis(&main)).with_per_second(redis(&second));
-    let mut replica = over(main, stores, tasks);
+    let mut replica = replica_over(main, stores, tasks);
     replica.store.kill();
     second.kill();
     until("both are lost", || {
@@ -271,18 +273,20 @@ async fn a_store_that_is_back_is_paid_while_another_is_away() {
     })
     .unwrap();
     for key in ["second", "window", "log"] {
-        assert_eq!(replica.ask(key, 4).await, (Verdict::Admit, Reason::BackendDownLocal, Hits(6)));
+        assert_eq!(
+            replica.check(key, 4).await,
+            (Verdict::Admit, Reason::BackendDownLocal, Hits(6))
+        );
     }
     replica.store.start(&["--port", "0"]);
     for key in ["window", "log"] {
-        replica.comes_to(key, 6).await;
+        replica.wait_for_remaining(key, 6).await;
     }
-    assert_eq!(replica.ask("second", 1).await.1, Reason::BackendDownLocal);
+    assert_eq!(replica.check("second", 1).await.1, Reason::BackendDownLocal);
 }
 
-/// What the store's one counter of a day holds.
-fn counted(store: &Store) -> i64 {
-    let Value::Array(keys) = store.tell(&["KEYS", "*local*"]) else { panic!() };
+fn stored_hits(store: &Store) -> i64 {
+    let Value::Array(keys) = store.command(&["KEYS", "*local*"]) else { panic!() };
     let [Value::Text(key)] = &keys[..] else { return 0 };
     let mut client = crate::support::resp::Client::connect(&store.socket()).unwrap();
     let Value::Text(value) = client.call(&[b"GET".as_slice(), key]) else { panic!() };
@@ -291,25 +295,25 @@ fn counted(store: &Store) -> i64 {
 }
 
 #[test]
-fn after_an_outage_what_remains_is_the_limit_less_the_hits_before_and_in_it() {
+fn outage_loses_no_hits_of_a_fleet() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(100));
-    // Who is answered late after the outage, on a machine that stands still, counts by itself once more.
-    let fleet =
-        ["a", "b", "c"].map(|node| member_within("500ms", limits.path(), &store, node, &[]));
+    // A long timeout: a late reply after the outage would make a replica count locally once more.
+    let fleet = ["a", "b", "c"]
+        .map(|node| start_replica_with_timeout("500ms", limits.path(), &store, node, &[]));
     for service in &fleet {
-        sees(service, &["a", "b", "c"]);
+        wait_for_members(service, &["a", "b", "c"]);
     }
     let asks = |service: &Service, times: usize| {
-        (0..times).filter(|_| ask_service(service, "local", "v") == 200).count()
+        (0..times).filter(|_| check_service(service, "local", "v") == 200).count()
     };
     assert_eq!(fleet.iter().map(|service| asks(service, 10)).sum::<usize>(), 30);
     store.signal("STOP");
     assert_eq!(fleet.iter().map(|service| asks(service, 20)).sum::<usize>(), 60);
     store.signal("CONT");
-    fleet.iter().for_each(wait_until_whole);
+    fleet.iter().for_each(wait_until_ready);
     let log = || fleet.iter().map(|s| ready(s).text() + &s.log()).collect::<String>();
-    until("all hits are counted", || match counted(&store) {
+    until("all hits are counted", || match stored_hits(&store) {
         90 => Ok(()),
         other => Err(format!("{other} {}", log())),
     })

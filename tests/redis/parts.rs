@@ -1,4 +1,4 @@
-//! The law of parts: whole hits, all of the limit and never more.
+//! Local shares of a limit are whole hits, and their sum never exceeds the limit.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -32,13 +32,13 @@ fn strategy(dice: &mut Dice) -> Strategy {
     }
 }
 
-/// Hits and the nanoseconds in which they are earned.
+/// Hits, and the nanoseconds in which GCRA earns them.
 fn rate(gcra: &Gcra) -> (u128, u128) {
     let nanos = u128::from(gcra.worth().ticks.get()) * u128::from(gcra.tick().size().0);
     (gcra.worth().hits.into(), nanos)
 }
 
-/// The parts of all of `members`, divided as each of them would.
+/// The local shares of all `members`, each computed by its own replica.
 fn parts(whole: &Strategy, key: &CounterKey, members: &[String], replicas: u32) -> Vec<Strategy> {
     let replicas = NonZeroU32::new(replicas).unwrap();
     let each = members.iter().filter_map(|me| {
@@ -49,7 +49,7 @@ fn parts(whole: &Strategy, key: &CounterKey, members: &[String], replicas: u32) 
 }
 
 #[test]
-fn parts_of_members_that_see_one_fleet_add_up_to_the_limit_and_gcra_rates_to_the_rate() {
+fn shares_add_up_to_the_limit_and_rate() {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
     let mut dice = Dice::new(seed);
@@ -72,7 +72,7 @@ fn parts_of_members_that_see_one_fleet_add_up_to_the_limit_and_gcra_rates_to_the
 }
 
 #[test]
-fn parts_never_add_up_to_more_when_fewer_are_seen_than_divide_and_others_know_nobody() {
+fn shares_never_exceed_the_limit_with_unknown_replicas() {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
     let mut dice = Dice::new(seed);
@@ -91,7 +91,7 @@ fn parts_never_add_up_to_more_when_fewer_are_seen_than_divide_and_others_know_no
 }
 
 #[test]
-fn what_a_division_leaves_over_goes_to_another_member_for_another_key() {
+fn the_remainder_is_spread_evenly_across_replicas() {
     let members = ["a", "b", "c"].map(str::to_owned);
     let mut firsts: BTreeMap<&str, u32> = BTreeMap::new();
     for number in 0..3_000 {

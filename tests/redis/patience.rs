@@ -1,4 +1,4 @@
-//! A caller that says how long it waits (`grpc-timeout`) is answered before that, though the store may take longer.
+//! A caller's `grpc-timeout` bounds the time of its decision, even if the store may take longer.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::degrade::descriptor;
-use super::{Store, failures, limits, serve, wait_until_whole};
+use super::{Store, failures, limits, serve, wait_until_ready};
 use crate::service::Service;
 use crate::waiting::now;
 
-/// How long the caller waits; the store may take 10 s.
-const WAITS: Duration = Duration::from_millis(40);
+/// The caller's timeout. The store's timeout is 10 s.
+const TIMEOUT: Duration = Duration::from_millis(40);
 
-/// When it is answered that the store did not: 2 ms before.
-const LEAVES: Duration = Duration::from_millis(38);
+/// The fallback decides 2 ms before the caller's timeout.
+const EARLIEST_DECISION: Duration = Duration::from_millis(38);
 
-/// On a crowded machine an answer may be longer than that on its way: one of so many is not.
+/// A loaded machine may delay a reply, but not this many in a row.
 const TRIES: usize = 50;
 
 const HOOKS: &str = "hooks:
@@ -32,11 +32,10 @@ const HOOKS: &str = "hooks:
   - [{generic_key: {descriptor_key: allow, descriptor_value: v}}]
 ";
 
-/// A service over a store that can be stopped.
 struct Scene {
     store: Store,
     service: Service,
-    door: Channel,
+    channel: Channel,
     _files: [TempDir; 2],
 }
 
@@ -48,28 +47,28 @@ impl Scene {
         std::fs::write(&file, HOOKS).unwrap();
         let flags = ["--settings", file.to_str().unwrap(), "--backend-deadline", "10s"];
         let service = serve(limits.path(), &store.url(), &flags);
-        wait_until_whole(&service);
-        let door = service.door().connect_lazy();
-        Self { store, service, door, _files: [limits, settings] }
+        wait_until_ready(&service);
+        let channel = service.door().connect_lazy();
+        Self { store, service, channel, _files: [limits, settings] }
     }
 
-    /// What it is answered while the store is stopped; before, the store answers.
-    async fn answer<Q: Clone, A>(
+    /// Returns the reply with a stopped store, after one check with a running store.
+    async fn decision_while_stopped<Q: Clone, A>(
         &self,
         question: Q,
-        ask: impl AsyncFn(Request<Q>) -> Result<Response<A>, Status>,
+        check: impl AsyncFn(Request<Q>) -> Result<Response<A>, Status>,
     ) -> A {
-        ask(Request::new(question.clone())).await.unwrap();
+        check(Request::new(question.clone())).await.unwrap();
         assert_eq!(failures(&self.service, "late"), 0, "{}", self.service.log());
         self.store.signal("STOP");
         let mut refused = None;
         for _ in 0..TRIES {
             let mut request = Request::new(question.clone());
-            request.set_timeout(WAITS);
+            request.set_timeout(TIMEOUT);
             let began = now();
-            match ask(request).await {
+            match check(request).await {
                 Ok(answer) => {
-                    assert!(LEAVES <= began.elapsed(), "{}", self.service.log());
+                    assert!(EARLIEST_DECISION <= began.elapsed(), "{}", self.service.log());
                     assert!(0 < failures(&self.service, "late"));
                     return answer.into_inner();
                 }
@@ -81,23 +80,23 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_waits_for_less_than_the_deadline_is_told_what_holds_without_the_store() {
+async fn rls_uses_the_fallback_before_the_grpc_timeout() {
     let scene = Scene::start();
     let asked = RateLimitRequest {
         domain: "d".to_owned(),
         descriptors: vec![descriptor("allow")],
         hits_addend: 0,
     };
-    let client = RateLimitServiceClient::new(scene.door.clone());
-    let ask = async |request| client.clone().should_rate_limit(request).await;
-    assert_eq!(scene.answer(asked, ask).await.overall_code(), Code::Ok);
+    let client = RateLimitServiceClient::new(scene.channel.clone());
+    let check = async |request| client.clone().should_rate_limit(request).await;
+    assert_eq!(scene.decision_while_stopped(asked, check).await.overall_code(), Code::Ok);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ext_authz_that_waits_for_less_than_the_deadline_is_told_what_holds_without_the_store() {
+async fn ext_authz_uses_the_fallback_before_the_grpc_timeout() {
     let scene = Scene::start();
-    let client = AuthorizationClient::new(scene.door.clone());
-    let ask = async |request| client.clone().check(request).await;
-    let reply = scene.answer(CheckRequest::default(), ask).await;
+    let client = AuthorizationClient::new(scene.channel.clone());
+    let check = async |request| client.clone().check(request).await;
+    let reply = scene.decision_while_stopped(CheckRequest::default(), check).await;
     assert_eq!(reply.status.unwrap().code, 0, "OK");
 }

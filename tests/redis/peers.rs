@@ -1,4 +1,4 @@
-//! Ends of requests that reach another replica than the one that holds their permits: real processes over one Redis.
+//! Releases that reach a replica other than the permit's owner: real processes over one Redis.
 
 mod faults;
 mod trust;
@@ -34,7 +34,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
-use super::fleet::shown;
+use super::fleet::fleet_page;
 use super::{Store, metric, serve};
 use crate::http1;
 use crate::service::Service;
@@ -45,7 +45,7 @@ const HOOKS: &str = r#"[{"name": "edge", "domain": "edge", "descriptors": [
 
 const OWNER: &str = "x-sluicegate-owner";
 
-/// Replicas over one store, each with a ceiling of its own.
+/// Replicas over one store, each with a local concurrency limit.
 struct Scene {
     store: Store,
     limits: TempDir,
@@ -60,12 +60,10 @@ impl Scene {
         Self::with(replicas, &[])
     }
 
-    /// With further flags for all of them.
     fn with(replicas: usize, flags: &[&str]) -> Self {
         Self::each(&vec![flags.to_vec(); replicas])
     }
 
-    /// With further flags for each.
     fn each(flags: &[Vec<&str>]) -> Self {
         let limits = tempfile::tempdir().unwrap();
         let ceiling = "concurrency: {limit: 1000, mode: local, max_duration: 60s}";
@@ -75,7 +73,7 @@ impl Scene {
         let (store, runtime) = (Store::running(), Runtime::new().unwrap());
         let mut scene = Self { store, limits, runtime, fleet: Vec::new() };
         scene.fleet = (0..flags.len()).map(|at| scene.serve(NODES[at], &flags[at])).collect();
-        scene.see_each_other();
+        scene.wait_until_peers_known();
         scene
     }
 
@@ -85,8 +83,8 @@ impl Scene {
         serve(self.limits.path(), &self.store.url(), &all)
     }
 
-    /// Waits until each replica knows where each other one is called, in this life of it.
-    fn see_each_other(&self) {
+    /// Waits until each replica knows the current peer address of all others.
+    fn wait_until_peers_known(&self) {
         let own = |service: &Service| {
             service
                 .said
@@ -96,7 +94,7 @@ impl Scene {
         let wanted: Vec<_> = self.fleet.iter().map(own).collect();
         for service in &self.fleet {
             until("all replicas are seen", || {
-                let seen = shown(service);
+                let seen = fleet_page(service);
                 let members = seen["members"].as_array().unwrap();
                 let peers: Vec<_> =
                     members.iter().map(|m| m["peer"].as_str().map(str::to_owned)).collect();
@@ -115,12 +113,11 @@ impl Scene {
         metric(&self.fleet[at], "sluicegate_requests_in_flight")
     }
 
-    fn remembered(&self) -> Vec<u64> {
+    fn early_releases(&self) -> Vec<u64> {
         self.fleet.iter().map(|one| metric(one, "sluicegate_early_releases")).collect()
     }
 
-    /// Waits until nothing is in flight at this replica.
-    fn is_free(&self, at: usize) -> Duration {
+    fn wait_until_idle(&self, at: usize) -> Duration {
         let began = now();
         until("nothing is in flight", || match self.in_flight(at) {
             0 => Ok(began.elapsed()),
@@ -129,20 +126,20 @@ impl Scene {
         .unwrap()
     }
 
-    /// Takes a permit there; the owner that the answer names.
-    fn acquire(&self, by: By, at: usize, id: &str) -> String {
-        match by {
-            By::Rls => {
+    /// Acquires a permit and returns the owner that the reply names.
+    fn acquire(&self, protocol: Protocol, at: usize, id: &str) -> String {
+        match protocol {
+            Protocol::Rls => {
                 let reply =
                     self.rls(at, &[(&[("upstream", "all"), ("sluicegate.acquire", id)], 1)]);
                 let headers = reply.response_headers_to_add.iter();
                 let named = headers.filter(|header| header.key == OWNER).map(|h| h.value.clone());
                 let named = named.collect::<Vec<_>>().concat();
-                assert_eq!(text(reply.dynamic_metadata.as_ref()), named, "header and metadata");
+                assert_eq!(owner_in(reply.dynamic_metadata.as_ref()), named, "header and metadata");
                 named
             }
-            By::ExtAuthz => self.check(at, id),
-            By::Nginx => {
+            Protocol::ExtAuthz => self.acquire_by_ext_authz(at, id),
+            Protocol::Nginx => {
                 let headers = [
                     ("x-original-uri", "/"),
                     ("x-original-method", "GET"),
@@ -153,7 +150,7 @@ impl Scene {
                 assert_eq!(reply.status, 200);
                 reply.header(OWNER).unwrap().to_owned()
             }
-            By::Permits => {
+            Protocol::Permits => {
                 let entries = vec![Own { key: "upstream".into(), value: "all".into() }];
                 let descriptors = vec![Descriptor { entries, hits: None }];
                 let (id, domain) = (id.to_owned(), "edge".to_owned());
@@ -164,9 +161,8 @@ impl Scene {
         }
     }
 
-    /// The names of the headers with which `ext_authz` is denied.
-    fn checked(&self, at: usize, id: &str) -> Vec<String> {
-        match self.asked(at, id).http_response {
+    fn denial_headers(&self, at: usize, id: &str) -> Vec<String> {
+        match self.ext_authz(at, id).http_response {
             Some(HttpResponse::DeniedResponse(denied)) => {
                 denied.headers.into_iter().filter_map(|one| Some(one.header?.key)).collect()
             }
@@ -174,16 +170,16 @@ impl Scene {
         }
     }
 
-    fn check(&self, at: usize, id: &str) -> String {
-        let reply = self.asked(at, id);
+    fn acquire_by_ext_authz(&self, at: usize, id: &str) -> String {
+        let reply = self.ext_authz(at, id);
         let Some(HttpResponse::OkResponse(ok)) = reply.http_response else { panic!("{reply:?}") };
         let headers = ok.response_headers_to_add.into_iter().filter_map(|one| one.header);
         let named: String = headers.filter(|h| h.key == OWNER).map(|h| h.value).collect();
-        assert_eq!(text(reply.dynamic_metadata.as_ref()), named, "header and metadata");
+        assert_eq!(owner_in(reply.dynamic_metadata.as_ref()), named, "header and metadata");
         named
     }
 
-    fn asked(&self, at: usize, id: &str) -> CheckResponse {
+    fn ext_authz(&self, at: usize, id: &str) -> CheckResponse {
         let headers = std::iter::once(("x-sluicegate-id".to_owned(), id.to_owned())).collect();
         let http = HttpRequest { headers, ..HttpRequest::default() };
         let request = Some(Request { http: Some(http), ..Request::default() });
@@ -193,30 +189,32 @@ impl Scene {
         self.runtime.block_on(asked).unwrap().into_inner()
     }
 
-    /// Tells there that it has ended; nobody is named by an empty owner.
-    fn release(&self, by: By, at: usize, id: &str, owner: &str) {
-        match by {
-            By::Rls => {
+    /// Sends a release. An empty `owner` is omitted.
+    fn release(&self, protocol: Protocol, at: usize, id: &str, owner: &str) {
+        match protocol {
+            Protocol::Rls => {
                 let release = [("sluicegate.release", id)];
                 let named = [("sluicegate.owner", owner)];
                 let both: [(&[(&str, &str)], u64); 2] = [(&release, 7), (&named, 1)];
-                let told = if owner.is_empty() { &both[..1] } else { &both };
-                self.rls(at, told);
+                let sent = if owner.is_empty() { &both[..1] } else { &both };
+                self.rls(at, sent);
             }
-            By::ExtAuthz => self.log_entry(at, id, owner, AccessLogType::DownstreamEnd),
-            By::Nginx => {
+            Protocol::ExtAuthz => self.log_entry(at, id, owner, AccessLogType::DownstreamEnd),
+            Protocol::Nginx => {
                 let text = format!(
                     "<190>Nov 20 15:55:25 sluicegate: id={id} status=200 done=OK owner={owner} rtt=0.001"
                 );
                 let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
                 socket.send_to(text.as_bytes(), self.fleet[at].syslog().unwrap()).unwrap();
             }
-            By::Permits => assert!(self.tell(at, id, owner), "the owner says that it was held"),
+            Protocol::Permits => {
+                assert!(self.release_by_api(at, id, owner), "the owner says that it was held");
+            }
         }
     }
 
-    /// A release by our own service; whether it was held.
-    fn tell(&self, at: usize, id: &str, owner: &str) -> bool {
+    /// Sends a release by the permits API. Returns `true` if the permit was in use.
+    fn release_by_api(&self, at: usize, id: &str, owner: &str) -> bool {
         let (outcome, owner) = (Outcome::Success.into(), owner.to_owned());
         let asked = ReleaseRequest { id: id.to_owned(), outcome, rtt_us: None, owner };
         let mut client = PermitsClient::new(self.channel(at));
@@ -262,25 +260,24 @@ impl Scene {
         self.runtime.block_on(sent).unwrap();
     }
 
-    /// Where other replicas call this one.
-    fn desk(&self, at: usize) -> SocketAddr {
+    fn peer_address(&self, at: usize) -> SocketAddr {
         let mut lines = self.fleet[at].said.lines();
         lines.find_map(|line| line.strip_prefix("peer listening on ")).unwrap().parse().unwrap()
     }
 }
 
-/// By which hook one asks and tells.
+/// The protocol of an acquire and its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum Protocol {
     Rls,
     ExtAuthz,
     Nginx,
     Permits,
 }
 
-const ALL: [By; 4] = [By::Rls, By::ExtAuthz, By::Nginx, By::Permits];
+const ALL: [Protocol; 4] = [Protocol::Rls, Protocol::ExtAuthz, Protocol::Nginx, Protocol::Permits];
 
-fn text(metadata: Option<&Struct>) -> String {
+fn owner_in(metadata: Option<&Struct>) -> String {
     match metadata.and_then(|said| said.fields.get(OWNER)?.kind.clone()) {
         Some(Kind::StringValue(text)) => text,
         other => panic!("{other:?}"),
@@ -291,13 +288,12 @@ fn id(number: usize) -> String {
     format!("request-{number:016}")
 }
 
-fn letters(service: &Service, event: &str) -> u64 {
+fn peer_events(service: &Service, event: &str) -> u64 {
     metric(service, &format!("sluicegate_peer_letters_total{{event=\"{event}\"}}"))
 }
 
-/// Waits until a replica has counted so many.
-fn counts(service: &Service, event: &str, wanted: u64) {
-    until(event, || match letters(service, event) {
+fn wait_for_count(service: &Service, event: &str, wanted: u64) {
+    until(event, || match peer_events(service, event) {
         found if found == wanted => Ok(()),
         found => Err(format!("{found}, wanted {wanted}: {}", service.log())),
     })
@@ -305,65 +301,67 @@ fn counts(service: &Service, event: &str, wanted: u64) {
 }
 
 #[test]
-fn an_end_that_names_its_owner_reaches_it_by_way_of_another_replica() {
+fn a_release_naming_its_owner_is_forwarded() {
     let scene = Scene::of(2);
-    for (number, by) in ALL.into_iter().enumerate() {
+    for (number, protocol) in ALL.into_iter().enumerate() {
         let id = id(number);
-        let owner = scene.acquire(by, 0, &id);
-        assert_eq!(scene.in_flight(0), 1, "{by:?}");
+        let owner = scene.acquire(protocol, 0, &id);
+        assert_eq!(scene.in_flight(0), 1, "{protocol:?}");
         let began = now();
-        scene.release(by, 1, &id, &owner);
-        scene.is_free(0);
-        assert!(began.elapsed() < Duration::from_secs(1), "{by:?} {:?}", began.elapsed());
-        counts(&scene.fleet[1], "passed_on", u64::try_from(number).unwrap() + 1);
+        scene.release(protocol, 1, &id, &owner);
+        scene.wait_until_idle(0);
+        assert!(began.elapsed() < Duration::from_secs(1), "{protocol:?} {:?}", began.elapsed());
+        wait_for_count(&scene.fleet[1], "passed_on", u64::try_from(number).unwrap() + 1);
     }
-    assert_eq!(scene.remembered(), [0, 0], "whoever is named was there before");
-    assert_eq!(letters(&scene.fleet[1], "searched"), 0);
+    assert_eq!(scene.early_releases(), [0, 0], "whoever is named was there before");
+    assert_eq!(peer_events(&scene.fleet[1], "searched"), 0);
 }
 
 #[test]
-fn an_end_that_names_nobody_is_found_by_asking_all_and_nobody_remembers_it() {
+fn release_without_an_owner_searches_all_replicas() {
     let scene = Scene::of(3);
-    for (number, by) in ALL.into_iter().enumerate() {
+    for (number, protocol) in ALL.into_iter().enumerate() {
         let id = id(number);
-        scene.acquire(by, 0, &id);
+        scene.acquire(protocol, 0, &id);
         let began = now();
-        scene.release(by, 1, &id, "");
-        scene.is_free(0);
-        assert!(began.elapsed() < Duration::from_secs(1), "{by:?} {:?}", began.elapsed());
-        counts(&scene.fleet[1], "searched", u64::try_from(number).unwrap() + 1);
+        scene.release(protocol, 1, &id, "");
+        scene.wait_until_idle(0);
+        assert!(began.elapsed() < Duration::from_secs(1), "{protocol:?} {:?}", began.elapsed());
+        wait_for_count(&scene.fleet[1], "searched", u64::try_from(number).unwrap() + 1);
     }
-    assert_eq!(scene.remembered(), [0, 0, 0]);
-    assert_eq!(letters(&scene.fleet[1], "known_nowhere"), 0);
+    assert_eq!(scene.early_releases(), [0, 0, 0]);
+    assert_eq!(peer_events(&scene.fleet[1], "known_nowhere"), 0);
 }
 
 #[test]
-fn an_end_that_nobody_knows_is_remembered_everywhere_and_answers_an_acquire_anywhere() {
+fn unknown_release_is_remembered_by_all_replicas() {
     let scene = Scene::of(3);
-    for (number, by) in [By::Rls, By::ExtAuthz, By::Nginx].into_iter().enumerate() {
-        scene.release(by, 1, &id(number), "");
+    for (number, protocol) in
+        [Protocol::Rls, Protocol::ExtAuthz, Protocol::Nginx].into_iter().enumerate()
+    {
+        scene.release(protocol, 1, &id(number), "");
         let wanted = u64::try_from(number).unwrap() + 1;
-        until("all remember it", || match scene.remembered() {
+        until("all remember it", || match scene.early_releases() {
             all if all == [wanted; 3] => Ok(()),
-            other => Err(format!("{by:?} {other:?}")),
+            other => Err(format!("{protocol:?} {other:?}")),
         })
         .unwrap();
     }
-    assert!(!scene.tell(1, &id(9), ""), "nothing was held");
+    assert!(!scene.release_by_api(1, &id(9), ""), "nothing was held");
     for at in 0..3 {
-        scene.acquire(By::Rls, at, &id(at));
+        scene.acquire(Protocol::Rls, at, &id(at));
         assert_eq!(scene.in_flight(at), 0, "it was over before");
     }
 }
 
 #[test]
-fn an_end_said_twice_and_late_and_by_two_replicas_is_said_once() {
+fn duplicate_releases_release_one_permit_once() {
     let scene = Scene::of(3);
     let (first, second) = (id(1), id(2));
-    let owner = scene.acquire(By::Rls, 0, &first);
-    scene.acquire(By::Rls, 0, &second);
+    let owner = scene.acquire(Protocol::Rls, 0, &first);
+    scene.acquire(Protocol::Rls, 0, &second);
     for at in [1, 1, 2, 0, 1] {
-        scene.release(By::Rls, at, &first, &owner);
+        scene.release(Protocol::Rls, at, &first, &owner);
     }
     until("one is left", || match scene.in_flight(0) {
         1 => Ok(()),
@@ -371,17 +369,17 @@ fn an_end_said_twice_and_late_and_by_two_replicas_is_said_once() {
     })
     .unwrap();
     for at in [1, 2] {
-        assert!(!scene.tell(at, &first, &owner), "it is over");
+        assert!(!scene.release_by_api(at, &first, &owner), "it is over");
     }
-    assert_eq!(scene.remembered(), [0, 0, 0]);
+    assert_eq!(scene.early_releases(), [0, 0, 0]);
     assert_eq!(scene.in_flight(0), 1, "the other one is");
 }
 
 #[test]
-fn a_request_that_goes_on_keeps_its_permit_by_way_of_another_replica() {
+fn renewals_reach_the_owner_through_another_replica() {
     let scene = Scene::of(2);
     let id = id(1);
-    let owner = scene.acquire(By::Permits, 0, &id);
+    let owner = scene.acquire(Protocol::Permits, 0, &id);
     assert!(scene.renew(1, &id, &owner));
     assert!(!scene.renew(1, &id, ""), "nobody is asked who is not named");
     let renewed = r#"sluicegate_permit_ids_total{event="renewed"}"#;
@@ -396,56 +394,57 @@ fn a_request_that_goes_on_keeps_its_permit_by_way_of_another_replica() {
 }
 
 #[test]
-fn a_denial_names_an_owner_as_well_and_its_end_is_looked_for_nowhere() {
+fn denial_names_its_owner_to_avoid_a_search() {
     let scene = Scene::of(2);
     let text = "domain: edge\ndescriptors:\n- key: upstream\n  value: all\n  \
                 concurrency: {limit: 1, mode: local}\n";
     std::fs::write(scene.limits.path().join("edge.yaml"), text).unwrap();
     until("the smaller ceiling is in force", || {
-        let revision = shown(&scene.fleet[0])["members"][0]["revision"].as_u64();
+        let revision = fleet_page(&scene.fleet[0])["members"][0]["revision"].as_u64();
         if revision == Some(2) { Ok(()) } else { Err(format!("{revision:?}")) }
     })
     .unwrap();
     let (first, denied) = (id(1), id(2));
-    scene.acquire(By::Rls, 0, &first);
+    scene.acquire(Protocol::Rls, 0, &first);
     for number in 2..5 {
-        let owner = scene.acquire(By::Rls, 0, &id(number));
-        scene.release(By::Rls, 1, &id(number), &owner);
+        let owner = scene.acquire(Protocol::Rls, 0, &id(number));
+        scene.release(Protocol::Rls, 1, &id(number), &owner);
     }
-    counts(&scene.fleet[1], "passed_on", 3);
-    assert_eq!((scene.in_flight(0), scene.remembered()), (1, vec![0, 0]));
-    assert_eq!(letters(&scene.fleet[1], "searched"), 0);
-    let reply = scene.checked(0, &denied);
+    wait_for_count(&scene.fleet[1], "passed_on", 3);
+    assert_eq!((scene.in_flight(0), scene.early_releases()), (1, vec![0, 0]));
+    assert_eq!(peer_events(&scene.fleet[1], "searched"), 0);
+    let reply = scene.denial_headers(0, &denied);
     let headers: Vec<_> = reply.iter().map(String::as_str).collect();
     assert_eq!(headers, [OWNER], "ext_authz names it with a denial");
 }
 
 #[test]
-fn a_replica_that_is_told_to_go_passes_on_what_it_was_told() {
+fn a_draining_replica_forwards_its_pending_releases() {
     let mut scene = Scene::of(2);
-    let owners: Vec<_> = (0..50).map(|number| scene.acquire(By::Nginx, 0, &id(number))).collect();
-    // The first is under way for as long as its owner stands still, and the others wait.
+    let owners: Vec<_> =
+        (0..50).map(|number| scene.acquire(Protocol::Nginx, 0, &id(number))).collect();
+    // The first release is in flight while its owner is stopped. The others wait.
     scene.fleet[0].signal("STOP");
     for (number, owner) in owners.iter().enumerate() {
-        scene.release(By::ExtAuthz, 1, &id(number), owner);
+        scene.release(Protocol::ExtAuthz, 1, &id(number), owner);
     }
     scene.fleet[1].terminate();
-    let door = scene.fleet[1].http;
-    let is_shut = || match TcpStream::connect(door) {
+    let address = scene.fleet[1].http;
+    let is_shut = || match TcpStream::connect(address) {
         Ok(_) => Err("open".to_owned()),
         Err(_) => Ok(()),
     };
     until("it asks nobody in any more", is_shut).unwrap();
     scene.fleet[0].signal("CONT");
-    scene.is_free(0);
+    scene.wait_until_idle(0);
     assert!(scene.fleet[1].ended().unwrap().success());
 }
 
 #[test]
-fn an_end_takes_milliseconds_by_way_of_another_replica() {
+fn a_forwarded_release_takes_milliseconds() {
     let scene = Scene::of(2);
     let took = |number: usize| {
-        let owner = scene.acquire(By::Permits, 0, &id(number));
+        let owner = scene.acquire(Protocol::Permits, 0, &id(number));
         let mut client = PermitsClient::new(scene.channel(1));
         let (outcome, id) = (Outcome::Success.into(), id(number));
         let asked = ReleaseRequest { id, outcome, rtt_us: None, owner };
@@ -460,7 +459,7 @@ fn an_end_takes_milliseconds_by_way_of_another_replica() {
 }
 
 #[test]
-fn who_shares_no_store_names_no_owner_and_listens_for_nobody() {
+fn without_peering_no_port_opens_or_owner_is_named() {
     let scene = Scene::of(0);
     let flags = ["--hooks", HOOKS].map(str::to_owned);
     let alone = Service::start(scene.limits.path(), &flags).unwrap();
@@ -472,6 +471,6 @@ fn who_shares_no_store_names_no_owner_and_listens_for_nobody() {
     assert_eq!((reply.response_headers_to_add.len(), reply.dynamic_metadata), (0, None));
     let off = scene.serve("off", &["--peer-port", ""]);
     assert!(!off.said.contains("peer listening"), "{}", off.said);
-    let seen: BTreeMap<_, _> = [("peer", shown(&off)["members"][0]["peer"].clone())].into();
+    let seen: BTreeMap<_, _> = [("peer", fleet_page(&off)["members"][0]["peer"].clone())].into();
     assert_eq!(seen["peer"], serde_json::Value::Null);
 }

@@ -1,17 +1,21 @@
-//! The reference's keys in a real Redis: what one process answers in memory, byte for byte what the
-//! reference stores, and together with other stores and our own keys.
+//! Compatible keys of envoyproxy/ratelimit in a real Redis.
 //!
-//! Each law was seen to fail with the code broken so:
+//! Guarantees:
+//! - Decisions equal those of one process in memory.
+//! - Stored keys and values equal those of envoyproxy/ratelimit.
+//! - Compatible keys, native keys and two stores decide together.
 //!
-//! | broken so | killed by |
+//! Each mutation of the code below fails the named test:
+//!
+//! | mutation | test |
 //! |---|---|
-//! | duplicates not summed; a refund below zero; a shadow denying; an own denial told by what is left after a refund | `every_rule_answers_as_memory_does` |
-//! | a second step that charges a denied question | `kinds_and_stores_decide_together` |
-//! | all charged when one denies; shadow blocking | `a_denied_question_charges_only_what_denies_it` |
-//! | a pipeline instead of the script | `what_one_node_decides_is_atomic` |
-//! | all in the main store | `limits_per_second_count_in_their_store_alone_and_fail_alone` |
-//! | hits given back that do not drop a remembered denial | `what_is_known_to_be_over_needs_no_redis_until_hits_are_given_back` |
-//! | no jitter | `without_jitter_an_expiry_is_the_window_and_with_it_is_drawn_at_each_hit` |
+//! | duplicates not summed; refund below zero; shadow limit denies; denial reports the count after a refund | `redis_and_memory_agree_on_every_rule` |
+//! | second step charges a denied check | `mixed_keys_and_stores_match_memory` |
+//! | a denial charges all limits; shadow limit blocks | `stop_when_over_charges_only_the_denying_limits` |
+//! | pipeline instead of the script | `checks_on_one_node_are_atomic` |
+//! | everything in the main store | `per_second_limits_use_only_their_own_store` |
+//! | a refund keeps a remembered denial | `remembered_denial_needs_no_redis_until_a_refund` |
+//! | no jitter | `jitter_extends_each_key_expiry` |
 
 use std::time::Duration;
 
@@ -35,7 +39,6 @@ use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 
 pub(super) const DAY: Nanos = Nanos::from_secs(86_400);
 
-/// Stores over one or two servers, and what keeps them connected.
 struct Connected {
     stores: Stores,
     main: Store,
@@ -84,8 +87,8 @@ pub(super) fn now() -> Nanos {
     Nanos::from_secs(unix_seconds())
 }
 
-/// The answers, without what a counter is said to hold, which memory does not say.
-pub(super) async fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
+/// Charges all. Omits the stored count from the outcomes, because memory does not report it.
+pub(super) async fn charge_all(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
     let outcomes = match backend.charge(now, charges) {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(reply) => reply.await,
@@ -97,7 +100,7 @@ pub(super) async fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) ->
     outcomes.into_iter().map(plain).collect()
 }
 
-/// So many a day under the reference's key `d_k_<name>_`.
+/// A daily limit under the compatible key `d_k_<name>_`.
 pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
     let entries = [("k", name)].into_iter();
     Charge {
@@ -110,8 +113,8 @@ pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
     }
 }
 
-/// The same limit by a key and a strategy of ours.
-pub(super) fn ours(name: &str, limit: u32, hits: u64) -> Charge {
+/// The same limit with a native key. The parity of the name's length selects the strategy.
+pub(super) fn native_charge(name: &str, limit: u32, hits: u64) -> Charge {
     let gcra = name.len().is_multiple_of(2);
     let counting = if gcra { Counting::Gcra } else { Counting::SlidingLog };
     Charge {
@@ -143,17 +146,16 @@ pub(super) fn any_rule(dice: &mut Dice) -> Rule {
     }
 }
 
-/// What a key of the reference holds.
-pub(super) fn held(store: &Store, name: &str, now: Nanos) -> Option<u64> {
+pub(super) fn stored_count(store: &Store, name: &str, now: Nanos) -> Option<u64> {
     let start = now.0 / DAY.0 * 86_400;
-    match store.tell(&["GET", &format!("d_k_{name}_{start}")]) {
+    match store.command(&["GET", &format!("d_k_{name}_{start}")]) {
         Value::Nil => None,
         text => Some(text.text().parse().unwrap()),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_rule_answers_as_memory_does() {
+async fn redis_and_memory_agree_on_every_rule() {
     let at = connected(reference::Options::default());
     let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
     let (seed, now) = (seed(), now());
@@ -169,15 +171,15 @@ async fn every_rule_answers_as_memory_does() {
             };
             let list: Vec<_> = (0..=dice.up_to(4)).map(|_| one(&mut dice)).collect();
             let asked = charges(list, any_rule(&mut dice));
-            let expected = ask(&memory, now, &asked).await;
-            let got = ask(&at.stores, now, &asked).await;
+            let expected = charge_all(&memory, now, &asked).await;
+            let got = charge_all(&at.stores, now, &asked).await;
             assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
         }
     }
 }
 
-/// A thousand charges of so many counters, each of which is over somewhere on the way.
-fn thousand(name: &str, counters: u32, dice: &mut Dice) -> Vec<Charge> {
+/// A thousand charges of a few counters, large enough to exceed every limit.
+fn random_charges(name: &str, counters: u32, dice: &mut Dice) -> Vec<Charge> {
     let one = |_| {
         let hits = if dice.once_in(400) { 1 << 52 } else { dice.pick(&[0, 1, 1, 2]) };
         let counter = dice.up_to(u64::from(counters) - 1);
@@ -189,31 +191,31 @@ fn thousand(name: &str, counters: u32, dice: &mut Dice) -> Vec<Charge> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_charges_of_one_counter_are_answered_as_memory_does_hit_by_hit() {
+async fn redis_and_memory_agree_on_a_thousand_charges() {
     let at = connected(reference::Options::default());
     let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
     for trace in 0..6 {
         for step in 0..3 {
-            let list = thousand(&trace.to_string(), 1 + trace % 3, &mut dice);
+            let list = random_charges(&trace.to_string(), 1 + trace % 3, &mut dice);
             let asked = charges(list, dice.pick(&[ALL, Rule::Ask]));
-            let expected = ask(&memory, now, &asked).await;
-            let got = ask(&at.stores, now, &asked).await;
+            let expected = charge_all(&memory, now, &asked).await;
+            let got = charge_all(&at.stores, now, &asked).await;
             assert!(got == expected, "SLUICEGATE_SEED={seed} {trace}.{step}");
         }
     }
 }
 
-/// How long the store takes for the script, of several tries the shortest, in microseconds.
-async fn script_takes(at: &Connected, charged: usize) -> u64 {
+/// The shortest script time of several tries, in microseconds.
+async fn script_micros(at: &Connected, charged: usize) -> u64 {
     let now = now();
     let mut shortest = u64::MAX;
     for _ in 0..5 {
-        at.main.tell(&["CONFIG", "RESETSTAT"]);
+        at.main.command(&["CONFIG", "RESETSTAT"]);
         let list = (0..charged).map(|_| charge("one", 1_000_000, 1));
-        ask(&at.stores, now, &charges(list, ALL)).await;
-        let stats = at.main.tell(&["INFO", "commandstats"]).text();
+        charge_all(&at.stores, now, &charges(list, ALL)).await;
+        let stats = at.main.command(&["INFO", "commandstats"]).text();
         let line =
             stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=1,usec="));
         shortest = shortest.min(line.unwrap().split(',').next().unwrap().parse().unwrap());
@@ -221,18 +223,19 @@ async fn script_takes(at: &Connected, charged: usize) -> u64 {
     shortest
 }
 
-/// Were each charge compared with all before it, eight times as many would take sixty-four times as long.
+/// A comparison of each charge with all earlier ones would take 64 times as long for 8 times as
+/// many.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn as_many_charges_of_one_counter_more_take_the_store_as_much_longer_and_not_the_square() {
+async fn script_time_grows_linearly_with_charges() {
     let at = connected(reference::Options::default());
-    // The script is there, and the question before it was the first.
-    script_takes(&at, 1).await;
-    let (few, more) = (script_takes(&at, 125).await, script_takes(&at, 1_000).await);
+    // Loads the script first.
+    script_micros(&at, 1).await;
+    let (few, more) = (script_micros(&at, 125).await, script_micros(&at, 1_000).await);
     assert!(more < 24 * few, "125 charges took {few} µs, 1,000 took {more} µs");
 }
 
-/// What of an outcome does not depend on the clocks of two machines.
-pub(super) fn gist(outcome: Outcome) -> (bool, Option<u64>) {
+/// The part of an outcome that does not depend on the clocks of two machines.
+pub(super) fn verdict_and_remaining(outcome: Outcome) -> (bool, Option<u64>) {
     match outcome {
         Outcome::Stepped(Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. }) => {
             (outcome.denies(), Some(room.remaining.0))
@@ -242,7 +245,7 @@ pub(super) fn gist(outcome: Outcome) -> (bool, Option<u64>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kinds_and_stores_decide_together() {
+async fn mixed_keys_and_stores_match_memory() {
     let at = connected(reference::Options::default());
     let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
     let (seed, now) = (seed(), now());
@@ -252,27 +255,29 @@ async fn kinds_and_stores_decide_together() {
             let one = |dice: &mut Dice| {
                 let limit = dice.pick(&[2, 5, 9, 20]);
                 let hits = dice.pick(&[0, 1, 1, 1, 2, 6]);
-                let kind = dice.pick(&[ours, charge]);
+                let kind = dice.pick(&[native_charge, charge]);
                 let one = kind(&format!("{trace} {limit}"), limit, hits);
                 Charge { standing: any_standing(dice), per_second: limit < 6, ..one }
             };
             let list: Vec<_> = (0..=dice.up_to(4)).map(|_| one(&mut dice)).collect();
             let asked = charges(list, any_rule(&mut dice));
-            let gists = |outcomes: Outcomes| outcomes.into_iter().map(gist).collect::<Vec<_>>();
-            let expected = gists(ask(&memory, now, &asked).await);
-            let got = gists(ask(&at.stores, now, &asked).await);
+            let gists = |outcomes: Outcomes| {
+                outcomes.into_iter().map(verdict_and_remaining).collect::<Vec<_>>()
+            };
+            let expected = gists(charge_all(&memory, now, &asked).await);
+            let got = gists(charge_all(&at.stores, now, &asked).await);
             assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denied_question_charges_only_what_denies_it() {
+async fn stop_when_over_charges_only_the_denying_limits() {
     let options = reference::Options { stop_when_over: true, ..reference::Options::default() };
     let at = connected(options);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
-    // Every other trace over two stores: then it is decided in two steps.
+    // Every other trace uses two stores, which needs two steps.
     for trace in 0..60_usize {
         let limits = [0_u32, 3, 7, 20];
         let mut counts = [0_u64; 4];
@@ -296,25 +301,25 @@ async fn a_denied_question_charges_only_what_denies_it() {
                 .map(|(which, hits, _)| if denied && !over(*which, *hits) { 0 } else { *hits })
                 .collect();
             let asked = charges(list.iter().map(|it| it.2.clone()), Rule::Each);
-            let answered = ask(&at.stores, now, &asked).await;
+            let answered = charge_all(&at.stores, now, &asked).await;
             for ((which, _, charge), (added, outcome)) in
                 list.iter().zip(added.iter().zip(answered))
             {
                 counts[*which] += added;
                 let store = if charge.per_second { &at.second } else { &at.main };
                 let name = format!("{trace} {which}");
-                let told = format!("SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
-                assert_eq!(held(store, &name, now), Some(counts[*which]), "{told}");
+                let context = format!("SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
+                assert_eq!(stored_count(store, &name, now), Some(counts[*which]), "{context}");
                 let left = u64::from(limits[*which]).saturating_sub(counts[*which]);
                 let is_over = u64::from(limits[*which]) < counts[*which];
-                assert_eq!(gist(outcome), (is_over, Some(left)), "{told}");
+                assert_eq!(verdict_and_remaining(outcome), (is_over, Some(left)), "{context}");
             }
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_node_decides_is_atomic() {
+async fn checks_on_one_node_are_atomic() {
     for_a_day_with_a_minute_left();
     let main = Store::running();
     let mut tasks = Vec::new();
@@ -331,7 +336,7 @@ async fn what_one_node_decides_is_atomic() {
                     charge(&format!("{name} many"), 900, 1),
                 ];
                 tokio::spawn(async move {
-                    let outcomes = ask(&*stores, now, &charges(list, rule)).await;
+                    let outcomes = charge_all(&*stores, now, &charges(list, rule)).await;
                     !outcomes.iter().any(Outcome::denies)
                 })
             })
@@ -341,19 +346,19 @@ async fn what_one_node_decides_is_atomic() {
             passed += u64::from(asked.await.unwrap());
         }
         assert_eq!(passed, 50, "{name}");
-        assert_eq!(held(&main, &format!("{name} many"), now), Some(50), "{name}");
+        assert_eq!(stored_count(&main, &format!("{name} many"), now), Some(50), "{name}");
     }
     tasks.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_counter_fails_alone_and_a_full_one_denies() {
+async fn invalid_counters_fail_alone_and_full_ones_deny() {
     let at = connected(reference::Options::default());
     let now = now();
     let start = now.0 / DAY.0 * 86_400;
     let put = |name: &str, words: &[&str]| {
         let key = format!("d_k_{name}_{start}");
-        at.main.tell(&[&[words[0], &key], &words[1..]].concat());
+        at.main.command(&[&[words[0], &key], &words[1..]].concat());
     };
     put("text", &["SET", "text"]);
     put("list", &["RPUSH", "1"]);
@@ -362,21 +367,21 @@ async fn what_is_no_counter_fails_alone_and_a_full_one_denies() {
     let names = ["text", "list", "less", "full", "good"];
     for rule in [Rule::Each, ALL, Rule::Ask] {
         let asked = charges(names.map(|name| charge(name, 10, 1)), rule);
-        let outcomes = ask(&at.stores, now, &asked).await;
+        let outcomes = charge_all(&at.stores, now, &asked).await;
         for outcome in &outcomes[..3] {
             assert_eq!(*outcome, Outcome::Failed(Cause::WrongType), "{rule:?}");
         }
-        assert_eq!(gist(outcomes[3]), (true, Some(0)), "{rule:?}");
+        assert_eq!(verdict_and_remaining(outcomes[3]), (true, Some(0)), "{rule:?}");
         assert!(!outcomes[4].denies(), "{rule:?}");
     }
-    assert_eq!(held(&at.main, "good", now), Some(1), "charged under `each` alone");
-    assert_eq!(held(&at.main, "full", now), Some(9_223_372_036_854_775_807));
-    let text = at.main.tell(&["GET", &format!("d_k_text_{start}")]);
+    assert_eq!(stored_count(&at.main, "good", now), Some(1), "charged under `each` alone");
+    assert_eq!(stored_count(&at.main, "full", now), Some(9_223_372_036_854_775_807));
+    let text = at.main.command(&["GET", &format!("d_k_text_{start}")]);
     assert_eq!(text.text(), "text");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_takes_no_write_is_known_to_be_down_until_it_does() {
+async fn a_store_rejecting_writes_is_marked_down() {
     let at = connected(reference::Options::default());
     let known = |wanted: Option<Cause>| {
         let is_known = || match at.stores.trouble() {
@@ -385,49 +390,52 @@ async fn a_store_that_takes_no_write_is_known_to_be_down_until_it_does() {
         };
         until("it is known", is_known).unwrap();
     };
-    // A pipeline, and a script.
+    // `Rule::Each` uses a pipeline, and `ALL` uses a script.
     for rule in [Rule::Each, ALL] {
         let asked = charges([charge("k", 10, 1)], rule);
-        at.main.tell(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-        let outcome = ask(&at.stores, now(), &asked).await[0];
+        at.main.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+        let outcome = charge_all(&at.stores, now(), &asked).await[0];
         assert_eq!(outcome, Outcome::Failed(Cause::Failing), "{rule:?}");
         known(Some(Cause::Failing));
-        at.main.tell(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+        at.main.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
         known(None);
-        assert!(!ask(&at.stores, now(), &asked).await[0].denies(), "{rule:?}");
+        assert!(!charge_all(&at.stores, now(), &asked).await[0].denies(), "{rule:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_of_the_reference_and_ours_share_one_count() {
+async fn sluicegate_and_envoyproxy_ratelimit_share_counters() {
     let prefix = "rl:".to_owned();
     let at = connected(reference::Options { prefix, jitter_secs: 300, ..Default::default() });
     let now = now();
     let key = format!("rl:d_k_shared_{}", now.0 / DAY.0 * 86_400);
     for turn in 0..6 {
-        // What the reference sends for one hit.
-        let theirs = at.main.tell(&["INCRBY", &key, "1"]).int();
-        at.main.tell(&["EXPIRE", &key, "86400"]);
+        // The commands of envoyproxy/ratelimit for one hit.
+        let theirs = at.main.command(&["INCRBY", &key, "1"]).int();
+        at.main.command(&["EXPIRE", &key, "86400"]);
         assert_eq!(theirs, 2 * turn + 1);
         let asked = charges([charge("shared", 10, 1)], Rule::Each);
-        let outcome = ask(&at.stores, now, &asked).await[0];
+        let outcome = charge_all(&at.stores, now, &asked).await[0];
         let count = u64::try_from(2 * turn + 2).unwrap();
-        assert_eq!(gist(outcome), (10 < count, Some(10_u64.saturating_sub(count))));
-        let left = at.main.tell(&["TTL", &key]).int();
+        assert_eq!(
+            verdict_and_remaining(outcome),
+            (10 < count, Some(10_u64.saturating_sub(count)))
+        );
+        let left = at.main.command(&["TTL", &key]).int();
         assert!((86_390..86_700).contains(&left), "{left}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_jitter_an_expiry_is_the_window_and_with_it_is_drawn_at_each_hit() {
+async fn jitter_extends_each_key_expiry() {
     let expiries = async |jitter_secs| {
         let at = connected(reference::Options { jitter_secs, seed: seed(), ..Default::default() });
         let now = now();
         let key = format!("d_k_a_{}", now.0 / DAY.0 * 86_400);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..40 {
-            ask(&at.stores, now, &charges([charge("a", 10, 1)], Rule::Each)).await;
-            seen.insert(at.main.tell(&["TTL", &key]).int());
+            charge_all(&at.stores, now, &charges([charge("a", 10, 1)], Rule::Each)).await;
+            seen.insert(at.main.command(&["TTL", &key]).int());
         }
         seen
     };
@@ -437,18 +445,18 @@ async fn without_jitter_an_expiry_is_the_window_and_with_it_is_drawn_at_each_hit
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_per_second_count_in_their_store_alone_and_fail_alone() {
+async fn per_second_limits_use_only_their_own_store() {
     let mut at = connected(reference::Options::default());
     let now = now();
     let both = |per_second: bool, name: &str| {
-        [charge(name, 10, 1), ours(name, 10, 1)].map(|it| Charge { per_second, ..it })
+        [charge(name, 10, 1), native_charge(name, 10, 1)].map(|it| Charge { per_second, ..it })
     };
     let list = [both(true, "second"), both(false, "day")].concat();
     let asked = charges(list, Rule::Each);
-    assert!(ask(&at.stores, now, &asked).await.iter().all(|it| !it.denies()));
+    assert!(charge_all(&at.stores, now, &asked).await.iter().all(|it| !it.denies()));
     for (store, name) in [(&at.second, "second"), (&at.main, "day")] {
-        assert_eq!(held(store, name, now), Some(1), "{name}");
-        assert_eq!(store.tell(&["DBSIZE"]).int(), 2, "{name}");
+        assert_eq!(stored_count(store, name, now), Some(1), "{name}");
+        assert_eq!(store.command(&["DBSIZE"]).int(), 2, "{name}");
     }
     at.second.kill();
     until("the loss is seen", || match at.stores.trouble() {
@@ -456,31 +464,40 @@ async fn limits_per_second_count_in_their_store_alone_and_fail_alone() {
         None => Err("nothing seen".to_owned()),
     })
     .unwrap();
-    let outcomes = ask(&at.stores, now, &asked).await;
+    let outcomes = charge_all(&at.stores, now, &asked).await;
     assert_eq!(outcomes[..2], [Outcome::Failed(Cause::Unreachable); 2]);
-    assert_eq!(held(&at.main, "day", now), Some(2));
-    assert!(outcomes[2..].iter().all(|it| gist(*it) == (false, Some(8))), "{outcomes:?}");
+    assert_eq!(stored_count(&at.main, "day", now), Some(2));
+    assert!(
+        outcomes[2..].iter().all(|it| verdict_and_remaining(*it) == (false, Some(8))),
+        "{outcomes:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_lets_no_counter_expire_counts_and_says_that_something_is_wrong() {
+async fn denied_expire_is_reported_while_counting_continues() {
     let at = connected(reference::Options::default());
     let (now, one) = (now(), charges([charge("a", 10, 1)], Rule::Each));
-    at.main.tell(&["ACL", "SETUSER", "default", "-expire"]);
-    assert_eq!(gist(ask(&at.stores, now, &one).await[0]), (false, Some(9)));
+    at.main.command(&["ACL", "SETUSER", "default", "-expire"]);
+    assert_eq!(verdict_and_remaining(charge_all(&at.stores, now, &one).await[0]), (false, Some(9)));
     until("it is told", || match at.stores.trouble() {
         Some(Cause::NotPermitted) => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .unwrap();
     for left in (0..9).rev() {
-        assert_eq!(gist(ask(&at.stores, now, &one).await[0]), (false, Some(left)));
+        assert_eq!(
+            verdict_and_remaining(charge_all(&at.stores, now, &one).await[0]),
+            (false, Some(left))
+        );
     }
-    assert_eq!(held(&at.main, "a", now), Some(10));
+    assert_eq!(stored_count(&at.main, "a", now), Some(10));
     assert_eq!(at.stores.trouble(), Some(Cause::NotPermitted));
-    at.main.tell(&["ACL", "SETUSER", "default", "+expire"]);
+    at.main.command(&["ACL", "SETUSER", "default", "+expire"]);
     let another = charges([charge("b", 10, 1)], Rule::Each);
-    assert_eq!(gist(ask(&at.stores, now, &another).await[0]), (false, Some(9)));
+    assert_eq!(
+        verdict_and_remaining(charge_all(&at.stores, now, &another).await[0]),
+        (false, Some(9))
+    );
     until("all is well", || match at.stores.trouble() {
         None => Ok(()),
         Some(other) => Err(other.as_str().to_owned()),
@@ -489,42 +506,46 @@ async fn a_store_that_lets_no_counter_expire_counts_and_says_that_something_is_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_known_to_be_over_needs_no_redis_until_hits_are_given_back() {
+async fn remembered_denial_needs_no_redis_until_a_refund() {
     let mut at = connected(reference::Options { denied_bytes: 100_000, ..Default::default() });
     let now = now();
     let one = |name: &str, hits| charges([charge(name, 1, hits)], Rule::Each);
-    ask(&at.stores, now, &one("a", 2)).await;
-    ask(&at.stores, now, &one("b", 2)).await;
+    charge_all(&at.stores, now, &one("a", 2)).await;
+    charge_all(&at.stores, now, &one("b", 2)).await;
     let back = Charge { cost: Cost::Refund(Hits(2)), ..charge("b", 1, 0) };
-    ask(&at.stores, now, &charges([back], Rule::Each)).await;
-    assert_eq!(gist(ask(&at.stores, now, &one("b", 1)).await[0]), (false, Some(0)));
-    ask(&at.stores, now, &one("b", 1)).await;
+    charge_all(&at.stores, now, &charges([back], Rule::Each)).await;
+    assert_eq!(
+        verdict_and_remaining(charge_all(&at.stores, now, &one("b", 1)).await[0]),
+        (false, Some(0))
+    );
+    charge_all(&at.stores, now, &one("b", 1)).await;
     at.main.kill();
     until("the loss is seen", || at.stores.trouble().map(|_| ()).ok_or("not".to_owned())).unwrap();
     for (hits, name) in [(0, "a"), (1, "a"), (1, "b")] {
-        let outcome = ask(&at.stores, now, &one(name, hits)).await[0];
-        assert_eq!(gist(outcome), (true, Some(0)), "{name} {hits}");
+        let outcome = charge_all(&at.stores, now, &one(name, hits)).await[0];
+        assert_eq!(verdict_and_remaining(outcome), (true, Some(0)), "{name} {hits}");
     }
-    let tomorrow = ask(&at.stores, now.plus(DAY), &one("a", 1)).await[0];
+    let tomorrow = charge_all(&at.stores, now.plus(DAY), &one("a", 1)).await[0];
     assert_eq!(tomorrow, Outcome::Failed(Cause::Unreachable), "another window, another key");
 }
 
-/// Another replica's question charges a counter and gives that back, because another place denies it.
+/// Another replica may charge the counter and then refund it, because another store or slot denies
+/// its check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_may_yet_give_back_is_known_to_be_over_no_longer_than_its_question_may_last() {
+async fn denials_that_a_refund_may_undo_are_forgotten_early() {
     let at = connected(reference::Options { denied_bytes: 100_000, ..Default::default() });
     let now = now();
     let term = Nanos::from_secs(40);
     for (name, rule, is_forgotten) in [("as one", ALL, true), ("each", Rule::Each, false)] {
         let asks = async |now, hits| {
             let asked = charges([charge(name, 10, hits)], rule);
-            gist(ask(&at.stores, now, &asked).await[0])
+            verdict_and_remaining(charge_all(&at.stores, now, &asked).await[0])
         };
         let key = format!("d_k_{name}_{}", now.0 / DAY.0 * 86_400);
         assert_eq!(asks(now, 9).await, (false, Some(1)), "{name}");
-        at.main.tell(&["INCRBY", &key, "2"]);
+        at.main.command(&["INCRBY", &key, "2"]);
         assert!(asks(now, 1).await.0, "{name}");
-        at.main.tell(&["SET", &key, "9"]);
+        at.main.command(&["SET", &key, "9"]);
         assert!(asks(now.plus(Nanos(term.0 - 1)), 1).await.0, "{name}");
         assert_eq!(asks(now.plus(term), 1).await.0, !is_forgotten, "{name}");
     }

@@ -1,5 +1,6 @@
-//! `mode: cached_deny`: a denial is remembered and costs no call until it is over. The replica's clock
-//! is set by hand; Redis' own goes on, and no window or debt here ends within a test.
+//! `mode: cached_deny`: a remembered denial needs no store call until its retry-after.
+//!
+//! The replica's clock is manual. Redis uses real time, and no window or debt ends during a test.
 
 use std::sync::Arc;
 
@@ -8,9 +9,9 @@ use sluicegate::engine::Answer;
 use sluicegate::kernel::decision::{Cost, Finding, Question, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
-use super::degrade::question;
+use super::degrade::new_check;
 use super::stale::{Connected, connected};
-use super::{Store, ask as ask_service, metric, serve, wait_until_whole};
+use super::{Store, check as check_service, metric, serve, wait_until_ready};
 use crate::waiting::until;
 
 const RULES: &str = "domain: d
@@ -30,21 +31,19 @@ async fn decide(on: &Connected, question: &Question<'_>) -> Answer {
     on.engine.decide(question).await.unwrap()
 }
 
-/// The verdict and what each descriptor was found to be.
-async fn ask(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Finding>) {
-    let answer = decide(on, &question(keys, hits)).await;
+async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Finding>) {
+    let answer = decide(on, &new_check(keys, hits)).await;
     (answer.verdict, answer.statuses.into_iter().map(|status| status.finding).collect())
 }
 
 async fn refund(on: &Connected, key: &str, hits: u64) {
-    let mut asked = question(&[key], hits);
+    let mut asked = new_check(&[key], hits);
     asked.descriptors[0].cost = Cost::Refund(Hits(hits));
     decide(on, &asked).await;
 }
 
-/// How many scripts the store has run.
-fn calls(store: &Store) -> u64 {
-    let stats = store.tell(&["INFO", "commandstats"]).text();
+fn script_calls(store: &Store) -> u64 {
+    let stats = store.command(&["INFO", "commandstats"]).text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
 }
@@ -54,185 +53,187 @@ fn advance(on: &Connected, by: Nanos) {
     clock.advance(by);
 }
 
-async fn is_denied_without_a_call(on: &Connected, key: &str, hits: u64) -> Finding {
-    let before = calls(&on.store);
-    let (verdict, mut found) = ask(on, &[key], hits).await;
+async fn assert_denied_without_call(on: &Connected, key: &str, hits: u64) -> Finding {
+    let before = script_calls(&on.store);
+    let (verdict, mut found) = check(on, &[key], hits).await;
     assert_eq!((verdict, found[0].reason), (Verdict::Deny, Reason::OverLimit), "{key} {hits}");
-    assert_eq!(calls(&on.store), before, "{key} {hits}");
+    assert_eq!(script_calls(&on.store), before, "{key} {hits}");
     found.remove(0)
 }
 
-/// Its finding.
-async fn costs_a_call(on: &Connected, key: &str, hits: u64) -> Finding {
-    let before = calls(&on.store);
-    let (_, mut found) = ask(on, &[key], hits).await;
-    assert_eq!(calls(&on.store), before + 1, "{key} {hits}");
+async fn assert_one_call(on: &Connected, key: &str, hits: u64) -> Finding {
+    let before = script_calls(&on.store);
+    let (_, mut found) = check(on, &[key], hits).await;
+    assert_eq!(script_calls(&on.store), before + 1, "{key} {hits}");
     found.remove(0)
 }
 
-/// Uses the limit up and has it denied once.
-async fn deny(on: &Connected, key: &str) -> Finding {
-    assert_eq!(costs_a_call(on, key, 10).await.verdict, Verdict::Admit);
-    costs_a_call(on, key, 1).await
+async fn exhaust(on: &Connected, key: &str) -> Finding {
+    assert_eq!(assert_one_call(on, key, 10).await.verdict, Verdict::Admit);
+    assert_one_call(on, key, 1).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_denial_costs_one_call_and_its_like_none_and_the_wait_runs_down() {
+async fn cached_denials_need_no_call_and_count_down() {
     let on = connected(RULES);
     for key in ["cached", "debt", "log"] {
-        let first = deny(&on, key).await;
+        let first = exhaust(&on, key).await;
         for _ in 0..100 {
-            let again = is_denied_without_a_call(&on, key, 1).await;
+            let again = assert_denied_without_call(&on, key, 1).await;
             assert_eq!(again.retry_after, first.retry_after);
             assert_eq!(again.room, first.room);
         }
         advance(&on, Nanos::from_secs(1));
-        let later = is_denied_without_a_call(&on, key, 1).await;
+        let later = assert_denied_without_call(&on, key, 1).await;
         assert_eq!(later.retry_after.map(|left| left.plus(Nanos::SECOND)), first.retry_after);
         assert_eq!(later.room.reset_after.plus(Nanos::SECOND), first.room.reset_after);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_denial_answers_for_as_many_hits_and_more_and_never_for_fewer_or_none() {
+async fn cached_denial_covers_equal_or_more_hits() {
     let on = connected(RULES);
-    assert_eq!(costs_a_call(&on, "debt", 8).await.verdict, Verdict::Admit);
-    let five = costs_a_call(&on, "debt", 5).await;
+    assert_eq!(assert_one_call(&on, "debt", 8).await.verdict, Verdict::Admit);
+    let five = assert_one_call(&on, "debt", 5).await;
     assert_eq!((five.verdict, five.room.remaining), (Verdict::Deny, Hits(2)));
-    assert_eq!(is_denied_without_a_call(&on, "debt", 5).await.room.remaining, Hits(2));
-    let six = is_denied_without_a_call(&on, "debt", 6).await;
+    assert_eq!(assert_denied_without_call(&on, "debt", 5).await.room.remaining, Hits(2));
+    let six = assert_denied_without_call(&on, "debt", 6).await;
     let hit = Nanos(10 * DAY.0);
     assert_eq!(six.retry_after, five.retry_after.map(|wait| wait.plus(hit)), "one hit in ten days");
-    let never = ask(&on, &["debt"], 11).await.1.remove(0);
+    let never = check(&on, &["debt"], 11).await.1.remove(0);
     assert_eq!((never.reason, never.retry_after), (Reason::LargerThanLimit, None));
-    assert_eq!(costs_a_call(&on, "debt", 0).await.verdict, Verdict::Admit);
-    assert_eq!(costs_a_call(&on, "debt", 2).await.verdict, Verdict::Admit);
-    deny(&on, "cached").await;
-    costs_a_call(&on, "cached", 0).await;
-    assert_eq!(costs_a_call(&on, "log", 8).await.verdict, Verdict::Admit);
-    costs_a_call(&on, "log", 5).await;
-    is_denied_without_a_call(&on, "log", 5).await;
-    assert_eq!(costs_a_call(&on, "log", 6).await.verdict, Verdict::Deny, "how long is not known");
+    assert_eq!(assert_one_call(&on, "debt", 0).await.verdict, Verdict::Admit);
+    assert_eq!(assert_one_call(&on, "debt", 2).await.verdict, Verdict::Admit);
+    exhaust(&on, "cached").await;
+    assert_one_call(&on, "cached", 0).await;
+    assert_eq!(assert_one_call(&on, "log", 8).await.verdict, Verdict::Admit);
+    assert_one_call(&on, "log", 5).await;
+    assert_denied_without_call(&on, "log", 5).await;
+    assert_eq!(
+        assert_one_call(&on, "log", 6).await.verdict,
+        Verdict::Deny,
+        "how long is not known"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_denial_is_remembered_until_its_wait_is_over_and_not_a_nanosecond_longer() {
-    // In one place nothing is ever held, also of what is charged as one.
+async fn cached_denial_ends_exactly_at_retry_after() {
+    // A single store or slot needs no reservations, even with `all_or_nothing`.
     for charge in ["each", "all_or_nothing"] {
         let on = connected(&format!("charge: {charge}\n{RULES}"));
         for key in ["cached", "debt"] {
-            let wait = deny(&on, key).await.retry_after.unwrap();
+            let wait = exhaust(&on, key).await.retry_after.unwrap();
             advance(&on, Nanos(wait.0 - 1));
-            is_denied_without_a_call(&on, key, 1).await;
+            assert_denied_without_call(&on, key, 1).await;
             advance(&on, Nanos(1));
-            costs_a_call(&on, key, 1).await;
+            assert_one_call(&on, key, 1).await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_forgets_and_so_does_a_refund() {
+async fn reloads_and_refunds_clear_cached_denials() {
     let on = connected(RULES);
-    deny(&on, "cached").await;
-    is_denied_without_a_call(&on, "cached", 1).await;
+    exhaust(&on, "cached").await;
+    assert_denied_without_call(&on, "cached", 1).await;
     let more = RULES.replace("requests_per_unit: 10", "requests_per_unit: 20");
     let config = load([("d.yaml", more.as_bytes())], Revision(2), false).unwrap().0;
     on.engine.publish(Arc::new(config));
-    assert_eq!(costs_a_call(&on, "cached", 1).await.verdict, Verdict::Admit);
-    costs_a_call(&on, "cached", 9).await;
-    is_denied_without_a_call(&on, "cached", 9).await;
+    assert_eq!(assert_one_call(&on, "cached", 1).await.verdict, Verdict::Admit);
+    assert_one_call(&on, "cached", 9).await;
+    assert_denied_without_call(&on, "cached", 9).await;
     refund(&on, "cached", 5).await;
     advance(&on, Nanos(1));
-    let asked = costs_a_call(&on, "cached", 4).await;
+    let asked = assert_one_call(&on, "cached", 4).await;
     assert_eq!(asked.verdict, Verdict::Admit, "12 counted and 9 denied, 5 back, 4 make 20");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_strict_limit_is_asked_every_time() {
+async fn strict_limit_calls_the_store_every_time() {
     let on = connected(RULES);
-    deny(&on, "strict").await;
+    exhaust(&on, "strict").await;
     for _ in 0..10 {
-        assert_eq!(costs_a_call(&on, "strict", 1).await.verdict, Verdict::Deny);
+        assert_eq!(assert_one_call(&on, "strict", 1).await.verdict, Verdict::Deny);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_a_remembered_denial_the_others_of_the_question_are_charged() {
+async fn cached_denial_still_charges_the_other_limits() {
     let on = connected(RULES);
-    deny(&on, "cached").await;
-    deny(&on, "shadow").await;
+    exhaust(&on, "cached").await;
+    exhaust(&on, "shadow").await;
     for left in [9, 8, 7] {
-        let before = calls(&on.store);
-        let (verdict, found) = ask(&on, &["cached", "strict", "shadow"], 1).await;
+        let before = script_calls(&on.store);
+        let (verdict, found) = check(&on, &["cached", "strict", "shadow"], 1).await;
         assert_eq!(verdict, Verdict::Deny);
         let reasons: Vec<_> = found.iter().map(|one| one.reason).collect();
         assert_eq!(reasons, [Reason::OverLimit, Reason::WithinLimit, Reason::OverLimit]);
         assert_eq!(found[1].room.remaining, Hits(left));
         assert_eq!(found[2].verdict, Verdict::Admit, "shadow");
-        assert_eq!(calls(&on.store), before + 1);
+        assert_eq!(script_calls(&on.store), before + 1);
     }
-    let before = calls(&on.store);
-    assert_eq!(ask(&on, &["cached", "shadow"], 1).await.0, Verdict::Deny);
-    assert_eq!(ask(&on, &["shadow"], 1).await.0, Verdict::Admit);
-    assert_eq!(calls(&on.store), before);
+    let before = script_calls(&on.store);
+    assert_eq!(check(&on, &["cached", "shadow"], 1).await.0, Verdict::Deny);
+    assert_eq!(check(&on, &["shadow"], 1).await.0, Verdict::Admit);
+    assert_eq!(script_calls(&on.store), before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_remembered_denial_of_an_enforced_limit_answers_the_whole_of_all_or_nothing() {
+async fn enforced_cached_denial_decides_all_or_nothing() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     for key in ["cached", "shadow", "quota"] {
-        deny(&on, key).await;
+        exhaust(&on, key).await;
     }
-    let before = calls(&on.store);
-    let (verdict, found) = ask(&on, &["strict", "cached", "shadow"], 1).await;
+    let before = script_calls(&on.store);
+    let (verdict, found) = check(&on, &["strict", "cached", "shadow"], 1).await;
     assert_eq!(verdict, Verdict::Deny);
     let reasons: Vec<_> = found.iter().map(|one| one.reason).collect();
     assert_eq!(reasons, [Reason::NotAsked, Reason::OverLimit, Reason::OverLimit]);
     assert!(found[0].limit.is_none() && found[1].limit.is_some());
-    assert_eq!(calls(&on.store), before);
-    // What does not deny by itself is asked, and all with it.
-    assert_eq!(ask(&on, &["strict", "shadow"], 1).await.0, Verdict::Admit);
-    assert_eq!(ask(&on, &["strict", "quota"], 1).await.0, Verdict::Deny);
-    assert_eq!(ask(&on, &["other", "quota"], 1).await.0, Verdict::Deny);
-    assert_eq!(calls(&on.store), before + 3);
-    let left = ask(&on, &["strict"], 0).await.1[0].room.remaining;
+    assert_eq!(script_calls(&on.store), before);
+    // Shadow and quota limits do not deny alone, so the whole check reaches the store.
+    assert_eq!(check(&on, &["strict", "shadow"], 1).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["strict", "quota"], 1).await.0, Verdict::Deny);
+    assert_eq!(check(&on, &["other", "quota"], 1).await.0, Verdict::Deny);
+    assert_eq!(script_calls(&on.store), before + 3);
+    let left = check(&on, &["strict"], 0).await.1[0].room.remaining;
     assert_eq!(left, Hits(9), "only the question that was admitted was charged");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_or_nothing_remembers_no_denial_of_what_was_only_denied_together() {
+async fn denials_by_combined_charges_are_not_cached() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
-    assert_eq!(ask(&on, &["cached"], 9).await.0, Verdict::Admit);
-    assert_eq!(ask(&on, &["cached", "cached"], 1).await.0, Verdict::Deny, "one is left for two");
-    assert_eq!(ask(&on, &["cached"], 1).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["cached", "cached"], 1).await.0, Verdict::Deny, "one is left for two");
+    assert_eq!(check(&on, &["cached"], 1).await.0, Verdict::Admit);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_a_limit_held_shut_no_denial_is_remembered_of_what_was_only_denied_together() {
+async fn combined_denials_beside_a_forced_denial_are_not_cached() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
-    assert_eq!(ask(&on, &["cached"], 9).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Admit);
     let minute = Nanos::from_secs(60);
     on.engine.freeze(("d", &[("strict", "v")]), Verdict::Deny, minute).unwrap();
-    let (verdict, found) = ask(&on, &["strict", "cached", "cached"], 1).await;
+    let (verdict, found) = check(&on, &["strict", "cached", "cached"], 1).await;
     assert_eq!(verdict, Verdict::Deny);
     assert_eq!(found[2].reason, Reason::OverLimit, "one is left for two");
-    assert_eq!(ask(&on, &["cached"], 1).await.0, Verdict::Admit);
-    assert_eq!(ask(&on, &["strict", "cached"], 1).await.1[1].verdict, Verdict::Deny);
-    is_denied_without_a_call(&on, "cached", 1).await;
+    assert_eq!(check(&on, &["cached"], 1).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["strict", "cached"], 1).await.1[1].verdict, Verdict::Deny);
+    assert_denied_without_call(&on, "cached", 1).await;
 }
 
 #[test]
-fn a_denied_client_passes_when_its_wait_is_over_and_memory_answered_meanwhile() {
+fn a_denied_client_succeeds_at_retry_after() {
     let store = Store::running();
     let limits = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n- {key: k, rate_limit: {per: 400ms, requests_per_unit: 1, \
                 strategy: gcra, mode: cached_deny}}\n";
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let service = serve(limits.path(), &store.url(), &["--backend-deadline", "5s"]);
-    wait_until_whole(&service);
+    wait_until_ready(&service);
     let mut admitted = 0;
     until("it passes twice more", || {
-        admitted += u32::from(ask_service(&service, "k", "v") == 200);
+        admitted += u32::from(check_service(&service, "k", "v") == 200);
         if admitted < 3 { Err(admitted.to_string()) } else { Ok(()) }
     })
     .unwrap();

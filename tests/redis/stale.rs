@@ -1,5 +1,8 @@
-//! A replica whose clock is far from Redis': calendar windows are planned again around Redis' time,
-//! once, and nothing is charged twice for it.
+//! A replica whose clock is far from the clock of Redis.
+//!
+//! Guarantees:
+//! - Calendar windows are recomputed once from the time of Redis.
+//! - The retry charges nothing twice.
 
 use std::time::Duration;
 
@@ -11,10 +14,10 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
 
 use super::Store;
-use super::degrade::{engine_over, question, redis_at};
+use super::degrade::{engine_over, new_check, redis_at};
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
-/// 2001-09-09: a calendar's windows around it are long over.
+/// 2001-09-09. Calendar windows around it ended long ago.
 const LONG_AGO: Nanos = Nanos::from_secs(1_000_000_000);
 
 const RULES: &str = "domain: d
@@ -52,76 +55,76 @@ fn connected_within(rules: &str, deadline: Duration) -> Connected {
     Connected { store, engine, connection }
 }
 
-async fn ask(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>) {
-    let answer = on.engine.decide(&question(keys, hits)).await.unwrap();
+async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>) {
+    let answer = on.engine.decide(&new_check(keys, hits)).await.unwrap();
     let left = answer.statuses.iter().map(|status| status.finding.room.remaining).collect();
     (answer.verdict, left)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stale_calendar_is_asked_again_and_what_was_charged_is_not() {
+async fn a_calendar_retry_charges_other_limits_once() {
     let on = connected(RULES);
     for left in [9, 8, 7] {
-        let both = ask(&on, &["plain", "month"], 1).await;
+        let both = check(&on, &["plain", "month"], 1).await;
         assert_eq!(both, (Verdict::Admit, vec![Hits(left), Hits(left)]));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_held_when_a_question_begins_is_so_when_its_calendar_is_asked_again() {
+async fn forced_decision_stays_through_a_calendar_retry() {
     let on = connected(RULES);
     let plain = ("d", &[("plain", "v")][..]);
-    // Over long before it is what Redis takes it for.
+    // By the clock of Redis, this forced decision expired long ago.
     on.engine.freeze(plain, Verdict::Admit, Nanos::from_secs(60)).unwrap();
     for left in [9, 8, 7] {
-        let (verdict, both) = ask(&on, &["plain", "month"], 1).await;
+        let (verdict, both) = check(&on, &["plain", "month"], 1).await;
         assert_eq!((verdict, both[1]), (Verdict::Admit, Hits(left)));
     }
     on.engine.thaw(plain.0, plain.1).unwrap();
-    assert_eq!(ask(&on, &["plain"], 0).await.1, [Hits(10)], "it counts nothing meanwhile");
+    assert_eq!(check(&on, &["plain"], 0).await.1, [Hits(10)], "it counts nothing meanwhile");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_or_nothing_with_a_stale_calendar_charges_all_once_or_nothing() {
+async fn all_or_nothing_survives_a_calendar_retry() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
-    let both = ask(&on, &["plain", "month"], 1).await;
+    let both = check(&on, &["plain", "month"], 1).await;
     assert_eq!(both, (Verdict::Admit, vec![Hits(9), Hits(9)]));
-    let denied = ask(&on, &["plain", "month", "tight"], 3).await;
+    let denied = check(&on, &["plain", "month", "tight"], 3).await;
     assert_eq!(denied, (Verdict::Deny, vec![Hits(9), Hits(9), Hits(0)]));
-    let peeked = ask(&on, &["plain", "month", "tight"], 0).await;
+    let peeked = check(&on, &["plain", "month", "tight"], 0).await;
     assert_eq!(peeked.1, [Hits(9), Hits(9), Hits(2)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stale_calendar_is_asked_again_beside_what_is_held_of_a_leased_limit() {
+async fn calendar_retry_spends_a_lease_balance_once() {
     const LENT: &str = "- {key: lent, rate_limit: {unit: day, requests_per_unit: 100, mode: leased, max_overshoot: 0, lease_hits: 10}}\n";
     let on = connected(&format!("charge: all_or_nothing\n{RULES}{LENT}"));
     for hits in [89, 1] {
-        assert_eq!(ask(&on, &["lent"], hits).await.0, Verdict::Admit);
+        assert_eq!(check(&on, &["lent"], hits).await.0, Verdict::Admit);
     }
     let held = || on.engine.leases().map_or(Hits(0), |leases| leases.sum().hits);
     let all = || if held() == Hits(10) { Ok(()) } else { Err(held().to_string()) };
     until("all that is left is held here", all).unwrap();
-    let both = ask(&on, &["month", "lent"], 4).await;
+    let both = check(&on, &["month", "lent"], 4).await;
     assert_eq!(both, (Verdict::Admit, vec![Hits(6), Hits(6)]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_a_limit_held_shut_a_stale_calendar_is_not_charged_when_it_is_asked_again() {
+async fn forced_denial_charges_nothing_in_a_calendar_retry() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let plain = ("d", &[("plain", "v")][..]);
     on.engine.freeze(plain, Verdict::Deny, Nanos::from_secs(60)).unwrap();
     for _ in 0..3 {
-        let (verdict, left) = ask(&on, &["plain", "month", "tight"], 1).await;
+        let (verdict, left) = check(&on, &["plain", "month", "tight"], 1).await;
         assert_eq!((verdict, &left[1..]), (Verdict::Deny, &[Hits(10), Hits(2)][..]));
     }
-    assert_eq!(ask(&on, &["month", "tight"], 0).await.1, [Hits(10), Hits(2)]);
+    assert_eq!(check(&on, &["month", "tight"], 0).await.1, [Hits(10), Hits(2)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_before_the_deadline() {
+async fn silent_store_is_detected_despite_short_caller_timeouts() {
     let allows = RULES.replace("10}}", "10, on_backend_failure: allow}}");
-    // Alone, and behind one that is under way.
+    // One check alone, and one behind a call in flight.
     for together in [1, 2] {
         let on = connected_within(&allows, Duration::from_millis(200));
         assert_eq!(on.engine.trouble(), None);
@@ -129,7 +132,7 @@ async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_before_the_dea
         let began = now();
         let soon = Some(Nanos(20_000_000));
         while on.engine.trouble().is_none() {
-            let asked = question(&["plain"], 1);
+            let asked = new_check(&["plain"], 1);
             let asking = (0..together).map(|_| on.engine.decide_within(&asked, soon));
             for answer in futures_util::future::join_all(asking).await {
                 assert_eq!(answer.unwrap().verdict, Verdict::Admit);
@@ -143,13 +146,13 @@ async fn a_store_that_is_silent_is_known_to_be_though_all_give_up_before_the_dea
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_in_a_hurry_is_answered_before_the_deadline_and_opens_no_breaker() {
+async fn short_caller_timeout_opens_no_circuit_breaker() {
     let on = connected(&RULES.replace("10}}", "10, on_backend_failure: allow}}"));
     on.store.signal("STOP");
     let began = now();
     for _ in 0..10 {
         let soon = Some(Nanos(20_000_000));
-        let answer = on.engine.decide_within(&question(&["plain"], 1), soon).await.unwrap();
+        let answer = on.engine.decide_within(&new_check(&["plain"], 1), soon).await.unwrap();
         assert_eq!(answer.verdict, Verdict::Admit);
         assert!(began.elapsed() < PATIENCE, "the deadline is as long as that");
     }

@@ -1,8 +1,12 @@
-//! One strict ceiling over real processes: replicas, one Redis, and a backend that counts who is really inside
-//! it, while replicas and the store are killed, stopped, cut off and made to forget.
+//! A strict concurrency limit under faults: replica processes, one Redis, and a backend that counts
+//! requests in flight.
 //!
-//! Requests go on when their replica dies, as they do behind a proxy, and every third caller gives its call up
-//! before it is answered. `docs/reliability.md` keeps the table that this prints.
+//! Guarantees:
+//! - The limit is never exceeded while replicas and Redis fail.
+//! - At the end, no permit is left in the replicas or in Redis.
+//!
+//! Requests outlive their replica, as they do behind a proxy. Every third caller cancels its
+//! acquire before the reply. `docs/reliability.md` keeps the printed table.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -17,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
 
-use super::ceilings::{Inside, call, holds};
+use super::ceilings::{BackendLoad, assert_within_limit, send_check};
 use super::{Store, metric, serve};
 use crate::service::Service;
 use crate::support::cluster::Cluster;
@@ -27,30 +31,26 @@ use crate::support::resp::Value;
 use crate::waiting::{now, until};
 
 const REPLICAS: usize = 4;
-const CEILING: i64 = 10;
-const BEAT: Duration = Duration::from_millis(200);
+const LIMIT: i64 = 10;
+const HEARTBEAT: Duration = Duration::from_millis(200);
 const MAX_DURATION: Duration = Duration::from_secs(3);
-/// How long a caller waits for its answer.
-const PATIENCE: Duration = Duration::from_millis(400);
-/// The longest request: what was granted is held for longer, even if the answer took all the patience.
-const LONGEST: Duration = Duration::from_millis(2_400);
-/// Requests that want to be inside, at each replica.
+const TIMEOUT: Duration = Duration::from_millis(400);
+/// The longest request. It ends before its permit expires, even after the slowest reply.
+const LONGEST_REQUEST: Duration = Duration::from_millis(2_400);
 const WORKERS: usize = 8;
-/// How long one is watched after a fault: longer than an id of a lost replica is kept, so that two faults do not
-/// meet in it.
-const WATCHED: Duration = Duration::from_secs(4);
+/// The observation after a fault. It outlasts the ids of a lost replica, so two faults never
+/// overlap.
+const OBSERVATION: Duration = Duration::from_secs(4);
 
-type Doors = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
+type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
 
-/// Replicas behind proxies that can be cut, and their callers.
 struct Scene {
     store: Store,
     limits: tempfile::TempDir,
     proxies: Vec<Proxy>,
     fleet: Vec<Option<Service>>,
-    /// Where each replica is called.
-    doors: Doors,
-    inside: Arc<Inside>,
+    channels: Channels,
+    inside: Arc<BackendLoad>,
     runtime: Runtime,
     dice: Dice,
 }
@@ -67,11 +67,11 @@ fn limits(limit: i64, more: &str) -> tempfile::TempDir {
 }
 
 fn flags(node: &str) -> Vec<String> {
-    let beat = format!("{}ms", BEAT.as_millis());
+    let heartbeat = format!("{}ms", HEARTBEAT.as_millis());
     let flags = [
         ["--node-id", node],
         ["--backend-deadline", "100ms"],
-        ["--fleet-heartbeat", &beat],
+        ["--fleet-heartbeat", &heartbeat],
         ["--fleet-term", "1s"],
         ["--drain-delay", "0s"],
     ];
@@ -84,7 +84,7 @@ pub(super) fn replica(limits: &tempfile::TempDir, url: &str, node: &str, more: &
     serve(limits.path(), url, &flags)
 }
 
-pub(super) fn door(runtime: &Runtime, service: &Service) -> Channel {
+pub(super) fn channel(runtime: &Runtime, service: &Service) -> Channel {
     let endpoint = service.door();
     runtime.block_on(async { endpoint.connect_lazy() })
 }
@@ -100,10 +100,10 @@ impl Scene {
             (0..REPLICAS).map(|_| Proxy::before(Upstream::Unix(store.socket()))).collect();
         let mut scene = Self {
             proxies,
-            limits: limits(CEILING, ", queue: {size: 4, timeout: 200ms}"),
+            limits: limits(LIMIT, ", queue: {size: 4, timeout: 200ms}"),
             fleet: (0..REPLICAS).map(|_| None).collect(),
-            doors: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
-            inside: Inside::of(CEILING),
+            channels: Arc::new((0..REPLICAS).map(|_| parking_lot::Mutex::default()).collect()),
+            inside: BackendLoad::of(LIMIT),
             runtime: runtime(),
             dice: Dice::new(seed),
             store,
@@ -111,9 +111,9 @@ impl Scene {
         for at in 0..REPLICAS {
             scene.start(at);
             for worker in 0..WORKERS {
-                let (doors, inside) = (Arc::clone(&scene.doors), Arc::clone(&scene.inside));
+                let (channels, inside) = (Arc::clone(&scene.channels), Arc::clone(&scene.inside));
                 let dice = Dice::new(seed ^ ((at * WORKERS + worker) as u64) << 20);
-                scene.runtime.spawn(work(at, doors, inside, dice));
+                scene.runtime.spawn(run_caller(at, channels, inside, dice));
             }
         }
         scene
@@ -122,59 +122,61 @@ impl Scene {
     fn start(&mut self, at: usize) {
         let url = format!("redis://{}", self.proxies[at].address());
         let service = replica(&self.limits, &url, &format!("replica-{at}"), &[]);
-        *self.doors[at].lock() = Some(door(&self.runtime, &service));
+        *self.channels[at].lock() = Some(channel(&self.runtime, &service));
         self.fleet[at] = Some(service);
     }
 
-    /// How long until as many are inside as may be. Watches on for as long as what is lost may come to light.
-    fn full_again(&self) -> Duration {
+    /// Waits until the backend is full, then observes for `OBSERVATION`. Returns the time until
+    /// full.
+    fn wait_until_full(&self) -> Duration {
         let began = now();
-        let took = until("as many are inside as may be", || match self.inside.now.load(SeqCst) {
-            CEILING => Ok(began.elapsed()),
-            inside => Err(format!("{inside} inside")),
-        });
-        std::thread::sleep(WATCHED.saturating_sub(began.elapsed()));
+        let took =
+            until("as many are inside as may be", || match self.inside.in_flight.load(SeqCst) {
+                LIMIT => Ok(began.elapsed()),
+                inside => Err(format!("{inside} inside")),
+            });
+        std::thread::sleep(OBSERVATION.saturating_sub(began.elapsed()));
         took.unwrap()
     }
 
-    fn strike(&mut self, fault: Fault) {
+    fn inject(&mut self, fault: Fault) {
         let at = usize::try_from(self.dice.up_to(REPLICAS as u64 - 1)).unwrap();
         match fault {
             Fault::Kill => {
-                *self.doors[at].lock() = None;
+                *self.channels[at].lock() = None;
                 self.fleet[at] = None;
                 self.start(at);
             }
             Fault::Stop => {
                 let service = self.fleet[at].as_ref().unwrap();
                 service.signal("STOP");
-                std::thread::sleep(BEAT * 6);
+                std::thread::sleep(HEARTBEAT * 6);
                 service.signal("CONT");
             }
             Fault::Cut => {
                 self.proxies[at].refuse(true);
                 self.proxies[at].cut();
-                std::thread::sleep(BEAT * 6);
+                std::thread::sleep(HEARTBEAT * 6);
                 self.proxies[at].refuse(false);
             }
-            Fault::Flush => drop(self.store.tell(&["FLUSHALL"])),
+            Fault::Flush => drop(self.store.command(&["FLUSHALL"])),
             Fault::Restart => {
                 self.store.kill();
-                std::thread::sleep(BEAT * 2);
+                std::thread::sleep(HEARTBEAT * 2);
                 self.store.start(&["--port", "0"]);
             }
             Fault::Pause => {
                 self.store.signal("STOP");
-                std::thread::sleep(BEAT * 6);
+                std::thread::sleep(HEARTBEAT * 6);
                 self.store.signal("CONT");
             }
         }
     }
 
-    /// Nobody comes any more: nothing is left inside, here or in the store.
-    fn empties(&self) {
-        self.inside.ends();
-        until("the last has left", || match self.inside.now.load(SeqCst) {
+    /// Stops all callers and waits until no permit is left in the replicas or the store.
+    fn drain(&self) {
+        self.inside.finish();
+        until("the last has left", || match self.inside.in_flight.load(SeqCst) {
             0 => Ok(()),
             inside => Err(inside.to_string()),
         })
@@ -186,7 +188,7 @@ impl Scene {
             })
             .unwrap();
         }
-        until("the store holds none", || match permits(&self.store) {
+        until("the store holds none", || match stored_permits(&self.store) {
             0 => Ok(()),
             held => Err(format!("{held} are held")),
         })
@@ -194,10 +196,10 @@ impl Scene {
     }
 }
 
-/// How many the store holds, those whose deadline has come among them.
-fn permits(store: &Store) -> i64 {
-    let Value::Array(keys) = store.tell(&["KEYS", "*{permits}:c:*"]) else { panic!() };
-    let held = keys.iter().map(|key| store.tell(&["ZCARD", &key.text()]).int());
+/// The permits in the store, including expired ones.
+fn stored_permits(store: &Store) -> i64 {
+    let Value::Array(keys) = store.command(&["KEYS", "*{permits}:c:*"]) else { panic!() };
+    let held = keys.iter().map(|key| store.command(&["ZCARD", &key.text()]).int());
     held.sum()
 }
 
@@ -211,56 +213,54 @@ enum Fault {
     Pause,
 }
 
-/// A caller that wants to be inside again and again.
-async fn work(at: usize, doors: Doors, inside: Arc<Inside>, mut dice: Dice) {
-    while !inside.is_over() {
+async fn run_caller(at: usize, channels: Channels, inside: Arc<BackendLoad>, mut dice: Dice) {
+    while !inside.is_finished() {
         let id = format!("{:016x}{:016x}", dice.roll(), dice.roll());
-        let Some(door) = doors[at].lock().clone() else {
+        let Some(channel) = channels[at].lock().clone() else {
             sleep(Duration::from_millis(20)).await;
             continue;
         };
         let gives_up = dice.once_in(3).then(|| Duration::from_millis(dice.up_to(6)));
-        let patience = gives_up.unwrap_or(PATIENCE);
-        let asked = timeout(patience, call(door.clone(), "sluicegate.acquire", &id)).await;
+        let patience = gives_up.unwrap_or(TIMEOUT);
+        let asked = timeout(patience, send_check(channel.clone(), "sluicegate.acquire", &id)).await;
         if !matches!(asked, Ok(Some(Code::Ok))) {
             if asked.is_err() {
-                // As a proxy that gave the call up: what it took must come back.
-                let _ = timeout(PATIENCE, call(door, "sluicegate.release", &id)).await;
+                // Release after a timeout, as a proxy does: the permit may have been granted.
+                let _ = timeout(TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
             }
             sleep(Duration::from_millis(4 + dice.up_to(8))).await;
             continue;
         }
-        inside.enters(false);
-        let most = if dice.once_in(8) { LONGEST } else { BEAT };
+        inside.enter(false);
+        let most = if dice.once_in(8) { LONGEST_REQUEST } else { HEARTBEAT };
         let lasts = 5 + dice.up_to(u64::try_from(most.as_millis()).unwrap() - 5);
         sleep(Duration::from_millis(lasts)).await;
-        inside.leaves(false);
-        let _ = timeout(PATIENCE, call(door, "sluicegate.release", &id)).await;
+        inside.leave(false);
+        let _ = timeout(TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
     }
 }
 
 #[test]
-fn a_ceiling_of_ten_is_never_exceeded_whatever_happens_to_replicas_and_store() {
+fn strict_limit_is_never_exceeded_during_faults() {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
     let mut scene = Scene::new(seed);
-    println!("{:>8}  full after {:?}", "start", scene.full_again());
+    println!("{:>8}  full after {:?}", "start", scene.wait_until_full());
     for fault in [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Flush, Fault::Restart, Fault::Pause]
     {
-        scene.strike(fault);
-        println!("{:>8}  full again after {:?}", format!("{fault:?}"), scene.full_again());
-        holds(&scene.inside);
+        scene.inject(fault);
+        println!("{:>8}  full again after {:?}", format!("{fault:?}"), scene.wait_until_full());
+        assert_within_limit(&scene.inside);
     }
-    scene.empties();
+    scene.drain();
     let inside = &scene.inside;
-    let (entered, most) = (inside.entered.load(SeqCst), inside.most.load(SeqCst));
-    println!("{entered} requests, at most {most} inside of {CEILING}");
-    holds(inside);
-    assert_eq!(most, CEILING, "and as many as may be were inside");
+    let (entered, most) = (inside.entered.load(SeqCst), inside.max_in_flight.load(SeqCst));
+    println!("{entered} requests, at most {most} inside of {LIMIT}");
+    assert_within_limit(inside);
+    assert_eq!(most, LIMIT, "and as many as may be were inside");
 }
 
-/// Settings with a hook that asks for the ceiling.
-pub(super) fn hooks(place: &tempfile::TempDir) -> std::path::PathBuf {
+pub(super) fn write_hook_settings(place: &tempfile::TempDir) -> std::path::PathBuf {
     let settings = place.path().join("server.yaml");
     let hooks = "hooks:\n- name: edge\n  domain: d\n  descriptors:\n  \
                  - [{generic_key: {descriptor_key: upstream, descriptor_value: all}}]\n";
@@ -268,12 +268,12 @@ pub(super) fn hooks(place: &tempfile::TempDir) -> std::path::PathBuf {
     settings
 }
 
-/// A stream that holds a place, if it got one.
-pub(super) async fn stream(door: Channel) -> Option<impl Sized> {
+/// Opens a stream that keeps a permit. Returns `None` if the permit was denied.
+pub(super) async fn open_stream(channel: Channel) -> Option<impl Sized> {
     let headers = Message::RequestHeaders(HttpHeaders::default());
     let asked = ProcessingRequest { request: Some(headers), ..ProcessingRequest::default() };
     let asks = tokio_stream::iter([asked]).chain(tokio_stream::pending());
-    let mut replies = ExternalProcessorClient::new(door).process(asks).await.ok()?.into_inner();
+    let mut replies = ExternalProcessorClient::new(channel).process(asks).await.ok()?.into_inner();
     let reply = replies.message().await.ok()??;
     let refused = matches!(
         reply.response,
@@ -283,57 +283,57 @@ pub(super) async fn stream(door: Channel) -> Option<impl Sized> {
 }
 
 #[test]
-fn streams_of_a_replica_that_is_killed_are_free_after_three_beats_and_no_sooner() {
+fn streams_of_a_killed_replica_expire_after_three_heartbeats() {
     let (store, limits, runtime) = (Store::running(), limits(3, ""), runtime());
-    let elsewhere = tempfile::tempdir().unwrap();
-    let settings = hooks(&elsewhere);
+    let settings_dir = tempfile::tempdir().unwrap();
+    let settings = write_hook_settings(&settings_dir);
     let more = ["--settings", settings.to_str().unwrap()];
     let mut killed = replica(&limits, &store.url(), "killed", &more);
     let stays = replica(&limits, &store.url(), "stays", &more);
-    let doors = [&killed, &stays].map(|service| door(&runtime, service));
-    let opens = |at: usize| runtime.block_on(stream(doors[at].clone()));
+    let channels = [&killed, &stays].map(|service| channel(&runtime, service));
+    let opens = |at: usize| runtime.block_on(open_stream(channels[at].clone()));
     let mut streams = Vec::new();
     until("the store is open", || {
         streams.extend(opens(0));
         if streams.len() == 3 { Ok(()) } else { Err(format!("{} streams", streams.len())) }
     })
     .unwrap();
-    // Told again and again, they outlive their deadline.
+    // Heartbeats renew the permits of open streams past their deadline.
     let began = now();
-    while began.elapsed() < BEAT * 5 {
+    while began.elapsed() < HEARTBEAT * 5 {
         assert!(opens(1).is_none());
-        std::thread::sleep(BEAT / 4);
+        std::thread::sleep(HEARTBEAT / 4);
     }
-    assert_eq!(permits(&store), 3);
+    assert_eq!(stored_permits(&store), 3);
     killed.kill();
     let began = now();
     until("its places are free", || opens(1).map(drop).ok_or_else(|| stays.log())).unwrap();
     let took = began.elapsed();
     println!("free after {took:?}");
-    // It was told within the last beat.
-    assert!(BEAT * 7 / 4 < took, "{took:?}");
+    // The last heartbeat may be one interval old.
+    assert!(HEARTBEAT * 7 / 4 < took, "{took:?}");
 }
 
 #[test]
-fn what_the_metrics_of_all_replicas_say_may_be_in_flight_is_the_ceiling() {
-    let (store, limits, runtime) = (Store::running(), limits(CEILING, ""), runtime());
+fn limit_metrics_of_all_replicas_add_up() {
+    let (store, limits, runtime) = (Store::running(), limits(LIMIT, ""), runtime());
     let fleet = ["a", "b", "c"].map(|node| replica(&limits, &store.url(), node, &[]));
     for (at, service) in fleet.iter().enumerate() {
-        let (door, mut id) = (door(&runtime, service), 0);
+        let (channel, mut id) = (channel(&runtime, service), 0);
         until("its place is open", || {
             id += 1;
             let name = format!("replica-{at}-{id:016}");
-            let asked = runtime.block_on(acquire(door.clone(), "all", &name));
+            let asked = runtime.block_on(acquire(channel.clone(), "all", &name));
             if asked == Some(Code::Ok) { Ok(()) } else { Err(service.log()) }
         })
         .unwrap();
     }
-    let ceiling = u64::try_from(CEILING).unwrap();
+    let limit = u64::try_from(LIMIT).unwrap();
     for series in ["sluicegate_ceilings_limit", "sluicegate_ceiling_limit{ceiling=\"d.upstream\"}"]
     {
         until("each has seen the others", || {
             match fleet.iter().map(|service| metric(service, series)).sum::<u64>() {
-                sum if sum == ceiling => Ok(()),
+                sum if sum == limit => Ok(()),
                 sum => Err(format!("{series}: {sum}")),
             }
         })
@@ -342,13 +342,13 @@ fn what_the_metrics_of_all_replicas_say_may_be_in_flight_is_the_ceiling() {
 }
 
 #[test]
-fn a_cluster_counts_each_of_many_ceilings_exactly() {
+fn a_cluster_enforces_each_concurrency_limit_exactly() {
     let (cluster, limits, runtime) = (Cluster::start(), limits(2, ""), runtime());
     let fleet = ["a", "b"].map(|node| replica(&limits, &cluster.url(), node, &[]));
-    let doors = fleet.each_ref().map(|service| door(&runtime, service));
+    let channels = fleet.each_ref().map(|service| channel(&runtime, service));
     let acquires = |at: usize, value: &str, id: usize| {
-        let door = doors[at % 2].clone();
-        runtime.block_on(acquire(door, value, &format!("{value}-{id:016}"))) == Some(Code::Ok)
+        let channel = channels[at % 2].clone();
+        runtime.block_on(acquire(channel, value, &format!("{value}-{id:016}"))) == Some(Code::Ok)
     };
     for number in 0..24 {
         let value = format!("value{number}");
@@ -363,6 +363,6 @@ fn a_cluster_counts_each_of_many_ceilings_exactly() {
     }
 }
 
-async fn acquire(door: Channel, value: &str, id: &str) -> Option<Code> {
-    super::ceilings::call_of(door, value, "sluicegate.acquire", id).await
+async fn acquire(channel: Channel, value: &str, id: &str) -> Option<Code> {
+    super::ceilings::send_check_for(channel, value, "sluicegate.acquire", id).await
 }

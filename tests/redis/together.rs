@@ -1,12 +1,11 @@
-//! Questions that are charged as one though their counters live in several slots of a real Cluster:
-//! what two steps promise, under the reference's keys and ours.
+//! Checks across several slots of a real Cluster, with compatible and native keys.
 //!
-//! Each law was seen to fail with the code broken so:
+//! Each mutation of the code below fails the named test:
 //!
-//! | broken so | killed by |
+//! | mutation | test |
 //! |---|---|
-//! | nothing given back, what was not charged given back, under the reference's keys | `two_steps_never_admit_above_a_limit_…` |
-//! | a pipeline that is not sent on | `a_slot_that_moves_costs_no_count_…` |
+//! | no refund, or a refund of uncharged hits (compatible keys) | `concurrent_checks_across_slots_lose_no_hits` |
+//! | pipeline without redirects | `a_moving_slot_loses_no_hits` |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,19 +19,20 @@ use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Nanos;
 use tokio::task::JoinHandle;
 
-use super::degrade::{engine_over, question, redis_at};
-use super::reference::{ALL, DAY, any_rule, any_standing, ask, charge, charges, gist, now, ours};
+use super::degrade::{engine_over, new_check, redis_at};
+use super::reference::{
+    ALL, DAY, any_rule, any_standing, charge, charge_all, charges, native_charge, now,
+    verdict_and_remaining,
+};
 use crate::support::cluster::Cluster;
 use crate::support::dice::{Dice, seed};
 use crate::support::resp::Value;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
-/// Ten a day whose denials are remembered.
 const CACHED: &str = "descriptors:
 - {key: k, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
 ";
 
-/// Stores over a Cluster, and what keeps them connected.
 struct Connected {
     stores: Arc<Stores>,
     task: JoinHandle<()>,
@@ -55,15 +55,14 @@ fn connected(cluster: &Cluster, options: reference::Options) -> Connected {
     Connected { stores: Arc::new(stores), task }
 }
 
-/// What is left of the limit that `peek` is for.
 async fn left(stores: &Stores, now: Nanos, peek: Charge) -> u64 {
-    gist(ask(stores, now, &charges([peek], Rule::Each)).await[0]).1.unwrap()
+    verdict_and_remaining(charge_all(stores, now, &charges([peek], Rule::Each)).await[0]).1.unwrap()
 }
 
 type Kind = fn(&str, u32, u64) -> Charge;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slots_decide_together_what_one_process_decides() {
+async fn several_slots_decide_like_memory() {
     let cluster = Cluster::start();
     let at = connected(&cluster, reference::Options::default());
     let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
@@ -74,36 +73,38 @@ async fn slots_decide_together_what_one_process_decides() {
             let one = |dice: &mut Dice| {
                 let limit = dice.pick(&[2, 5, 9, 20]);
                 let hits = dice.pick(&[0, 1, 1, 1, 2, 6]);
-                let kind: Kind = dice.pick(&[ours as Kind, charge]);
+                let kind: Kind = dice.pick(&[native_charge as Kind, charge]);
                 let one = kind(&format!("{trace} {limit}"), limit, hits);
                 Charge { standing: any_standing(dice), ..one }
             };
             let list: Vec<_> = (0..=dice.up_to(4)).map(|_| one(&mut dice)).collect();
             let asked = charges(list, any_rule(&mut dice));
-            let gists = |outcomes: Outcomes| outcomes.into_iter().map(gist).collect::<Vec<_>>();
-            let expected = gists(ask(&memory, now, &asked).await);
-            let got = gists(ask(&*at.stores, now, &asked).await);
+            let gists = |outcomes: Outcomes| {
+                outcomes.into_iter().map(verdict_and_remaining).collect::<Vec<_>>()
+            };
+            let expected = gists(charge_all(&memory, now, &asked).await);
+            let got = gists(charge_all(&*at.stores, now, &asked).await);
             assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denied_question_spares_slots_that_do_not_deny_it() {
+async fn denied_check_charges_only_the_denying_slots() {
     let options = reference::Options { stop_when_over: true, ..reference::Options::default() };
     let cluster = Cluster::start();
     let at = connected(&cluster, options);
     let now = now();
     for passed in 0..6 {
         let list = ["few", "many"].map(|name| charge(name, if name == "few" { 3 } else { 9 }, 1));
-        let outcomes = ask(&*at.stores, now, &charges(list, Rule::Each)).await;
-        assert_eq!(gist(outcomes[0]).0, 3 <= passed);
+        let outcomes = charge_all(&*at.stores, now, &charges(list, Rule::Each)).await;
+        assert_eq!(verdict_and_remaining(outcomes[0]).0, 3 <= passed);
     }
     assert_eq!(left(&at.stores, now, charge("many", 9, 0)).await, 6);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denial_is_remembered_for_its_wait_in_one_slot_and_for_a_holds_term_in_several() {
+async fn denial_across_slots_is_cached_only_briefly() {
     for_a_day_with_a_minute_left();
     let (cluster, deadline) = (Cluster::start(), Duration::from_secs(10));
     for (colocate, verdict) in [("", Verdict::Deny), ("colocate: k\n", Verdict::Admit)] {
@@ -115,7 +116,7 @@ async fn a_denial_is_remembered_for_its_wait_in_one_slot_and_for_a_holds_term_in
         let engine = engine_over(redis, clock, &rules, 1);
         let answers = || engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("the cluster is connected", answers).unwrap();
-        let asks = async |hits| engine.decide(&question(&["k"], hits)).await.unwrap().verdict;
+        let asks = async |hits| engine.decide(&new_check(&["k"], hits)).await.unwrap().verdict;
         assert_eq!((asks(10).await, asks(1).await), (Verdict::Admit, Verdict::Deny));
         for node in &cluster.primaries {
             node.tell(&["FLUSHALL"]);
@@ -126,39 +127,42 @@ async fn a_denial_is_remembered_for_its_wait_in_one_slot_and_for_a_holds_term_in
     }
 }
 
-/// Many at one time ask for one of `few` and one of `many`: how many got both, and what is left of `many`.
+/// Runs 200 concurrent checks of both limits. Returns the allowed checks and the remaining hits of
+/// the larger limit.
 async fn rush(at: &Connected, now: Nanos, kind: Kind, name: &str) -> (u64, u64) {
     let (few, many) = (format!("{name} few"), format!("{name} much"));
     let asks = (0..200).map(|_| {
         let stores = Arc::clone(&at.stores);
         let asked = charges([kind(&many, 1_000, 1), kind(&few, 10, 1)], ALL);
-        tokio::spawn(async move { !ask(&*stores, now, &asked).await.iter().any(Outcome::denies) })
+        tokio::spawn(
+            async move { !charge_all(&*stores, now, &asked).await.iter().any(Outcome::denies) },
+        )
     });
     let passed = join_all(asks).await.into_iter().map(|asked| u64::from(asked.unwrap())).sum();
     (passed, left(&at.stores, now, kind(&many, 1_000, 0)).await)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_steps_never_admit_above_a_limit_and_the_larger_one_loses_only_what_was_admitted() {
+async fn concurrent_checks_across_slots_lose_no_hits() {
     let cluster = Cluster::start();
     let now = now();
     for turn in 0..10 {
-        // What is known to be over is not charged, and must not be given back.
+        // A remembered denial is not charged, so it must not be refunded.
         let denied_bytes = if turn % 2 == 0 { 0 } else { 100_000 };
         let at = connected(&cluster, reference::Options { denied_bytes, ..Default::default() });
         let (passed, left) = rush(&at, now, charge, &format!("theirs {turn}")).await;
         assert!(passed <= 10, "{passed}");
         assert_eq!(left, 1_000 - passed, "what was taken in vain is back");
-        // The length of the name chooses the strategy.
+        // The length of the name selects the strategy.
         for name in [format!("ours {turn}"), format!("our {turn}")] {
-            let (passed, left) = rush(&at, now, ours, &name).await;
+            let (passed, left) = rush(&at, now, native_charge, &name).await;
             assert_eq!((passed, left), (10, 990), "{name}: what was held in vain is back");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_slot_that_moves_costs_no_count_under_the_references_keys() {
+async fn a_moving_slot_loses_no_hits() {
     let cluster = Cluster::start();
     let at = connected(&cluster, reference::Options::default());
     let now = now();
@@ -170,13 +174,13 @@ async fn a_slot_that_moves_costs_no_count_under_the_references_keys() {
             tokio::spawn(async move {
                 let mut passed = 0;
                 for number in 0..300_u64 {
-                    // Every third is one command, every third is the script.
+                    // A third of the calls are single commands, and a third are scripts.
                     let (hits, rule) = if number % 3 == 0 { (0, Rule::Ask) } else { (1, ALL) };
                     let asked = charges([charge("moving", 500, hits)], rule);
-                    let outcome = ask(&*stores, now, &asked).await[0];
+                    let outcome = charge_all(&*stores, now, &asked).await[0];
                     let rule = if number % 3 == 1 { Rule::Each } else { ALL };
                     let outcomes =
-                        ask(&*stores, now, &charges([charge("moving", 500, 1)], rule)).await;
+                        charge_all(&*stores, now, &charges([charge("moving", 500, 1)], rule)).await;
                     for outcome in [outcome, outcomes[0]] {
                         assert!(matches!(outcome, Outcome::Stepped(_)), "{outcome:?}");
                     }
@@ -196,12 +200,12 @@ async fn a_slot_that_moves_costs_no_count_under_the_references_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_counter_that_moves_between_its_two_commands_is_told_all_the_same_when_it_expires() {
+async fn counter_in_a_moving_slot_still_expires() {
     let cluster = Cluster::start();
     let at = connected(&cluster, reference::Options::default());
     let now = now();
     let slot = codec::slot(b"{moving}");
-    // Each counted once, and more in one pipeline than a node reads at a time.
+    // Each key is counted once, in pipelines longer than one read of a node.
     let clients: Vec<_> = (0..4)
         .map(|client| {
             let stores = Arc::clone(&at.stores);
@@ -209,7 +213,7 @@ async fn a_counter_that_moves_between_its_two_commands_is_told_all_the_same_when
                 for question in 0..12 {
                     let name = |number| format!("{{moving}} {client} {question} {number}");
                     let list = (0..300).map(|number| charge(&name(number), 10, 1));
-                    ask(&*stores, now, &charges(list, Rule::Each)).await;
+                    charge_all(&*stores, now, &charges(list, Rule::Each)).await;
                 }
             })
         })

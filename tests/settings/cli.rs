@@ -1,11 +1,10 @@
-//! The command line, from arguments to an outcome.
+//! Tests of the command line, from arguments to the outcome.
 
 use std::ffi::OsString;
 use std::fs;
 
 use sluicegate::cli::{self, Outcome, Terminal};
 
-/// The outcome, standard output and standard error of one command.
 fn run(line: &[&str], environment: &[(&str, &str)]) -> (Outcome, String, String) {
     let argv = ["sluicegate"].iter().chain(line).map(OsString::from).collect();
     let environment: Vec<_> =
@@ -16,7 +15,7 @@ fn run(line: &[&str], environment: &[(&str, &str)]) -> (Outcome, String, String)
     (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
-/// What `serve --print-config` shows for one setting, without the place.
+/// The line of one setting in `serve --print-config`, without its origin.
 fn printed(line: &[&str], name: &str) -> String {
     let line = [&["serve", "--print-config"], line].concat();
     let (outcome, out, err) = run(&line, &[]);
@@ -26,7 +25,7 @@ fn printed(line: &[&str], name: &str) -> String {
 }
 
 #[test]
-fn a_switch_is_on_when_bare_and_takes_true_or_false() {
+fn bare_switch_is_true_and_accepts_a_boolean() {
     assert_eq!(printed(&["--dynamic-metadata"], "dynamic_metadata"), "dynamic_metadata: true");
     assert_eq!(
         printed(&["--dynamic-metadata", "false"], "dynamic_metadata"),
@@ -38,25 +37,25 @@ fn a_switch_is_on_when_bare_and_takes_true_or_false() {
     );
 }
 
-/// Else the question would go in plain text, and nobody would be told.
+/// Without this rule, the request would silently be sent unencrypted.
 #[test]
-fn who_shows_a_certificate_or_names_one_speaks_tls() {
-    let question = ["ask", "--address", "127.0.0.1:1", "--domain", "d", "--descriptor", "k=v"];
+fn tls_options_require_the_tls_flag() {
+    let command = ["ask", "--address", "127.0.0.1:1", "--domain", "d", "--descriptor", "k=v"];
     let pair = ["--tls-cert-file", "/c", "--tls-key-file", "/k"];
     for given in [&pair[..], &["--tls-ca-file", "/c"], &["--tls-server-name", "a"]] {
-        let (outcome, _, err) = run(&[&question, given].concat(), &[]);
+        let (outcome, _, err) = run(&[&command, given].concat(), &[]);
         assert_eq!(outcome, Outcome::CouldNotSay);
         assert!(err.contains("--tls\n"), "{given:?}: {err}");
     }
 }
 
 #[test]
-fn paths_may_be_given_again_and_again() {
+fn limits_flag_may_repeat() {
     assert_eq!(printed(&["--limits", "a", "--limits", "b"], "limits"), "limits: [\"a\", \"b\"]");
 }
 
 #[test]
-fn misspelt_flags_are_told_together_with_everything_else() {
+fn misspelt_flags_are_reported_with_other_errors() {
     let line = ["serve", "--grpc-prot", "1", "--http-prot=2", "--threads", "many"];
     let (outcome, out, err) = run(&line, &[("SLUICEGATE_LOG_LEVEL", "loud")]);
     assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
@@ -68,14 +67,14 @@ fn misspelt_flags_are_told_together_with_everything_else() {
 }
 
 #[test]
-fn a_misspelt_flag_of_another_command_is_refused_by_its_name() {
+fn check_refuses_a_misspelt_flag_with_a_suggestion() {
     let (outcome, _, err) = run(&["check", "--formt", "json", "a.yaml"], &[]);
     assert_eq!(outcome, Outcome::CouldNotSay);
     assert!(err.contains("--formt") && err.contains("--format"), "{err}");
 }
 
 #[test]
-fn the_file_of_settings_is_read_and_named_in_places() {
+fn settings_file_errors_name_the_file() {
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("mine.yaml");
     fs::write(&path, "grpc_port: 0\nhttp_prot: 1\n").unwrap();
@@ -92,7 +91,7 @@ fn the_file_of_settings_is_read_and_named_in_places() {
 }
 
 #[test]
-fn help_names_every_setting_with_its_default() {
+fn serve_help_lists_every_setting() {
     let (outcome, out, _) = run(&["serve", "--help"], &[]);
     assert_eq!(outcome, Outcome::Yes);
     for row in sluicegate::config::settings::table() {
@@ -102,7 +101,7 @@ fn help_names_every_setting_with_its_default() {
 }
 
 #[test]
-fn the_schema_is_printed_as_it_is_shipped() {
+fn schema_command_prints_the_server_schema() {
     let (outcome, out, _) = run(&["schema", "server"], &[]);
     assert_eq!(outcome, Outcome::Yes);
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();

@@ -1,4 +1,4 @@
-//! What the doors let in, which wins, and what is said about the rest.
+//! Tests of settings: accepted values, precedence of their sources, and error messages.
 
 use std::path::PathBuf;
 
@@ -8,21 +8,21 @@ use sluicegate::config::settings::{
 };
 use sluicegate::kernel::units::Nanos;
 
-use super::{environment, file, flags, pairs, refused, sound, told};
+use super::{environment, file, flags, load_valid, messages, pairs, read_errors};
 
 #[test]
-fn without_a_word_every_setting_is_at_its_default() {
-    let loaded = sound(&Doors::default());
+fn empty_input_gives_the_defaults() {
+    let loaded = load_valid(&Doors::default());
     assert_eq!(loaded.settings, Settings::default());
     assert!(loaded.origins.is_empty() && loaded.warnings.is_empty());
 }
 
 #[test]
-fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
+fn precedence_is_flag_variable_file_default() {
     let mut doors = file("grpc_port: 1\nhttp_port: 1\nadmin_port: 1\n");
     doors.environment = pairs(&[("SLUICEGATE_GRPC_PORT", "2"), ("SLUICEGATE_HTTP_PORT", "2")]);
     doors.flags = vec![("grpc-port".to_owned(), vec!["3".to_owned()])];
-    let loaded = sound(&doors);
+    let loaded = load_valid(&doors);
     let Settings { grpc_port, http_port, admin_port, metrics_port, .. } = loaded.settings;
     assert_eq!([grpc_port, http_port, admin_port, metrics_port], [3, 2, 1, 9090]);
     assert_eq!(loaded.origins["grpc_port"], Origin::Flag("grpc-port".to_owned()));
@@ -31,7 +31,7 @@ fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
 }
 
 #[test]
-fn every_kind_of_value_means_the_same_through_every_door() {
+fn flags_variables_and_file_accept_the_same_values() {
     let wanted = Settings {
         limits: vec![PathBuf::from("a"), PathBuf::from("b/c.yaml")],
         admin_host: "::1".parse().unwrap(),
@@ -51,7 +51,7 @@ fn every_kind_of_value_means_the_same_through_every_door() {
          response_headers: draft\nreset_header: \"\"\nlimit_header: X-Limit\n\
          near_limit_ratio: 0.5\nshadow_mode: true\ndrain_delay: 250ms\ndrain_timeout: 2m\n",
     );
-    assert_eq!(sound(&written).settings, wanted);
+    assert_eq!(load_valid(&written).settings, wanted);
     let given = [
         ("LIMITS", "a:b/c.yaml"),
         ("ADMIN_HOST", "::1"),
@@ -67,16 +67,16 @@ fn every_kind_of_value_means_the_same_through_every_door() {
     ];
     let variables: Vec<_> = given.map(|(name, text)| (format!("SLUICEGATE_{name}"), text)).into();
     let variables: Vec<_> = variables.iter().map(|(name, text)| (name.as_str(), *text)).collect();
-    assert_eq!(sound(&environment(&variables)).settings, wanted);
+    assert_eq!(load_valid(&environment(&variables)).settings, wanted);
     let mut flags: Vec<_> = given[1..]
         .iter()
         .map(|(name, text)| (name.to_lowercase().replace('_', "-"), vec![(*text).to_owned()]))
         .collect();
     flags.push(("limits".to_owned(), vec!["a".to_owned(), "b/c.yaml".to_owned()]));
-    assert_eq!(sound(&Doors { flags, ..Doors::default() }).settings, wanted);
+    assert_eq!(load_valid(&Doors { flags, ..Doors::default() }).settings, wanted);
 }
 
-/// What YAML takes for numbers and switches where nothing else is wanted.
+/// Texts that YAML reads as numbers or booleans unless a setting expects text.
 const SPELT: [&str; 10] = [
     "1.10",
     "0042",
@@ -90,8 +90,8 @@ const SPELT: [&str; 10] = [
     ".inf",
 ];
 
-/// What doors come to: settings, or what is wrong.
-fn said(doors: &Doors) -> Result<Settings, Vec<String>> {
+/// The settings, or the error messages without places.
+fn settings_or_messages(doors: &Doors) -> Result<Settings, Vec<String>> {
     match read(doors) {
         Ok(loaded) => Ok(loaded.settings),
         Err(problems) => Err(problems.into_iter().map(|it| it.message).collect()),
@@ -99,43 +99,56 @@ fn said(doors: &Doors) -> Result<Settings, Vec<String>> {
 }
 
 #[test]
-fn a_value_that_is_left_empty_means_the_same_through_every_door() {
+fn empty_value_is_equivalent_in_every_source() {
     for setting in table().iter().filter(|setting| setting.shape == Shape::One) {
-        let (name, variable) = (setting.name, said(&environment(&[(&setting.variable, "")])));
-        assert_eq!(said(&flags(&[(&setting.flag, "")])), variable, "{name}");
+        let (name, variable) =
+            (setting.name, settings_or_messages(&environment(&[(&setting.variable, "")])));
+        assert_eq!(settings_or_messages(&flags(&[(&setting.flag, "")])), variable, "{name}");
         for empty in ["", " \"\"", " # nothing"] {
-            assert_eq!(said(&file(&format!("{name}:{empty}\n"))), variable, "{name}:{empty}");
+            assert_eq!(
+                settings_or_messages(&file(&format!("{name}:{empty}\n"))),
+                variable,
+                "{name}:{empty}"
+            );
         }
     }
     let none = "admin_token:\nxds_server:\ngrpc_tls_cert_file:\nsyslog_port:\n";
-    assert_eq!(sound(&file(none)).settings, Settings::default());
-    // Written out it could be a text, and is not taken for none in silence.
+    assert_eq!(load_valid(&file(none)).settings, Settings::default());
+    // An explicit `null` or `~` could be meant as text, so it is refused.
     for text in ["null", "~"] {
-        assert_eq!(refused(&file(&format!("admin_token: {text}\n"))).len(), 1, "{text}");
+        assert_eq!(read_errors(&file(&format!("admin_token: {text}\n"))).len(), 1, "{text}");
     }
     for (name, accepts) in [("log_level", "error | warn"), ("http_port", "a whole number")] {
-        let told = refused(&file(&format!("{name}:\n")));
-        assert!(told[0].contains(&format!("`{name}` takes {accepts}")), "{told:?}");
+        let messages = read_errors(&file(&format!("{name}:\n")));
+        assert!(messages[0].contains(&format!("`{name}` takes {accepts}")), "{messages:?}");
     }
 }
 
 #[test]
-fn a_text_without_quotes_is_what_is_written_through_every_door() {
+fn unquoted_text_keeps_its_spelling_in_every_source() {
     let kinds = ["text", "word", "name", "header name", "path", "paths", "pairs", "place"];
     let also = ["address", "IP address", "networks", "duration"];
     let is_text = |unit: &str| kinds.contains(&unit) || also.contains(&unit);
     for setting in table().iter().filter(|setting| is_text(setting.unit)) {
         for text in SPELT {
-            let flag = said(&flags(&[(&setting.flag, text)]));
+            let flag = settings_or_messages(&flags(&[(&setting.flag, text)]));
             let name = setting.name;
-            assert_eq!(said(&environment(&[(&setting.variable, text)])), flag, "{name}: {text}");
-            assert_eq!(said(&file(&format!("{name}: {text}\n"))), flag, "{name}: {text}");
+            assert_eq!(
+                settings_or_messages(&environment(&[(&setting.variable, text)])),
+                flag,
+                "{name}: {text}"
+            );
+            assert_eq!(
+                settings_or_messages(&file(&format!("{name}: {text}\n"))),
+                flag,
+                "{name}: {text}"
+            );
         }
     }
     let text = "peer_port: 0\nbackend: redis://host\nadmin_token: 0042871193\nkey_prefix: 1.10\nlimits: [no, 0x10]\n\
                 limits_prefix: &it on\nnode_id: *it\npeer_secret: 00000000000000000000000000000042\n";
     let Settings { admin_token, key_prefix, limits, limits_prefix, node_id, peer_secret, .. } =
-        sound(&file(text)).settings;
+        load_valid(&file(text)).settings;
     assert_eq!(admin_token.unwrap().reveal(), "0042871193");
     assert_eq!(peer_secret.unwrap().reveal(), SPELT[7]);
     assert_eq!([&*key_prefix, &limits_prefix, &node_id], ["1.10", "on", "on"]);
@@ -143,17 +156,17 @@ fn a_text_without_quotes_is_what_is_written_through_every_door() {
 }
 
 #[test]
-fn a_number_and_a_switch_of_the_file_are_what_yaml_says() {
+fn file_numbers_and_booleans_follow_yaml() {
     let text = "grpc_port: 0x10\nmax_keys: 1e3\nshadow_mode: yes\nnear_limit_ratio: 5e-1\n\
                 http_port: !!int 80\nsyslog_port: 0x10\nreplicas_min: 0o10\n";
     let Settings { grpc_port, http_port, max_keys, shadow_mode, near_limit_ratio, .. } =
-        sound(&file(text)).settings;
+        load_valid(&file(text)).settings;
     assert_eq!((grpc_port, http_port, max_keys, shadow_mode), (16, 80, 1_000, true));
     assert_eq!(near_limit_ratio, Ratio::new(0.5).unwrap());
 }
 
 #[test]
-fn all_problems_of_all_doors_are_told_at_once_each_with_its_place() {
+fn errors_of_all_sources_are_reported_with_places() {
     let mut doors = file("http_port: 70000\nlog_level: [info]\ngrpc_prot: 1\nshadow_mode: {}\n");
     doors.environment = pairs(&[("SLUICEGATE_WHEN_FULL", "alow"), ("SLUICEGATE_THREADS", "")]);
     doors.flags = vec![
@@ -162,7 +175,7 @@ fn all_problems_of_all_doors_are_told_at_once_each_with_its_place() {
         ("admin-prot".to_owned(), vec![]),
     ];
     assert_eq!(
-        refused(&doors),
+        read_errors(&doors),
         [
             "error: server.yaml:1:12: `http_port` takes a whole number from 0 to 65535, got `70000`",
             "error: server.yaml:2:12: `log_level` takes error | warn | info | debug | trace",
@@ -178,17 +191,17 @@ fn all_problems_of_all_doors_are_told_at_once_each_with_its_place() {
 }
 
 #[test]
-fn a_weak_door_that_is_wrong_is_told_though_a_strong_one_wins() {
+fn overridden_invalid_value_is_still_an_error() {
     let mut doors = file("grpc_port: nine\n");
     doors.flags = vec![("grpc-port".to_owned(), vec!["9".to_owned()])];
-    assert_eq!(refused(&doors).len(), 1);
+    assert_eq!(read_errors(&doors).len(), 1);
 }
 
 #[test]
-fn an_unknown_variable_is_a_warning_that_names_the_nearest() {
-    let loaded = sound(&environment(&[("SLUICEGATE_GRPC_PROT", "1"), ("GRPC_PROT", "1")]));
+fn unknown_variable_warns_with_a_suggestion() {
+    let loaded = load_valid(&environment(&[("SLUICEGATE_GRPC_PROT", "1"), ("GRPC_PROT", "1")]));
     assert_eq!(
-        told(&loaded.warnings),
+        messages(&loaded.warnings),
         [
             "warning: SLUICEGATE_GRPC_PROT: there is no such setting; did you mean SLUICEGATE_GRPC_PORT?"
         ]
@@ -196,20 +209,20 @@ fn an_unknown_variable_is_a_warning_that_names_the_nearest() {
 }
 
 #[test]
-fn variables_that_kubernetes_makes_for_a_service_are_passed_over_unless_they_name_a_setting() {
+fn kubernetes_service_variables_are_ignored_unless_they_name_settings() {
     let links = [
         ("SLUICEGATE_SERVICE_HOST", "10.0.0.1"),
         ("SLUICEGATE_SERVICE_PORT_GRPC", "8081"),
         ("SLUICEGATE_PORT", "tcp://10.0.0.1:8081"),
         ("SLUICEGATE_PORT_8081_TCP_ADDR", "10.0.0.1"),
     ];
-    assert!(sound(&environment(&links)).warnings.is_empty());
-    let told = refused(&environment(&[("SLUICEGATE_GRPC_PORT", "tcp://10.0.0.1:8081")]));
-    assert!(told[0].contains("enableServiceLinks: false"), "{told:?}");
+    assert!(load_valid(&environment(&links)).warnings.is_empty());
+    let messages = read_errors(&environment(&[("SLUICEGATE_GRPC_PORT", "tcp://10.0.0.1:8081")]));
+    assert!(messages[0].contains("enableServiceLinks: false"), "{messages:?}");
 }
 
 #[test]
-fn there_is_no_word_of_a_later_version_or_it_is_an_error_through_every_door() {
+fn settings_of_later_versions_are_refused() {
     for word in LATER {
         let variable = format!("SLUICEGATE_{}", word.to_uppercase());
         let doors = [
@@ -218,14 +231,14 @@ fn there_is_no_word_of_a_later_version_or_it_is_an_error_through_every_door() {
             flags(&[(&word.replace('_', "-"), "1")]),
         ];
         for doors in doors {
-            assert!(refused(&doors)[0].contains("is not in this version yet"), "{word}");
+            assert!(read_errors(&doors)[0].contains("is not in this version yet"), "{word}");
         }
     }
 }
 
 #[test]
-fn a_redis_is_named_by_a_url_and_its_password_is_never_shown() {
-    let of = |url: &str| match sound(&flags(&[("backend", url)])).settings.backend {
+fn redis_urls_parse_and_hide_the_password() {
+    let of = |url: &str| match load_valid(&flags(&[("backend", url)])).settings.backend {
         Backend::Redis(url) => url,
         Backend::Memory => panic!("{url}"),
     };
@@ -254,7 +267,7 @@ fn a_redis_is_named_by_a_url_and_its_password_is_never_shown() {
         ("redis://[::1]", "redis://[::1]:6379"),
         ("redis+unix://:pass@/run/redis.sock?db=2", "redis+unix://:***@/run/redis.sock?db=2"),
     ] {
-        let loaded = sound(&flags(&[("backend", url)]));
+        let loaded = load_valid(&flags(&[("backend", url)]));
         assert!(print_config(&loaded).contains(&format!("backend: \"{shown}\"")), "{url}");
         assert!(!format!("{:?}", loaded.settings).contains("p@ss"));
         assert_eq!(of(shown).to_string(), shown, "what is shown is read again");
@@ -262,7 +275,7 @@ fn a_redis_is_named_by_a_url_and_its_password_is_never_shown() {
 }
 
 #[test]
-fn a_url_that_is_not_understood_as_a_whole_is_refused_without_its_password() {
+fn invalid_redis_urls_are_refused_without_the_password() {
     for url in [
         "redis://",
         "redis://:6379",
@@ -297,14 +310,14 @@ fn a_url_that_is_not_understood_as_a_whole_is_refused_without_its_password() {
         "http://host",
         "Redis://host",
     ] {
-        assert_eq!(refused(&flags(&[("backend", url)])).len(), 1, "{url}");
+        assert_eq!(read_errors(&flags(&[("backend", url)])).len(), 1, "{url}");
     }
-    let told = refused(&environment(&[("SLUICEGATE_BACKEND", "redis://me:secret@host:x")]));
-    assert!(!told[0].contains("secret") && told[0].ends_with("…@host`"), "{told:?}");
+    let messages = read_errors(&environment(&[("SLUICEGATE_BACKEND", "redis://me:secret@host:x")]));
+    assert!(!messages[0].contains("secret") && messages[0].ends_with("…@host`"), "{messages:?}");
 }
 
 #[test]
-fn a_refused_url_shows_its_scheme_and_the_host_behind_an_at_and_nothing_else() {
+fn refused_url_shows_only_scheme_and_host() {
     for setting in ["backend", "backend_per_second"] {
         let variable = format!("SLUICEGATE_{}", setting.to_uppercase());
         for (url, shown) in [
@@ -322,14 +335,14 @@ fn a_refused_url_shows_its_scheme_and_the_host_behind_an_at_and_nothing_else() {
             (":s3cret@redis:6379", "…@redis:6379"),
             ("s3cret:s3cret://s3cret", "…"),
         ] {
-            let told = refused(&environment(&[(&variable, url)]));
-            assert!(told[0].ends_with(&format!("got `{shown}`")), "{url}: {told:?}");
-            assert!(!told.concat().contains("s3"), "{url}: {told:?}");
+            let messages = read_errors(&environment(&[(&variable, url)]));
+            assert!(messages[0].ends_with(&format!("got `{shown}`")), "{url}: {messages:?}");
+            assert!(!messages.concat().contains("s3"), "{url}: {messages:?}");
         }
     }
-    let told = refused(&environment(&[("SLUICEGATE_BACKEND", "memry")]));
-    assert!(told[0].ends_with("got `memry`; did you mean `memory`?"), "{told:?}");
-    let link = refused(&environment(&[("SLUICEGATE_BACKEND", "tcp://10.0.0.1:6379")]));
+    let messages = read_errors(&environment(&[("SLUICEGATE_BACKEND", "memry")]));
+    assert!(messages[0].ends_with("got `memry`; did you mean `memory`?"), "{messages:?}");
+    let link = read_errors(&environment(&[("SLUICEGATE_BACKEND", "tcp://10.0.0.1:6379")]));
     assert!(link[0].contains("got `tcp://…`; Kubernetes sets this"), "{link:?}");
 }
 
@@ -338,7 +351,7 @@ fn address(host: &str, port: u16) -> Address {
 }
 
 #[test]
-fn a_setting_of_redis_that_nothing_would_heed_is_refused() {
+fn redis_settings_without_effect_are_refused() {
     let (memory, plain) = ("backend: memory", "backend: redis://host");
     let (tls, sentinel) = ("backend: rediss://host", "backend: redis+sentinel://host/shop");
     for (backend, rest, about) in [
@@ -360,27 +373,27 @@ fn a_setting_of_redis_that_nothing_would_heed_is_refused() {
             "backend_sentinel_password_file",
         ),
     ] {
-        let told = refused(&file(&format!("{backend}\n{rest}\n")));
-        assert!(told.len() == 1 && told[0].contains(&format!("`{about}`")), "{told:?}");
+        let messages = read_errors(&file(&format!("{backend}\n{rest}\n")));
+        assert!(messages.len() == 1 && messages[0].contains(&format!("`{about}`")), "{messages:?}");
     }
-    let loaded = sound(&file(
+    let loaded = load_valid(&file(
         "backend: rediss+sentinel://u@host/shop\nbackend_password_file: a\n\
          backend_sentinel_user: s\nbackend_sentinel_password: s3cret\nbackend_tls_ca_file: b\n\
          backend_tls_cert_file: c\nbackend_tls_key_file: d\nbackend_tls_server_name: e.f\n",
     ));
     assert!(!print_config(&loaded).contains("s3cret"));
     for name in ["backend_tls_server_name: 'a b'", "backend_tls_server_name: 'a/b'"] {
-        assert_eq!(refused(&file(&format!("{tls}\n{name}\n"))).len(), 1, "{name}");
+        assert_eq!(read_errors(&file(&format!("{tls}\n{name}\n"))).len(), 1, "{name}");
     }
 }
 
 #[test]
-fn a_second_redis_takes_the_same_urls_and_shares_the_files_of_the_first() {
+fn per_second_redis_accepts_urls_and_shares_files() {
     let second = |first: &str, url: &str, rest: &str| {
         file(&format!("backend: {first}\nbackend_per_second: {url}\n{rest}\n"))
     };
     for url in ["rediss://h", "redis+cluster://h,i", "redis+unix:///s", "redis+sentinel://h/shop"] {
-        let loaded = sound(&second("redis://h", url, ""));
+        let loaded = load_valid(&second("redis://h", url, ""));
         let it = loaded.settings.backend_per_second.unwrap().to_string();
         assert_eq!(it.split("://").next(), url.split("://").next());
     }
@@ -390,7 +403,7 @@ fn a_second_redis_takes_the_same_urls_and_shares_the_files_of_the_first() {
         ("rediss://h", "redis://i", "backend_tls_ca_file: f"),
         ("redis://h", "redis+sentinel://i/shop", "backend_sentinel_password_file: f"),
     ] {
-        sound(&second(first, url, rest));
+        load_valid(&second(first, url, rest));
     }
     for (first, url, rest, about) in [
         ("memory", "redis://h", "", "backend_per_second"),
@@ -399,17 +412,17 @@ fn a_second_redis_takes_the_same_urls_and_shares_the_files_of_the_first() {
         ("redis://h", "redis://i", "backend_tls_ca_file: f", "backend_tls_ca_file"),
         ("redis://h", "redis://i", "backend_sentinel_user: f", "backend_sentinel_user"),
     ] {
-        let told = refused(&second(first, url, rest));
-        assert!(told.len() == 1 && told[0].contains(&format!("`{about}`")), "{told:?}");
+        let messages = read_errors(&second(first, url, rest));
+        assert!(messages.len() == 1 && messages[0].contains(&format!("`{about}`")), "{messages:?}");
     }
-    let told = refused(&second("redis://h", "redis://me:secret@i:x", ""));
-    assert!(!told[0].contains("secret"), "{told:?}");
-    let shown = print_config(&sound(&second("redis://h", "redis://me:secret@i", "")));
+    let messages = read_errors(&second("redis://h", "redis://me:secret@i:x", ""));
+    assert!(!messages[0].contains("secret"), "{messages:?}");
+    let shown = print_config(&load_valid(&second("redis://h", "redis://me:secret@i", "")));
     assert!(shown.contains("backend_per_second: \"redis://me:***@i:6379\""), "{shown}");
 }
 
 #[test]
-fn settings_of_the_references_keys_are_refused_where_there_are_none() {
+fn envoyproxy_key_settings_require_redis_and_envoyproxy_keys() {
     let given = [
         "reference_key_prefix: p",
         "expiry_jitter: 1s",
@@ -419,23 +432,22 @@ fn settings_of_the_references_keys_are_refused_where_there_are_none() {
     for text in given {
         let about = format!("`{}`", text.split(':').next().unwrap());
         for others in ["backend: redis://h", "counter_keys: envoyproxy"] {
-            let told = refused(&file(&format!("{others}\n{text}\n")));
-            assert!(told.len() == 1 && told[0].contains(&about), "{told:?}");
+            let messages = read_errors(&file(&format!("{others}\n{text}\n")));
+            assert!(messages.len() == 1 && messages[0].contains(&about), "{messages:?}");
         }
-        sound(&file(&format!("backend: redis://h\ncounter_keys: envoyproxy\n{text}\n")));
+        load_valid(&file(&format!("backend: redis://h\ncounter_keys: envoyproxy\n{text}\n")));
     }
-    let told =
-        refused(&file("backend: redis://h\ncounter_keys: envoyproxy\nexpiry_jitter: 1500ms\n"));
-    assert!(told[0].contains("not a whole number"), "{told:?}");
+    let messages =
+        read_errors(&file("backend: redis://h\ncounter_keys: envoyproxy\nexpiry_jitter: 1500ms\n"));
+    assert!(messages[0].contains("not a whole number"), "{messages:?}");
 }
 
-/// A management server and a service that statistics are sent to.
 const XDS: &str = "xds_server: a:1";
 const STATSD: &str = "stats_sink: statsd\nstats_address: a:1";
 
 #[test]
-fn settings_of_limits_and_statistics_that_nothing_would_heed_are_refused() {
-    for (others, text, heeded_by) in [
+fn source_and_statistics_settings_without_effect_are_refused() {
+    for (others, text, required) in [
         ("", "xds_backoff_min: 1s", XDS),
         ("", "xds_backoff_max: 1m", XDS),
         ("", "xds_backoff_jitter: false", XDS),
@@ -450,29 +462,36 @@ fn settings_of_limits_and_statistics_that_nothing_would_heed_are_refused() {
         ("", "stats_tags: a=b", "stats_sink: log"),
     ] {
         let about = format!("`{}` is set, and ", text.split(':').next().unwrap());
-        let told = refused(&file(&format!("{others}\n{text}\n")));
-        assert!(told.len() == 1 && told[0].contains(&about), "{others}, {text}: {told:?}");
-        sound(&file(&format!("{heeded_by}\n{text}\n")));
+        let messages = read_errors(&file(&format!("{others}\n{text}\n")));
+        assert!(
+            messages.len() == 1 && messages[0].contains(&about),
+            "{others}, {text}: {messages:?}"
+        );
+        load_valid(&file(&format!("{required}\n{text}\n")));
     }
 }
 
 #[test]
-fn a_longest_wait_that_is_shorter_than_the_shortest_is_refused_where_it_stands() {
+fn xds_backoff_max_below_min_is_refused() {
     for (waits, place) in [
         ("xds_backoff_min: 31s", "server.yaml:2:18"),
         ("xds_backoff_max: 499ms", "server.yaml:2:18"),
         ("xds_backoff_max: 1s\nxds_backoff_min: 2s", "server.yaml:2:18"),
     ] {
-        let told = refused(&file(&format!("{XDS}\n{waits}\n")));
-        assert!(told.len() == 1 && told[0].contains("is longer than"), "{waits}: {told:?}");
-        assert!(told[0].starts_with(&format!("error: {place}: ")), "{waits}: {told:?}");
+        let messages = read_errors(&file(&format!("{XDS}\n{waits}\n")));
+        assert!(
+            messages.len() == 1 && messages[0].contains("is longer than"),
+            "{waits}: {messages:?}"
+        );
+        assert!(messages[0].starts_with(&format!("error: {place}: ")), "{waits}: {messages:?}");
     }
-    sound(&file(&format!("{XDS}\nxds_backoff_min: 2s\nxds_backoff_max: 2s\n")));
+    load_valid(&file(&format!("{XDS}\nxds_backoff_min: 2s\nxds_backoff_max: 2s\n")));
 }
 
-/// What the reference takes, a process that stands in for it takes; what is said to us is ours to refuse.
+/// Compatibility mode accepts every combination that envoyproxy/ratelimit accepts.
+/// Sluicegate's own variables are still checked.
 #[test]
-fn what_the_references_variables_say_together_is_taken() {
+fn contradictory_compatibility_variables_are_accepted() {
     let named = |setting, text: &str, is_set| Named {
         setting,
         texts: vec![text.to_owned()],
@@ -484,35 +503,35 @@ fn what_the_references_variables_say_together_is_taken() {
     let waits = [("xds_backoff_min", "2m"), ("xds_backoff_max", "1m")];
     let waits = waits.map(|(setting, text)| named(setting, text, true));
     let doors = Doors { named: [by_default, waits].concat(), ..file(&format!("{XDS}\n")) };
-    assert_eq!(sound(&doors).settings.xds_backoff_min, Nanos::from_secs(120));
+    assert_eq!(load_valid(&doors).settings.xds_backoff_min, Nanos::from_secs(120));
     let environment = pairs(&[("SLUICEGATE_XDS_BACKOFF_MAX", "1m")]);
-    assert_eq!(refused(&Doors { environment, ..doors }).len(), 1);
+    assert_eq!(read_errors(&Doors { environment, ..doors }).len(), 1);
 }
 
 #[test]
-fn a_prefix_of_keys_is_printable_and_a_number_of_replicas_not_none() {
-    assert_eq!(sound(&file("key_prefix: a:b\n")).settings.key_prefix, "a:b");
+fn key_prefix_and_replicas_min_are_validated() {
+    assert_eq!(load_valid(&file("key_prefix: a:b\n")).settings.key_prefix, "a:b");
     for wrong in ["key_prefix: '{a}'\n", "key_prefix: a b\n", "replicas_min: 0\n"] {
-        assert_eq!(refused(&file(wrong)).len(), 1, "{wrong}");
+        assert_eq!(read_errors(&file(wrong)).len(), 1, "{wrong}");
     }
-    assert_eq!(sound(&file("replicas_min: 3\n")).settings.replicas_min.get().get(), 3);
+    assert_eq!(load_valid(&file("replicas_min: 3\n")).settings.replicas_min.get().get(), 3);
 }
 
 #[test]
 fn admin_beyond_loopback_needs_a_token() {
-    let told = refused(&file("admin_host: 0.0.0.0\n"));
+    let messages = read_errors(&file("admin_host: 0.0.0.0\n"));
     assert_eq!(
-        told,
+        messages,
         ["error: server.yaml:1:13: `admin_host` 0.0.0.0 lets other machines read the limits, and \
           `admin_token` is not set; set admin_token, or listen on 127.0.0.1"]
     );
-    assert!(sound(&file("admin_host: 0.0.0.0\nadmin_token: s3cret\n")).warnings.is_empty());
-    sound(&file("admin_host: 127.0.0.2\n"));
+    assert!(load_valid(&file("admin_host: 0.0.0.0\nadmin_token: s3cret\n")).warnings.is_empty());
+    load_valid(&file("admin_host: 127.0.0.2\n"));
 }
 
 #[test]
-fn a_token_matches_itself_alone_and_is_never_shown() {
-    let loaded = sound(&file("admin_token: s3cret\n"));
+fn admin_token_matches_exactly_and_stays_hidden() {
+    let loaded = load_valid(&file("admin_token: s3cret\n"));
     let token = loaded.settings.admin_token.clone().expect("it was given");
     assert!(token.matches(b"s3cret"));
     for wrong in [&b""[..], b"s3cre", b"s3crets", b"S3cret"] {
@@ -520,16 +539,16 @@ fn a_token_matches_itself_alone_and_is_never_shown() {
     }
     assert!(!print_config(&loaded).contains("s3cret"));
     assert!(!format!("{loaded:?}").contains("s3cret"));
-    let told = refused(&environment(&[("SLUICEGATE_ADMIN_TOKEN", "s3cret s3cret")]));
-    assert!(!told[0].contains("s3cret"), "{told:?}");
+    let messages = read_errors(&environment(&[("SLUICEGATE_ADMIN_TOKEN", "s3cret s3cret")]));
+    assert!(!messages[0].contains("s3cret"), "{messages:?}");
 }
 
 #[test]
-fn what_is_printed_can_be_read_again_and_says_where_each_value_came_from() {
+fn printed_config_reloads_and_shows_origins() {
     let mut doors = file("# mine\nlog_level: debug\n");
     doors.environment = pairs(&[("SLUICEGATE_LIMITS", "a:b")]);
     doors.flags = vec![("retry-after".to_owned(), vec!["true".to_owned()])];
-    let loaded = sound(&doors);
+    let loaded = load_valid(&doors);
     let printed = print_config(&loaded);
     let line = |name: &str| {
         let line = printed.lines().find(|line| line.starts_with(&format!("{name}:")));
@@ -540,36 +559,36 @@ fn what_is_printed_can_be_read_again_and_says_where_each_value_came_from() {
     assert_eq!(line("retry_after"), "retry_after: true # --retry-after");
     assert_eq!(line("grpc_port"), "grpc_port: 8081 # default");
     assert_eq!(printed.lines().count(), table().len());
-    assert_eq!(sound(&file(&printed)).settings, loaded.settings);
+    assert_eq!(load_valid(&file(&printed)).settings, loaded.settings);
 }
 
 #[test]
-fn a_file_that_is_no_mapping_is_told_with_its_place() {
+fn invalid_settings_file_is_refused_with_its_place() {
     for (text, place) in [("- a\n", ":1:1:"), ("grpc_port: 1\nhttp_port: [\n", ":2:")] {
-        let told = refused(&file(text));
-        assert!(told.len() == 1 && told[0].contains(place), "{told:?}");
+        let messages = read_errors(&file(text));
+        assert!(messages.len() == 1 && messages[0].contains(place), "{messages:?}");
     }
-    assert_eq!(sound(&file("")).settings, Settings::default());
-    assert_eq!(sound(&file("# nothing\n")).settings, Settings::default());
+    assert_eq!(load_valid(&file("")).settings, Settings::default());
+    assert_eq!(load_valid(&file("# nothing\n")).settings, Settings::default());
 }
 
 #[test]
-fn a_name_written_twice_is_refused() {
+fn repeated_setting_is_refused() {
     assert_eq!(
-        refused(&file("grpc_port: 1\ngrpc_port: 2\n")),
+        read_errors(&file("grpc_port: 1\ngrpc_port: 2\n")),
         ["error: server.yaml:2:1: `grpc_port` is given twice; once is enough"]
     );
 }
 
 #[test]
 fn a_second_document_is_refused() {
-    let said = "a second document begins here; a file of settings is one document";
-    let told = refused(&file("grpc_port: 1\n---\nhttp_port: 2\n"));
-    assert_eq!(told, [format!("error: server.yaml:3:1: {said}")]);
+    let message = "a second document begins here; a file of settings is one document";
+    let messages = read_errors(&file("grpc_port: 1\n---\nhttp_port: 2\n"));
+    assert_eq!(messages, [format!("error: server.yaml:3:1: {message}")]);
 }
 
 #[test]
-fn values_at_the_edge_of_their_range_are_read_and_values_beyond_are_not() {
+fn values_outside_their_range_are_refused() {
     let cases = [
         ("grpc_port", "0", true),
         ("grpc_port", "65535", true),
@@ -601,7 +620,7 @@ fn values_at_the_edge_of_their_range_are_read_and_values_beyond_are_not() {
 }
 
 #[test]
-fn a_log_level_is_a_word_of_the_list() {
-    assert_eq!(sound(&flags(&[("log-level", "warn")])).settings.log_level, LogLevel::Warn);
-    assert_eq!(refused(&flags(&[("log-level", "loud")])).len(), 1);
+fn log_level_accepts_only_listed_names() {
+    assert_eq!(load_valid(&flags(&[("log-level", "warn")])).settings.log_level, LogLevel::Warn);
+    assert_eq!(read_errors(&flags(&[("log-level", "loud")])).len(), 1);
 }

@@ -1,4 +1,4 @@
-//! `hooks`: Envoy's action words make the descriptors that a hook does not carry.
+//! Tests of `hooks`: Envoy rate limit actions build descriptors from request attributes.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use sluicegate::config::hooks::{Attributes, Hook, Hooks, MetadataKey};
 use sluicegate::config::settings::Settings;
 
-use super::{environment, file, refused, sound};
+use super::{environment, file, load_valid, read_errors};
 
-/// A request of which a test says only what matters.
 #[derive(Default)]
 struct Request {
     headers: BTreeMap<&'static str, &'static str>,
@@ -22,8 +21,8 @@ impl Request {
         Self { headers: headers.iter().copied().collect(), ..Self::default() }
     }
 
-    /// What `actions`, in YAML's flow style, make of this request: `key=value` per entry.
-    fn makes(&self, actions: &str) -> Vec<String> {
+    /// The entries that `actions` (YAML flow style) build from this request, as `key=value`.
+    fn built_entries(&self, actions: &str) -> Vec<String> {
         let hook = only(&format!("[{actions}]"));
         let header = |name: &str| self.headers.get(name).map(|value| Cow::Borrowed(*value));
         let metadata = |key: &MetadataKey| {
@@ -42,7 +41,7 @@ impl Request {
 }
 
 fn hooks(yaml: &str) -> Hooks {
-    sound(&file(yaml)).settings.hooks
+    load_valid(&file(yaml)).settings.hooks
 }
 
 fn only(descriptors: &str) -> Hook {
@@ -51,14 +50,14 @@ fn only(descriptors: &str) -> Hook {
 }
 
 #[test]
-fn a_file_and_a_variable_say_the_same() {
+fn file_and_variable_give_the_same_hooks() {
     let in_file = hooks(
         "hooks:\n  - name: edge\n    domain: shop\n    descriptors:\n      \
          - [{generic_key: {descriptor_key: upstream, descriptor_value: checkout}}]\n      \
          - [{request_headers: {header_name: x-api-key, descriptor_key: api_key}}]\n",
     );
     let json = serde_json::to_string(&in_file).unwrap();
-    let in_environment = sound(&environment(&[("SLUICEGATE_HOOKS", &json)])).settings.hooks;
+    let in_environment = load_valid(&environment(&[("SLUICEGATE_HOOKS", &json)])).settings.hooks;
     assert_eq!(in_file, in_environment);
     assert_eq!(in_file.named(None).unwrap().name, "edge");
     assert!(in_file.named(Some("other")).is_none());
@@ -66,7 +65,7 @@ fn a_file_and_a_variable_say_the_same() {
 }
 
 #[test]
-fn each_action_makes_its_entry() {
+fn each_action_builds_its_entry() {
     let mut request = Request::with(&[("x-api-key", "k1"), ("num", "17")]);
     request.path = "/a?first=1&user=a%20b+c&user=second#f";
     request.address = Some("10.0.0.7");
@@ -87,14 +86,14 @@ fn each_action_makes_its_entry() {
             "k=d",
         ),
     ] {
-        assert_eq!(request.makes(&format!("{{{action}}}")), [entry], "{action}");
+        assert_eq!(request.built_entries(&format!("{{{action}}}")), [entry], "{action}");
     }
 }
 
-/// As `QueryParamsMulti::parseAndDecodeQueryString` of Envoy: `&` and the first `=` part, names and values are percent-decoded, and
-/// that is all.
+/// As in Envoy's `QueryParamsMulti::parseAndDecodeQueryString`: `&` and the first `=` separate.
+/// Names and values are percent-decoded, without any other conversion.
 #[test]
-fn a_query_is_read_as_envoy_reads_it() {
+fn query_parsing_matches_envoy() {
     for (query, entry) in [
         ("user=a+b", "k=a+b"),
         ("user=a%2Bb", "k=a+b"),
@@ -108,12 +107,12 @@ fn a_query_is_read_as_envoy_reads_it() {
         let path = format!("/a?{query}").leak();
         let request = Request { path, ..Request::default() };
         let action = "{query_parameters: {query_parameter_name: user, descriptor_key: k}}";
-        assert_eq!(request.makes(action), [entry], "{query}");
+        assert_eq!(request.built_entries(action), [entry], "{query}");
     }
 }
 
 #[test]
-fn a_missing_part_leaves_the_descriptor_out_unless_it_may_be_skipped() {
+fn missing_value_drops_the_descriptor_unless_skip_if_absent() {
     let request = Request { path: "/a?b=c", ..Request::default() };
     let fixed = "{generic_key: {descriptor_value: v}}";
     for action in [
@@ -125,14 +124,14 @@ fn a_missing_part_leaves_the_descriptor_out_unless_it_may_be_skipped() {
             format!("{fixed}, {{{action}}}}}"),
             format!("{fixed}, {{{action}, skip_if_absent: true}}}}"),
         );
-        assert_eq!(request.makes(&left_out), [] as [&str; 0], "{action}");
-        assert_eq!(request.makes(&skipped), ["generic_key=v"], "{action}");
+        assert_eq!(request.built_entries(&left_out), [] as [&str; 0], "{action}");
+        assert_eq!(request.built_entries(&skipped), ["generic_key=v"], "{action}");
     }
-    assert_eq!(request.makes("{remote_address: {}}"), [] as [&str; 0]);
+    assert_eq!(request.built_entries("{remote_address: {}}"), [] as [&str; 0]);
 }
 
 #[test]
-fn headers_match_as_envoy_matches_them() {
+fn header_matching_follows_envoy() {
     let request = Request::with(&[("h", "shop-17"), ("num", "17")]);
     for (matcher, matches) in [
         ("name: h, string_match: {exact: shop-17}", true),
@@ -150,7 +149,7 @@ fn headers_match_as_envoy_matches_them() {
         ("name: gone", false),
         ("name: gone, invert_match: true", true),
         ("name: h, string_match: {exact: shop-17}, invert_match: true", false),
-        // An inverted comparison needs something to compare.
+        // An inverted match still needs a header value to compare.
         ("name: gone, string_match: {exact: a}, invert_match: true", false),
         ("name: gone, string_match: {exact: ''}, treat_missing_header_as_empty: true", true),
     ] {
@@ -158,16 +157,20 @@ fn headers_match_as_envoy_matches_them() {
             let action = format!(
                 "{{header_value_match: {{descriptor_value: v, expect_match: {expect}, headers: [{{{matcher}}}]}}}}"
             );
-            assert_eq!(!request.makes(&action).is_empty(), matches == expect, "{matcher} {expect}");
+            assert_eq!(
+                !request.built_entries(&action).is_empty(),
+                matches == expect,
+                "{matcher} {expect}"
+            );
         }
     }
 }
 
 #[test]
-fn what_is_wrong_with_a_hook_is_said_with_its_place() {
-    let said = |hook: &str| refused(&file(&format!("hooks:\n- {{{hook}}}\n"))).join("\n");
+fn hook_errors_name_place_and_cause() {
+    let errors_of = |hook: &str| read_errors(&file(&format!("hooks:\n- {{{hook}}}\n"))).join("\n");
     let fine = "name: a, domain: d, descriptors: [[{remote_address: {}}]]";
-    for (hook, place, what) in [
+    for (hook, place, cause) in [
         (
             "name: a, domain: d, descriptors: [[{remote_adress: {}}]]",
             "[0].descriptors[0][0]",
@@ -188,9 +191,9 @@ fn what_is_wrong_with_a_hook_is_said_with_its_place() {
             "regex parse error",
         ),
     ] {
-        let said = said(hook);
-        assert!(said.contains("server.yaml:2:3"), "{said}");
-        assert!(said.contains(place) && said.contains(what), "{hook}: {said}");
+        let errors = errors_of(hook);
+        assert!(errors.contains("server.yaml:2:3"), "{errors}");
+        assert!(errors.contains(place) && errors.contains(cause), "{hook}: {errors}");
     }
-    assert!(refused(&environment(&[("SLUICEGATE_HOOKS", "x")]))[0].contains("hooks"));
+    assert!(read_errors(&environment(&[("SLUICEGATE_HOOKS", "x")]))[0].contains("hooks"));
 }

@@ -1,4 +1,4 @@
-//! Settings: one table, three doors.
+//! Tests of settings from flags, environment variables and the settings file.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli;
@@ -25,14 +25,14 @@ fn flags(flags: &[(&str, &str)]) -> Doors {
     Doors { flags, ..Doors::default() }
 }
 
-fn sound(doors: &Doors) -> Loaded {
-    read(doors).unwrap_or_else(|problems| panic!("{}", told(&problems).join("\n")))
+fn load_valid(doors: &Doors) -> Loaded {
+    read(doors).unwrap_or_else(|problems| panic!("{}", messages(&problems).join("\n")))
 }
 
-fn refused(doors: &Doors) -> Vec<String> {
-    told(&read(doors).expect_err("these doors hold an error"))
+fn read_errors(doors: &Doors) -> Vec<String> {
+    messages(&read(doors).expect_err("these doors hold an error"))
 }
 
-fn told(problems: &[Problem]) -> Vec<String> {
+fn messages(problems: &[Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }

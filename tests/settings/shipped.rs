@@ -1,4 +1,4 @@
-//! The files that are shipped say what the table says.
+//! Tests that the shipped configuration files match the settings table.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use sluicegate::config::settings::{HeaderName, LATER, Settings, schema, server_yaml, table};
 
-use super::{file, sound};
+use super::{file, load_valid};
 use sluicegate::config;
 use sluicegate::kernel::units::Revision;
 
-/// Compares a file of `config/` with what it should be; with `BLESS` set, writes it.
-fn holds(name: &str, wanted: &str) {
+/// Compares a file of `config/` with `wanted`. With `BLESS` set, writes the file first.
+fn assert_shipped(name: &str, wanted: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config").join(name);
     if std::env::var_os("BLESS").is_some() {
         fs::write(&path, wanted).unwrap();
@@ -21,24 +21,24 @@ fn holds(name: &str, wanted: &str) {
 }
 
 #[test]
-fn the_shipped_server_yaml_is_the_table() {
-    holds("server.yaml", &server_yaml());
+fn shipped_server_yaml_matches_the_table() {
+    assert_shipped("server.yaml", &server_yaml());
 }
 
 #[test]
-fn the_shipped_schema_is_the_table() {
-    holds("schema/sluicegate-server.schema.json", &format!("{:#}\n", schema()));
+fn shipped_schema_matches_the_table() {
+    assert_shipped("schema/sluicegate-server.schema.json", &format!("{:#}\n", schema()));
 }
 
 #[test]
-fn the_shipped_server_yaml_names_every_setting_and_changes_none() {
-    let loaded = sound(&file(&server_yaml()));
+fn shipped_server_yaml_lists_all_settings_at_defaults() {
+    let loaded = load_valid(&file(&server_yaml()));
     assert_eq!(loaded.settings, Settings::default());
     assert_eq!(loaded.origins.len(), table().len());
 }
 
 #[test]
-fn defaults_are_those_of_the_reference_where_it_has_the_setting() {
+fn defaults_match_envoyproxy_ratelimit() {
     let defaults = Settings::default();
     assert_eq!((defaults.grpc_port, defaults.http_port, defaults.admin_port), (8081, 8080, 6070));
     let names = [&defaults.limit_header, &defaults.remaining_header, &defaults.reset_header];
@@ -59,7 +59,7 @@ fn defaults_are_those_of_the_reference_where_it_has_the_setting() {
 }
 
 #[test]
-fn every_row_has_a_sentence_and_a_name_of_its_own() {
+fn settings_have_unique_names_and_documentation() {
     let names: BTreeSet<_> = table().iter().map(|row| row.name).collect();
     assert_eq!(names.len(), table().len());
     assert!(LATER.iter().all(|later| !names.contains(later)));
@@ -71,7 +71,7 @@ fn every_row_has_a_sentence_and_a_name_of_its_own() {
 }
 
 #[test]
-fn the_schema_knows_every_setting_and_its_default() {
+fn schema_lists_every_setting_with_its_default() {
     let schema = schema();
     let defaults = Settings::default();
     for row in table() {
@@ -85,22 +85,22 @@ fn the_schema_knows_every_setting_and_its_default() {
 }
 
 #[test]
-fn the_settings_to_start_with_are_sound() {
+fn start_yaml_loads_without_warnings() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/start.yaml");
-    let loaded = sound(&file(&fs::read_to_string(path).unwrap()));
+    let loaded = load_valid(&file(&fs::read_to_string(path).unwrap()));
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
     assert_eq!(loaded.settings.limits, [PathBuf::from("config/limits")]);
 }
 
 #[test]
-fn the_settings_for_hooks_name_a_domain_that_the_shipped_ceilings_have() {
+fn hooks_yaml_uses_the_shipped_concurrency_domain() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let settings = fs::read_to_string(root.join("config/hooks.yaml")).unwrap();
-    let loaded = sound(&file(&settings));
+    let loaded = load_valid(&file(&settings));
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
     let text = fs::read(root.join("config/ceilings/edge.yaml")).unwrap();
-    let (config, said) = config::load([("edge.yaml", &*text)], Revision(1), false).unwrap();
-    assert!(said.is_empty(), "{said}");
+    let (config, findings) = config::load([("edge.yaml", &*text)], Revision(1), false).unwrap();
+    assert!(findings.is_empty(), "{findings}");
     let hook = loaded.settings.hooks.named(Some("edge")).unwrap();
     assert_eq!(config.domains[&*hook.domain].tree.ceilings().len(), 2);
 }

@@ -1,4 +1,4 @@
-//! Where configuration comes from: trees of files, read and watched.
+//! Tests of configuration from files: reading trees and watching them for changes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod tree;

@@ -1,7 +1,8 @@
-//! What changes on disk is in force soon; what is wrong never is.
+//! Tests that valid changes on disk are soon in force and invalid changes never are.
 //!
-//! But for the tests of it, looking from time to time is off: what passes here was told of by
-//! the system. Every wait is for the channel, with a deadline far beyond what is needed.
+//! Guarantees:
+//! - Polling is off except in its own tests, so file system events trigger the loads.
+//! - Every wait uses the channel, with a timeout far above the needed time.
 
 use std::collections::HashMap;
 use std::fs;
@@ -29,16 +30,15 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const NEVER: Duration = Duration::from_secs(86_400);
 const NOW: Nanos = Nanos::from_secs(1_700_000_000);
 
-/// The texts of each revision that was accepted.
 type Accepted = Arc<Mutex<HashMap<Revision, Vec<String>>>>;
 
-/// A source under test, and what its loader made of what it read.
+/// A source under test and the texts that its loader accepted.
 struct Watched {
     source: Source,
     accepted: Accepted,
 }
 
-/// A language of one rule: a text must not begin with `bad`.
+/// A loader that refuses texts that begin with `bad`.
 fn loader(accepted: &Accepted) -> Arc<Load> {
     let accepted = Arc::clone(accepted);
     Arc::new(move |texts: &[TextFile], revision| {
@@ -73,13 +73,11 @@ impl Watched {
         self.source.published.borrow().clone()
     }
 
-    /// The texts that are in force, in the order of their files' names.
     fn in_force(&self) -> Vec<String> {
         let revision = self.published().status.revision;
         self.accepted.lock().unwrap().get(&revision).cloned().unwrap_or_default()
     }
 
-    /// Waits until what is published is as it should be.
     async fn until(&mut self, wanted: impl FnMut(&Published) -> bool) -> Published {
         if let Ok(published) = timeout(DEADLINE, self.source.published.wait_for(wanted)).await {
             return published.expect("the source runs").clone();
@@ -87,7 +85,7 @@ impl Watched {
         panic!("not in time; in force is {:?} of {:?}", self.in_force(), self.published())
     }
 
-    /// Waits until exactly these texts are in force and nothing is refused.
+    /// Waits until exactly these texts are in force and the last load had no error.
     async fn until_in_force(&mut self, wanted: &[&str]) -> Published {
         let accepted = Arc::clone(&self.accepted);
         self.until(move |Published { status, .. }| {
@@ -103,26 +101,26 @@ impl Watched {
     }
 }
 
-/// Puts a file in its place as a whole. A file that is written where it stands is empty for a
-/// moment, and on a busy machine that moment may be read.
+/// Replaces a file atomically. A file that is written in place is empty for a moment, and on a
+/// busy machine the source may load it then.
 fn put(path: &Path, text: &str) {
     let beside = path.with_file_name(".beside");
     fs::write(&beside, text).unwrap();
     fs::rename(beside, path).unwrap();
 }
 
-/// A room with a directory of limits in it, which holds `a.yaml`.
-fn room() -> (TempDir, PathBuf) {
-    let room = tempfile::tempdir().unwrap();
-    let limits = room.path().join("limits");
+/// A temporary directory with the file `limits/a.yaml`.
+fn limits_directory() -> (TempDir, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let limits = root.path().join("limits");
     fs::create_dir(&limits).unwrap();
     fs::write(limits.join("a.yaml"), "a").unwrap();
-    (room, limits)
+    (root, limits)
 }
 
 #[tokio::test]
-async fn the_first_load_is_published_before_anything_else() {
-    let (_room, limits) = room();
+async fn first_load_is_published_at_start() {
+    let (_root, limits) = limits_directory();
     let source = watching(&limits).await;
     let published = source.published();
     assert_eq!(source.in_force(), ["a"]);
@@ -134,8 +132,8 @@ async fn the_first_load_is_published_before_anything_else() {
 }
 
 #[tokio::test]
-async fn an_edit_an_added_and_a_removed_file_are_in_force_each_with_the_next_revision() {
-    let (_room, limits) = room();
+async fn each_file_change_increases_the_revision() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     fs::write(limits.join("a.yaml"), "a2").unwrap();
     let first = source.until_in_force(&["a2"]).await;
@@ -151,8 +149,8 @@ async fn an_edit_an_added_and_a_removed_file_are_in_force_each_with_the_next_rev
 }
 
 #[tokio::test]
-async fn an_editor_that_writes_beside_and_renames_is_understood() {
-    let (_room, limits) = room();
+async fn editor_saves_by_rename_are_applied() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     fs::write(limits.join(".a.yaml.swp"), "bad").unwrap();
     fs::rename(limits.join("a.yaml"), limits.join("a.yaml~")).unwrap();
@@ -162,10 +160,10 @@ async fn an_editor_that_writes_beside_and_renames_is_understood() {
 }
 
 #[tokio::test]
-async fn a_file_moved_in_or_out_is_noticed() {
-    let (room, limits) = room();
+async fn files_moved_in_or_out_are_noticed() {
+    let (root, limits) = limits_directory();
     let mut source = watching(&limits).await;
-    let outside = room.path().join("outside");
+    let outside = root.path().join("outside");
     fs::rename(limits.join("a.yaml"), &outside).unwrap();
     source.until_in_force(&[]).await;
     fs::rename(&outside, limits.join("a.yaml")).unwrap();
@@ -173,9 +171,9 @@ async fn a_file_moved_in_or_out_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_config_map_is_swapped_as_a_whole() {
-    let room = tempfile::tempdir().unwrap();
-    let volume = room.path();
+async fn config_map_swap_is_applied_without_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let volume = root.path();
     let version = |number: u32, text: &str| {
         let directory = volume.join(format!("..v{number}"));
         fs::create_dir(&directory).unwrap();
@@ -195,8 +193,8 @@ async fn a_config_map_is_swapped_as_a_whole() {
 }
 
 #[tokio::test]
-async fn a_half_written_file_is_refused_and_in_force_once_it_is_complete() {
-    let (_room, limits) = room();
+async fn half_written_file_is_refused_until_complete() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     fs::write(limits.join("a.yaml"), "ba").unwrap();
     source.until_in_force(&["ba"]).await;
@@ -208,23 +206,23 @@ async fn a_half_written_file_is_refused_and_in_force_once_it_is_complete() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_completed_within_the_debounce_is_never_seen_half_written() {
-    let (_room, limits) = room();
+async fn debounce_hides_a_half_written_file() {
+    let (_root, limits) = limits_directory();
     let debounce = Duration::from_secs(1);
     let mut source = watching_as(Options { debounce, ..options(&limits) }).await;
     source.source.published.mark_unchanged();
     fs::write(limits.join("a.yaml"), "bad").unwrap();
-    // Time enough to read it, were nobody to wait.
-    let hasty = timeout(Duration::from_millis(50), source.source.published.changed()).await;
+    // Without the debounce, the source would read the file within this time.
+    let early = timeout(Duration::from_millis(50), source.source.published.changed()).await;
     fs::write(limits.join("a.yaml"), "good").unwrap();
-    assert!(hasty.is_err());
+    assert!(early.is_err());
     let published = source.until_in_force(&["good"]).await;
     assert_eq!((published.status.refused, published.status.revision), (0, Revision(2)));
 }
 
 #[tokio::test]
-async fn a_writer_that_never_rests_is_read_all_the_same() {
-    let (_room, limits) = room();
+async fn continuous_writes_do_not_block_loads() {
+    let (_root, limits) = limits_directory();
     let debounce = Duration::from_millis(100);
     let mut source = watching_as(Options { debounce, ..options(&limits) }).await;
     source.source.published.mark_unchanged();
@@ -241,8 +239,8 @@ async fn a_writer_that_never_rests_is_read_all_the_same() {
 }
 
 #[tokio::test]
-async fn one_bad_file_keeps_the_whole_of_the_last_good_ones_in_force() {
-    let (_room, limits) = room();
+async fn one_bad_file_keeps_the_last_good_revision() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     let before = source.published().config.clone().unwrap();
     put(&limits.join("b.yaml"), "bad");
@@ -259,8 +257,8 @@ async fn one_bad_file_keeps_the_whole_of_the_last_good_ones_in_force() {
 }
 
 #[tokio::test]
-async fn a_first_load_that_is_refused_leaves_nothing_in_force_until_one_is_accepted() {
-    let (_room, limits) = room();
+async fn refused_first_load_leaves_no_configuration() {
+    let (_root, limits) = limits_directory();
     put(&limits.join("a.yaml"), "bad");
     let mut source = watching(&limits).await;
     let published = source.published();
@@ -271,8 +269,8 @@ async fn a_first_load_that_is_refused_leaves_nothing_in_force_until_one_is_accep
 }
 
 #[tokio::test]
-async fn a_directory_that_vanishes_is_refused_and_in_force_again_when_it_returns() {
-    let (room, limits) = room();
+async fn removed_directory_is_refused_and_reloaded_on_return() {
+    let (root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     fs::remove_dir_all(&limits).unwrap();
     let published = source
@@ -289,25 +287,25 @@ async fn a_directory_that_vanishes_is_refused_and_in_force_again_when_it_returns
     // The new directory is watched like the old one.
     fs::write(limits.join("a.yaml"), "again").unwrap();
     source.until_in_force(&["again"]).await;
-    // And one that takes its place without a gap.
-    fs::create_dir(room.path().join("next")).unwrap();
-    fs::write(room.path().join("next/a.yaml"), "next").unwrap();
-    fs::rename(&limits, room.path().join("old")).unwrap();
-    fs::rename(room.path().join("next"), &limits).unwrap();
+    // A directory that replaces it atomically is watched too.
+    fs::create_dir(root.path().join("next")).unwrap();
+    fs::write(root.path().join("next/a.yaml"), "next").unwrap();
+    fs::rename(&limits, root.path().join("old")).unwrap();
+    fs::rename(root.path().join("next"), &limits).unwrap();
     source.until_in_force(&["next"]).await;
     fs::write(limits.join("a.yaml"), "last").unwrap();
     source.until_in_force(&["last"]).await;
 }
 
 #[tokio::test]
-async fn an_optional_tree_that_cannot_be_looked_at_is_refused_and_one_that_is_gone_is_empty() {
-    let (room, _limits) = room();
-    let (current, next) = (room.path().join("current"), room.path().join("next"));
+async fn optional_tree_is_empty_if_missing_refused_if_unreadable() {
+    let (root, _limits) = limits_directory();
+    let (current, next) = (root.path().join("current"), root.path().join("next"));
     symlink("limits", &current).unwrap();
     let tree = Tree { optional: true, ..Tree::default() };
     let mut source = watching_as(Options { tree, ..options(&current) }).await;
     let before = source.published().config.clone().unwrap();
-    // A link to itself: it is there, and nobody can follow it.
+    // A link to itself exists, but it cannot be followed.
     symlink("current", &next).unwrap();
     fs::rename(&next, &current).unwrap();
     let published = source.until_refused().await;
@@ -319,9 +317,9 @@ async fn an_optional_tree_that_cannot_be_looked_at_is_refused_and_one_that_is_go
 }
 
 #[tokio::test]
-async fn a_directory_that_comes_to_be_only_later_is_found_however_much_of_its_path_is_missing() {
-    let room = tempfile::tempdir().unwrap();
-    let limits = room.path().join("some/where/limits");
+async fn directory_created_later_is_found() {
+    let root = tempfile::tempdir().unwrap();
+    let limits = root.path().join("some/where/limits");
     let mut source = watching(&limits).await;
     assert!(source.published().config.is_none());
     fs::create_dir_all(&limits).unwrap();
@@ -330,8 +328,8 @@ async fn a_directory_that_comes_to_be_only_later_is_found_however_much_of_its_pa
 }
 
 #[tokio::test]
-async fn directories_below_are_watched_old_and_new() {
-    let (_room, limits) = room();
+async fn existing_and_new_subdirectories_are_watched() {
+    let (_root, limits) = limits_directory();
     fs::create_dir(limits.join("old")).unwrap();
     let mut source = watching(&limits).await;
     fs::write(limits.join("old/b.yaml"), "b").unwrap();
@@ -344,24 +342,24 @@ async fn directories_below_are_watched_old_and_new() {
 }
 
 #[tokio::test]
-async fn a_symbolic_link_on_the_way_is_watched() {
-    let room = tempfile::tempdir().unwrap();
+async fn symbolic_links_in_the_path_are_watched() {
+    let root = tempfile::tempdir().unwrap();
     for release in ["one", "two"] {
-        fs::create_dir_all(room.path().join(release).join("limits")).unwrap();
-        fs::write(room.path().join(release).join("limits/a.yaml"), release).unwrap();
+        fs::create_dir_all(root.path().join(release).join("limits")).unwrap();
+        fs::write(root.path().join(release).join("limits/a.yaml"), release).unwrap();
     }
-    let current = room.path().join("current");
+    let current = root.path().join("current");
     symlink("one", &current).unwrap();
     let mut source = watching(&current.join("limits")).await;
-    symlink("two", room.path().join("next")).unwrap();
-    fs::rename(room.path().join("next"), &current).unwrap();
+    symlink("two", root.path().join("next")).unwrap();
+    fs::rename(root.path().join("next"), &current).unwrap();
     source.until_in_force(&["two"]).await;
 }
 
 #[tokio::test]
-async fn what_the_system_does_not_tell_of_is_seen_when_it_is_looked_at() {
-    let (room, limits) = room();
-    let outside = room.path().join("outside");
+async fn polling_finds_changes_without_events() {
+    let (root, limits) = limits_directory();
+    let outside = root.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("b.yaml"), "b").unwrap();
     symlink(outside.join("b.yaml"), limits.join("b.yaml")).unwrap();
@@ -372,8 +370,8 @@ async fn what_the_system_does_not_tell_of_is_seen_when_it_is_looked_at() {
 }
 
 #[tokio::test]
-async fn asking_for_a_load_counts_but_publishes_the_same_configuration_again() {
-    let (_room, limits) = room();
+async fn unchanged_reload_counts_but_keeps_the_configuration() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     let before = source.published().config.clone().unwrap();
     source.source.reload.now();
@@ -383,8 +381,8 @@ async fn asking_for_a_load_counts_but_publishes_the_same_configuration_again() {
 }
 
 #[tokio::test]
-async fn refused_texts_that_are_touched_stay_refused_and_asking_tells_of_them_anew() {
-    let (_room, limits) = room();
+async fn explicit_reload_reports_unchanged_bad_files_again() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     put(&limits.join("a.yaml"), "bad");
     let first = source.until_refused().await.status.last_error.unwrap();
@@ -393,19 +391,19 @@ async fn refused_texts_that_are_touched_stay_refused_and_asking_tells_of_them_an
     let touched = source.until(|published| published.status.refused > refused).await;
     assert!(Arc::ptr_eq(&touched.status.last_error.unwrap(), &first));
     source.source.reload.now();
-    let told = |published: &Published| {
+    let is_reported_again = |published: &Published| {
         published.status.last_error.as_ref().is_some_and(|error| !Arc::ptr_eq(error, &first))
     };
-    source.until(told).await;
-    // The good text again: nothing new is in force, and nothing is refused any more.
+    source.until(is_reported_again).await;
+    // The good text is back: the revision stays the same and the error is cleared.
     put(&limits.join("a.yaml"), "a");
     let published = source.until_in_force(&["a"]).await;
     assert_eq!(published.status.revision, Revision(1));
 }
 
 #[tokio::test]
-async fn texts_refused_before_they_could_not_be_read_are_told_of_anew_after() {
-    let (room, limits) = room();
+async fn bad_files_are_reported_again_after_read_errors() {
+    let (root, limits) = limits_directory();
     put(&limits.join("a.yaml"), "bad");
     let mut source = watching(&limits).await;
     let bad = |published: &Published| {
@@ -413,17 +411,17 @@ async fn texts_refused_before_they_could_not_be_read_are_told_of_anew_after() {
         refused.is_some_and(|refused| matches!(refused.why, Why::Diagnostics(_)))
     };
     assert!(bad(&source.published()));
-    fs::rename(&limits, room.path().join("away")).unwrap();
+    fs::rename(&limits, root.path().join("away")).unwrap();
     source.until(|published| !bad(published)).await;
-    fs::rename(room.path().join("away"), &limits).unwrap();
+    fs::rename(root.path().join("away"), &limits).unwrap();
     source.until(bad).await;
 }
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_file_that_cannot_be_read_is_refused_once_however_often_it_is_looked_at() {
-    let (_room, limits) = room();
-    // A regular file, whose first byte nobody can read.
+async fn polling_reports_an_unreadable_file_once() {
+    let (_root, limits) = limits_directory();
+    // A regular file whose first byte is unreadable.
     symlink("/proc/self/mem", limits.join("b.yaml")).unwrap();
     let look = Duration::from_millis(5);
     let mut source = watching_as(Options { look, ..options(&limits) }).await;
@@ -436,9 +434,9 @@ async fn a_file_that_cannot_be_read_is_refused_once_however_often_it_is_looked_a
     source.until_in_force(&["a"]).await;
 }
 
-/// Lets the service open files up to this number; what it was.
+/// Sets the service's limit of open files and returns the previous limit.
 #[cfg(target_os = "linux")]
-fn may_open(service: &Service, most: Option<u64>) -> Option<u64> {
+fn set_open_file_limit(service: &Service, most: Option<u64>) -> Option<u64> {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
     let pid = Pid::from_raw(service.id().try_into().unwrap()).unwrap();
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -447,22 +445,22 @@ fn may_open(service: &Service, most: Option<u64>) -> Option<u64> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_file_that_could_not_be_read_is_read_later_although_nothing_touches_it() {
-    let (_room, limits) = room();
+fn unreadable_file_is_retried_without_a_change() {
+    let (_root, limits) = limits_directory();
     let file = limits.join("a.yaml");
     let rules =
         "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
     put(&file, rules);
     let service = Service::start(&file, &[]).unwrap();
-    // The three that every process has are open: a file can be seen, and not be opened.
-    let usual = may_open(&service, Some(3));
+    // The three standard descriptors use the limit, so the file is visible but cannot be opened.
+    let usual = set_open_file_limit(&service, Some(3));
     put(&file, &rules.replace("unit: 2", "unit: 3"));
     until("it is refused", || match service.log() {
         log if log.contains("limits cannot be read") => Ok(()),
         log => Err(log),
     })
     .unwrap();
-    may_open(&service, usual);
+    set_open_file_limit(&service, usual);
     until("it is read", || match service.loads()? {
         Loads { loaded: 2.., last_error, .. } if last_error.is_null() => Ok(()),
         Loads { loaded, last_error, .. } => Err(format!("{loaded} loads, {last_error}")),
@@ -471,21 +469,21 @@ fn a_file_that_could_not_be_read_is_read_later_although_nothing_touches_it() {
 }
 
 #[test]
-fn the_log_says_that_a_refusal_is_over_when_the_files_are_what_is_in_force_again_and_only_then() {
+fn log_reports_restored_limits_only_after_a_refusal() {
     const OVER: &str = "nothing is refused any more";
-    let (_room, limits) = room();
+    let (_root, limits) = limits_directory();
     let file = limits.join("a.yaml");
     let rules =
         "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
     put(&file, rules);
     let service = Service::start(&file, &[]).unwrap();
-    let is_told = |what: &str| {
+    let wait_for_log = |what: &str| {
         until(what, || match service.log() {
             log if log.contains(what) => Ok(()),
             log => Err(log),
         })
     };
-    // A load that changes nothing, where nothing was refused.
+    // An unchanged load without a previous refusal.
     service.signal("HUP");
     until("it is read again", || match service.loads()?.loaded {
         2.. => Ok(()),
@@ -493,17 +491,17 @@ fn the_log_says_that_a_refusal_is_over_when_the_files_are_what_is_in_force_again
     })
     .unwrap();
     put(&file, "domain: d\nno word: 1\n");
-    is_told("limits are refused").unwrap();
+    wait_for_log("limits are refused").unwrap();
     assert!(!service.log().contains(OVER), "{}", service.log());
     put(&file, rules);
-    is_told(OVER).unwrap();
+    wait_for_log(OVER).unwrap();
     assert_eq!(service.log().matches("limits are loaded").count(), 1, "{}", service.log());
 }
 
 #[test]
-fn a_hook_whose_domain_no_file_has_is_warned_of_once_and_again_when_it_is_lost_again() {
-    const ASTRAY: &str = "no file has this hook's domain";
-    let (_room, limits) = room();
+fn unknown_hook_domain_warns_once_per_loss() {
+    const UNKNOWN_DOMAIN: &str = "no file has this hook's domain";
+    let (_root, limits) = limits_directory();
     let file = limits.join("a.yaml");
     let rules = |domain: &str, requests: u32| {
         format!(
@@ -514,27 +512,27 @@ fn a_hook_whose_domain_no_file_has_is_warned_of_once_and_again_when_it_is_lost_a
     let hooks =
         r#"[{"name": "edge", "domain": "shop", "descriptors": [[{"remote_address": {}}]]}]"#;
     let service = Service::start(&file, &["--hooks".to_owned(), hooks.to_owned()]).unwrap();
-    // What was put in force before is shown after, so its lines are there.
+    // The load is counted after it is logged, so the log is complete here.
     let is_loaded = |loads: u64| {
         until("it is loaded", || match service.loads()?.loaded {
-            loaded if loads <= loaded => Ok(service.log().matches(ASTRAY).count()),
+            loaded if loads <= loaded => Ok(service.log().matches(UNKNOWN_DOMAIN).count()),
             loaded => Err(format!("{loaded} loads")),
         })
     };
     assert_eq!(is_loaded(1), Ok(1));
-    let line = service.log().lines().find(|line| line.contains(ASTRAY)).unwrap().to_owned();
+    let line = service.log().lines().find(|line| line.contains(UNKNOWN_DOMAIN)).unwrap().to_owned();
     assert!(["edge", "shop", "other"].iter().all(|word| line.contains(word)), "{line}");
     put(&file, &rules("other", 2));
     assert_eq!(is_loaded(service.loads().unwrap().loaded.max(2)), Ok(1));
     put(&file, &rules("shop", 2));
-    // Shown once it is in force, and told of before that.
+    // The load is logged before `/config` shows it.
     until("the domain is there", || match http1::get(service.admin, "/config", &[]) {
         Ok(reply) if reply.text().contains("\"shop\"") => Ok(()),
         other => Err(format!("{:?}", other.map(|reply| reply.text()))),
     })
     .unwrap();
     put(&file, &rules("other", 2));
-    until("it is lost again", || match service.log().matches(ASTRAY).count() {
+    until("it is lost again", || match service.log().matches(UNKNOWN_DOMAIN).count() {
         2 => Ok(()),
         _ => Err(service.log()),
     })
@@ -542,20 +540,20 @@ fn a_hook_whose_domain_no_file_has_is_warned_of_once_and_again_when_it_is_lost_a
 }
 
 #[tokio::test]
-async fn reading_files_is_not_taken_for_a_change() {
-    let (_room, limits) = room();
+async fn reading_files_triggers_no_load() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     source.source.reload.now();
     source.until(|published| published.status.loads == 2).await;
     fs::read(limits.join("a.yaml")).unwrap();
-    // Were it, each load would bring about the next, a debounce of 5 ms later, for ever.
+    // Otherwise each load would trigger the next one after the debounce of 5 ms.
     let third = source.source.published.wait_for(|published| published.status.loads > 2);
     assert!(timeout(Duration::from_millis(300), third).await.is_err());
 }
 
 #[tokio::test]
-async fn a_loader_that_panics_is_a_refused_load_and_the_source_lives_on() {
-    let (_room, limits) = room();
+async fn loader_panic_is_a_refused_load() {
+    let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     fs::write(limits.join("a.yaml"), "panic").unwrap();
     let published = source.until_refused().await;
@@ -565,8 +563,8 @@ async fn a_loader_that_panics_is_a_refused_load_and_the_source_lives_on() {
 }
 
 #[tokio::test]
-async fn a_source_that_nobody_receives_from_stops() {
-    let (_room, limits) = room();
+async fn source_stops_without_receivers() {
+    let (_root, limits) = limits_directory();
     let Source { published, task, .. } = watching(&limits).await.source;
     drop(published);
     timeout(DEADLINE, task).await.expect("it stops in time").expect("it stops in order");

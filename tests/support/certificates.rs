@@ -1,18 +1,17 @@
-//! Certificates made for one test, in files that go with it.
+//! Creates TLS certificates in temporary files.
 
 use std::path::PathBuf;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-/// Who signs, and what was signed.
+/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     dir: TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// The files of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Files {
     pub certificate: String,
@@ -24,7 +23,7 @@ impl Authority {
         let dir = tempfile::tempdir().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Each a name of its own: issuers are looked up by it.
+        // Issuers are looked up by name, so each authority needs its own.
         let name = format!("authority {}", dir.path().display());
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().unwrap();
@@ -33,12 +32,12 @@ impl Authority {
         Self { dir, issuer: Issuer::new(params, key) }
     }
 
-    /// The file of its own certificate.
+    /// Path of the CA certificate.
     pub fn ca(&self) -> String {
         self.path("ca.pem").display().to_string()
     }
 
-    /// A certificate made out to these names.
+    /// Issues a certificate for these names.
     pub fn sign(&self, names: &[&str]) -> Files {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let name = names.first().unwrap().clone();

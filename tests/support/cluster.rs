@@ -1,4 +1,4 @@
-//! A real Redis Cluster, on free ports, whole when `start` returns.
+//! Starts a real Redis Cluster on free ports.
 
 use sluicegate::backend::redis::Address;
 
@@ -6,27 +6,24 @@ use super::process::Process;
 use super::resp::Value;
 use crate::waiting::until;
 
-/// Its primaries and their replicas.
 #[derive(Debug)]
 pub struct Cluster {
-    /// Each has a third of the slots, in order.
+    /// Each primary owns a third of the slots, in order.
     pub primaries: Vec<Process>,
-    /// One for each primary, or none.
+    /// One replica for each primary, or none.
     pub replicas: Vec<Process>,
 }
 
-/// A node that is not heard for this long is taken for dead: as short as a crowded machine bears.
+/// Failure detection timeout in ms, as short as a busy machine allows.
 const NODE_TIMEOUT: &str = "1500";
 
 const SLOTS: usize = 16_384;
 
 impl Cluster {
-    /// Three primaries.
     pub fn start() -> Self {
         Self::of(&[], false)
     }
 
-    /// Three primaries, each with a replica.
     pub fn with_replicas() -> Self {
         Self::of(&[], true)
     }
@@ -54,13 +51,12 @@ impl Cluster {
         cluster
     }
 
-    /// What `--backend` takes.
+    /// URL for `--backend`.
     pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes().map(Process::address).collect();
         format!("redis+cluster://{}", nodes.join(","))
     }
 
-    /// Of all its nodes.
     pub fn addresses(&self) -> Vec<Address> {
         let of = |node: &Process| Address { host: "127.0.0.1".to_owned(), port: node.port };
         self.nodes().map(of).collect()
@@ -70,19 +66,19 @@ impl Cluster {
         self.primaries.iter().chain(&self.replicas)
     }
 
-    /// The primary that has this slot from the start.
+    /// Index of the primary that initially owns this slot.
     pub fn owner_of_slot(&self, slot: u16) -> usize {
         (0..self.primaries.len()).find(|&number| usize::from(slot) <= range(number).1).unwrap()
     }
 
-    /// Waits until every replica has what its primary has.
+    /// Waits until every replica has acknowledged the writes of its primary.
     pub fn wait_for_replicas(&self) {
         for primary in &self.primaries {
             assert_eq!(primary.tell(&["WAIT", "1", "20000"]).int(), 1);
         }
     }
 
-    /// Moves a slot with its keys from one primary to another, as `redis-cli` does.
+    /// Moves a slot and its keys to another primary, as `redis-cli` does.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let id = |number: usize| self.primaries[number].tell(&["CLUSTER", "MYID"]).text();
@@ -97,7 +93,7 @@ impl Cluster {
             let Some(Value::Text(key)) = keys.first() else { break };
             let parts = ["MIGRATE", "127.0.0.1", &port, "", "0", "20000"];
             let mut parts = parts.map(str::as_bytes);
-            // No text: a counter's key has lengths in it.
+            // A counter key is binary.
             parts[3] = key;
             from.order(&parts);
         }
@@ -106,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// Begins to move a slot, and moves no key: what is not at `from` is asked of `to`.
+    /// Starts a slot migration but moves no key. Redis redirects missing keys to `to`.
     pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let id = |number: usize| self.primaries[number].tell(&["CLUSTER", "MYID"]).text();
@@ -142,7 +138,7 @@ impl Cluster {
         self.wait_until_whole();
     }
 
-    /// Waits until every node knows all nodes, all slots, and who has them.
+    /// Waits until every node knows all nodes and all slot owners.
     pub fn wait_until_whole(&self) {
         let count = self.nodes().count();
         for node in self.nodes() {
@@ -158,7 +154,7 @@ impl Cluster {
     }
 }
 
-/// The first and the last slot of a third.
+/// First and last slot of a primary.
 const fn range(number: usize) -> (usize, usize) {
     (SLOTS * number / 3, SLOTS * (number + 1) / 3 - 1)
 }

@@ -1,4 +1,4 @@
-//! A collector of OTLP on a free port, over gRPC and HTTP, in plain text or TLS: keeps what it is told. Dropped, it is gone.
+//! Runs an OTLP collector on a free port, over gRPC or HTTP, with or without TLS.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -38,18 +38,17 @@ use super::certificates::Files;
 pub struct Collector {
     address: SocketAddr,
     scheme: &'static str,
-    kept: Kept,
-    /// Kept to be dropped.
+    received: Received,
     runtime: Option<Runtime>,
 }
 
 #[derive(Clone, Default)]
-struct Kept {
-    told: Arc<Mutex<(Vec<ResourceSpans>, Vec<ResourceMetrics>)>>,
+struct Received {
+    exports: Arc<Mutex<(Vec<ResourceSpans>, Vec<ResourceMetrics>)>>,
     paths: Arc<Mutex<Vec<&'static str>>>,
 }
 
-/// Whoever calls is answered in the protocol that it speaks.
+/// Detects HTTP/1 or HTTP/2 on each connection.
 async fn serve(listener: TcpListener, tls: Option<Arc<tls::Tls>>, router: Router) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
@@ -69,19 +68,19 @@ async fn serve(listener: TcpListener, tls: Option<Arc<tls::Tls>>, router: Router
     }
 }
 
-impl Kept {
+impl Received {
     fn router(&self) -> Router {
         let spans = self.clone();
         let spans = move |body: Bytes| async move {
-            let told = ExportTraceServiceRequest::decode(body).unwrap();
+            let request = ExportTraceServiceRequest::decode(body).unwrap();
             spans.paths.lock().push("/v1/traces");
-            spans.told.lock().0.extend(told.resource_spans);
+            spans.exports.lock().0.extend(request.resource_spans);
         };
         let counts = self.clone();
         let counts = move |body: Bytes| async move {
-            let told = ExportMetricsServiceRequest::decode(body).unwrap();
+            let request = ExportMetricsServiceRequest::decode(body).unwrap();
             counts.paths.lock().push("/v1/metrics");
-            counts.told.lock().1.extend(told.resource_metrics);
+            counts.exports.lock().1.extend(request.resource_metrics);
         };
         tonic::service::Routes::new(TraceServiceServer::new(self.clone()))
             .add_service(MetricsServiceServer::new(self.clone()))
@@ -96,7 +95,7 @@ impl Collector {
         Self::over(None)
     }
 
-    /// In TLS, with this certificate; of clients it wants one that `clients` signed.
+    /// Starts a collector with TLS. It requires client certificates signed by `clients`, if set.
     pub fn start_with_tls(own: &Files, clients: Option<String>) -> Self {
         let files = tls::Files {
             certificate: own.certificate.clone().into(),
@@ -115,45 +114,44 @@ impl Collector {
             .unwrap();
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let address = listener.local_addr().unwrap();
-        let kept = Kept::default();
+        let received = Received::default();
         let scheme = if tls.is_some() { "https" } else { "http" };
-        runtime.spawn(serve(listener, tls.map(Arc::new), kept.router()));
-        Self { address, scheme, kept, runtime: Some(runtime) }
+        runtime.spawn(serve(listener, tls.map(Arc::new), received.router()));
+        Self { address, scheme, received, runtime: Some(runtime) }
     }
 
-    /// For `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    /// Value for `OTEL_EXPORTER_OTLP_ENDPOINT`.
     pub fn endpoint(&self) -> String {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// The requests that came over HTTP, by their paths.
+    /// Paths of the HTTP exports so far.
     pub fn paths(&self) -> Vec<&'static str> {
-        self.kept.paths.lock().clone()
+        self.received.paths.lock().clone()
     }
 
-    /// Every span so far.
     pub fn spans(&self) -> Vec<Span> {
-        let kept = self.kept.told.lock();
-        let scopes = kept.0.iter().flat_map(|resource| &resource.scope_spans);
+        let received = self.received.exports.lock();
+        let scopes = received.0.iter().flat_map(|resource| &resource.scope_spans);
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
-    /// An attribute of who told the spans.
+    /// A resource attribute of the first span export.
     pub fn resource(&self, name: &str) -> Option<String> {
-        let kept = self.kept.told.lock();
-        text(&kept.0.first()?.resource.as_ref()?.attributes, name)
+        let received = self.received.exports.lock();
+        text(&received.0.first()?.resource.as_ref()?.attributes, name)
     }
 
-    /// The metrics of this name, each time they were told.
+    /// All exports of this metric so far.
     pub fn metrics(&self, name: &str) -> Vec<Metric> {
-        let kept = self.kept.told.lock();
-        let scopes = kept.1.iter().flat_map(|resource| &resource.scope_metrics);
+        let received = self.received.exports.lock();
+        let scopes = received.1.iter().flat_map(|resource| &resource.scope_metrics);
         let metrics = scopes.flat_map(|scope| &scope.metrics);
         metrics.filter(|metric| metric.name == name).cloned().collect()
     }
 }
 
-/// An attribute that is a text.
+/// A string attribute.
 pub fn text(attributes: &[KeyValue], name: &str) -> Option<String> {
     let found = attributes.iter().find(|attribute| attribute.key == name)?;
     match &found.value {
@@ -169,23 +167,23 @@ impl Drop for Collector {
 }
 
 #[tonic::async_trait]
-impl TraceService for Kept {
+impl TraceService for Received {
     async fn export(
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.told.lock().0.extend(request.into_inner().resource_spans);
+        self.exports.lock().0.extend(request.into_inner().resource_spans);
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
 #[tonic::async_trait]
-impl MetricsService for Kept {
+impl MetricsService for Received {
     async fn export(
         &self,
         request: Request<ExportMetricsServiceRequest>,
     ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
-        self.told.lock().1.extend(request.into_inner().resource_metrics);
+        self.exports.lock().1.extend(request.into_inner().resource_metrics);
         Ok(Response::new(ExportMetricsServiceResponse::default()))
     }
 }

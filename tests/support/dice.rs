@@ -1,9 +1,10 @@
-//! Randomness that can be had again: a seed is all of it.
+//! Reproducible randomness from a seed.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 
-/// The generator `SplitMix64`. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators".
+/// The generator `SplitMix64`. Source: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+/// Generators".
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
@@ -12,7 +13,6 @@ impl Dice {
         Self(seed)
     }
 
-    /// A number below 2^64.
     pub const fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,7 +20,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from 0 to `most`.
+    /// Returns a number from 0 to `most`.
     pub const fn up_to(&mut self, most: u64) -> u64 {
         match most.checked_add(1) {
             Some(sides) => self.roll() % sides,
@@ -28,18 +28,17 @@ impl Dice {
         }
     }
 
-    /// Once in `sides`, on average.
+    /// True with probability 1 / `sides`.
     pub const fn once_in(&mut self, sides: u64) -> bool {
         self.up_to(sides - 1) == 0
     }
 
-    /// One of `all`.
     pub fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[usize::try_from(self.up_to(all.len() as u64 - 1)).unwrap()]
     }
 }
 
-/// The seed of this run: `SLUICEGATE_SEED` to have a run again, else a new one.
+/// Seed of this run: `SLUICEGATE_SEED`, or a random one.
 pub fn seed() -> u64 {
     std::env::var("SLUICEGATE_SEED")
         .map_or_else(|_| RandomState::new().hash_one(0), |seed| seed.parse().unwrap())

@@ -1,4 +1,4 @@
-//! The parts of the world that tests start, stop and talk to.
+//! External systems and test infrastructure: Redis, xDS, OTLP, network faults, certificates.
 
 pub mod certificates;
 pub mod cluster;

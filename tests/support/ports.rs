@@ -1,7 +1,8 @@
-//! Ports for what cannot be told to take any and say which, and ports where nobody listens.
+//! Free ports for programs that cannot report a port of their own choice.
 //!
-//! They lie below those that the system hands out by itself, to connections and to whoever asks for any: else another
-//! test's connection could be there first, or somebody else listen where nobody is to.
+//! Guarantees:
+//! - Ports are below the ephemeral range, so no outgoing connection takes them.
+//! - Nothing listens on a port when it is returned.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::LazyLock;
@@ -9,16 +10,16 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use super::dice::Dice;
 
-/// Above the ports that are known by number, and below the least that Linux and macOS hand out: 32,768 and 49,152.
+/// Above the well-known ports. Ephemeral ports start at 32,768 on Linux and 49,152 on macOS.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// Counted on from a place of its own, for other runs of the tests count as well.
+/// The random start avoids collisions with parallel test runs.
 static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
     AtomicU16::new(u16::try_from(Dice::new(super::dice::seed()).up_to(u64::from(COUNT))).unwrap())
 });
 
-/// An address of loopback at which nobody listens, another one at each call.
+/// Returns a different loopback address at each call.
 pub fn free() -> SocketAddr {
     let turn = |_| FIRST + NEXT.fetch_add(1, Relaxed) % COUNT;
     let mut ports = (0..COUNT).map(turn).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
@@ -26,7 +27,7 @@ pub fn free() -> SocketAddr {
 }
 
 #[test]
-fn ports_differ_and_nobody_listens_there() {
+fn free_ports_are_distinct_and_unused() {
     let (one, other) = (free(), free());
     assert_ne!(one, other);
     assert!(TcpListener::bind(one).is_ok() && TcpListener::bind(other).is_ok());

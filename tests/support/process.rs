@@ -1,4 +1,4 @@
-//! Real Redis processes over TCP, on ports that are free, in directories that go with them.
+//! Starts real Redis and Sentinel processes over TCP on free ports.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use super::resp::{Client, Value};
 use crate::signals;
 use crate::waiting::{PATIENCE, until};
 
-/// A Redis or a sentinel; dropped, it is killed and nothing of it stays.
+/// A Redis server or a sentinel. Drop kills it and removes its directory.
 #[derive(Debug)]
 pub struct Process {
     child: Option<Child>,
@@ -23,13 +23,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// A Redis with further flags, once it listens.
+    /// Starts Redis and returns when it answers.
     pub fn redis(flags: &[&str]) -> Self {
         let keeps_nothing = ["--save", "", "--appendonly", "no"];
         Self::start(&[&keeps_nothing, flags].concat(), None)
     }
 
-    /// A sentinel with this configuration and further flags, once it listens.
+    /// Starts a sentinel and returns when it answers.
     pub fn sentinel(configuration: &str, flags: &[&str]) -> Self {
         Self::start(flags, Some(configuration))
     }
@@ -58,7 +58,7 @@ impl Process {
         let has = |name: &str| flags.iter().any(|flag| flag == name);
         let (open, closed) = (self.port.to_string(), "0".to_owned());
         let ports = if has("--tls-cert-file") { [closed, open] } else { [open, closed] };
-        // A bus of its own port: the default one is the port and ten thousand, which may be taken.
+        // The default bus port is the port plus 10,000, which may be taken.
         if has("--cluster-enabled") && !has("--cluster-port") {
             self.flags.extend(["--cluster-port".to_owned(), ports::free().port().to_string()]);
         }
@@ -74,7 +74,8 @@ impl Process {
         self.child = Some(command.spawn().expect("REDIS IS MISSING: no redis-server here"));
     }
 
-    /// Whether it answers; an error without waiting where it ended, because its port was taken.
+    /// Waits until the process answers `PING`. Fails immediately if it exits, because its port was
+    /// taken.
     fn listens(&mut self) -> Result<(), String> {
         let mut ended = false;
         let answered = until("redis listens", || {
@@ -83,7 +84,7 @@ impl Process {
                 ended = true;
                 return Ok(());
             }
-            // It listens before it is sure of all its ports; it answers after.
+            // Redis listens before it has bound all its ports.
             pong(&self.socket()).map_err(|error| error.to_string())
         });
         if ended { Err("it ended".to_owned()) } else { answered }
@@ -97,24 +98,24 @@ impl Process {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The port of its cluster bus.
+    /// Cluster bus port.
     pub fn bus(&self) -> &str {
         let at = self.flags.iter().position(|flag| flag == "--cluster-port").unwrap();
         &self.flags[at + 1]
     }
 
-    /// One command over its socket, which needs no TLS.
+    /// Sends one command over the Unix socket, which needs no TLS.
     pub fn tell(&self, parts: &[impl AsRef<[u8]>]) -> Value {
         Client::connect(&self.socket()).unwrap().call(parts)
     }
 
-    /// As [`Process::tell`], of one that may drop its clients just then, as a new primary does.
+    /// [`Process::tell`] for a server that may close the connection, for example during a failover.
     pub fn try_tell(&self, parts: &[impl AsRef<[u8]>]) -> Result<Value, String> {
         let answer = Client::connect(&self.socket()).and_then(|mut client| client.try_call(parts));
         answer.map_err(|error| error.to_string())
     }
 
-    /// As [`Process::tell`], and it must be done.
+    /// [`Process::tell`] that requires the reply `OK`.
     pub fn order(&self, parts: &[impl AsRef<[u8]>]) {
         let shown: Vec<_> = parts.iter().map(|part| part.as_ref().escape_ascii()).collect();
         assert_eq!(self.tell(parts), Value::Text(b"OK".to_vec()), "{shown:?}");
@@ -127,13 +128,12 @@ impl Process {
         }
     }
 
-    /// Starts it again, where it was, with what it kept.
+    /// Restarts the process with the same port and directory.
     pub fn start_again(&mut self) {
         self.spawn();
         self.listens().unwrap();
     }
 
-    /// Sends a signal: `STOP`, `CONT`.
     pub fn signal(&self, name: &str) {
         signals::send(self.child.as_ref().unwrap().id(), name);
     }

@@ -1,7 +1,8 @@
-//! A proxy between the service and its store, which does to their bytes what a test says.
+//! TCP proxy between the service and its store that injects network faults.
 //!
-//! It listens on a TCP port of its own on loopback, lives on a thread of its own, and what it is told
-//! holds for connections that are open and for those to come.
+//! Guarantees:
+//! - Faults apply to open and to new connections.
+//! - The proxy runs on its own thread.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -18,48 +19,44 @@ use tokio::time::Instant;
 
 use crate::waiting::now;
 
-/// Where the proxied store listens.
 #[derive(Clone, Debug)]
 pub enum Upstream {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// One of the two directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     ToStore,
     FromStore,
 }
 
-/// What becomes of the bytes of one direction.
+/// Treatment of the bytes of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
     #[default]
     Pass,
-    /// They come this much later, at full speed.
+    /// Each byte arrives this much later. Throughput is unlimited.
     Delay(Duration),
-    /// They wait until this changes: a network that went silent.
+    /// Bytes wait until the flow changes, as in a network partition.
     Hold,
-    /// They are lost.
     Lose,
 }
 
-/// Bytes to the store that it gets other ones for, as many.
+/// Byte sequence sent to the store and its replacement of equal length.
 type Rewrite = (&'static [u8], &'static [u8]);
 
-/// A running proxy; dropped, it is gone with all its connections.
+/// A running proxy. Drop closes all its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    told: Arc<Told>,
-    /// Kept to be dropped.
+    state: Arc<State>,
     runtime: Option<Runtime>,
 }
 
-/// What the test says to the proxy and what the proxy counts.
+/// Fault settings and counters, shared with the connections.
 #[derive(Debug)]
-struct Told {
+struct State {
     upstream: watch::Sender<Upstream>,
     rewrite: Option<Rewrite>,
     flows: [watch::Sender<Flow>; 2],
@@ -73,16 +70,17 @@ struct Told {
 
 impl Proxy {
     pub fn before(upstream: Upstream) -> Self {
-        Self::start(Told::new(upstream))
+        Self::start(State::new(upstream))
     }
 
-    /// The store gets `other` wherever `text` was sent: as many bytes, so that no length about them changes.
+    /// Replaces `text` by `other` on the way to the store. Equal lengths keep RESP length prefixes
+    /// valid.
     pub fn rewriting(upstream: Upstream, text: &'static [u8], other: &'static [u8]) -> Self {
         assert_eq!(text.len(), other.len());
-        Self::start(Told { rewrite: Some((text, other)), ..Told::new(upstream) })
+        Self::start(State { rewrite: Some((text, other)), ..State::new(upstream) })
     }
 
-    fn start(told: Told) -> Self {
+    fn start(state: State) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -90,26 +88,24 @@ impl Proxy {
             .unwrap();
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
         let address = listener.local_addr().unwrap();
-        let told = Arc::new(told);
-        runtime.spawn(accept(listener, Arc::clone(&told)));
-        Self { address, told, runtime: Some(runtime) }
+        let state = Arc::new(state);
+        runtime.spawn(accept(listener, Arc::clone(&state)));
+        Self { address, state, runtime: Some(runtime) }
     }
 
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on in this direction.
     pub fn set(&self, way: Way, flow: Flow) {
-        self.told.flows[way as usize].send_replace(flow);
+        self.state.flows[way as usize].send_replace(flow);
     }
 
-    /// Both directions flow.
     pub fn pass(&self) {
         self.both(Flow::Pass);
     }
 
-    /// Nothing comes through any more, and no socket closes.
+    /// Delivers nothing in either direction and keeps all sockets open.
     pub fn go_silent(&self) {
         self.both(Flow::Hold);
     }
@@ -119,50 +115,48 @@ impl Proxy {
         self.set(Way::FromStore, flow);
     }
 
-    /// Closes every connection at both ends; new ones are taken.
+    /// Closes all open connections. New ones are accepted.
     pub fn cut(&self) {
-        self.told.cut.send_modify(|times| *times += 1);
+        self.state.cut.send_modify(|times| *times += 1);
     }
 
-    /// Ends this direction of every connection: its receiver sees the end, the other direction goes on.
+    /// Closes one direction of all open connections. The other direction keeps working.
     pub fn half_close(&self, way: Way) {
-        self.told.halves[way as usize].send_modify(|times| *times += 1);
+        self.state.halves[way as usize].send_modify(|times| *times += 1);
     }
 
-    /// Whether new connections are closed as soon as they are made.
+    /// If set, closes each new connection immediately.
     pub fn refuse(&self, refuses: bool) {
-        self.told.refuses.send_replace(refuses);
+        self.state.refuses.send_replace(refuses);
     }
 
-    /// Where new connections lead.
+    /// Sets the upstream of new connections.
     pub fn lead_to(&self, upstream: Upstream) {
-        self.told.upstream.send_replace(upstream);
+        self.state.upstream.send_replace(upstream);
     }
 
-    /// Connections taken so far.
     pub fn accepted(&self) -> usize {
-        self.told.accepted.load(SeqCst)
+        self.state.accepted.load(SeqCst)
     }
 
-    /// Connections that are open.
     pub fn open(&self) -> usize {
-        self.told.open.load(SeqCst)
+        self.state.open.load(SeqCst)
     }
 
-    /// Bytes read so far in one direction, lost ones among them.
+    /// Bytes read so far in one direction, including lost ones.
     pub fn bytes(&self, way: Way) -> u64 {
-        self.told.bytes[way as usize].load(SeqCst)
+        self.state.bytes[way as usize].load(SeqCst)
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // A plain drop would block, which a test that is itself async may not.
+        // A plain drop would block, which panics in an async test.
         self.runtime.take().unwrap().shutdown_background();
     }
 }
 
-impl Told {
+impl State {
     fn new(upstream: Upstream) -> Self {
         Self {
             upstream: watch::Sender::new(upstream),
@@ -178,30 +172,30 @@ impl Told {
     }
 }
 
-async fn accept(listener: TcpListener, told: Arc<Told>) {
+async fn accept(listener: TcpListener, state: Arc<State>) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
-        told.accepted.fetch_add(1, SeqCst);
-        if *told.refuses.borrow() {
+        state.accepted.fetch_add(1, SeqCst);
+        if *state.refuses.borrow() {
             continue;
         }
-        connections.spawn(connect(client, Arc::clone(&told)));
+        connections.spawn(connect(client, Arc::clone(&state)));
     }
 }
 
-async fn connect(client: TcpStream, told: Arc<Told>) {
+async fn connect(client: TcpStream, state: Arc<State>) {
     let _ = client.set_nodelay(true);
-    let _open = Open::count(&told);
-    let mut cut = told.cut.subscribe();
-    let upstream = told.upstream.borrow().clone();
+    let _open = Open::count(&state);
+    let mut cut = state.cut.subscribe();
+    let upstream = state.upstream.borrow().clone();
     let joined = async {
         match upstream {
             Upstream::Tcp(address) => {
                 let store = TcpStream::connect(address).await?;
                 store.set_nodelay(true)?;
-                join(client, store, &told).await;
+                join(client, store, &state).await;
             }
-            Upstream::Unix(path) => join(client, UnixStream::connect(path).await?, &told).await,
+            Upstream::Unix(path) => join(client, UnixStream::connect(path).await?, &state).await,
         }
         std::io::Result::Ok(())
     };
@@ -211,7 +205,7 @@ async fn connect(client: TcpStream, told: Arc<Told>) {
     }
 }
 
-async fn join<C, S>(client: C, store: S, told: &Told)
+async fn join<C, S>(client: C, store: S, state: &State)
 where
     C: AsyncRead + AsyncWrite,
     S: AsyncRead + AsyncWrite,
@@ -219,36 +213,35 @@ where
     let (from_client, to_client) = tokio::io::split(client);
     let (from_store, to_store) = tokio::io::split(store);
     tokio::join!(
-        carry(from_client, to_store, told, Way::ToStore),
-        carry(from_store, to_client, told, Way::FromStore),
+        carry(from_client, to_store, state, Way::ToStore),
+        carry(from_store, to_client, state, Way::FromStore),
     );
 }
 
-/// Carries one direction to its end.
-async fn carry(from: impl AsyncRead + Unpin, to: impl AsyncWrite + Unpin, told: &Told, way: Way) {
+async fn carry(from: impl AsyncRead + Unpin, to: impl AsyncWrite + Unpin, state: &State, way: Way) {
     let (late, arrivals) = mpsc::channel(1024);
-    let mut half = told.halves[way as usize].subscribe();
+    let mut half = state.halves[way as usize].subscribe();
     let reading = async move {
         tokio::select! {
-            () = read(from, told, way, late) => {}
+            () = read(from, state, way, late) => {}
             _ = half.changed() => {}
         }
     };
-    tokio::join!(reading, write(to, arrivals, told.flows[way as usize].subscribe()));
+    tokio::join!(reading, write(to, arrivals, state.flows[way as usize].subscribe()));
 }
 
 async fn read(
     mut from: impl AsyncRead + Unpin,
-    told: &Told,
+    state: &State,
     way: Way,
     late: mpsc::Sender<(Instant, Vec<u8>)>,
 ) {
     let mut buffer = vec![0; 16 * 1024];
-    let rewrite = told.rewrite.filter(|_| way == Way::ToStore);
+    let rewrite = state.rewrite.filter(|_| way == Way::ToStore);
     let mut begun = Vec::new();
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
-        told.bytes[way as usize].fetch_add(count as u64, SeqCst);
-        let flow = *told.flows[way as usize].borrow();
+        state.bytes[way as usize].fetch_add(count as u64, SeqCst);
+        let flow = *state.flows[way as usize].borrow();
         let delay = match flow {
             Flow::Lose => continue,
             Flow::Delay(delay) => delay,
@@ -265,7 +258,7 @@ async fn read(
     }
 }
 
-/// Rewrites `bytes`; what may go on as the text is taken off their end.
+/// Rewrites complete matches. Returns the end of `bytes` that may start another match.
 fn rewritten(bytes: &mut Vec<u8>, (text, other): Rewrite) -> Vec<u8> {
     let places: Vec<_> =
         bytes.windows(text.len()).enumerate().filter(|(_, its)| *its == text).collect();
@@ -294,13 +287,12 @@ async fn write(
     let _ = to.shutdown().await;
 }
 
-/// One open connection.
-struct Open<'a>(&'a Told);
+struct Open<'a>(&'a State);
 
 impl<'a> Open<'a> {
-    fn count(told: &'a Told) -> Self {
-        told.open.fetch_add(1, SeqCst);
-        Self(told)
+    fn count(state: &'a State) -> Self {
+        state.open.fetch_add(1, SeqCst);
+        Self(state)
     }
 }
 
@@ -336,7 +328,7 @@ mod tests {
         stream
     }
 
-    /// Asks, and returns what came until the answer was whole or the stream ended.
+    /// Sends `PING` and reads until the reply is complete or the connection closes.
     fn ping(mut stream: &TcpStream) -> std::io::Result<Vec<u8>> {
         stream.write_all(PING)?;
         let mut answer = Vec::new();
@@ -361,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_holds_back_each_answer_and_not_the_next_one_more() {
+    fn delays_of_one_direction_overlap() {
         let (_redis, proxy) = through();
         let mut stream = connect(&proxy);
         proxy.set(Way::FromStore, Flow::Delay(LONG));
@@ -382,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_closes_nothing_and_ends_with_what_was_held() {
+    fn silence_closes_no_connection_and_loses_no_bytes() {
         let (_redis, proxy) = through();
         let mut stream = connect(&proxy);
         assert_eq!(ping(&stream).unwrap(), PONG);
@@ -399,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_ends_every_connection_and_takes_new_ones() {
+    fn cut_closes_open_connections_and_refuse_closes_new_ones() {
         let (_redis, proxy) = through();
         let streams = [connect(&proxy), connect(&proxy)];
         for stream in &streams {
@@ -415,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn half_closed_toward_the_client_the_store_still_hears() {
+    fn half_close_toward_client_keeps_store_direction_open() {
         let (_redis, proxy) = through();
         let mut stream = connect(&proxy);
         assert_eq!(ping(&stream).unwrap(), PONG);
@@ -431,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn new_connections_lead_where_they_are_told_and_old_ones_stay() {
+    fn new_upstream_applies_only_to_new_connections() {
         let (_redis, proxy) = through();
         let old = connect(&proxy);
         assert_eq!(ping(&old).unwrap(), PONG);
@@ -443,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_rewritten_is_however_it_is_cut() {
+    fn text_split_across_writes_is_rewritten() {
         let redis = Redis::start();
         let proxy = Proxy::rewriting(Upstream::Unix(redis.socket()), b"before", b"after!");
         let mut stream = connect(&proxy);
@@ -457,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_does_not_come_later() {
+    fn lost_bytes_never_arrive_later() {
         let (_redis, proxy) = through();
         let mut stream = connect(&proxy);
         proxy.set(Way::FromStore, Flow::Lose);

@@ -1,4 +1,4 @@
-//! A real Redis of one's own, on a Unix socket in a directory that goes with it.
+//! Starts a real Redis on a Unix socket in a temporary directory.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,6 @@ use tempfile::TempDir;
 use super::resp::Client;
 use crate::waiting::until;
 
-/// A running server; dropped, it is killed and nothing of it stays.
 #[derive(Debug)]
 pub struct Redis {
     child: Child,
@@ -20,7 +19,7 @@ impl Redis {
         Self::start_with(&[])
     }
 
-    /// With more of the server's own flags.
+    /// Starts Redis with additional flags.
     pub fn start_with(flags: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let child = Command::new("redis-server")

@@ -1,19 +1,19 @@
-//! The smallest client of Redis: RESP2 over a socket, as many questions under way as one likes.
+//! Minimal RESP2 client over a Unix socket, with pipelining.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// What an answer may take: longer than a command may block.
+/// Socket timeout, longer than any command blocks.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What the server says.
+/// A RESP2 reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     Nil,
     Int(i64),
-    /// A status or a bulk string.
+    /// A simple string or a bulk string.
     Text(Vec<u8>),
     Error(String),
     Array(Vec<Value>),
@@ -27,7 +27,6 @@ impl Value {
         }
     }
 
-    /// The integers of an array of them.
     pub fn ints(&self) -> Vec<i64> {
         self.array().iter().map(Self::int).collect()
     }
@@ -47,7 +46,6 @@ impl Value {
     }
 }
 
-/// One connection.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
@@ -62,14 +60,14 @@ impl Client {
         Ok(Self { stream: BufReader::new(stream), unsent: Vec::new() })
     }
 
-    /// One question and its answer.
+    /// Sends one command and reads its reply.
     pub fn call(&mut self, parts: &[impl AsRef<[u8]>]) -> Value {
         self.queue(parts);
         self.flush();
         self.receive()
     }
 
-    /// Puts a question in line; [`Client::flush`] sends the line.
+    /// Adds a command to the pipeline. [`Client::flush`] sends it.
     pub fn queue(&mut self, parts: &[impl AsRef<[u8]>]) {
         self.unsent.extend(format!("*{}\r\n", parts.len()).into_bytes());
         for part in parts.iter().map(AsRef::as_ref) {
@@ -89,14 +87,14 @@ impl Client {
         sent
     }
 
-    /// As [`Client::call`], of a server that may hang up.
+    /// [`Client::call`] for a server that may close the connection.
     pub fn try_call(&mut self, parts: &[impl AsRef<[u8]>]) -> std::io::Result<Value> {
         self.queue(parts);
         self.send()?;
         self.try_receive()
     }
 
-    /// The next answer.
+    /// Reads the next reply.
     pub fn receive(&mut self) -> Value {
         self.try_receive().unwrap()
     }

@@ -1,4 +1,4 @@
-//! A real primary with a replica, and three sentinels that watch them.
+//! Starts a Redis primary with a replica and three sentinels.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use super::process::Process;
 use super::resp::Value;
 use crate::waiting::until;
 
-/// What the sentinels call the primary.
+/// Sentinel name of the primary.
 pub const NAME: &str = "shop";
 
-/// They take a primary that was not heard for this long for dead, in milliseconds.
+/// `down-after-milliseconds` of the sentinels.
 const DOWN_AFTER: u32 = 1_000;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Watched {
         Self::with(&[])
     }
 
-    /// With further flags for all of them.
+    /// [`Watched::start`] with additional flags for all processes.
     pub fn with(flags: &[&str]) -> Self {
         let at_once = ["--repl-diskless-sync-delay", "0"];
         let primary = Process::redis(&[&at_once, flags].concat());
@@ -38,13 +38,14 @@ impl Watched {
         watched
     }
 
-    /// What `--backend` takes after `scheme`, such as `redis+sentinel://user:password@`.
+    /// URL for `--backend` after `scheme`, for example `redis+sentinel://user:password@`.
     pub fn url(&self, scheme: &str) -> String {
         let sentinels: Vec<_> = self.sentinels.iter().map(Process::address).collect();
         format!("{scheme}{}/{NAME}", sentinels.join(","))
     }
 
-    /// Waits until every sentinel names the other: one that does not yet would make it follow the old primary, were that back.
+    /// Waits until every sentinel reports the former replica as the primary. A sentinel with an old
+    /// view would demote it when the old primary returns.
     pub fn wait_until_named(&self) {
         let port = self.replica.port.to_string();
         for sentinel in &self.sentinels {
@@ -54,13 +55,13 @@ impl Watched {
             };
             until("a sentinel names the new primary", names).unwrap();
         }
-        // On a busy machine it might be taken for down in its turn, and the old one be gone back to.
+        // Prevents a second failover on a busy machine.
         for sentinel in &self.sentinels {
             sentinel.order(&["SENTINEL", "SET", NAME, "down-after-milliseconds", "60000"]);
         }
     }
 
-    /// Waits until the one that was the primary follows the other.
+    /// Waits until the former primary replicates from the new one.
     pub fn wait_until_swapped(&self) {
         let follows = || match self.replica.try_tell(&["INFO", "replication"])?.text() {
             text if text.contains("role:master") && text.contains("state=online") => Ok(()),
@@ -69,7 +70,7 @@ impl Watched {
         until("the old primary follows the new one", follows).unwrap();
     }
 
-    /// Waits until the replica follows and every sentinel knows it and the other two.
+    /// Waits until replication works and the sentinels have discovered all other processes.
     pub fn wait_until_whole(&self) {
         let follows = || match self.replica.tell(&["INFO", "replication"]).text() {
             text if text.contains("master_link_status:up") => Ok(()),
@@ -88,7 +89,7 @@ impl Watched {
     }
 }
 
-/// A field of a list of names and values.
+/// Value of a field in a flat list of names and values.
 fn field(said: &Value, name: &str) -> String {
     let texts: Vec<_> = said.array().iter().map(Value::text).collect();
     texts.iter().position(|text| text == name).map_or_else(String::new, |at| texts[at + 1].clone())

@@ -1,9 +1,13 @@
-//! How long the machine ran nobody, as threads see it that only wake; and tries that do not count because of it.
+//! Measures scheduling delays of the machine and repeats attempts that they disturbed.
 //!
-//! Guarantees: as late as they are, whatever else was due on that core was, whether another process had it or the host did
-//! not give it. A bound is the same on every machine: a try that misses it while the machine paused is made again, and one
-//! that misses it else has failed. Leaves out: what a process waited for its own locks and threads, which is its own affair;
-//! and who made a core busy, which may be the service too.
+//! Guarantees:
+//! - Any delay counts: other processes, other threads, or CPU time stolen by the host.
+//! - Time bounds are the same on every machine.
+//! - An attempt that fails without a delay fails the test.
+//!
+//! Not covered:
+//! - Waits of the service for its own locks and threads.
+//! - The cause of a busy core, which may be the service itself.
 #![expect(clippy::print_stdout, reason = "which try did not count is part of the proof")]
 
 use std::num::NonZero;
@@ -14,29 +18,29 @@ use std::time::{Duration, Instant};
 
 use crate::waiting::now;
 
-/// Why a try does not count.
-pub struct Spoiled(pub String);
+/// Reason to ignore an attempt.
+pub struct Disturbed(pub String);
 
-/// Makes a try, and twice more at most where the machine spoiled the one before.
-pub fn undisturbed(mut one_try: impl FnMut() -> Result<(), Spoiled>) {
-    let mut spoiled = Vec::new();
-    while let Err(Spoiled(why)) = one_try() {
+/// Runs an attempt at most three times, until one is undisturbed.
+pub fn retry_disturbed(mut attempt: impl FnMut() -> Result<(), Disturbed>) {
+    let mut reasons = Vec::new();
+    while let Err(Disturbed(why)) = attempt() {
         println!("does not count: {why}");
-        spoiled.push(why);
-        assert!(spoiled.len() < 3, "no try counts: {spoiled:#?}");
+        reasons.push(why);
+        assert!(reasons.len() < 3, "no try counts: {reasons:#?}");
     }
 }
 
-/// Two for each core, from their start until they are stopped or dropped.
+/// Two sleeping threads for each core, which record their late wake-ups.
 pub struct Watchers {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<Pause>>>,
 }
 
-/// From when one of them was due to when it ran.
+/// Scheduled and actual wake-up time of a thread.
 type Pause = (Instant, Instant);
 
-/// What each of them saw.
+/// Pauses of each thread.
 pub struct Pauses(Vec<Vec<Pause>>);
 
 impl Watchers {
@@ -63,25 +67,25 @@ impl Drop for Watchers {
 }
 
 impl Pauses {
-    /// How long one of them did not run in this time altogether, the one that saw most.
+    /// Longest total pause of any thread in this interval.
     pub fn altogether(&self, time: Pause) -> Duration {
         let each = self.0.iter().map(|seen| seen.iter().map(|&pause| shared(pause, time)).sum());
         each.max().unwrap_or_default()
     }
 
-    /// The same at one time.
+    /// Longest single pause in this interval.
     pub fn longest(&self, time: Pause) -> Duration {
         let all = self.0.iter().flatten().map(|&pause| shared(pause, time));
         all.max().unwrap_or_default()
     }
 }
 
-/// How much of a pause lies in this time.
+/// Overlap of a pause with an interval.
 fn shared((due, ran): Pause, (from, to): Pause) -> Duration {
     ran.min(to).saturating_duration_since(due.max(from))
 }
 
-/// Wakes until it is `over`; less than 2 ms at one time is no pause.
+/// Records pauses of at least 2 ms until `over` is set.
 fn watch(over: &AtomicBool) -> Vec<Pause> {
     const TICK: Duration = Duration::from_millis(1);
     const NO_PAUSE: Duration = Duration::from_millis(2);
@@ -98,7 +102,7 @@ fn watch(over: &AtomicBool) -> Vec<Pause> {
 }
 
 #[test]
-fn only_what_lies_in_the_time_counts_and_of_one_watcher() {
+fn pauses_count_per_thread_within_the_interval() {
     let at = |millis| now_plus(millis);
     let pauses = Pauses(vec![vec![(at(0), at(10)), (at(20), at(25))], vec![(at(8), at(20))]]);
     let millis = Duration::from_millis;
@@ -109,7 +113,7 @@ fn only_what_lies_in_the_time_counts_and_of_one_watcher() {
     assert_eq!(pauses.longest((at(26), at(30))), Duration::ZERO);
 }
 
-/// So long after one instant that is always the same.
+/// Instant relative to a fixed start.
 #[cfg(test)]
 fn now_plus(millis: u64) -> Instant {
     static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();

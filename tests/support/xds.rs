@@ -1,4 +1,7 @@
-//! A small management server: aggregated discovery, state of the world, whose responses a test chooses.
+//! xDS server for aggregated discovery (state of the world) with responses chosen by the test.
+//!
+//! Not covered:
+//! - Delta discovery.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -24,7 +27,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::waiting::until;
 
-/// A request as it came, with its stream's headers.
+/// A request and the headers of its stream.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub headers: MetadataMap,
@@ -34,13 +37,12 @@ pub struct Asked {
 #[derive(Clone)]
 struct State {
     asked: Arc<Mutex<Vec<Asked>>>,
-    /// What a new stream is told at once.
+    /// First response of a new stream.
     latest: Arc<Mutex<Option<DiscoveryResponse>>>,
-    /// What all open streams are told; nothing ends them.
-    told: broadcast::Sender<Option<DiscoveryResponse>>,
+    /// Responses to all open streams. `None` closes them.
+    updates: broadcast::Sender<Option<DiscoveryResponse>>,
 }
 
-/// A running server; dropped, it is gone with its streams.
 pub struct Xds {
     runtime: Runtime,
     pub address: SocketAddr,
@@ -57,7 +59,7 @@ impl Xds {
         Self::start_at("127.0.0.1:0".parse().unwrap(), Some(Arc::new(Tls::new(files).unwrap())))
     }
 
-    /// On an address that one before it had.
+    /// Starts a server on an address, for example that of a stopped one.
     pub fn start_at(address: SocketAddr, tls: Option<Arc<Tls>>) -> Self {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
@@ -66,8 +68,11 @@ impl Xds {
         });
         let listener = listener.unwrap();
         let address = listener.local_addr().unwrap();
-        let state =
-            State { asked: Arc::default(), latest: Arc::default(), told: broadcast::channel(64).0 };
+        let state = State {
+            asked: Arc::default(),
+            latest: Arc::default(),
+            updates: broadcast::channel(64).0,
+        };
         let (stop, stopped) = oneshot::channel();
         let service = AggregatedDiscoveryServiceServer::new(state.clone());
         runtime.spawn(async move {
@@ -81,7 +86,7 @@ impl Xds {
         Self { runtime, address, state, stop: Some(stop) }
     }
 
-    /// Tells all streams, and those to come, that this is all there is.
+    /// Publishes the complete configuration to open and future streams.
     pub fn tell(&self, version: &str, configs: &[RateLimitConfig]) {
         let any = |config: &RateLimitConfig| Any {
             type_url: TYPE_URL.to_owned(),
@@ -99,20 +104,19 @@ impl Xds {
             ..DiscoveryResponse::default()
         };
         *self.state.latest.lock().unwrap() = Some(response.clone());
-        let _ = self.state.told.send(Some(response));
+        let _ = self.state.updates.send(Some(response));
     }
 
-    /// Ends every stream.
     pub fn hang_up(&self) {
-        let _ = self.state.told.send(None);
+        let _ = self.state.updates.send(None);
     }
 
-    /// What was asked so far.
+    /// Requests so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
     }
 
-    /// The answer to the response of this version: acknowledged, or what is wrong with it.
+    /// Waits for the reply to a response: its version, and the error message of a NACK.
     pub fn answer(&self, version: &str) -> (String, Option<String>) {
         let nonce = format!("n{version}");
         let answer = until("an answer to a response", || {
@@ -149,7 +153,7 @@ impl AggregatedDiscoveryService for State {
     ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
         let headers = request.metadata().clone();
         let mut requests = request.into_inner();
-        let (state, mut told) = (self.clone(), self.told.subscribe());
+        let (state, mut updates) = (self.clone(), self.updates.subscribe());
         let asked = Arc::clone(&self.asked);
         let (to_client, responses) = tokio::sync::mpsc::channel(64);
         tokio::spawn(async move {
@@ -158,16 +162,16 @@ impl AggregatedDiscoveryService for State {
             }
         });
         let latest = state.latest.lock().unwrap().clone();
-        // As servers in Go do: a stream has no head before its first response.
+        // As with servers in Go, the response headers come with the first response.
         let first = match latest {
             Some(latest) => Some(latest),
-            None => told.recv().await.ok().flatten(),
+            None => updates.recv().await.ok().flatten(),
         };
         tokio::spawn(async move {
             if let Some(first) = first {
                 let _ = to_client.send(Ok(first)).await;
             }
-            while let Ok(Some(response)) = told.recv().await {
+            while let Ok(Some(response)) = updates.recv().await {
                 if to_client.send(Ok(response)).await.is_err() {
                     break;
                 }

@@ -1,8 +1,13 @@
-//! The real binary tells a real collector.
+//! Traces and metrics that the real binary exports to a real collector.
 //!
-//! Guarantees: spans of every protocol are children of the caller's; counts are those of `/metrics`; nothing of a question's keys
-//! and values is told; a collector that is gone costs no answer.
-//! Leaves out: what the SDK does by itself: batches, samplers, `OTEL_RESOURCE_ATTRIBUTES`.
+//! Guarantees:
+//! - Spans of every protocol are children of the caller's span.
+//! - Decision counts are exported.
+//! - Descriptor keys and values are never exported.
+//! - An unreachable collector does not affect checks.
+//!
+//! Not covered:
+//! - The OpenTelemetry SDK itself, such as batching and sampling.
 
 use std::path::Path;
 
@@ -56,7 +61,6 @@ fn json(service: &Service, headers: &[(&str, &str)]) -> u16 {
     http1::call(service.http, "POST", "/json", headers, Some(QUESTION.as_bytes())).unwrap().status
 }
 
-/// Asks by gRPC, with this header.
 fn grpc(service: &Service, header: (&'static str, &str)) {
     let entry = Entry { key: "api_key".into(), value: "s3cret".into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..Default::default() };
@@ -75,7 +79,7 @@ fn grpc(service: &Service, header: (&'static str, &str)) {
     });
 }
 
-/// The spans, once there are so many.
+/// Waits for at least `many` spans.
 fn spans(collector: &Collector, many: usize) -> Vec<Span> {
     until("spans", || {
         let spans = collector.spans();
@@ -94,12 +98,12 @@ fn named<'s>(spans: &'s [Span], name: &str) -> &'s Span {
 }
 
 #[test]
-fn a_question_is_a_child_of_its_callers_span_and_the_parent_of_its_parts() {
+fn a_check_span_links_the_caller_and_its_stages() {
     let (collector, redis, limits) = (Collector::start(), Redis::start(), limits());
     let backend = format!("redis+unix://{}", redis.socket().display());
     let flags = ["--backend", &backend, "--backend-deadline", "20s"];
     let service = serve(limits.path(), &flags, &collector.endpoint());
-    // Until Redis is connected; who says not to sample leaves no span.
+    // Wait until Redis is connected. Unsampled requests leave no span.
     let connected = || match json(&service, &[("b3", "0")]) {
         200 => Ok(()),
         other => Err(other.to_string()),
@@ -126,7 +130,7 @@ fn a_question_is_a_child_of_its_callers_span_and_the_parent_of_its_parts() {
 }
 
 #[test]
-fn the_http_doors_go_on_with_b3_and_w3c() {
+fn http_endpoints_accept_b3_and_w3c_trace_context() {
     let (collector, limits) = (Collector::start(), limits());
     let service = serve(limits.path(), &["--hooks", HOOKS], &collector.endpoint());
     assert_eq!(json(&service, &[("b3", &format!("{TRACE}-{SPAN}-1"))]), 200);
@@ -146,7 +150,7 @@ fn the_http_doors_go_on_with_b3_and_w3c() {
 }
 
 #[test]
-fn a_programs_acquire_is_a_child_of_its_span() {
+fn an_acquire_span_is_a_child_of_the_caller() {
     let (collector, limits) = (Collector::start(), limits());
     let service = serve(limits.path(), &[], &collector.endpoint());
     let entries = vec![Own { key: "api_key".into(), value: "s3cret".into() }];
@@ -166,7 +170,7 @@ fn a_programs_acquire_is_a_child_of_its_span() {
 }
 
 #[test]
-fn each_acquire_of_a_stream_is_a_child_of_the_span_that_the_stream_names() {
+fn each_acquire_on_a_stream_has_its_own_span() {
     let (collector, limits) = (Collector::start(), limits());
     let service = serve(limits.path(), &[], &collector.endpoint());
     let ask = |id: &str| {
@@ -200,12 +204,12 @@ fn each_acquire_of_a_stream_is_a_child_of_the_span_that_the_stream_names() {
 }
 
 #[test]
-fn who_is_not_sampled_has_no_span_and_is_answered() {
+fn unsampled_requests_have_no_span() {
     let (collector, limits) = (Collector::start(), limits());
     let service = serve(limits.path(), &[], &collector.endpoint());
     assert_eq!(json(&service, &[("traceparent", &format!("00-{TRACE}-{SPAN}-00"))]), 200);
     assert_eq!(json(&service, &[("b3", "0")]), 200);
-    // The third, which is sampled, is told after the others would have been.
+    // The third request is sampled. Its span would arrive after those of the others.
     assert_eq!(json(&service, &[]), 429);
     let spans = spans(&collector, 2);
     let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
@@ -215,16 +219,16 @@ fn who_is_not_sampled_has_no_span_and_is_answered() {
 }
 
 #[test]
-fn no_key_and_no_value_is_told() {
+fn descriptor_keys_and_values_are_not_exported() {
     let (collector, limits) = (Collector::start(), limits());
     let service = serve(limits.path(), &[], &collector.endpoint());
     json(&service, &[]);
-    let told = format!("{:?}", spans(&collector, 2));
-    assert!(!told.contains("s3cret") && !told.contains("api_key"), "{told}");
+    let exported = format!("{:?}", spans(&collector, 2));
+    assert!(!exported.contains("s3cret") && !exported.contains("api_key"), "{exported}");
 }
 
 #[test]
-fn the_last_spans_are_told_before_the_process_ends() {
+fn shutdown_exports_the_remaining_spans() {
     let (collector, limits) = (Collector::start(), limits());
     let endpoint = collector.endpoint();
     let environment =
@@ -238,12 +242,12 @@ fn the_last_spans_are_told_before_the_process_ends() {
 }
 
 #[test]
-fn counts_are_told_as_the_page_has_them() {
+fn decision_counts_are_exported_as_monotonic_sums() {
     let (collector, limits) = (Collector::start(), limits());
     let service = serve(limits.path(), &[], &collector.endpoint());
     let statuses = [(); 5].map(|()| json(&service, &[]));
     assert_eq!(statuses, [200, 200, 429, 429, 429]);
-    let told = |verdict: &str| {
+    let exported = |verdict: &str| {
         let metrics = collector.metrics("sluicegate_questions_answered_total");
         let last = metrics.last()?.data.clone()?;
         let Data::Sum(sum) = last else { panic!("{last:?}") };
@@ -257,7 +261,7 @@ fn counts_are_told_as_the_page_has_them() {
             Value::AsInt(_) => None,
         }
     };
-    until("counts", || match (told("admit"), told("deny")) {
+    until("counts", || match (exported("admit"), exported("deny")) {
         (Some(2.0), Some(3.0)) => Ok(()),
         other => Err(format!("{other:?}")),
     })
@@ -267,7 +271,7 @@ fn counts_are_told_as_the_page_has_them() {
 }
 
 #[test]
-fn a_collector_that_is_gone_costs_no_answer() {
+fn an_unreachable_collector_does_not_affect_checks() {
     let limits = limits();
     let endpoint = Collector::start().endpoint();
     let mut service = serve(limits.path(), &["--drain-delay", "0ms"], &endpoint);
@@ -280,7 +284,7 @@ fn a_collector_that_is_gone_costs_no_answer() {
 }
 
 #[test]
-fn what_cannot_be_told_is_said_and_the_service_serves() {
+fn an_unsupported_otlp_protocol_is_logged_and_checks_continue() {
     let limits = limits();
     let environment = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"),

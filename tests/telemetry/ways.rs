@@ -1,4 +1,4 @@
-//! The ways to a collector: gRPC and HTTP, plain text and TLS; and who it is that tells.
+//! Connections to a collector by gRPC, HTTP and TLS, and the resource attributes.
 
 use super::{json, limits, spans};
 use crate::service::Service;
@@ -11,16 +11,16 @@ fn serve(limits: &tempfile::TempDir, environment: &[(&str, &str)]) -> Service {
     Service::start_under(limits.path(), &[], &[&quick, environment].concat()).unwrap()
 }
 
-fn counts_come(collector: &Collector) {
-    let told = || match collector.metrics("sluicegate_questions_answered_total").len() {
+fn wait_for_counts(collector: &Collector) {
+    let counts = || match collector.metrics("sluicegate_questions_answered_total").len() {
         0 => Err("none".to_owned()),
         _ => Ok(()),
     };
-    until("counts", told).unwrap();
+    until("counts", counts).unwrap();
 }
 
 #[test]
-fn over_http_spans_and_counts_go_to_paths_of_their_own() {
+fn otlp_http_uses_one_path_per_signal() {
     let (collector, limits) = (Collector::start(), limits());
     let endpoint = collector.endpoint();
     let service = serve(
@@ -32,13 +32,13 @@ fn over_http_spans_and_counts_go_to_paths_of_their_own() {
     );
     assert_eq!(json(&service, &[]), 200);
     assert_eq!(spans(&collector, 2).iter().filter(|span| span.name == "POST /json").count(), 1);
-    counts_come(&collector);
+    wait_for_counts(&collector);
     let paths = collector.paths();
     assert!(paths.contains(&"/v1/traces") && paths.contains(&"/v1/metrics"), "{paths:?}");
 }
 
 #[test]
-fn one_signal_may_go_another_way_than_the_other() {
+fn signals_can_have_different_endpoints_and_protocols() {
     let (grpc, http, limits) = (Collector::start(), Collector::start(), limits());
     let traces = format!("{}/v1/traces", http.endpoint());
     let counts = grpc.endpoint();
@@ -52,15 +52,15 @@ fn one_signal_may_go_another_way_than_the_other() {
     );
     json(&service, &[]);
     spans(&http, 2);
-    counts_come(&grpc);
+    wait_for_counts(&grpc);
     assert!(grpc.spans().is_empty() && grpc.paths().is_empty());
     assert!(http.paths().iter().all(|path| *path == "/v1/traces"));
 }
 
 #[test]
-fn in_tls_a_collector_is_told_if_who_was_named_signed_it_and_sees_our_certificate() {
+fn mutual_tls_works_with_a_configured_ca() {
     let authority = Authority::new();
-    let (own, us) = (authority.sign(&["127.0.0.1"]), authority.sign(&["sluicegate"]));
+    let (own, client) = (authority.sign(&["127.0.0.1"]), authority.sign(&["sluicegate"]));
     let (ca, limits) = (authority.ca(), limits());
     for protocol in ["grpc", "http/protobuf"] {
         let collector = Collector::start_with_tls(&own, Some(ca.clone()));
@@ -71,26 +71,26 @@ fn in_tls_a_collector_is_told_if_who_was_named_signed_it_and_sees_our_certificat
                 ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
                 ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
                 ("OTEL_EXPORTER_OTLP_CERTIFICATE", &ca),
-                ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", &us.certificate),
-                ("OTEL_EXPORTER_OTLP_CLIENT_KEY", &us.key),
+                ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", &client.certificate),
+                ("OTEL_EXPORTER_OTLP_CLIENT_KEY", &client.key),
             ],
         );
         json(&service, &[]);
         spans(&collector, 2);
-        counts_come(&collector);
+        wait_for_counts(&collector);
     }
 }
 
 #[test]
-fn in_tls_nobody_else_is_told_and_the_systems_authorities_hold_where_none_is_named() {
+fn tls_verifies_against_configured_or_system_cas() {
     let (authority, other) = (Authority::new(), Authority::new());
     let (own, limits) = (authority.sign(&["127.0.0.1"]), limits());
     let (ca, others) = (authority.ca(), other.ca());
     for protocol in ["grpc", "http/protobuf"] {
-        let untold = Collector::start_with_tls(&own, None);
-        let told = Collector::start_with_tls(&own, None);
-        let signals = [untold.endpoint(), told.endpoint()];
-        // The one signal believes the wrong authority, the other the system's, which is the right one.
+        let unverified = Collector::start_with_tls(&own, None);
+        let verified = Collector::start_with_tls(&own, None);
+        let signals = [unverified.endpoint(), verified.endpoint()];
+        // Traces trust the wrong CA. Metrics trust the system CAs, which include the right one.
         let paths = if protocol == "grpc" { ["", ""] } else { ["/v1/traces", "/v1/metrics"] };
         let [traces, counts] = [0, 1].map(|at: usize| format!("{}{}", signals[at], paths[at]));
         let service = serve(
@@ -104,13 +104,13 @@ fn in_tls_nobody_else_is_told_and_the_systems_authorities_hold_where_none_is_nam
             ],
         );
         assert_eq!(json(&service, &[]), 200);
-        counts_come(&told);
-        assert!(untold.spans().is_empty());
+        wait_for_counts(&verified);
+        assert!(unverified.spans().is_empty());
     }
 }
 
 #[test]
-fn who_tells_is_named_by_the_environment_else_by_the_settings_and_every_process_is_another() {
+fn otel_variables_override_settings_in_resource_attributes() {
     let (collector, limits) = (Collector::start(), limits());
     let endpoint = collector.endpoint();
     let service = serve(
@@ -131,9 +131,9 @@ fn who_tells_is_named_by_the_environment_else_by_the_settings_and_every_process_
     assert!(parts == [8, 4, 4, 4, 12] && id.as_bytes()[14] == b'4', "{id}");
 }
 
-/// What Envoy Gateway sets where tracing is configured.
+/// Envoy Gateway sets these variables if tracing is configured.
 #[test]
-fn under_the_name_ratelimit_its_variables_say_how_and_only_spans_are_told() {
+fn compatibility_mode_reads_tracing_variables_and_exports_only_spans() {
     let collector = Collector::start();
     let endpoint = collector.endpoint();
     let traced = |rate: &str| {
@@ -153,8 +153,8 @@ fn under_the_name_ratelimit_its_variables_say_how_and_only_spans_are_told() {
     assert_eq!(crate::drop_in::process::ask(&never), 200);
     let (_root, always) = traced("1.0");
     assert_eq!(crate::drop_in::process::ask(&always), 200);
-    let told = spans(&collector, 2);
-    assert_eq!(told.iter().filter(|span| span.name == "POST /json").count(), 1);
+    let exported = spans(&collector, 2);
+    assert_eq!(exported.iter().filter(|span| span.name == "POST /json").count(), 1);
     let named = ["service.name", "service.namespace", "service.instance.id"];
     let wanted = ["envoy-ratelimit", "envoy-gateway-system", "pod-1"];
     assert_eq!(

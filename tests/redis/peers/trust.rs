@@ -1,4 +1,4 @@
-//! Whom replicas believe: the fleet's secret, its certificates, and nobody else.
+//! Authentication between replicas, by secret and by certificate.
 
 use prost::Message as _;
 use sluicegate::edge::grpc::peer::api::peers_client::PeersClient;
@@ -8,7 +8,7 @@ use sluicegate::engine::peers::name;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::{By, Scene, counts, id, letters};
+use super::{Protocol, Scene, id, peer_events, wait_for_count};
 use crate::service::Service;
 use crate::support::certificates::Authority;
 use crate::waiting::{PATIENCE, until};
@@ -31,24 +31,24 @@ fn sealed(mut parcel: Parcel, secret: &str) -> Parcel {
 }
 
 impl Scene {
-    /// Delivers it to the first replica, as anybody could who reaches its port.
+    /// Sends it to the first replica, as any client with access to the port could.
     fn deliver(&self, parcel: Parcel) -> Result<Vec<i32>, Code> {
         let _inside = self.runtime.enter();
-        let desk = Endpoint::from_shared(format!("http://{}", self.desk(0))).unwrap();
-        let desk = desk.timeout(PATIENCE);
-        let mut client = PeersClient::new(desk.connect_lazy());
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.peer_address(0))).unwrap();
+        let endpoint = endpoint.timeout(PATIENCE);
+        let mut client = PeersClient::new(endpoint.connect_lazy());
         let delivered = self.runtime.block_on(client.deliver(parcel));
         delivered.map(|receipt| receipt.into_inner().answers).map_err(|status| status.code())
     }
 }
 
 #[test]
-fn only_a_parcel_that_the_fleet_sealed_is_heeded_and_only_once() {
+fn only_valid_seals_are_accepted_and_only_once() {
     let scene = Scene::with(2, &["--peer-secret", SECRET]);
     let [first, second, third] = [1, 2, 3].map(id);
-    let a = scene.acquire(By::Rls, 0, &first);
-    scene.acquire(By::Rls, 0, &second);
-    let b = scene.acquire(By::Rls, 1, &third);
+    let a = scene.acquire(Protocol::Rls, 0, &first);
+    scene.acquire(Protocol::Rls, 0, &second);
+    let b = scene.acquire(Protocol::Rls, 1, &third);
     let ends = |id: &str| vec![letter(id)];
 
     let good = parcel(&b, &a, 1_000, ends(&first));
@@ -58,7 +58,7 @@ fn only_a_parcel_that_the_fleet_sealed_is_heeded_and_only_once() {
     let mut changed = sealed(good.clone(), SECRET);
     changed.letters = Letters { letters: ends(&second) }.encode_to_vec();
     assert_eq!(scene.deliver(changed), Err(Code::PermissionDenied), "the seal of another parcel");
-    assert_eq!(letters(&scene.fleet[0], "refused"), 3);
+    assert_eq!(peer_events(&scene.fleet[0], "refused"), 3);
     assert_eq!(scene.in_flight(0), 2, "nothing was heeded");
 
     let good = sealed(good, SECRET);
@@ -84,15 +84,15 @@ fn only_a_parcel_that_the_fleet_sealed_is_heeded_and_only_once() {
     let mixed = vec![letter("!"), letter(&third), letter(&second)];
     let want = [Answer::Malformed, Answer::Unknown, Answer::Held].map(i32::from);
     assert_eq!(scene.deliver(sealed(parcel(&b, &a, 1_004, mixed), SECRET)), Ok(want.to_vec()));
-    scene.is_free(0);
-    assert_eq!(scene.remembered(), [0, 0]);
+    scene.wait_until_idle(0);
+    assert_eq!(scene.early_releases(), [0, 0]);
     for service in &scene.fleet {
         assert!(!service.log().contains(SECRET) && !service.said.contains(SECRET));
     }
 }
 
 #[test]
-fn a_fleet_with_a_secret_passes_ends_on_and_one_with_another_is_not_heard() {
+fn a_replica_with_another_secret_is_rejected() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("{SECRET}\n")).unwrap();
     let file = file.path().display().to_string();
@@ -103,19 +103,19 @@ fn a_fleet_with_a_secret_passes_ends_on_and_one_with_another_is_not_heard() {
         vec!["--peer-secret", "the-secret-of-another-fleet"],
     ]);
     let (first, second) = (id(1), id(2));
-    let owner = scene.acquire(By::Rls, 0, &first);
-    scene.acquire(By::Rls, 0, &second);
-    scene.release(By::Rls, 2, &first, &owner);
-    counts(&scene.fleet[2], "late", 1);
+    let owner = scene.acquire(Protocol::Rls, 0, &first);
+    scene.acquire(Protocol::Rls, 0, &second);
+    scene.release(Protocol::Rls, 2, &first, &owner);
+    wait_for_count(&scene.fleet[2], "late", 1);
     assert_eq!(scene.in_flight(0), 2);
     assert!(scene.fleet[2].log().contains("is `peer_secret` the same everywhere?"));
-    scene.release(By::Rls, 1, &first, &owner);
-    scene.release(By::Rls, 1, &second, "");
-    scene.is_free(0);
+    scene.release(Protocol::Rls, 1, &first, &owner);
+    scene.release(Protocol::Rls, 1, &second, "");
+    scene.wait_until_idle(0);
 }
 
 #[test]
-fn a_secret_is_replaced_at_one_replica_after_the_other_and_no_end_is_lost() {
+fn rolling_secret_rotation_loses_no_release() {
     let (old, new) = (SECRET, "the-secret-of-this-fleet-2");
     let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
     for file in &files {
@@ -125,9 +125,9 @@ fn a_secret_is_replaced_at_one_replica_after_the_other_and_no_end_is_lost() {
     let flags = paths.each_ref().map(|path| vec!["--peer-secret-file", &**path]);
     let mut scene = Scene::each(&flags);
     let pass_on = |scene: &Scene, from: usize, to: usize, number: usize| {
-        let owner = scene.acquire(By::Permits, to, &id(number));
-        assert!(scene.tell(from, &id(number), &owner), "{}", scene.fleet[to].log());
-        scene.is_free(to);
+        let owner = scene.acquire(Protocol::Permits, to, &id(number));
+        assert!(scene.release_by_api(from, &id(number), &owner), "{}", scene.fleet[to].log());
+        scene.wait_until_idle(to);
     };
     let read_anew = |service: &crate::service::Service, words: &str| {
         until(words, || match service.log() {
@@ -141,9 +141,9 @@ fn a_secret_is_replaced_at_one_replica_after_the_other_and_no_end_is_lost() {
     read_anew(&scene.fleet[0], words);
     pass_on(&scene, 0, 1, 1);
     pass_on(&scene, 1, 0, 2);
-    // Who starts meanwhile knows the new one alone.
+    // A replica that starts now knows only the new secret.
     scene.fleet.push(scene.serve("c", &["--peer-secret", new]));
-    scene.see_each_other();
+    scene.wait_until_peers_known();
     pass_on(&scene, 0, 2, 3);
     pass_on(&scene, 2, 0, 4);
     std::fs::write(files[1].path(), "short").unwrap();
@@ -154,13 +154,13 @@ fn a_secret_is_replaced_at_one_replica_after_the_other_and_no_end_is_lost() {
     pass_on(&scene, 1, 2, 6);
     pass_on(&scene, 2, 1, 7);
     for service in &scene.fleet {
-        assert_eq!(letters(service, "refused"), 0);
+        assert_eq!(peer_events(service, "refused"), 0);
         assert!(!service.log().contains(new) && !service.log().contains(old));
     }
 }
 
 #[test]
-fn a_fleet_with_certificates_passes_ends_on_and_strangers_are_not_heard() {
+fn peers_without_a_trusted_certificate_are_rejected() {
     let (authority, other) = (Authority::new(), Authority::new());
     let (ours, theirs) = (authority.sign(&["peers.sluicegate"]), other.sign(&["peers.sluicegate"]));
     let misnamed = authority.sign(&["somebody.else"]);
@@ -179,25 +179,25 @@ fn a_fleet_with_certificates_passes_ends_on_and_strangers_are_not_heard() {
         let members = members.each_ref().map(|flags| flags.iter().map(|flag| &**flag).collect());
         let scene = Scene::each(&members);
         let id = id(1);
-        let owner = scene.acquire(By::Rls, 0, &id);
-        scene.release(By::Rls, 2, &id, &owner);
-        counts(&scene.fleet[2], "late", 1);
-        assert_eq!((scene.in_flight(0), letters(&scene.fleet[0], "received")), (1, 0));
-        scene.release(By::Rls, 1, &id, &owner);
-        scene.is_free(0);
+        let owner = scene.acquire(Protocol::Rls, 0, &id);
+        scene.release(Protocol::Rls, 2, &id, &owner);
+        wait_for_count(&scene.fleet[2], "late", 1);
+        assert_eq!((scene.in_flight(0), peer_events(&scene.fleet[0], "received")), (1, 0));
+        scene.release(Protocol::Rls, 1, &id, &owner);
+        scene.wait_until_idle(0);
         let plain = parcel(&owner, &owner, 1, Vec::new());
         assert!(scene.deliver(plain).is_err(), "plain text");
     }
 }
 
 #[test]
-fn who_would_be_open_to_strangers_does_not_start_and_says_what_would_do() {
+fn insecure_peer_settings_prevent_startup() {
     let scene = Scene::of(0);
     let url = scene.store.url();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "short\n").unwrap();
     let path = file.path().display().to_string();
-    for (flags, said) in [
+    for (flags, expected) in [
         (&["--peer-host", "0.0.0.0"][..], "set peer_secret_file"),
         (&["--peer-host", "0.0.0.0", "--peer-secret", SECRET], "set peer_address"),
         (&["--peer-secret", "short"], "shorter than 16"),
@@ -211,7 +211,7 @@ fn who_would_be_open_to_strangers_does_not_start_and_says_what_would_do() {
         let all: Vec<_> = ["--backend", &url].iter().chain(flags).map(|&f| f.to_owned()).collect();
         let refused = Service::start(scene.limits.path(), &all);
         let why = refused.err().expect("it must not start");
-        assert!(why.contains(said), "{flags:?}: {why}");
+        assert!(why.contains(expected), "{flags:?}: {why}");
         assert!(!why.contains(SECRET) && !why.contains("short\n"), "{why}");
     }
 }
