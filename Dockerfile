@@ -1,16 +1,16 @@
 # syntax=docker/dockerfile:1
-# The service on glibc and nothing else: no shell, nobody's user, a root that may be read-only.
+# The service on glibc, without a shell and without root. The root file system may be read-only.
 #
 #   docker build -t sluicegate .
 #   docker buildx build --platform linux/amd64,linux/arm64 --sbom=true --provenance=true -t … --push .
-#   docker build --target sbom --output sbom .        (the crates of this build, as CycloneDX)
+#   docker build --target sbom --output sbom .        (this build's crates, as CycloneDX)
 
 FROM docker.io/library/rust:1.89-bookworm AS source
 WORKDIR /build
-# Read by the allocator's build: huge pages.
+# Enables huge pages in the allocator's build.
 COPY .cargo .cargo
 COPY Cargo.toml Cargo.lock ./
-# Cargo.toml names them, so they have to be there.
+# Cargo.toml requires these files.
 COPY benches benches
 COPY tests/all.rs tests/all.rs
 COPY proto proto
@@ -21,7 +21,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
     cargo build --release --locked --bin sluicegate --config 'profile.release.strip="debuginfo"' \
     && mkdir -p /out/bin \
     && cp target/release/sluicegate /out/bin/sluicegate \
-    # What the image of envoyproxy/ratelimit is started as.
+    # The program's name in the image of envoyproxy/ratelimit.
     && ln -s sluicegate /out/bin/ratelimit
 
 FROM source AS list

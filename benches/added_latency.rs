@@ -1,11 +1,16 @@
-//! What a request through a real Envoy costs more with each hook.
+//! Measures the latency that each hook adds to a request through a real Envoy.
 //!
-//! Four Envoys with the shipped configurations, one of them without any filter of ours, stand before one upstream. One
-//! client with one connection asks them in turns, so that whatever else the machine does is shared by all. What is
-//! compared is the median of one request, from its first byte sent to its last byte read. Each hook adds wakes of sleeping
-//! threads, which takes a virtual machine far longer where its idle processors halt; so all is measured twice, with
-//! processors that halt as they like and with processors that are kept awake, where that may be asked for.
-//! `cargo bench --bench added_latency` prints a table; it needs the Envoy that `scripts/test.sh` installs.
+//! `cargo bench --bench added_latency` prints a table. It needs the Envoy that `scripts/test.sh`
+//! installs.
+//!
+//! Four Envoys share one upstream: three with the shipped configurations, one without our filters.
+//! A client sends requests to each of them in turn over one connection. Other load on the machine
+//! therefore affects all of them. The result is the median time of a request, from the first byte
+//! sent to the last byte read.
+//!
+//! Each hook wakes sleeping threads. On a virtual machine a wake takes far longer if idle
+//! processors halt. The bench therefore runs twice: with processors that halt, and, if permitted,
+//! with processors that are kept awake.
 
 #![allow(missing_docs, clippy::disallowed_methods, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -28,7 +33,7 @@ const HOOKS: &str = r#"[{"name": "edge", "domain": "edge", "descriptors": [
 const LIMITS: &str =
     "domain: edge\ndescriptors:\n- key: upstream\n  value: all\n  concurrency: {limit: 100}\n";
 
-/// A name, its configuration, and the most that it may add, in microseconds.
+/// Name, Envoy configuration, and the maximum added latency in microseconds.
 type Case = (&'static str, &'static str, Option<u64>);
 
 const EXT_PROC: &str = include_str!("../config/envoy/ext_proc.yaml");
@@ -39,7 +44,6 @@ const CASES: [Case; 4] = [
     ("ext_authz + access log", include_str!("../config/envoy/ext_authz_concurrency.yaml"), None),
 ];
 
-/// Killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -74,7 +78,6 @@ fn main() {
     std::fs::remove_dir_all(home).unwrap();
 }
 
-/// Asks all in turns.
 fn measure(clients: &mut [TcpStream], direct: &mut TcpStream) {
     let (mut medians, mut alone) = (vec![Vec::new(); CASES.len()], Vec::new());
     for round in 0..=ROUNDS {
@@ -95,7 +98,7 @@ fn print(medians: &[Vec<Duration>]) {
         "hook", "p50", "added", "at most", "added/at most"
     );
     for ((name, _, most), own) in CASES.iter().zip(medians) {
-        // Added within each round, so that a slow round is slow on both sides.
+        // Subtracts within a round: a slow round is slow on both sides.
         let added = own.iter().zip(&medians[0]).map(|(own, base)| own.saturating_sub(*base));
         let (p50, added) = (median(own.clone()).as_micros(), median(added.collect()).as_micros());
         let most = most.map(u128::from);
@@ -135,7 +138,7 @@ fn service(home: &Path) -> (Running, SocketAddr) {
     (Running(child), grpc)
 }
 
-/// Answers each request with two bytes, on a thread for each connection.
+/// Answers each request with two bytes, on one thread per connection.
 fn upstream() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -159,7 +162,7 @@ fn answer(mut stream: TcpStream) {
     }
 }
 
-/// The same Envoy with its router alone.
+/// Removes all HTTP filters except the router.
 fn without_filters(text: &str) -> String {
     let start = text.find("                http_filters:\n").unwrap()
         + "                http_filters:\n".len();
@@ -230,7 +233,6 @@ fn client(ingress: SocketAddr) -> TcpStream {
     stream
 }
 
-/// How long one request takes.
 fn ask(stream: &mut TcpStream) -> Duration {
     let (began, mut answer, mut part) = (Instant::now(), Vec::new(), [0; 4096]);
     stream.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").unwrap();

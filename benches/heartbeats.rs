@@ -1,13 +1,19 @@
-//! What heartbeats of ceilings cost the Redis: 1,000 ceilings of 20 replicas, all of whose reports change each heartbeat, or one in
-//! twenty; and all of them in use with reports that stay as they were, which are renewed. By what the Redis says of itself (`INFO cpu`), so that it is the same whatever else the machine does.
+//! Redis CPU of heartbeats for 1,000 shared concurrency limits and 20 replicas.
 //!
-//! `cargo bench --bench heartbeats`. Then what others at that Redis feel of them: a script call for one hit of one key, a
-//! millisecond after the answer to the one before, in turns beside heartbeats as a fleet sends them and beside none. Ratios of
-//! one run; the machine's other work is in both.
+//! `cargo bench --bench heartbeats` measures three loads:
+//! - All reports change each heartbeat.
+//! - One report in twenty changes each heartbeat.
+//! - All limits are in use, and unchanged reports are renewed.
 //!
-//! A fleet sends so: each ceiling has an instant of its own in the time from one heartbeat to the next ([`Terms::period`], 0.9 s), and
-//! each replica looks twenty times in it whose has come, at instants of its own. What changed of a ceiling is told at the next
-//! such look.
+//! Redis reports its own CPU time (`INFO cpu`), so other load on the machine does not affect it.
+//!
+//! The second part measures the effect on other clients of that Redis. A client charges one hit to
+//! one key by a script call, a millisecond after each reply. Turns with and without heartbeats
+//! alternate, so other load on the machine affects both.
+//!
+//! Heartbeats are spread as in a fleet. Each limit is due at its own instant of the heartbeat
+//! period ([`Terms::period`], 0.9 s). Each replica looks for due limits twenty times per period, at
+//! its own instants. It sends a changed report at the next of them.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::cast_possible_truncation)]
@@ -44,14 +50,14 @@ const CEILINGS: u64 = 1_000;
 const REPLICAS: u64 = 20;
 const CEILING: Share = Share(400);
 const ROUNDS: u64 = 5;
-/// Of a replica, from one heartbeat to the next.
+/// Times per heartbeat period that a replica looks for due limits.
 const LOOKS: u64 = 20;
-/// A seat whose report stays as it was is renewed when half its term is over.
+/// An unchanged share is renewed when half of its lifetime is over.
 const RENEWED: Duration = Duration::from_millis(2_500);
-/// Heartbeats of a turn beside them, as long a turn without, and how many turns.
+/// Heartbeats per turn; a turn without heartbeats takes as long.
 const BESIDE: u32 = 4;
 const TURNS: usize = 5;
-/// From one answer to the next charge.
+/// Pause between a reply and the next charge.
 const REST: Duration = Duration::from_millis(1);
 
 fn main() {
@@ -75,7 +81,7 @@ fn main() {
     }
 }
 
-/// What a charge takes its caller beside heartbeats, and without.
+/// Prints the latency of a charge with and without concurrent heartbeats.
 fn beside(fleet: &mut Fleet, what: &str, every: u64) {
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for _ in 0..TURNS {
@@ -100,12 +106,12 @@ fn terms() -> Terms {
     Terms::new(heartbeat, term, max_duration, 1_000).unwrap()
 }
 
-/// From one heartbeat to the next.
+/// Time between two heartbeats.
 fn period() -> Duration {
     Duration::from_nanos(terms().period().0)
 }
 
-/// Milliseconds.
+/// The 99th percentile in milliseconds.
 fn p99(took: &[Duration]) -> f64 {
     let mut took = took.to_vec();
     took.sort_unstable();
@@ -132,14 +138,14 @@ impl Fleet {
         Self { redis, dir, replicas, now: Nanos(1_763_632_345_000_000_000) }
     }
 
-    /// Seconds of a heartbeat, where one in `every` ceilings is spoken of.
+    /// Redis CPU seconds per report, if one in `every` limits is reported.
     fn cost(&mut self, every: u64, changing: bool) -> f64 {
         let before = self.cpu();
         (0..ROUNDS).for_each(|_| self.heartbeat(every, changing));
         (self.cpu() - before) / (CEILINGS / every * REPLICAS * ROUNDS) as f64
     }
 
-    /// Every replica speaks once, of one in `every` of its ceilings.
+    /// Each replica reports one in `every` of its limits once.
     fn heartbeat(&mut self, every: u64, changing: bool) {
         let turn = self.now.0;
         for look in 0..LOOKS {
@@ -150,7 +156,7 @@ impl Fleet {
         }
     }
 
-    /// The same in as much of the real clock, each replica over a connection of its own.
+    /// The same in real time, with all replicas in parallel.
     fn paced_heartbeat(&mut self, every: u64) {
         let (began, now) = (Instant::now(), self.now);
         std::thread::scope(|scope| {
@@ -170,7 +176,7 @@ impl Fleet {
         self.now = now.plus(terms().period());
     }
 
-    /// How long charges took, one after the other, while `what` was done.
+    /// Latencies of consecutive charges while `what` runs.
     fn charges_while(&mut self, what: impl FnOnce(&mut Self)) -> Vec<Duration> {
         let mut client = resp::Client::connect(&socket(&self.dir)).unwrap();
         let sha = client.call(&["SCRIPT", "LOAD", CHARGE]).text();
@@ -193,7 +199,7 @@ impl Fleet {
         })
     }
 
-    /// Seconds.
+    /// Redis CPU time in seconds.
     fn cpu(&mut self) -> f64 {
         let info = self.replicas[0].client.call(&["INFO", "cpu"]).text();
         let of = |name: &str| -> f64 {
@@ -203,7 +209,7 @@ impl Fleet {
     }
 }
 
-/// Of which ceilings is to be spoken.
+/// Selects the limits to report.
 #[derive(Clone, Copy)]
 struct Due {
     turn: u64,
@@ -213,7 +219,7 @@ struct Due {
 
 impl Due {
     fn includes(self, ceiling: u64) -> bool {
-        // Any numbers, the same for all replicas.
+        // A pseudo-random instant, the same for all replicas.
         let dice = ceiling.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         dice % LOOKS == self.look && (ceiling + self.turn).is_multiple_of(self.every)
     }
@@ -237,7 +243,7 @@ impl Replica {
         Self { member: MemberId(member), client, sha, number: 0, life: None, holds, dice }
     }
 
-    /// Of what is due, in as many rounds as a replica makes of it.
+    /// Reports the due limits, in as many rounds as a real replica needs.
     fn speak(&mut self, now: Nanos, due: Due, changing: bool) {
         let all: Vec<u64> = (0..CEILINGS).filter(|at| due.includes(*at)).collect();
         for some in all.chunks(most_beats(std::iter::repeat(REPLICAS))) {

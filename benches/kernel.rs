@@ -1,9 +1,12 @@
 //! One step of every strategy: nanoseconds and allocations.
 //!
-//! `cargo bench --bench kernel`. Counters take turns, so that no state stays in a register.
-//! `admits` comes when a hit has been earned, `denies` finds the counter full. The bound is 0
-//! allocations and a median of 15 ns for GCRA and the fixed window; `floor` is the loop alone and
-//! part of every figure. The sliding log allocates while its rings grow.
+//! `cargo bench --bench kernel`. Counters are stepped in turn, so no state stays in a register.
+//! - `admits`: the counter has earned a hit since its last step.
+//! - `denies`: the counter is full.
+//! - `floor`: the loop alone, which is part of every figure.
+//!
+//! Bounds: 0 allocations, and a median of 15 ns for GCRA and the fixed window. The sliding log
+//! allocates while its rings grow.
 #![allow(missing_docs, clippy::unwrap_used, clippy::wildcard_imports)]
 
 use divan::{AllocProfiler, Bencher, black_box};
@@ -20,14 +23,14 @@ static ALLOC: AllocProfiler = AllocProfiler::system();
 const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const MINUTE: Nanos = Nanos::from_secs(60);
 
-/// Few enough to stay in the nearest cache.
+/// Few enough for the L1 cache.
 const COUNTERS: usize = 256;
 
 fn main() {
     divan::main();
 }
 
-/// Steps one counter after the other, `gap` apart.
+/// Steps the counters in turn, `gap` apart.
 fn steps<S: Clone + Default>(
     bencher: Bencher,
     gap: Nanos,
@@ -41,9 +44,9 @@ fn steps<S: Clone + Default>(
     });
 }
 
-/// A millisecond: each counter is asked every 256 ms.
+/// Each counter is stepped every 256 ms.
 const SLOW: Nanos = Nanos::MILLI;
-/// A nanosecond: no counter earns anything back.
+/// Too short for a counter to earn a hit.
 const FAST: Nanos = Nanos(1);
 
 #[divan::bench]
@@ -57,14 +60,14 @@ fn floor(bencher: Bencher) {
 mod gcra {
     use super::*;
 
-    /// Ten a second: one hit is worth whole ticks, N = 1.
+    /// Ten hits a second: a hit is a whole number of ticks (N = 1).
     #[divan::bench]
     fn admits_whole_intervals(bencher: Bencher) {
         let limit = Gcra::new(600, MINUTE, 50).unwrap();
         steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
     }
 
-    /// N = 1,001: every instant has a fraction.
+    /// N = 1,001: every timestamp has a fraction.
     #[divan::bench]
     fn admits_fractions(bencher: Bencher) {
         let limit = Gcra::new(1_001, MINUTE, 50).unwrap();

@@ -1,12 +1,14 @@
-//! The decision path: `Engine::decide` from question to answer, counters in memory.
+//! Time and memory of a decision: `Engine::decide` with counters in memory.
 //!
 //! `cargo bench --bench path` prints the time of a decision over a thousand and over a million live
-//! keys; the difference is what waiting for memory costs. `-- keys` instead fills the store with ten
-//! million GCRA counters and prints what each of them takes, `-- statistics` what envoyproxy/ratelimit's statistics add to a
-//! decision: those of a rule as a file writes it, and of one that has a name for each value (`detailed_metric`).
-//! Times are medians over batches of 64 questions, so that reading the clock costs little beside
-//! them. A batch's questions are made beforehand: their text has just been read from the wire, so it
-//! is at hand, while the counters are not.
+//! keys. The difference is the cost of CPU cache misses. Two other parts run only if selected:
+//! - `-- keys` adds ten million GCRA counters and prints the memory per counter.
+//! - `-- statistics` prints the cost of envoyproxy/ratelimit's statistics per decision: with one
+//!   name per rule, and with one name per value (`detailed_metric`).
+//!
+//! Times are medians over batches of 64 checks, so reading the clock costs little. The checks of a
+//! batch are prepared. Their text is in the CPU cache, as if just read from the wire; the counters
+//! are not.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::disallowed_methods)]
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
@@ -28,7 +30,7 @@ use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::telemetry::stats::mapping::Mapping;
 use sluicegate::telemetry::stats::{Method, Stats};
 
-/// As in the binary.
+/// The binary's allocator.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -38,7 +40,7 @@ const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
 const THREADS: u64 = 2;
 const BATCH: u32 = 64;
 const BATCHES: usize = 10_000;
-/// How often two engines take turns.
+/// Turns of each engine.
 const TURNS: usize = 20;
 
 fn main() {
@@ -54,7 +56,7 @@ fn main() {
     decide_on_balances(1_000);
 }
 
-/// The memory store as one that has to be asked: what is held of it is answered without.
+/// A memory store that the engine treats as remote: a check on a lease balance does not call it.
 #[derive(Debug)]
 struct Far(Memory);
 
@@ -68,7 +70,7 @@ impl Backend for Far {
     }
 }
 
-/// One thread on keys that it holds enough of, and the same of counters at hand beside it.
+/// Compares a decision on a lease balance with one on a local counter, on one thread.
 fn decide_on_balances(keys: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let _within = runtime.enter();
@@ -85,7 +87,7 @@ fn decide_on_balances(keys: usize) {
     let leased = engine_with(Arc::new(Far(memory())), &leased);
     for name in &names {
         let entries = [("api_key", name.as_str())];
-        // So much that a lease is far larger than what is asked below.
+        // Large demand makes the lease far larger than the hits charged below.
         for hits in [1_000_000, 1_000_000, 1, 1] {
             let mut question = question(&entries);
             question.descriptors[0].cost = Cost::Charge(Hits(hits));
@@ -100,8 +102,8 @@ fn decide_on_balances(keys: usize) {
     println!("held to at hand: {:.2}", held.as_secs_f64() / strict.as_secs_f64());
 }
 
-/// The same questions with and without statistics, the call's own time with them. In turns, so that whatever else the machine
-/// does meets both.
+/// Compares checks with and without statistics, which include the call's latency. Both take turns,
+/// so other load on the machine affects both.
 fn statistics(keys: usize) {
     let limits = |metric: &str| {
         format!(
@@ -190,7 +192,7 @@ fn decide(engine: &Engine, question: &Question<'_>) {
     std::hint::black_box(answer.unwrap());
 }
 
-/// The median time of a decision over batches, whose questions are made beforehand.
+/// The median time per decision over batches of prepared checks.
 fn median_of_batches(engine: &Engine, asked: &[String]) -> Duration {
     let batch = |names: &[String]| {
         let questions: Vec<_> = names.iter().map(|name| question(&[("api_key", name)])).collect();
@@ -218,11 +220,11 @@ fn resident_bytes() -> usize {
     statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// A stream of numbers from a seed (splitmix64): the same keys in the same order every run.
+/// Pseudo-random numbers from a seed (splitmix64): the same keys in the same order in every run.
 struct Random(u64);
 
 impl Random {
-    /// Names to ask for, `kind-0` to below `kind-bound`, in the order of asking.
+    /// Names from `kind-0` to below `kind-bound`, in the order of use.
     fn names(mut self, kind: &str, bound: usize) -> Vec<String> {
         let count = BATCHES * BATCH as usize;
         (0..count).map(|_| format!("{kind}-{}", self.below(bound))).collect()

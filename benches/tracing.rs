@@ -1,14 +1,20 @@
-//! What tracing costs while nobody collects: the service as it is shipped against one that has no spans at all.
+//! The cost of tracing without a collector: the shipped service against a build without spans.
 //!
-//! `cargo bench --bench tracing` builds the second, with the feature `no_spans`, and asks both the same questions by the gRPC service's
-//! own handler, from the bytes of the message to the reply, counters in memory, one thread: without the transport around it, what
-//! surrounds the spans is the least that it can be. Instructions are
-//! counted by valgrind (Debian's), which does not mind what else the machine does: those of many questions less those of few, so
-//! that starting counts for nothing. CPU times are taken in turns and are as good as the machine is idle: their standard error is printed.
-//! Then each is the whole service, in a process of its own, asked over gRPC as `wire` does: both at one time and a few questions in
-//! turns, so that what else the machine does falls on both; and anew a number of times, because what a
-//! process takes depends a little on where it was loaded. Last, the one without spans against itself: what such a
-//! comparison finds where there is nothing. `-- handler` and `-- service` are one half each.
+//! `cargo bench --bench tracing` builds the second one with the feature `no_spans`. `-- handler`
+//! and `-- service` run one half each.
+//!
+//! The first half measures the gRPC handler alone, from the bytes of a message to the reply. It
+//! uses one thread and counters in memory. Without a transport, spans are the largest possible
+//! part of the work.
+//! - Instructions: counted by valgrind (Debian's), which other load on the machine does not affect.
+//!   A short run is subtracted from a long run, so startup does not count.
+//! - CPU times: measured in turns, with their standard error. They need an idle machine.
+//!
+//! The second half measures the whole service in its own process over gRPC, as in `wire`. Both
+//! builds run at the same time and get a few checks in turn, so other load on the machine affects
+//! both. The processes are restarted a number of times, because their memory layout affects the
+//! CPU time a little. Last, the build without spans is compared with itself: the difference is
+//! measurement error.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 
@@ -35,17 +41,17 @@ use tonic::metadata::MetadataMap;
 
 use service::{ARGUMENTS, LIMITS, Server, on_processor, question, tokio};
 
-/// As in the binary.
+/// The binary's allocator.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const FEW: u64 = 1_000;
 const MANY: u64 = 51_000;
-/// Questions of one turn, and how many turns.
+/// Checks per turn, and the number of turns.
 const ASKED: u64 = 400_000;
 const TURNS: usize = 41;
-/// Questions that a service is asked in a turn, how many turns it is asked, and how often it is started anew.
+/// Checks per turn of a service, turns per start, and the number of starts.
 const CALLS: u64 = 10_000;
 const SERVED: usize = 21;
 const STARTS: usize = 30;
@@ -74,14 +80,14 @@ fn main() {
     }
 }
 
-/// Is the service, as the command line says.
+/// Runs the service with this process's arguments.
 fn serve() {
     let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
     let mut terminal = Terminal { out: &mut out, err: &mut err };
     let _ = cli::run(std::env::args_os().collect(), std::env::vars_os(), &mut terminal);
 }
 
-/// Asks so often, and prints the nanoseconds on a processor.
+/// Decides this many checks and prints the CPU time in nanoseconds.
 fn ask(questions: u64, descriptors: u64) {
     let backend = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
     let engine = Arc::new(Engine::new(Clock::system(), backend, Policy::default()));
@@ -105,7 +111,7 @@ fn ask(questions: u64, descriptors: u64) {
     println!("{}", on_processor(this) - before);
 }
 
-/// This bench without spans, built now if it was not.
+/// The path of this bench without spans, built if necessary.
 fn without_spans() -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["bench", "--locked", "--bench", "tracing", "--features", "no_spans", "--no-run"]);
@@ -114,7 +120,7 @@ fn without_spans() -> PathBuf {
     let lines = String::from_utf8(out.stdout).unwrap();
     let executable = |line: &str| {
         let said: serde_json::Value = serde_json::from_str(line).ok()?;
-        // The service's own program is built with it.
+        // Cargo also builds the service's binary.
         let its = said["executable"].as_str().filter(|_| said["target"]["name"] == "tracing");
         its.map(PathBuf::from)
     };
@@ -133,7 +139,7 @@ fn instructions(with: &Path, without: &Path, descriptors: u64) {
     println!("  instructions        {with:>9.1}   without spans {without:>9.1}   {more:>+7.3} %");
 }
 
-/// The instructions of a process that asks so often, if valgrind is here.
+/// Counts the instructions of a process with valgrind; `None` if it is not installed.
 fn counted(exe: &Path, questions: u64, descriptors: u64) -> Option<u64> {
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(exe);
@@ -183,7 +189,7 @@ fn services(what: &str, first: &Path, second: &Path) {
     );
 }
 
-/// What the two take; every second turn begins with the second.
+/// Measures both. Every second turn starts with `second`.
 fn turn(n: usize, first: impl Fn() -> f64, second: impl Fn() -> f64) -> (f64, f64) {
     if n.is_multiple_of(2) {
         return (first(), second());
@@ -198,7 +204,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// In percent.
+/// Mean and standard error in percent.
 fn mean_and_error(ratios: impl Iterator<Item = f64>) -> (f64, f64) {
     let ratios: Vec<f64> = ratios.map(|ratio| ratio * 100.0).collect();
     let count = ratios.len() as f64;

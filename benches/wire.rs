@@ -1,10 +1,10 @@
-//! The whole service on the wire against a handler that answers a constant.
+//! The whole service over gRPC against a handler that returns a constant.
 //!
-//! Both are made of the same crates, in processes of their own, asked by the same client; the constant is
-//! served by tonic's own server, as anybody's handler is, and the service by hyper's connections. Each is asked
-//! over 4 connections with 32 questions in flight on each, in turns within one run. What is compared
-//! is the server's CPU time per answer, read from the operating system, so the client's share of the
-//! machine does not count. `cargo bench --bench wire` prints both and their ratio.
+//! `cargo bench --bench wire` prints the server's CPU time per decision for both, and their ratio.
+//! Both use the same crates and the same client, each in its own process. The constant runs on
+//! tonic's server, as most handlers do; the service uses hyper's connections. Each gets 4
+//! connections with 32 checks in flight, in turns within one run. CPU time comes from the operating
+//! system, so it excludes the client.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 
@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status};
 
 use service::{ARGUMENTS, CONNECTIONS, IN_FLIGHT, LIMITS, Server, tokio};
 
-/// The constant's server has the allocator that the service has.
+/// The constant's server uses the service's allocator.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -67,7 +67,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Answers every question alike, with a reply of the size of ours.
+/// Answers every check alike, with a reply of realistic size.
 struct Constant;
 
 #[tonic::async_trait]
@@ -96,7 +96,7 @@ impl RateLimitService for Constant {
     }
 }
 
-/// With the transport's settings as `edge::grpc` has them.
+/// Uses the transport settings of `edge::grpc`.
 async fn serve_constant() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("grpc listening on {}\nready", listener.local_addr().unwrap());

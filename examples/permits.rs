@@ -1,6 +1,6 @@
-//! A program that is not behind a proxy: it asks before a piece of work and tells when it has ended.
+//! A program without a proxy: acquires a permit before its work and releases it afterwards.
 //!
-//! `sluicegate serve --limits config/ceilings`, then `cargo run --example permits`.
+//! Run `sluicegate serve --limits config/ceilings`, then `cargo run --example permits`.
 #![allow(clippy::print_stdout)]
 
 use sluicegate::edge::grpc::permits::api::acquire_response::Verdict;
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stream = PermitsClient::new(channel).hold(ReceiverStream::new(asked)).await?;
     let mut answers = stream.into_inner();
 
-    // A real id is a random one: whoever knows it can release it.
+    // Use a random id: any client that knows the id can release its permit.
     let id = "example-0123456789".to_owned();
     let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
     let descriptors = vec![Descriptor { entries, hits: None }];

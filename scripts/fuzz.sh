@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for a while, two at a time, and prints what came of it.
+# Runs the fuzz targets, two at a time, and prints their results.
 #
-#   scripts/fuzz.sh                 each for five minutes
-#   scripts/fuzz.sh 30              each for 30 seconds
-#   scripts/fuzz.sh 600 yaml json   these two for ten minutes
+#   scripts/fuzz.sh                 all of them, five minutes each
+#   scripts/fuzz.sh 30              all of them, 30 seconds each
+#   scripts/fuzz.sh 600 yaml json   these two, ten minutes each
 #
-# Sets up what is missing: cargo-fuzz into .tools, a C++ compiler and make with apt-get. Takes nightly where it is present, else
-# this compiler told to take nightly's flags. The exit code is 1 when anything was found; a finding is kept under
-# fuzz/artifacts, and `cargo fuzz run TARGET FILE` runs it again.
+# Installs missing tools: cargo-fuzz into .tools, a C++ compiler and make with apt-get. Uses nightly
+# if it is installed, otherwise this compiler with nightly flags enabled. The exit code is 1 after a
+# finding. Findings are in fuzz/artifacts; `cargo fuzz run TARGET FILE` reproduces one.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 fuzz_version=0.13.2
-# Far above what the slowest sound input takes under the sanitizer; more is a finding.
+# Far above the slowest valid input under the sanitizer; more is a finding.
 slowest_seconds=20
 most_memory_mb=4096
 
@@ -33,7 +33,7 @@ install_compiler() {
     "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ make
 }
 
-# The fuzzer's runtime is C++; the service's allocator is C and built by make.
+# The fuzzer's runtime is C++. The service's allocator is C and is built by make.
 { command -v c++ && command -v make; } >/dev/null || install_compiler
 if ! cargo fuzz --version 2>/dev/null | grep -qx "cargo-fuzz $fuzz_version"; then
     cargo install --locked --quiet --root .tools/cargo cargo-fuzz --version "$fuzz_version"
@@ -45,13 +45,14 @@ else
     toolchain=(+nightly)
 fi
 
-# The inputs that a target starts from besides its own corpus.
+# Initial inputs of a target besides its own corpus.
 seeds() {
     echo "fuzz/seeds/$1"
     [ "$1" != yaml ] || printf '%s\n' tests/config/bad config/limits fuzz/limits
 }
 
-# The longest input: beyond it only time grows. Ten thousand entries take twice as many bytes at least, and one more is refused.
+# Maximum input length in bytes. For `rls` it exceeds 10,000 entries of 2 bytes, the maximum of a
+# request. Longer inputs only take more time.
 longest() { case $1 in rls) echo 32768 ;; yaml) echo 8192 ;; descriptor_keys) echo 512 ;; *) echo 4096 ;; esac; }
 
 fuzz() {
@@ -66,11 +67,11 @@ fuzz() {
 findings() { find "fuzz/artifacts/$1" -type f | wc -l; }
 runs() { sed -n 's/^stat::number_of_executed_units: *//p' "$logs/$1.log" | tail -n 1; }
 
-# One row of the table. Fails when the target did not end as it should.
+# Prints one row of the table. Fails if the target failed.
 row() {
     local target=$1 before=$2 code=$3 took=$4 new
     new=$(($(findings "$target") - before))
-    # A run that ended badly without a kept input (it did not build, it was killed) is no pass either.
+    # A failed run without a kept input (a build error, a kill) must not pass either.
     [ "$code" -eq 0 ] || [ "$new" -gt 0 ] || new="exit $code, see $logs/$target.log"
     printf '%-18s %12s %8s   %s\n' "$target" "$(runs "$target")" "$took" "$new"
     [ "$code" -eq 0 ]

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Checks the Dockerfile without an engine: a linter's rules, then its build, run in a scratch root that has only what it copies.
+# Checks the Dockerfile without a container engine. Lints it, then runs its build commands in a
+# scratch root with only the files that it copies.
 #
-#   scripts/image.sh           the linter, and the build's own commands on the files that are copied
-#   scripts/image.sh --build   also builds the image, where there is a docker that can
+#   scripts/image.sh           the linter and the build commands
+#   scripts/image.sh --build   also builds the image, if docker is available
 #
-# Takes scripts/chart.sh, which installs the linter.
+# Needs scripts/chart.sh, which installs the linter.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ cd "$(dirname "$0")/.."
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 
-# What .dockerignore lets through, by the COPY lines of the stage that builds.
+# Copies the files of the build stage's COPY lines. .dockerignore must include them.
 copied=$(sed -n '/^FROM .* AS source$/,/^FROM source/s/^COPY //p' Dockerfile)
 while read -r -a words; do
     target=${words[-1]}
@@ -28,14 +29,16 @@ while read -r -a words; do
     done
 done <<<"$copied"
 
-# The commands of the build's stage as they stand, with /out in the scratch root; what they compile is kept for the next time.
+# The commands of the build stage, with /out in the scratch root. Compiled files are kept for the
+# next run.
 commands=$(sed -n '/^FROM source AS build$/,/^FROM /{/^FROM /d;/^ *#/d;p}' Dockerfile | sed 's/\\$//' | tr '\n' ' ' |
     sed -E "s#^ *RUN##; s#--mount=[^ ]+##g; s#/out\b#$root/out#g")
 mkdir -p target/image
 ln -s "$PWD/target/image" "$root/target"
 (cd "$root" && unset CARGO_TARGET_DIR && CARGO_TERM_QUIET=true bash -euc "$commands")
 
-# What the last stage takes runs under both names, and leaves room for the base (some 10 MB compressed) in 25 MB.
+# The binary must run under both names. The image may have 25 MB, of which the base has some 10 MB
+# (compressed).
 "$root/out/bin/sluicegate" --version
 "$root/out/bin/ratelimit" --help >/dev/null
 [ "$(readlink "$root/out/bin/ratelimit")" = sluicegate ]

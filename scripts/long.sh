@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The checks that take minutes each, one after the other, with a table at the end.
+# Runs the checks that take minutes each, in sequence, and prints a table at the end.
 #
 #   scripts/long.sh                 all of them
-#   scripts/long.sh keys            this one
+#   scripts/long.sh keys            one of them
 #   FUZZ_SECONDS=30 scripts/long.sh fuzz
 #
-# One check's failure does not stop the others; the exit code is 1 when any failed.
+# A failed check does not stop the others. The exit code is 1 if any check failed.
 # shellcheck disable=SC2329 # Checks are called by their names.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -16,7 +16,7 @@ table=()
 failed=0
 mkdir -p "$logs"
 
-# run NAME COMMAND…: one row of the table.
+# run NAME COMMAND…: runs the command and adds a row to the table.
 run() {
     local name=$1 began=$SECONDS outcome=passed
     shift
@@ -28,46 +28,46 @@ run() {
 # Every fuzz target, five minutes each, two at a time.
 check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 
-# Ten million live GCRA keys, and what each of them takes.
+# Memory per key with ten million live GCRA keys.
 check_keys() { run keys cargo bench --locked --bench path -- keys; }
 
-# Ten thousand schedules of faults against the coordinator of ceilings, and as many against whole engines.
+# Ten thousand fault schedules for the coordinator of concurrency limits, and as many for engines.
 check_ceilings() {
     SLUICEGATE_SCHEDULES=10000 SLUICEGATE_ENGINE_SCHEDULES=10000 run ceilings \
         cargo test --locked --release --test all -- --nocapture no_schedule_of_faults_brings
 }
 
-# The models of spec/large: pairs of faults that no small one covers.
+# The models of spec/large: pairs of faults that no small model covers.
 check_specs() { run specs scripts/specs.sh large; }
 
-# Two hundred fleets that lease, killed, stopped and woken at random.
+# Two hundred fleets with leases, whose processes are killed, stopped and resumed at random.
 check_leases() {
     SLUICEGATE_RUNS=200 run leases cargo test --locked --test all -- --nocapture redis::overshoot
 }
 
-# Five replicas and a backend that counts, for twenty minutes.
+# Five replicas and an upstream that counts requests, for twenty minutes.
 check_fleet() {
     SLUICEGATE_FLEET_MINUTES=20 run fleet cargo test --locked --release --test all -- --nocapture \
         shared_limit_is_never_exceeded_during_faults
 }
 
-# Five adaptive replicas, together and each alone, before a backend whose capacity moves.
+# Five adaptive replicas, as a fleet and alone, in front of an upstream with changing capacity.
 check_capacity() {
     SLUICEGATE_FLEET_TABLE=1 run capacity cargo test --locked --release --test all -- --nocapture fleet_backend
 }
 
-# What Envoy Gateway's Deployment probes, for a minute without Redis.
+# The probes of Envoy Gateway's Deployment, during a minute without Redis.
 check_gateway() {
     SLUICEGATE_GATEWAY_SECONDS=60 run gateway cargo test --locked --test all -- drop_in::gateway
 }
 
-# README and docs, followed to the letter from an empty checkout.
+# The commands of README and docs, run in an empty checkout.
 check_walk() { run walk scripts/walk.sh; }
 
-# A Redis that stands still for a minute under load.
+# Stops Redis for a minute under load.
 check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 
-# Every bench: the numbers that docs and changes speak of. `backend` starts a redis-server.
+# All benches: the figures in docs and changes. `backend` starts its own redis-server.
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")

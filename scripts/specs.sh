@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Checks the TLA+ of spec/: every model of every .cfg, and that what must fail does.
+# Checks the TLA+ models of spec/, and that models with a flaw fail.
 #
-#   scripts/specs.sh                                all the small ones
-#   scripts/specs.sh LeaseWindow                    this one
-#   scripts/specs.sh large                          those of spec/large: what no small one covers, minutes each
-#   scripts/specs.sh large/CoordinatorMovingLate    this one
+#   scripts/specs.sh                                all small models
+#   scripts/specs.sh LeaseWindow                    one model
+#   scripts/specs.sh large                          the models of spec/large, minutes each
+#   scripts/specs.sh large/CoordinatorMovingLate    one of these
 #
-# A .cfg says in comments which module it runs (`\* run Lease.tla --symmetry Members`) and what comes of it: `\* expect
-# 1234 states`, all of them explored and nothing found, or `\* expect violation Theorem`. A count is pinned so that a
-# model that lost an action does not pass for one that holds. Installs the checker into .tools, once.
+# Comments in a .cfg name the module (`\* run Lease.tla --symmetry Members`) and the expected
+# result. `\* expect 1234 states` means that all states were explored without a violation. `\*
+# expect violation Theorem` names a violation. The number of states is fixed: otherwise a model that
+# lost an action could pass. Installs the checker into .tools, once.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 tla_version=0.24.11
-# A model that takes longer than this is too large to be looked at with every change, and belongs into spec/large. The slowest
-# small one takes a third of it on two slow cores.
+# Limits for models that run with every change; a slower model belongs in spec/large. The slowest
+# small model takes a third of the time on two slow cores.
 small_seconds=${SPEC_SECONDS:-90} small_states=1000000
-# What is looked at once in a while may take longer, but must end.
+# Large models run occasionally. They may take longer, but must end.
 large_seconds=${SPEC_SECONDS:-1800} large_states=15000000
 
 tla=$PWD/.tools/cargo/bin/tla
@@ -26,7 +27,7 @@ fi
 
 said() { sed -n "s/^\\\\\* $2 *//p" "spec/$1.cfg"; }
 
-# What came of a model, in the words of its `expect`.
+# The result of a model, in the format of `expect`.
 outcome() {
     local log=$1 code=$2 seconds=$3
     if [ "$code" = 0 ]; then
@@ -38,7 +39,7 @@ outcome() {
     fi
 }
 
-# The models of a folder below spec/, by the names that this script takes.
+# Adds the models of a folder below spec/ to `names`, in the format of this script's arguments.
 models() {
     local file
     for file in "spec/$1"*.cfg; do
@@ -65,7 +66,7 @@ for name in "${names[@]}"; do
         failed=1
         continue
     fi
-    # The trace of what must fail is no news.
+    # Logs the output, because the trace of an expected violation is not interesting.
     timeout "$seconds" "$tla" "spec/${module[0]}" "${module[@]:1}" --config "spec/$name.cfg" \
         --max-states "$states" --max-depth 10000 >"$log" 2>&1 || code=$?
     found=$(outcome "$log" "$code" "$seconds")

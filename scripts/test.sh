@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Everything a change has to pass, on a machine with nothing but Rust: sets up what is missing, then runs it.
+# All checks that a change must pass, on a machine with Rust only. Installs missing tools first.
 #
-#   scripts/test.sh            all of it
-#   scripts/test.sh --quick    without the tests that drive proxies, Helm and Prometheus, without the book and the models of spec/
+#   scripts/test.sh            all checks
+#   scripts/test.sh --quick    without proxies, Helm, Prometheus, the book and the models of spec/
 #
-# The runs that take longer than a coffee are in scripts/long.sh.
+# Longer checks are in scripts/long.sh.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ deny_version=0.20.2
 
 began=$SECONDS
 step() { printf '\n==> %s  (%d s)\n' "$*" "$((SECONDS - began))"; }
-# What a machine that stands still or is out of memory shows, and a test that fails for it does not.
+# Shows if the machine was stalled or out of memory. A test failure alone does not show it.
 machine() {
     head -n 1 /proc/stat
     grep -s oom_kill /proc/vmstat || true
@@ -22,7 +22,7 @@ trap 'echo; machine; echo "FAILED at line $LINENO after $((SECONDS - began)) s: 
 
 missing() { echo "$1" >&2; exit 2; }
 
-# install_packages WHAT_TO_SAY_WITHOUT_APT PACKAGE…
+# install_packages ERROR_WITHOUT_APT PACKAGE…
 install_packages() {
     command -v apt-get >/dev/null || missing "$1"
     local root=()
@@ -34,7 +34,8 @@ install_packages() {
 step "tools"
 command -v cargo >/dev/null || missing "no cargo here: install Rust first, https://rustup.rs"
 cargo --version
-# The allocator and the cryptography are C; the allocator's build runs make, which Debian's gcc only suggests.
+# The allocator and the cryptography are C. The allocator's build runs make, which Debian's gcc only
+# suggests.
 command -v cc >/dev/null || install_packages "no C compiler (cc) here: install one, such as gcc" gcc libc6-dev
 command -v make >/dev/null || install_packages "no make here: install GNU make" make
 command -v redis-server >/dev/null ||
@@ -43,7 +44,7 @@ redis-server --version
 command -v nginx >/dev/null ||
     install_packages "no nginx here: install 1.22 or later; the tests start it themselves" nginx
 nginx -v
-# Debian's place; the shipped configuration names it.
+# Debian's path, used by the shipped configuration.
 [ -e /usr/lib/nginx/modules/ngx_http_lua_module.so ] ||
     install_packages "no Lua module for nginx here: install libnginx-mod-http-lua" libnginx-mod-http-lua
 command -v promtool >/dev/null ||
@@ -96,8 +97,8 @@ fi
 
 step "cargo test"
 cargo test --locked --no-run
-# A quarter of an hour on two idle cores. What passing tests observed is part of the proof. Where one fails, its message says
-# more than the frames of its runtime, of which there are fifty.
+# Takes a quarter of an hour on two idle cores. Measurements of passing tests are part of the
+# output. A failed test's message is more useful than fifty stack frames of its runtime.
 export RUST_BACKTRACE=0
 scripts/within.sh 40 cargo test --locked -- --show-output "${quick[@]}"
 

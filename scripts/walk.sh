@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Follows README and docs to the letter, as who has what they ask for and nothing else would, from an empty checkout of the last commit.
+# Follows README and docs exactly, in an empty checkout of the last commit.
 #
-#   scripts/walk.sh             compiles anew, which takes minutes
-#   WALK_TARGET=DIR scripts/walk.sh   takes what is compiled there
+#   scripts/walk.sh             compiles from scratch, which takes minutes
+#   WALK_TARGET=DIR scripts/walk.sh   uses the compiled files in DIR
 #
-# Every command is one that README or docs show: a step whose command they do not is a failure. Prints a table: what was
-# run, what should come, what came. Needs the ports 8080, 8081, 9090, 6070 and 6379 of this machine to be free, curl, git and
-# redis-server. What it cannot run (a cluster, an engine for images, a terminal's editor) it says.
+# A step fails if README and docs do not contain its command. Prints a table of commands, expected
+# output and actual output. Needs curl, git, redis-server, and the free ports 8080, 8081, 9090, 6070
+# and 6379. The table also lists commands that need a cluster or a container engine and do not run.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,12 +35,12 @@ row() {
     table+=("$(printf '| %s | %s | %s | %s |' "$1" "$2" "$3" "$outcome")")
 }
 
-# shown COMMAND: whether README or docs show it, letter for letter.
+# shown COMMAND: succeeds if README or docs contain exactly this command.
 shown() {
     grep -rqF -- "$1" README.md docs || { row "\`${1//|/\\|}\`" "shown in the docs" "not there"; return 1; }
 }
 
-# step EXPECTED COMMAND: what the command prints, made short by $short, must be EXPECTED.
+# step EXPECTED COMMAND: the command's output, shortened by $short, must be EXPECTED.
 step() {
     local got
     shown "$2" || return
@@ -48,7 +48,7 @@ step() {
     row "\`${2//|/\\|}\`" "$1" "$got"
 }
 
-# The program that `cargo run --release --` runs, for the pages that say `sluicegate`.
+# Runs `sluicegate` by `cargo run --release --`, for pages with an installed program.
 sluicegate=cargo\ run\ --quiet\ --release\ --
 sluicegate() { cargo run --quiet --release -- "$@"; }
 export -f sluicegate
@@ -77,7 +77,7 @@ row 'the same with `"1"`, eleven times in a row' ' 10 200 1 429 ' "$got"
 short='head -n 1 | tr -d "\r"'
 step 'HTTP/1.1 200 OK' "curl -si localhost:8080/check -H 'X-Hook: edge' -H 'X-Original-URI: /' -H 'X-Original-Method: GET' -H 'X-Real-IP: 192.0.2.1'"
 
-# docs/operating.md: admin, which has a token here.
+# docs/operating.md: admin, with a token.
 export TOKEN=open-sesame
 short='head -c 1'
 step '{' "curl -s -X POST -H \"authorization: Bearer \$TOKEN\" 'localhost:6070/grant?domain=shop&descriptor=api_key=me&hits=50'"
@@ -88,7 +88,7 @@ row 'the question with `"1"` after the reset' 200 "$got"
 short='cat'
 step 'a bearer token is needed' 'curl -s localhost:6070/config'
 
-# README: Limits, edited while it runs.
+# README: Limits, edited while the service runs.
 sed -i 's/burst: 10/burst: 12/' config/limits/example.yaml
 for _ in $(seq 100); do
     got=$(curl -s localhost:9090/metrics | sed -n 's/^sluicegate_config_revision //p')

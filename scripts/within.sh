@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs tests, and no longer than that: where one never ends, says which, and before what its threads stand.
+# Runs tests with a time limit. Prints the names of tests that do not end, and the stacks of their
+# threads.
 #
 #   scripts/within.sh 40 cargo test --locked        for forty minutes
 set -Eeuo pipefail
@@ -8,10 +9,10 @@ end=$((SECONDS + 60 * $1))
 shift
 log=$(mktemp)
 
-# The test binaries that run: what was started here starts them.
+# The running test binaries: grandchildren of this script.
 running() { pgrep -P "$(pgrep -d , -P $$)" -f /deps/; }
 
-# Those that took longer than a minute when it was last heard of them, and have not ended.
+# Tests that were reported as running for over a minute and have not ended.
 unended() {
     printf '\nNot ended in time, and killed:\n'
     awk '/ has been running for over 60 seconds$/ { late[$2] } / \.\.\. / { delete late[$2] }
@@ -22,13 +23,13 @@ debugger() {
     command -v gdb || { apt-get update -qq && apt-get install -y -qq --no-install-recommends gdb; }
 }
 
-# Of each thread the frames of this project, innermost first.
+# Prints this project's frames of each thread, innermost first.
 stand() {
     timeout 60 gdb --batch --pid "$1" -ex "set print frame-arguments none" -ex "thread apply all backtrace" 2>/dev/null |
         grep -E '^Thread|(all|sluicegate)::' | cut -c 1-200
 }
 
-# All that PROCESS started, and what these started.
+# All descendants of PROCESS.
 below() {
     local child
     for child in $(pgrep -P "$1"); do
@@ -48,7 +49,7 @@ end_them() {
         timeout 180 bash -c "$(declare -f debugger); debugger" >/dev/null && stand "$process" ||
             echo "nothing to be seen of process $process"
     done
-    # What was printed last is read first.
+    # Repeated, because the end of the output is read first.
     unended
     for process in $(pgrep -P $$ | grep -vx "$me"); do
         [ "$(cat "/proc/$process/comm")" != tee ] || continue
@@ -58,5 +59,5 @@ end_them() {
 
 end_them &
 trap 'kill %1 2>/dev/null; rm -f "$log"' EXIT
-# Not a pipeline, which would also wait for whoever the tests left behind.
+# A pipeline would also wait for processes that the tests left running.
 "$@" > >(tee "$log")

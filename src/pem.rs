@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_the_file_and_shows_nothing_of_what_it_holds() {
+    fn errors_name_the_file_without_showing_its_content() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str, text: &[u8]| {
             let path = directory.path().join(name);

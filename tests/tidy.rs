@@ -1,6 +1,7 @@
 //! The rules of the house, executable: who may name whom, what the kernel may not name, and what
 //! every file opens with.
 
+mod plain;
 mod spec;
 
 use std::fs;

@@ -1,8 +1,9 @@
-//! A client that takes little: questions as bytes that are made once, over HTTP/2 (RFC 9113), one task for each connection.
+//! A load generator that uses little CPU: prebuilt requests over HTTP/2 (RFC 9113).
 //!
-//! On two processors a client that takes more than the service makes it wait, and measures itself. This one takes a
-//! fraction of what tonic's does: no task, no allocation and no compression of headers for a question. It asks as a [`Pace`]
-//! says, checks that each answer is an OK, and says how long each took.
+//! On two processors, a client that uses more CPU than the service slows it down and measures
+//! itself. This client uses a fraction of tonic's CPU time. It has one task per connection, and a
+//! check needs no allocation and no header compression. The client sends checks at a [`Pace`],
+//! verifies that each decision is OK, and records its latency.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
@@ -20,7 +21,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{CONNECTIONS, KEYS, at_random, question};
 
-/// The preface, empty settings, and all room there can be for what the server sends.
+/// Connection preface, empty SETTINGS, and a WINDOW_UPDATE to the largest receive window.
 const HELLO: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x04\x08\0\0\0\0\0\x7f\xff\0\0";
 const SETTINGS_ARE_HEARD: &[u8] = &[0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0];
@@ -33,32 +34,32 @@ const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const ACK: u8 = 1;
 const FRAME: usize = 9;
-/// How long what is due may wait for being sent together with more.
+/// Checks that become due within this time are sent together.
 const TICK: Duration = Duration::from_millis(1);
-/// How much may be sent before the server says that there is room for more (RFC 9113, 6.9.2).
+/// Send window in bytes before the server's first WINDOW_UPDATE (RFC 9113, 6.9.2).
 const ROOM: i64 = 65_535;
-/// Room for so many from the start, on each connection: a list of half a million that grows is copied for tens of milliseconds,
-/// and on all connections at about the same time.
+/// Preallocated entries per connection. Growing a list of half a million entries copies it for
+/// tens of milliseconds, on all connections at about the same time.
 const MOST: usize = 1 << 20;
-/// Fewer than a server of ours lets one connection ask at one time.
+/// Maximum checks in flight per connection; less than the service's limit.
 const MOST_AT_ONCE: usize = 1_000;
 
-/// When questions are asked.
+/// When checks are sent.
 #[derive(Clone, Copy)]
 pub(crate) enum Pace {
-    /// So many a second over all connections, whether or not earlier ones were answered.
+    /// Open loop: this rate over all connections, independent of the replies.
     Due { per_second: f64 },
-    /// The next when one is answered, so many at one time on each connection.
+    /// Closed loop: this many checks in flight on each connection.
     Ever { in_flight: usize },
 }
 
-/// An answer: when its question was due, and how long it took from then.
+/// One decision: its due time since the start, and its latency from then.
 pub(crate) struct Taken {
     pub(crate) due: Duration,
     pub(crate) took: Duration,
 }
 
-/// Asks on all connections from `began` until `over`, and waits for what is due by then.
+/// Sends checks on all connections from `began` until `over`, then awaits the pending replies.
 pub(crate) async fn ask(
     address: SocketAddr,
     pace: Pace,
@@ -74,29 +75,30 @@ pub(crate) async fn ask(
     for task in tasks {
         taken.push(task.await.unwrap());
     }
-    // Once all have ended: to copy half a million makes those wait that others still hear.
+    // Flattened after all tasks have ended: the copy would delay connections that still receive.
     taken.into_iter().flatten().collect()
 }
 
-/// A question: since when it waits, for as long as it does; whether its answer came, which its stream may outlast.
+/// One check. `due` is set until its stream ends, which can be after the reply.
 struct Asked {
     due: Option<Instant>,
     has_answer: bool,
 }
 
-/// One connection. Its question of number n, from 0, goes over stream 2n + 1.
+/// One connection. Check number n, counted from 0, uses stream 2n + 1.
 struct Asking {
     stream: TcpStream,
     pace: Pace,
     began: Instant,
     connection: usize,
     questions: Vec<Question>,
-    /// What is to be sent, and was received and not yet read.
+    /// Bytes to send.
     out: Vec<u8>,
+    /// Received bytes that are not parsed yet.
     came: Vec<u8>,
     room: i64,
     asked: Vec<Asked>,
-    /// How many of them have no answer.
+    /// Checks without a complete reply.
     waiting: usize,
     taken: Vec<Taken>,
 }
@@ -146,7 +148,7 @@ impl Asking {
         }
     }
 
-    /// Whether nothing is left that is due; until `end`, where there is one.
+    /// Sends the checks that are due before `end`, and returns `true` if none of them remains.
     fn ask_what_is_due(&mut self, end: Option<Instant>) -> bool {
         let now = end.unwrap_or_else(Instant::now);
         if end.is_some() && matches!(self.pace, Pace::Ever { .. }) {
@@ -167,7 +169,7 @@ impl Asking {
         true
     }
 
-    /// When the next question is due, if it can be said.
+    /// When the next check is due; `None` while enough checks are in flight.
     fn next_due(&self, now: Instant) -> Option<Instant> {
         match self.pace {
             Pace::Ever { in_flight } => (self.waiting < in_flight).then_some(now),
@@ -178,7 +180,7 @@ impl Asking {
         }
     }
 
-    /// Reads the frames that came whole.
+    /// Parses the complete frames.
     fn hear(&mut self) {
         let (mut at, came) = (0, std::mem::take(&mut self.came));
         while let Some(head) = came.get(at..at + FRAME) {
@@ -194,7 +196,7 @@ impl Asking {
 
     fn hear_frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
         match kind {
-            // A message whole: uncompressed, its length, itself.
+            // One frame contains one message: compression flag (1 byte), length (4 bytes), payload.
             DATA => {
                 let answer = RateLimitResponse::decode(&payload[5..]).unwrap();
                 assert_eq!(answer.overall_code, Code::Ok as i32);
@@ -214,7 +216,7 @@ impl Asking {
         }
     }
 
-    /// With its trailers, which say why there is no answer where there is none.
+    /// Ends a stream. Without a reply, its trailers contain the error.
     fn ends(&mut self, stream: u32, trailers: &[u8]) {
         let asked = &mut self.asked[stream as usize / 2];
         assert!(asked.has_answer, "no answer: {}", String::from_utf8_lossy(trailers));
@@ -224,18 +226,19 @@ impl Asking {
     }
 }
 
-/// A question of one key, for any stream.
+/// The frames of a check for one key, on any stream.
 struct Question {
     headers: Vec<u8>,
     data: Vec<u8>,
-    /// Bytes that there has to be room for, which headers are not among.
+    /// Bytes that count against the send window. Header bytes do not.
     message: i64,
 }
 
 impl Question {
     fn of(message: &[u8]) -> Self {
         let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
-        // RFC 7541, 6.2.2, and its appendix A: POST, http, and names that are 4, 1 and 31 there; `te` is not.
+        // RFC 7541, 6.2.2 and appendix A: POST, http, and names 4, 1 and 31 of the static table.
+        // `te` is not in that table.
         let headers = [
             vec![0x83, 0x86, 0x04],
             text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),

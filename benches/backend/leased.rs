@@ -1,15 +1,24 @@
-//! Leased limits in the whole service: what they cost the server and the Redis, and how much of a limit is used.
+//! Leased limits in the whole service: server CPU, Redis CPU, and the used share of a limit.
 //!
-//! A server that leases from a Redis against one that counts in its own memory; 1,000 keys, 128 in flight. A
-//! row is one limit and one kind of hits: the server's CPU a question against memory's, measured before and
-//! after it, the Redis' script calls, the messages in them, as many as there must be, the Redis' CPU a decision, what
-//! it takes idle among it and apart, and the share of what the law admitted and was asked for that was admitted.
-//! Leases learn from demand, so a server is warmed up for as long as it is measured.
+//! A server that leases from Redis is compared with a server that counts in memory. The load is
+//! 1,000 keys with 128 checks in flight. Lease sizes follow demand, so a server warms up for as
+//! long as it is measured.
 //!
-//! There must be a message for each key in a term, and one for each time that its admitted hits came to the
-//! budget and the largest question: no message can bring more. Of 10,000 and more the budget is above a hundred hits, and the bounds of the
-//! head hold; of 100 it is 10, a decision takes one call at most, and beside the share stands that of `strict`, which
-//! was asked the same questions.
+//! A row is one limit and one distribution of hits. Its columns:
+//! - `memory`, `leased`, `ratio`: server CPU per check in microseconds. Memory is measured before
+//!   and after the leased server.
+//! - `calls`, `messages`: script calls and lease messages per check.
+//! - `forced`: the fewest messages per check that are possible.
+//! - `Redis us`, `idle`: Redis CPU per check, and the idle part of it.
+//! - `decisions`: decisions per second.
+//! - `used`: hits allowed, divided by the smaller of hits earned and hits requested.
+//! - `strict`: `used` of an unleased limit with the same checks, for 100 requests per unit only.
+//!
+//! A key needs one message per lease term. It needs one more each time its allowed hits reach the
+//! budget plus the largest check, because a message cannot bring more.
+//!
+//! The header's bounds apply to 10,000 requests per unit and more, where the budget exceeds a
+//! hundred hits. With 100 requests the budget is 10 hits, and the bound is one call per decision.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,27 +33,27 @@ use super::{
 
 const ASKED: u64 = 60_000;
 const TURNS: usize = 5;
-/// Percent of a limit that may be out.
+/// `max_overshoot` in percent of the limit.
 const OVERSHOOT: u64 = 10;
-/// What a lease is good for, in seconds, of a limit a second or a minute.
+/// Lifetime of a lease in seconds, for limits per second and per minute.
 const TERM: f64 = 30.0;
 
-/// Hits of a question.
+/// Hits per check.
 #[derive(Clone, Copy, Debug)]
 enum Cost {
     One,
-    /// 1 of half of the questions, 2 of a quarter, and so on to 64.
+    /// 1 hit in half of the checks, 2 hits in a quarter, and so on up to 64.
     HeavyTailed,
 }
 
-/// What a turn came to, for each question.
+/// Results of a turn: averages per check, and totals from `took` on.
 struct Turn {
     cpu: f64,
     calls: f64,
     messages: f64,
     redis: f64,
     took: f64,
-    /// Hits in all.
+    /// Hits requested.
     asked: f64,
     admitted: f64,
 }
@@ -95,10 +104,10 @@ fn row(store: &Store, client: &Runtime, unit: &str, requests: u64, cost: Cost) {
     let turns = |server: &Server, turns: usize| -> Vec<Turn> {
         (0..turns).map(|_| turn(store, client, server, cost)).collect()
     };
-    // In one go, so that what was learned is not forgotten meanwhile; and memory before and after, so that
-    // what else the machine does falls on both.
+    // Without a pause between the turns, so that learned lease sizes stay valid. Memory is measured
+    // before and after, so that other load on the machine affects both.
     let before = turns(&memory, TURNS);
-    // What it does once a second whoever asks.
+    // Redis has work once a second even without clients.
     let (idle, began) = (store.cpu_micros(), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
     let idle = (store.cpu_micros() - idle) / began.elapsed().as_secs_f64();
@@ -139,7 +148,7 @@ fn row(store: &Store, client: &Runtime, unit: &str, requests: u64, cost: Cost) {
     );
 }
 
-/// Script calls since the Redis began, whoever made them.
+/// Script calls since Redis started, from all clients.
 fn scripts(store: &Store) -> f64 {
     let mut client = resp::Client::connect(&store.socket()).unwrap();
     let stats = client.call(&["INFO", "commandstats"]).text();
@@ -150,7 +159,7 @@ fn scripts(store: &Store) -> f64 {
     of("evalsha") + of("eval")
 }
 
-/// Messages that the server has sent, each about one key.
+/// Lease messages sent by the server. Each one is about one key.
 fn messages(server: &Server) -> f64 {
     server.metric("sluicegate_lease_messages_total") as f64
 }
@@ -181,7 +190,7 @@ impl Cost {
 }
 
 fn turn(store: &Store, client: &Runtime, server: &Server, cost: Cost) -> Turn {
-    // What it takes the Redis to tell its counts stays outside.
+    // Outside of the CPU measurement, because INFO itself costs Redis CPU.
     let (calls, said) = (scripts(store), messages(server));
     let (cpu, redis) = (server.cpu_ticks(), store.cpu_micros());
     let began = Instant::now();
@@ -201,7 +210,7 @@ fn turn(store: &Store, client: &Runtime, server: &Server, cost: Cost) -> Turn {
     }
 }
 
-/// Hits of [`ASKED`] questions, many asked at one time, and how many of them were admitted.
+/// Sends [`ASKED`] checks, many in flight, and returns the hits requested and allowed.
 async fn ask_all(server: &Server, cost: Cost) -> (u64, u64) {
     let counter = || Arc::new(AtomicU64::new(0));
     let (left, all, admitted) = (Arc::new(AtomicU64::new(ASKED)), counter(), counter());

@@ -1,11 +1,13 @@
-//! A Redis that replicas share: what it costs the server, the caller, and the Redis.
+//! The cost of a shared Redis store: server CPU, caller latency and Redis CPU.
 //!
-//! The Redis is started here and asked over loopback. The server's CPU is that of the real server over its
-//! wire, against the same server that counts in its own memory, in turns within one run. The Redis' CPU is
-//! what it says of itself (`INFO cpu`), while the library asks it in this process: so it is the same
-//! whatever else the machine does. `cargo bench --bench backend` prints a table; parts of it are
-//! chosen by `-- server`, `-- latency`, `-- redis` and `-- hot`; only `-- leased` measures leased
-//! limits, and only `-- stall` stops the Redis for a minute.
+//! `cargo bench --bench backend` prints a table. Select parts with `-- server`, `-- latency`,
+//! `-- redis` and `-- hot`. Two more parts run only if selected: `-- leased` measures leased
+//! limits, and `-- stall` stops Redis for a minute.
+//!
+//! The bench starts its own Redis and connects over loopback.
+//! - Server CPU: the real server over gRPC, in turns with the same server that counts in memory.
+//! - Redis CPU: reported by Redis (`INFO cpu`) while this process uses the store library. Other
+//!   load on the machine does not affect it.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
 #![allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
@@ -90,7 +92,7 @@ fn row(what: &str, measured: f64, unit: &str, bound: &str) {
     println!("{what:<58} {measured:>6.2} {unit:<2} {bound:>9}");
 }
 
-/// Server CPU for each question, against memory.
+/// Server CPU per check, compared with the memory store.
 fn server(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
@@ -108,7 +110,7 @@ fn server(store: &Store) {
     row("  ratio, 128 in flight over 4 connections", ratio, "", "2.0");
 }
 
-/// How long one question of one descriptor takes its caller, alone: with processors that halt as they like, and awake.
+/// Latency of one check at 1 in flight: with processors that halt, and kept awake.
 fn latency(store: &Store) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
@@ -144,7 +146,7 @@ async fn one_after_the_other(server: &Server) -> Vec<Duration> {
     took.split_off(1_000)
 }
 
-/// What single commands cost the Redis, one at a time and many at once, for scale.
+/// Redis CPU of single commands for comparison, one at a time and 64 at a time.
 fn redis_alone(store: &Store) {
     let mut client = resp::Client::connect(&store.socket()).unwrap();
     let mut each = |what: &str, commands: &dyn Fn(u64) -> Vec<Vec<Vec<u8>>>, together: u64| {
@@ -199,7 +201,7 @@ fn hot_key(store: &Store) {
     }
 }
 
-/// A Redis of one's own; killed when dropped.
+/// A private Redis, killed on drop.
 struct Store {
     process: Child,
     dir: tempfile::TempDir,
@@ -209,7 +211,7 @@ struct Store {
 impl Store {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Free a moment ago.
+        // A race: another process may take the port before Redis binds it.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let process = Command::new("redis-server")
             .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
@@ -228,7 +230,7 @@ impl Store {
         store
     }
 
-    /// What it is looked at by.
+    /// Used for the bench's own commands, such as INFO.
     fn socket(&self) -> PathBuf {
         self.dir.path().join("redis.sock")
     }
@@ -237,7 +239,7 @@ impl Store {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// User and system time since it started.
+    /// User and system CPU time since its start.
     fn cpu_micros(&self) -> f64 {
         let info = resp::Client::connect(&self.socket()).unwrap().call(&["INFO", "cpu"]).text();
         let value = |name: &str| -> f64 {
@@ -246,7 +248,7 @@ impl Store {
         (value("used_cpu_user:") + value("used_cpu_sys:")) * 1e6
     }
 
-    /// Microseconds of the Redis' CPU, 128 in flight over so many keys.
+    /// Redis CPU per decision in microseconds, with 128 in flight over `keys` keys.
     fn cpu_per_decision(&self, way: Way, keys: u64, batching: Batching) -> f64 {
         let runtime = tokio(2);
         let backend = Arc::new(self.backend(&runtime, batching));
@@ -303,7 +305,7 @@ async fn wait(reply: Reply<'_, Outcomes>) -> Outcomes {
     }
 }
 
-/// The real server.
+/// A `sluicegate` process, killed on drop.
 struct Server {
     process: Child,
     address: SocketAddr,
@@ -346,21 +348,20 @@ impl Server {
     async fn client(&self) -> RateLimitServiceClient<Channel> {
         let mut client =
             RateLimitServiceClient::connect(format!("http://{}", self.address)).await.unwrap();
-        // It may not be connected to its Redis yet.
+        // The server may not be connected to Redis yet.
         while client.should_rate_limit(question(0)).await.is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         client
     }
 
-    /// The value of a series.
     fn metric(&self, name: &str) -> u64 {
         let page = self.metrics();
         let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
         page.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in {page}"))
     }
 
-    /// What its store did not answer.
+    /// Checks that the store failed to answer.
     fn failures(&self) -> u64 {
         let page = self.metrics();
         let its =
@@ -376,7 +377,7 @@ impl Server {
         page
     }
 
-    /// User and system time, in clock ticks of a hundredth of a second.
+    /// User and system CPU time in clock ticks of 10 ms.
     fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -414,7 +415,7 @@ async fn ask(mut client: RateLimitServiceClient<Channel>, left: Arc<AtomicU64>) 
     }
 }
 
-/// The same for the same number, and for numbers in a row as if it were drawn (`SplitMix64`).
+/// Maps `number` to a reproducible pseudo-random number (`SplitMix64`).
 fn at_random(number: u64) -> u64 {
     let mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,11 +1,12 @@
-//! A Redis that stands still (SIGSTOP) under load, and goes on.
+//! The service under load while its Redis is stopped for a minute (SIGSTOP) and resumed.
 //!
-//! The load is open: questions are asked when they are due, at half of the rate that the service answers at
-//! most, whether or not earlier ones were answered, and a question's time counts from when it was due.
-//! First without a stall, then with one of a minute, on the same service. What the service says it took is its
-//! own histogram, from a message decoded to its reply. Idle processors are kept awake, where that may be asked for: how
-//! late a host wakes them is not the service's doing. Where answers were late, a table says when they were due,
-//! what the processors did then, and for how long a thread that asked for a millisecond of sleep was not woken.
+//! The load is an open loop at half of the service's maximum rate. Checks are sent when due, and
+//! latency counts from the due time. The same service runs first without a stall, then with one.
+//! The service's own latency comes from its histogram: from the decoded message to the reply.
+//!
+//! Processors are kept awake if permitted, because slow wakes by the host are not the service's
+//! fault. A table of late decisions lists their due times, the processor usage at that time, and
+//! the wake delay of a thread that sleeps for 1 ms.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
@@ -20,21 +21,21 @@ use super::{CONNECTIONS, IN_FLIGHT, Server, Store, row, tokio};
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  rate_limit: {requests_per_unit: 1000000000, \
                       unit: day, strategy: gcra, on_backend_failure: allow}\n";
 const DEADLINE: &str = "15ms";
-/// The bucket that ends five milliseconds after the deadline.
+/// The histogram bucket that ends 5 ms after the timeout.
 const IN_TIME: &str = "0.02";
 const CALM: Duration = Duration::from_secs(15);
 const STALL: Duration = Duration::from_secs(60);
 const AFTER: Duration = Duration::from_secs(5);
-/// How often the processors are looked at.
+/// Interval between processor samples.
 const LOOK: Duration = Duration::from_millis(250);
 const IN_TIME_AT_THE_CLIENT: Duration = Duration::from_millis(20);
-/// How long the memory of a stalled service may still grow.
+/// Time after the stop during which the service's memory may still grow.
 const AT_FIRST: Duration = Duration::from_secs(5);
-/// How long the load has been there when the Redis stops.
+/// Duration of the load before Redis stops.
 const BEFORE: Duration = Duration::from_secs(2);
-/// What all has to be normal within, after it goes on.
+/// Latencies must be normal within this time after Redis resumes.
 const NORMAL: Duration = Duration::from_secs(1);
-/// How long it is asked as much as it answers, of which the second half counts.
+/// Duration of the saturating load. Only its second half counts.
 const SATURATED: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(store: &Store) {
@@ -56,9 +57,9 @@ pub(crate) fn run(store: &Store) {
     row("  answered without the store then", after.failures as f64, "", "0");
 }
 
-/// Answers a second with as many in flight as ever.
+/// Decisions per second with [`IN_FLIGHT`] checks in flight.
 async fn saturated(server: &Server) -> f64 {
-    // It may not be connected to its Redis yet.
+    // Waits until the server is connected to Redis.
     drop(server.client().await);
     let over = Arc::new(AtomicBool::new(false));
     let pace = Pace::Ever { in_flight: IN_FLIGHT / CONNECTIONS };
@@ -72,7 +73,7 @@ async fn saturated(server: &Server) -> f64 {
     answers as f64 / (SATURATED / 2).as_secs_f64()
 }
 
-/// When questions begin to be due: once all is connected.
+/// Start of the load: leaves time to connect.
 fn soon() -> Instant {
     Instant::now() + Duration::from_millis(500)
 }
@@ -83,25 +84,25 @@ struct Load<'s> {
     per_second: f64,
 }
 
-/// What a run came to.
+/// Results of a run.
 struct Seen {
     took: Vec<Taken>,
     looks: Vec<Look>,
-    /// Of the service's own times, those beyond the deadline and five milliseconds, and all.
+    /// In the service's histogram: decisions later than [`IN_TIME`], and `answered` for all.
     late: u64,
     answered: u64,
-    /// Bytes of the service, each second.
+    /// Resident bytes of the service, sampled each second.
     memory: Vec<u64>,
 }
 
-/// What it was like after the Redis went on.
+/// Results after Redis resumed.
 #[derive(Default)]
 struct After {
-    /// When, from the beginning of the load.
+    /// When Redis resumed, from the start of the load.
     since: Duration,
-    /// From then until the service said that its store answers.
+    /// Time from then until the service reported its store as up.
     normal: Duration,
-    /// Questions that were answered without it later than [`NORMAL`] after that.
+    /// Checks decided without the store later than [`NORMAL`] after the resume.
     failures: u64,
 }
 
@@ -142,7 +143,7 @@ impl Load<'_> {
         (seen, after)
     }
 
-    /// Asks while `what` lasts.
+    /// Sends checks while `what` runs.
     async fn during(&self, began: Instant, what: impl Future<Output = Vec<u64>>) -> Seen {
         let before = self.times();
         let over = Arc::new(AtomicBool::new(false));
@@ -158,7 +159,7 @@ impl Load<'_> {
         Seen { took, looks, late: after.0 - before.0, answered: after.1 - before.1, memory }
     }
 
-    /// The service's own times: those that were late, and all.
+    /// Late decisions and all decisions, from the service's histogram.
     fn times(&self) -> (u64, u64) {
         let name = "sluicegate_decision_duration_seconds_";
         let in_time = self.server.metric(&format!("{name}bucket{{le=\"{IN_TIME}\"}}"));
@@ -166,7 +167,7 @@ impl Load<'_> {
         (all - in_time, all)
     }
 
-    /// The memory of the service for so long, each second, but for what it takes at first.
+    /// Samples the service's memory each second for `time`, except during [`AT_FIRST`].
     async fn memory_over(&self, time: Duration) -> Vec<u64> {
         let (began, mut memory) = (Instant::now(), Vec::new());
         tokio::time::sleep(AT_FIRST).await;
@@ -180,7 +181,7 @@ impl Load<'_> {
         memory
     }
 
-    /// How long it takes until the service says that its store answers.
+    /// Waits until the service reports its store as up, and returns the duration.
     async fn answered_by_the_store(&self) -> Duration {
         let began = Instant::now();
         while self.server.metric("sluicegate_backend_up") == 0 {
@@ -197,7 +198,7 @@ fn signal(store: &Store, name: &str) {
 }
 
 impl Seen {
-    /// The slowest of those that were due at `from` or later.
+    /// The largest latency of checks due at `from` or later.
     fn slowest_from(&self, from: Duration) -> Duration {
         let later = self.took.iter().filter(|taken| from <= taken.due);
         later.map(|taken| taken.took).max().unwrap_or(Duration::MAX)
@@ -217,14 +218,14 @@ impl Seen {
         row("  at the client, slowest", millis(1.0), "ms", "30");
         row("  answers of the service later than 20 ms", self.late as f64, "", "0");
         row("  of all its answers", self.answered as f64, "", "");
-        // Each fifth of the time for itself: what grows without an end is more in each.
+        // One row per fifth of the time: a leak grows in every row.
         for (nth, fifth) in self.memory.chunks(self.memory.len().div_ceil(5).max(1)).enumerate() {
             let most = fifth.iter().max().map_or(0.0, |most| *most as f64 / 1e6);
             row(&format!("  memory, most, in part {} of five", nth + 1), most, "MB", "");
         }
     }
 
-    /// When answers were late, and what the processors did then.
+    /// Prints when decisions were late, with the processor usage at that time.
     fn show_when_late(&self) {
         let late = |from: &Look, to: &Look| {
             let its = self.took.iter().filter(|taken| (from.at..to.at).contains(&taken.due));
@@ -253,12 +254,12 @@ impl Seen {
     }
 }
 
-/// What three processes and all together have had of the processors, and what the machine was not given of them.
+/// Processor time of three processes and of the machine, and time stolen by the host.
 struct Look {
     at: Duration,
     /// Nanoseconds.
     spent: [u64; 5],
-    /// The longest time since the look before in which one who slept for a millisecond was not woken.
+    /// The longest wake delay of a 1 ms sleep since the previous sample.
     pause: Duration,
 }
 
@@ -267,13 +268,13 @@ impl Look {
         let [service, client, redis] = whose.map(on_processors);
         let stat = std::fs::read_to_string("/proc/stat").unwrap();
         let ticks = |n: usize| stat.split_whitespace().nth(n).unwrap().parse::<u64>().unwrap();
-        // user, nice, system, irq, softirq; and steal.
+        // Fields of /proc/stat: user, nice, system, irq and softirq; field 8 is steal.
         let all = [1, 2, 3, 6, 7].map(ticks).iter().sum::<u64>() * 10_000_000;
         let spent = [service, client, redis, all, ticks(8) * 10_000_000];
         Self { at: began.elapsed(), spent, pause: Duration::ZERO }
     }
 
-    /// Percent of one processor.
+    /// Usage since `before`, in percent of one processor.
     fn since(&self, before: &Self) -> [f64; 5] {
         let wall = self.at.saturating_sub(before.at).as_nanos() as f64;
         let part = |n: usize| (self.spent[n].saturating_sub(before.spent[n])) as f64 * 100.0 / wall;
@@ -281,7 +282,7 @@ impl Look {
     }
 }
 
-/// Nanoseconds that the threads of a process spent on processors; of those that live.
+/// CPU time of a process's live threads, in nanoseconds.
 fn on_processors(process: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let spent = |schedstat: String| schedstat.split(' ').next()?.parse::<u64>().ok();
@@ -290,8 +291,8 @@ fn on_processors(process: u32) -> u64 {
     schedstats.filter_map(spent).sum()
 }
 
-/// The longest time beyond a millisecond that a thread was asleep which asked for one, again and again for so long: where
-/// the processors are not full nobody ran then, the machine stood still.
+/// Sleeps for 1 ms repeatedly and returns the longest delay of a wake. With idle processors, such
+/// a delay means that the host paused the machine.
 fn longest_pause(time: Duration) -> Duration {
     let (began, mut longest) = (Instant::now(), Duration::ZERO);
     while began.elapsed() < time {
@@ -302,7 +303,7 @@ fn longest_pause(time: Duration) -> Duration {
     longest
 }
 
-/// A thread that looks at the processors.
+/// A thread that samples processor usage.
 struct Looking {
     over: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Vec<Look>>,

@@ -1,8 +1,11 @@
-//! Goodput under a capacity nobody sees: the published table, then 200 traces of noise.
+//! Goodput under a hidden capacity: the published table, then 200 traces of generated noise.
 //!
-//! `cargo bench --bench latent_capacity`. The bounds: `gradient` at least 0.90 of an oracle's
-//! goodput and 1.25 times the source's AIMD's, at most 8.5 % limited, each with its paired standard
-//! error; the same is held in `tests/concurrency/latent.rs`.
+//! `cargo bench --bench latent_capacity`. Bounds, also checked by `tests/concurrency/latent.rs`:
+//! - `gradient` has at least 0.90 of an oracle's goodput.
+//! - `gradient` has at least 1.25 times the goodput of the source's AIMD.
+//! - `gradient` has at most 8.5 % limited requests.
+//!
+//! Each figure has its paired standard error.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::print_stdout)]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 

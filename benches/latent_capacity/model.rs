@@ -1,9 +1,11 @@
-//! The latent-capacity experiment: its equations, its noise, and those who play it.
+//! The latent-capacity experiment: equations, noise, and the compared controllers.
 //!
-//! Capacity is an Ornstein-Uhlenbeck process in its logarithm that overload pulls down; the latency
-//! is 1 s without a queue, `k / c` with one, and observed with noise. A controller sees only that.
-//! Source: J. Law, "Handling Concurrency", 2026; base 20, θ 0.05, σ 0.2, ℓ0 1.0, 300 steps. As
-//! there, the latency of step t weighs the concurrency that was set after seeing it, and a request
+//! The logarithm of the capacity is an Ornstein-Uhlenbeck process that overload pulls down.
+//! Latency is 1 s without a queue and `k / c` with one, plus noise. A controller sees only the
+//! noisy latency.
+//!
+//! Source: J. Law, "Handling Concurrency", 2026; base 20, θ 0.05, σ 0.2, ℓ0 1.0, 300 steps. As in
+//! the source, the latency of step t is weighted by the concurrency set after seeing it. A request
 //! fails above 1.5 s.
 
 use sluicegate::kernel::concurrency::Outcome;
@@ -18,17 +20,17 @@ const FAILS_ABOVE: f64 = 1.5;
 const STEPS: usize = 300;
 const RECORDED: &str = include_str!("noise.csv");
 
-/// What moves the capacity, and what blurs the latency, of one step.
+/// Noise of one step: a change of the capacity, and an error of the observed latency.
 #[derive(Clone, Copy, Debug)]
 pub struct Shock {
     pub capacity: f64,
     pub latency: f64,
 }
 
-/// Who sets the concurrency: the latency and the concurrency it was seen at, to the next one.
+/// Maps the observed latency and its concurrency to the next concurrency.
 pub type Controller<'a> = dyn FnMut(f64, f64) -> f64 + 'a;
 
-/// What came of a trace.
+/// Requests that passed and failed in a trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Played {
     pub passed: f64,
@@ -36,7 +38,7 @@ pub struct Played {
 }
 
 impl Played {
-    /// Requests that passed, per second.
+    /// Passed requests per second.
     pub fn goodput(self) -> f64 {
         self.passed / STEPS as f64
     }
@@ -50,7 +52,7 @@ impl Played {
     }
 }
 
-/// Plays a trace from `start` on.
+/// Plays a trace, starting at concurrency `start`.
 pub fn play(trace: &[Shock], start: f64, controller: &mut Controller<'_>) -> Played {
     let (mut k, mut log_capacity) = (start, BASE.ln());
     let mut played = Played { passed: 0.0, failed: 0.0 };
@@ -67,7 +69,7 @@ pub fn play(trace: &[Shock], start: f64, controller: &mut Controller<'_>) -> Pla
     played
 }
 
-/// What one that always sits exactly at an unstressed capacity gets.
+/// Result of a controller that always uses exactly the unstressed capacity.
 pub fn oracle(trace: &[Shock]) -> Played {
     let mut log_capacity = BASE.ln();
     let mut passed = BASE;
@@ -88,7 +90,7 @@ pub fn source_aimd(trace: &[Shock]) -> Played {
     })
 }
 
-/// gradient2 without the smoothing that its publication put before it later.
+/// gradient2 without the input smoothing that its publication added later.
 pub fn bare_gradient2(trace: &[Shock]) -> Played {
     let (mut estimate, mut seen) = (1.0_f64, Vec::new());
     play(trace, 1.0, &mut |latency, _| {
@@ -101,8 +103,8 @@ pub fn bare_gradient2(trace: &[Shock]) -> Played {
     })
 }
 
-/// A policy of the product, from 1 to 40, started at 1. Every request that is in flight in a step
-/// is one sample of its latency.
+/// An algorithm of Sluicegate with limits from 1 to 40, started at 1. Each request in flight in a
+/// step is one sample of the latency.
 pub fn product(trace: &[Shock], law: Law) -> Played {
     let mut policy = Policy::new(1, Some(Adaptive { law, min: 1, max: 40 }), 0);
     let mut now = Nanos::SECOND;
@@ -116,7 +118,7 @@ pub fn product(trace: &[Shock], law: Law) -> Played {
     })
 }
 
-/// The noise of the source's own table.
+/// The noise behind the source's table.
 pub fn recorded() -> Vec<Shock> {
     let number = |text: Option<&str>| text.unwrap().parse().unwrap();
     let shock = |line: &str| {
@@ -126,8 +128,8 @@ pub fn recorded() -> Vec<Shock> {
     RECORDED.lines().skip(1).map(shock).collect()
 }
 
-/// The noise of a seed: `MT19937`, 53-bit uniforms, Marsaglia's polar method, capacity and latency in
-/// turn. Seed 200 gives the recorded noise.
+/// Noise from a seed: `MT19937`, 53-bit uniforms, Marsaglia's polar method, capacity and latency
+/// in turn. Seed 200 yields the recorded noise.
 pub fn generated(seed: u32) -> Vec<Shock> {
     let mut twister = Twister::new(seed);
     let shock = |_| {
@@ -210,7 +212,7 @@ pub fn mean(values: &[f64]) -> Mean {
     Mean { mean, error: (variance / count).sqrt() }
 }
 
-/// The ratio of two means over the same traces; its error is the paired one.
+/// The ratio of two means over the same traces, with its paired error.
 pub fn ratio(ours: &[Played], theirs: &[Played]) -> Mean {
     let goodputs = |played: &[Played]| played.iter().map(|p| p.goodput()).collect::<Vec<_>>();
     let (ours, theirs) = (goodputs(ours), goodputs(theirs));

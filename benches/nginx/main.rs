@@ -1,8 +1,9 @@
-//! What NGINX's question adds to a request: one client, one connection, the shipped configurations, and the same ones without the
-//! question. `cargo bench --bench nginx`
+//! Measures the latency that the rate limit check adds to a request through NGINX.
 //!
-//! All on this machine: NGINX with one worker, the service in this process, and an upstream that answers at once. Medians of requests
-//! that take turns, so that what else the machine does is in both.
+//! `cargo bench --bench nginx` compares the shipped configurations with and without the check, for
+//! one client with one connection. NGINX has one worker, the service runs in this process, and the
+//! upstream answers immediately. Requests take turns, so other load on the machine affects both
+//! medians.
 #![allow(
     missing_docs,
     unreachable_pub,
@@ -36,7 +37,7 @@ const LIMITS: &str = "domain: edge\ndescriptors:\n- key: upstream\n  concurrency
                       rate_limit: {unit: second, requests_per_unit: 1000000}\n";
 const HOOKS: &str = r#"[{"name": "edge", "domain": "edge", "descriptors":
     [[{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}]]}]"#;
-/// Requests of each, after as many that only warm up.
+/// Measured requests per configuration, after as many for warm-up.
 const REQUESTS: usize = 5_000;
 
 struct Nginx {
@@ -102,7 +103,7 @@ async fn serve() -> (SocketAddr, SocketAddr) {
     addresses
 }
 
-/// Answers two bytes to whatever comes, and closes.
+/// Answers every request with two bytes and closes the connection.
 fn upstream() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

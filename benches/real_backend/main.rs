@@ -1,13 +1,17 @@
-//! Ceilings before a server that changes: is the best one found again, and how soon?
+//! Adaptive concurrency limits in front of a changing server: quality and speed of recovery.
 //!
-//! `cargo bench --bench real_backend` writes CSV, one row for each phase, and `docs/pictures/real_backend.svg`. A
-//! number after `--` is the seed of the service times; 42 without. The bounds: a phase's
-//! first max(2 s, 12 round trips) are for recovery; after them goodput is at least 0.95 of the best
-//! static ceiling's and p99 at most twice that at it. The best is the smallest ceiling with 99 % of
-//! the most goodput, by search. `kept` says whether a row keeps the bounds; the last lines count.
+//! `cargo bench --bench real_backend` writes CSV, one row per phase, and
+//! `docs/pictures/real_backend.svg`. A number after `--` is the seed of the service times.
 //!
-//! Known limit: service times that vary by half their mean or more (`Half`, `Wide`) are held too low
-//! in about an eighth of the phases; no law tried here kept them all.
+//! A phase starts with max(2 s, 12 round trips) for recovery. Bounds after that:
+//! - Goodput is at least 0.95 of the goodput of the best static limit.
+//! - p99 is at most twice the p99 of the best static limit.
+//!
+//! The best static limit is the smallest one with 99 % of the highest goodput, found by search. The
+//! column `kept` is `true` if a row keeps the bounds. The last lines count these rows.
+//!
+//! Known limit: in about an eighth of the phases, the adaptive limit is too low if service times
+//! vary by half their mean or more (`Half`, `Wide`). No tested algorithm kept all bounds.
 #![allow(missing_docs, unreachable_pub, clippy::print_stdout, clippy::unwrap_used)]
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
@@ -23,11 +27,11 @@ use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Policy};
 const SERVICES: [f64; 4] = [0.0003, 0.003, 0.03, 0.3];
 const WORKERS: [f64; 3] = [4.0, 16.0, 64.0];
 const SPREADS: [Spread; 3] = [Spread::Narrow, Spread::Half, Spread::Wide];
-/// Clients, where nothing limits them.
+/// Concurrent clients without a limit.
 const CLIENTS: u32 = 1_000;
-/// Of the service times, where none is given: the one that numbers were chosen with.
+/// Default seed of the service times. Parameters were tuned with it.
 const SEED: u64 = 42;
-/// Where every adaptive ceiling starts.
+/// Initial value of every adaptive limit.
 const START: u32 = 10;
 
 fn policies() -> [(&'static str, Policy); 4] {

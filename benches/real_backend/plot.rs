@@ -1,12 +1,13 @@
-//! The table as a picture: for each spread and law its phases, from the worst to the best.
+//! Draws the results: all phases of each spread and algorithm, from worst to best.
 //!
-//! Above goodput, below p99 (logarithmic), both in parts of the best static ceiling's; dashed the bounds.
+//! The upper row is goodput; the lower row is p99 on a logarithmic scale. Both are relative to the
+//! best static limit. Dashed lines are the bounds.
 
 use std::fmt::Write as _;
 
 use super::server::Spread;
 
-/// One phase under one law.
+/// The result of one algorithm in one phase.
 pub struct Point {
     pub spread: Spread,
     pub policy: &'static str,
@@ -24,12 +25,12 @@ const COLOURS: [(&str, &str); 4] = [
     ("no limit", "#8a8a8a"),
 ];
 const MOST_GOODPUT: f64 = 1.1;
-/// p99 from half to a hundred times the best's.
+/// Range of p99 relative to the best static limit.
 const P99: (f64, f64) = (0.5, 100.0);
 
-/// What a number is in a panel, from 0 at the bottom to 1.
+/// Maps a value to its height in a panel, from 0 at the bottom to 1.
 type Scale = fn(f64) -> f64;
-/// How a panel's points are made, what it says, and its bound.
+/// Title, value of a point, scale and bound of a panel.
 type Row = (&'static str, fn(&Point) -> f64, Scale, f64);
 
 const ROWS: [Row; 2] = [

@@ -1,25 +1,24 @@
-//! One server's life in phases, and the best static ceiling for each of them.
+//! The phases of one simulated server, and the best static limit for each phase.
 
 use sluicegate::kernel::concurrency::policy::Policy;
 
 use super::server::{Phase, Result, Spread, run};
 
-/// Of the workers: where the best static ceiling is looked for.
+/// Static limits to try, relative to the number of workers.
 const SEARCH: [f64; 9] = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0];
 
-/// A server.
+/// Parameters of a simulated server.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     pub workers: f64,
-    /// Seconds.
+    /// Mean service time in seconds.
     pub service: f64,
     pub spread: Spread,
-    /// Of the service times.
     pub seed: u64,
 }
 
 impl Scene {
-    /// Cold start, capacity × 4, ÷ 4, drifting up and down, a cache that goes cold and warms again.
+    /// Cold start, capacity × 4 and ÷ 4, drift up and down, cache cold and cache warm.
     pub fn phases(&self) -> [Phase; 7] {
         let (w, service) = (self.workers, self.service);
         let phase = |name, first, last, service: f64| {
@@ -38,12 +37,13 @@ impl Scene {
         ]
     }
 
-    /// What `policy` makes of each phase.
+    /// Results of `policy` in each phase.
     pub fn run(&self, policy: Policy) -> Vec<Result> {
         run(policy, &self.phases(), self.spread, self.seed)
     }
 
-    /// For each phase what the best static ceiling makes of it: the smallest with 99 % of the most goodput.
+    /// Results of the best static limit in each phase: the smallest limit with 99 % of the highest
+    /// goodput.
     pub fn best(&self) -> Vec<Result> {
         let ceiling = |part: f64| Policy::new((self.workers * part) as u32, None, 0);
         let tried: Vec<_> = SEARCH.iter().map(|part| self.run(ceiling(*part))).collect();
@@ -57,7 +57,7 @@ impl Scene {
     }
 }
 
-/// The bounds: 0.95 of the goodput of the best, and twice its p99.
+/// Checks the bounds: at least 0.95 of the best goodput, and at most twice its p99.
 pub fn keeps(got: &Result, best: &Result) -> bool {
     0.95 <= got.goodput / best.goodput && got.p99 / best.p99 <= 2.0
 }

@@ -1,8 +1,7 @@
-//! A server with a fixed number of workers and a queue, in virtual time, under clients that always
-//! want more.
+//! A simulated server with workers and a queue, in virtual time, under saturating clients.
 //!
-//! Whoever is admitted waits for a worker, first come, first served. A worker takes the phase's
-//! service time, varied. Between phases the server is as the last one left it.
+//! Allowed requests wait for a worker, first in, first out. A worker needs the phase's service time
+//! with random variation. Requests carry over from one phase to the next.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,32 +10,31 @@ use sluicegate::kernel::concurrency::Outcome;
 use sluicegate::kernel::concurrency::policy::{Policy, Sample};
 use sluicegate::kernel::units::Nanos;
 
-/// How service times vary around their mean.
+/// Variation of service times around their mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// Evenly within a fifth to either side.
+    /// Uniform within a fifth on either side.
     Narrow,
-    /// Half of it fixed, half exponential.
+    /// Half fixed, half exponential.
     Half,
     /// Exponential.
     Wide,
 }
 
-/// One stretch of the server's life.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase {
     pub name: &'static str,
-    /// Workers at its beginning and at its end; they come and go evenly.
+    /// Workers at the start and at the end, with a linear change between them.
     pub workers: (f64, f64),
-    /// Seconds.
+    /// Mean service time in seconds.
     pub service: f64,
-    /// Seconds that a policy has to recover in.
+    /// Seconds for the algorithm to recover.
     pub recovery: f64,
-    /// Seconds, recovery included.
+    /// Seconds, including recovery.
     pub length: f64,
 }
 
-/// What came of a phase: after recovery, and of the whole.
+/// Results of a phase: after recovery, and in total.
 #[derive(Clone, Copy, Debug)]
 pub struct Result {
     pub goodput: f64,
@@ -45,7 +43,7 @@ pub struct Result {
     pub whole_p99: f64,
 }
 
-/// What `policy` makes of `phases`, one after the other.
+/// Runs `policy` through `phases` in order.
 pub fn run(mut policy: Policy, phases: &[Phase], spread: Spread, seed: u64) -> Vec<Result> {
     let mut server = Server::new(spread, seed);
     phases.iter().map(|phase| server.live(phase, &mut policy)).collect()
@@ -61,7 +59,7 @@ struct Server {
     spread: Spread,
     dice: u64,
     waiting: VecDeque<Request>,
-    /// Those at work: when each is done, in nanoseconds, and which it is.
+    /// Busy workers: completion time in nanoseconds, and index in `at_work`.
     busy: BinaryHeap<Reverse<(u64, usize)>>,
     at_work: Vec<Option<Request>>,
     in_flight: u32,
@@ -131,7 +129,7 @@ impl Server {
         }
     }
 
-    /// `SplitMix64`, without zero.
+    /// A uniform number above 0 (`SplitMix64`).
     fn uniform(&mut self) -> f64 {
         self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.dice ^ (self.dice >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! One hit of one key, as the store is asked for it.
+//! A charge of one hit to one key, encoded for the store.
 
 use sluicegate::backend::redis::{call::Call, codec};
 use sluicegate::backend::{Charge, Charges, Home, Rule};
@@ -10,7 +10,7 @@ use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::units::{Hits, Nanos};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
-/// Never used up here: a denial writes nothing and would cost less.
+/// Too large to use up: a denial writes nothing and would cost less.
 const LIMIT: u32 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub(crate) fn asked(number: u64, way: Way) -> Charges {
     Charges { list: [charge].into_iter().collect(), rule: Rule::Each }
 }
 
-/// The script call that asks for a GCRA's hit.
+/// The script call that charges a hit to a GCRA counter.
 pub(crate) fn evalsha(sha: &str, number: u64) -> Vec<Vec<u8>> {
     let packed = codec::pack(&asked(number, Way::Gcra), b"scale:");
     let call = Call::of(vec![packed], None);

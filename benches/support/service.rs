@@ -1,4 +1,4 @@
-//! A service in a process of its own, asked over gRPC, and what an answer takes of its processors.
+//! Runs the service in its own process, sends checks over gRPC, and measures its CPU per decision.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub(crate) const IN_FLIGHT: usize = 32;
 pub(crate) const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                           rate_limit: {requests_per_unit: 4000000000, unit: day}\n";
 
-/// What `sluicegate` is told, limits left out: any ports, two threads, counters in memory.
+/// Arguments of `sluicegate` except its limits: free ports, two threads, counters in memory.
 pub(crate) const ARGUMENTS: [&str; 9] = [
     "serve",
     "--grpc-port=0",
@@ -32,14 +32,14 @@ pub(crate) const ARGUMENTS: [&str; 9] = [
     "--log-level=warn",
 ];
 
-/// A server process and where it answers.
+/// A server process and its gRPC address.
 pub(crate) struct Server {
     process: Child,
     address: SocketAddr,
 }
 
 impl Server {
-    /// Returns when it says that it is ready.
+    /// Returns after the process printed `ready`.
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
@@ -55,20 +55,19 @@ impl Server {
         Self { process, address: address.unwrap() }
     }
 
-    /// The number of the process.
     #[allow(dead_code, reason = "who looks at it from outside asks")]
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Nanoseconds that its threads spent on processors; of those that live.
+    /// CPU time of its live threads, in nanoseconds.
     fn on_processors(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
         tasks.map(|task| on_processor(&task.unwrap().path().join("schedstat"))).sum()
     }
 
-    /// Nanoseconds of its processors for one of `calls` answers, over [`CONNECTIONS`] with [`IN_FLIGHT`]
-    /// questions on each.
+    /// CPU nanoseconds per decision, for `calls` checks over [`CONNECTIONS`] connections with
+    /// [`IN_FLIGHT`] checks on each.
     pub(crate) async fn cpu_per_call(&self, calls: u64) -> f64 {
         let mut clients = Vec::new();
         for _ in 0..CONNECTIONS {
@@ -93,7 +92,7 @@ impl Drop for Server {
     }
 }
 
-/// Nanoseconds on a processor, of a `schedstat`.
+/// CPU time in nanoseconds, from a `schedstat` file.
 pub(crate) fn on_processor(schedstat: &std::path::Path) -> u64 {
     let text = std::fs::read_to_string(schedstat).unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
@@ -114,7 +113,7 @@ async fn ask(mut client: RateLimitServiceClient<tonic::transport::Channel>, left
     }
 }
 
-/// A question of so many descriptors, each of another client.
+/// A check with this many descriptors, each for another client.
 pub(crate) fn question(descriptors: u64) -> RateLimitRequest {
     let descriptor = |n| {
         let entry = Entry { key: "api_key".into(), value: format!("client-{n:04}") };

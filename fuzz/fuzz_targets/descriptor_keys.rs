@@ -1,8 +1,7 @@
-//! Two ways of counting, each a few lines of text: distinct names have distinct counters, and a
-//! descriptor finds the rule, and the counter, that a second and simpler matching finds.
+//! Counter names are as distinct as descriptors, and the service's rule lookup equals [`naive`].
 //!
-//! An input is two sides, parted by a line `=`. A side is a line for the counting, one for the
-//! domain, then a key and a value in turn.
+//! An input has two sides, separated by a line `=`. A side is a line for the counting, a line for
+//! the domain, then keys and values in turn.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -28,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
     counters_are_as_distinct_as_found(&sides, &found);
 });
 
-/// One counter's name.
+/// The parts of one counter's name.
 #[derive(PartialEq)]
 struct Side<'t> {
     counting: Counting,
@@ -56,14 +55,15 @@ impl<'t> Side<'t> {
         CounterKey::joined(self.domain, self.entries.iter().copied(), self.counting)
     }
 
-    /// The reference's spelling, up to the window.
+    /// The spelling of envoyproxy/ratelimit, without the window.
     fn spelled(&self) -> String {
         let entries = self.entries.iter().map(|(key, value)| format!("{key}_{value}_"));
         format!("{}_{}", self.domain, entries.collect::<String>())
     }
 }
 
-/// A word's first letter says how, its length and its second letter how long: never zero, as no window is.
+/// Decodes a word: its first byte selects the strategy, its length and second byte the window. A
+/// window is never zero.
 fn counting(word: &str) -> Counting {
     let mut bytes = word.bytes();
     let (how, long) = (bytes.next(), u64::from(bytes.next().unwrap_or_default()));
@@ -87,7 +87,8 @@ fn keys_are_as_distinct_as_names([left, right]: &[Side<'_>; 2]) {
     assert_ne!(left.injective(), right.joined());
 }
 
-/// What the service's tree finds, which must be what the naive matching finds, traced or not.
+/// Finds a rule with the service's tree, traced and untraced, and with the naive lookup. All three
+/// must be equal.
 fn found(entries: &[(&str, &str)]) -> Option<Found> {
     let tree = &CONFIG.domains[DOMAIN].tree;
     let expected = naive::find(TRICKY, entries);
@@ -110,7 +111,8 @@ fn found(entries: &[(&str, &str)]) -> Option<Found> {
     expected
 }
 
-/// One question about both: they share a counter when what is counted has one name.
+/// Decides one check with both descriptors. They share a counter if their counted entries are
+/// equal, and only then.
 fn counters_are_as_distinct_as_found(sides: &[Side<'_>; 2], found: &[Option<Found>; 2]) {
     let [Some(left), Some(right)] = found else { return };
     let descriptors = sides.iter().map(|side| Descriptor {

@@ -1,4 +1,4 @@
-//! Bytes as the body of `/json`: what is accepted means what the same gRPC message does.
+//! Bytes as the body of `/json`: an accepted body equals the same gRPC message.
 #![no_main]
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;

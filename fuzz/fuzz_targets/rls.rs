@@ -1,5 +1,9 @@
-//! Bytes as they come to the port: whatever can be decoded is answered, or refused before a counter moves; what holds too
-//! much is refused by its number, and nothing else is; reserved words are taken off, and nothing else is.
+//! Bytes as a gRPC request for a rate limit check.
+//!
+//! Guarantees:
+//! - A decodable request is decided, or refused before a counter changes.
+//! - Requests over the size limits, and only these, are refused for their size.
+//! - Reserved entries, and only these, are removed.
 #![no_main]
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -14,7 +18,7 @@ use sluicegate_fuzz::laws;
 fuzz_target!(|bytes: &[u8]| {
     let arrived = arrived(bytes);
     let Ok(decoded) = RateLimitRequest::decode(bytes) else {
-        // Too much of something may be counted before where the bytes are no message.
+        // The size limits are checked first, so undecodable bytes may also exceed them.
         assert!(!matches!(arrived, Ok(Ok(_))), "what is no message has arrived");
         return;
     };
@@ -31,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// The refusal of what holds more than one question may.
+/// The refusal of a request over the size limits.
 fn too_much(request: &RateLimitRequest) -> Option<Refusal> {
     let descriptors = request.descriptors.len();
     let entries = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
@@ -42,7 +46,7 @@ fn too_much(request: &RateLimitRequest) -> Option<Refusal> {
     (MAX_ENTRIES < entries).then_some(refusal)
 }
 
-/// The question about limits that `request` is, if it is one.
+/// The rate limit check in `request` without reserved entries, if there is one.
 fn without_words(request: &RateLimitRequest) -> Option<RateLimitRequest> {
     let mut taken = request.clone();
     match take_off(&mut taken) {
@@ -71,7 +75,8 @@ fn without_words(request: &RateLimitRequest) -> Option<RateLimitRequest> {
     }
 }
 
-/// Of the descriptors that are covered the last entry, which names `id`; they have others.
+/// Only the last entry of each covered descriptor is removed. Its value is `id`, and other entries
+/// remain.
 fn only_acquires_are_gone(
     request: &RateLimitRequest,
     taken: &RateLimitRequest,
@@ -92,7 +97,7 @@ fn only_acquires_are_gone(
     assert_eq!(taken, &expected);
 }
 
-/// The reserved word that a descriptor ends in.
+/// The reserved key in the last entry of a descriptor.
 fn word(request: &RateLimitRequest, descriptor: usize) -> Option<&str> {
     const WORDS: [&str; 6] = ["acquire", "release", "owner", "rtt_us", "status", "duration_ms"];
     let last = request.descriptors[descriptor].entries.last()?;

@@ -1,5 +1,8 @@
-//! Bytes as files of limits, parted by lines of `%%`: sound or told what is wrong, in bounded time;
-//! and whatever is sound can be looked up, explained, listed and decided by.
+//! Bytes as limits files, separated by lines of `%%`.
+//!
+//! Guarantees:
+//! - Invalid files yield at least one error with its position.
+//! - Valid limits can be looked up, explained, listed and used for decisions.
 #![no_main]
 
 use std::sync::Arc;
@@ -18,8 +21,7 @@ use sluicegate_fuzz::{NOW, Service};
 
 const NAMES: [&str; 3] = ["a.yaml", "b.yaml", "c.yaml"];
 
-/// Most rules of a domain that are tried: a fuzzer's files are small, its time is not to be spent
-/// on one.
+/// Maximum rules tried per domain, so that one file does not use up the fuzzer's time.
 const MOST_TRIED: usize = 20;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -38,7 +40,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// The files: at most as many as there are names.
+/// Splits the input into at most as many files as there are names.
 fn parts(bytes: &[u8]) -> Vec<&[u8]> {
     const PARTING: &[u8] = b"\n%%\n";
     let (mut parts, mut rest) = (Vec::new(), bytes);
@@ -79,7 +81,7 @@ fn try_rules(config: &Arc<Config>, domain: &Domain) {
     decide(config, domain, &descriptors);
 }
 
-/// The entries that a rule's path names, as far as a path tells.
+/// The entries in a rule's path, as far as the path contains them.
 fn entries<'p>(domain: &str, path: &'p str) -> Vec<(&'p str, &'p str)> {
     let names = path.strip_prefix(domain).and_then(|rest| rest.strip_prefix('.'));
     let names = names.into_iter().flat_map(|names| names.split('.'));
@@ -100,7 +102,7 @@ fn lookup_and_trace_agree(domain: &Domain, entries: &[(&str, &str)]) {
     }
 }
 
-/// One question about all of them, twice: once at rest, once with hits counted.
+/// Decides one check of all descriptors twice: with empty counters, then after hits.
 fn decide(config: &Arc<Config>, domain: &Domain, descriptors: &[Vec<(&str, &str)>]) {
     if descriptors.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! What holds for every request that can be read, whatever it says.
+//! Invariants of every decodable request.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,7 +15,7 @@ use tonic::Code;
 
 use crate::{Service, sound};
 
-/// Every strategy and every word, in domains `d` and `a`.
+/// Every strategy and every field, in domains `d` and `a`.
 pub static LIMITS: LazyLock<Arc<Config>> = LazyLock::new(|| {
     sound(&[
         ("each.yaml", include_str!("../limits/each.yaml")),
@@ -23,7 +23,7 @@ pub static LIMITS: LazyLock<Arc<Config>> = LazyLock::new(|| {
     ])
 });
 
-/// Asks `request` under settings that follow from `variant`, and holds the laws.
+/// Checks the invariants of `request` under settings derived from `variant`.
 pub fn hold(request: &RateLimitRequest, variant: usize) {
     let reporting = reporting(variant);
     let service = Service::new(LIMITS.clone(), policy(variant));
@@ -49,7 +49,7 @@ pub fn hold(request: &RateLimitRequest, variant: usize) {
         }
         last = Some(reply);
         if request.descriptors.len() == 1 && !refunds && answer.verdict == Verdict::Deny {
-            // The clock moves, so what comes after cannot be compared with what came before.
+            // The clock moves, so later replies cannot be compared with earlier ones.
             return the_wait_is_right(&service, &question, &answer);
         }
     }
@@ -70,7 +70,7 @@ fn reporting(variant: usize) -> Reporting {
     Reporting { headers, upstream, dynamic_metadata: true, negative_hits: variant % 4 != 3 }
 }
 
-/// Every answer is JSON, unless a rule's metadata holds a number that JSON does not have.
+/// Every reply has a JSON form, unless a rule's metadata contains a number that JSON lacks.
 fn can_be_shown(reply: &RateLimitResponse) {
     match json::response(reply) {
         Ok(text) => drop(serde_json::from_str::<serde_json::Value>(&text).expect("JSON")),
@@ -78,7 +78,7 @@ fn can_be_shown(reply: &RateLimitResponse) {
     }
 }
 
-/// At one instant, without refunds: what is used stays used, and what was denied is denied.
+/// At one instant and without refunds, used hits stay used and a denial stays a denial.
 fn nothing_comes_back(earlier: &RateLimitResponse, later: &RateLimitResponse) {
     for (before, after) in earlier.statuses.iter().zip(&later.statuses) {
         assert!(after.limit_remaining <= before.limit_remaining, "{before:?} then {after:?}");
@@ -86,7 +86,7 @@ fn nothing_comes_back(earlier: &RateLimitResponse, later: &RateLimitResponse) {
     }
 }
 
-/// A denied client that returns after its wait is admitted, and a second sooner it is not.
+/// A denied client succeeds at retry-after; a second earlier, it is still denied.
 fn the_wait_is_right(service: &Service, question: &Question<'_>, answer: &Answer) {
     let Some(wait) = answer.retry_after else { return };
     let second = Nanos::SECOND;

@@ -1,7 +1,7 @@
-//! What the fuzz targets share: limits, a service without ports, and the laws of its answers.
+//! Shared code of the fuzz targets: limits, a service without ports, and invariants.
 //!
-//! A law that does not hold is a panic here, which is what a fuzzer reports. Nothing is random and no
-//! clock is read: an input does the same every time.
+//! A violated invariant panics, and the fuzzer reports the panic. There is no randomness and no
+//! real clock, so an input always has the same effect.
 
 pub mod laws;
 pub mod naive;
@@ -18,21 +18,21 @@ use sluicegate::engine::{Answer, Engine, Policy, Refusal};
 use sluicegate::kernel::decision::Question;
 use sluicegate::kernel::units::{Nanos, Revision};
 
-/// An instant in the middle of every kind of window: 2026-03-29T00:30:00.25Z, an hour before clocks
-/// in Berlin go forward.
+/// An instant inside every kind of window: 2026-03-29T00:30:00.25Z, half an hour before summer time
+/// starts in Berlin.
 pub const NOW: Nanos = Nanos(1_774_744_200_250_000_000);
 
-/// Room for every question that may be asked, several times.
+/// Enough counters for all descriptors of a request, several times.
 const MAX_KEYS: usize = 10_000;
 
-/// The engine over an empty memory, with a clock that is set by hand.
+/// The engine with an empty memory store and a manual clock.
 pub struct Service {
     engine: Engine,
     memory: Arc<Memory>,
 }
 
 impl Service {
-    /// A service with `config` in force, at [`NOW`].
+    /// Creates a service with `config` active, at [`NOW`].
     #[must_use]
     pub fn new(config: Arc<Config>, policy: Policy) -> Self {
         let memory = Arc::new(Memory::new(MAX_KEYS, WhenFull::Deny, [7; 16]));
@@ -41,10 +41,10 @@ impl Service {
         Self { engine, memory }
     }
 
-    /// Decides one question. The memory backend never waits, so neither does this.
+    /// Decides one check. The memory store never waits, so this does not wait either.
     ///
     /// # Errors
-    /// When the engine refuses the question.
+    /// If the engine refuses the check.
     pub fn decide(&self, question: &Question<'_>) -> Result<Answer, Refusal> {
         let deciding = pin!(self.engine.decide(question));
         match deciding.poll(&mut Context::from_waker(Waker::noop())) {
@@ -60,14 +60,14 @@ impl Service {
         }
     }
 
-    /// How many counters there are.
+    /// The number of counters.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.memory.live_keys()
     }
 }
 
-/// The configuration of texts that are known to be sound.
+/// Loads limits files that are known to be valid.
 #[must_use]
 pub fn sound(texts: &[(&str, &str)]) -> Arc<Config> {
     let texts = texts.iter().map(|&(name, text)| (name, text.as_bytes()));

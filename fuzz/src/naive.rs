@@ -1,7 +1,7 @@
-//! How a descriptor finds its rule, written a second time, from the description of the language and
-//! as simply as it can be said: joined text, a map by scanning, recursion for stars.
+//! A second, simple rule lookup: joined text, a scan of each level, and recursion for stars.
 //!
-//! Shares nothing with the service: its tree is written down here, and the service reads it as YAML.
+//! It follows the description of the limits language and shares no code with the service. The tree
+//! is defined here, and the service reads it as YAML.
 
 use std::fmt::Write as _;
 
@@ -9,9 +9,9 @@ use std::fmt::Write as _;
 pub struct Node {
     /// `key`.
     pub key: &'static str,
-    /// `value`; empty is none.
+    /// `value`; empty if the node has none.
     pub value: &'static str,
-    /// `requests_per_unit`, by which a rule is known; `None` is a node without a limit.
+    /// `requests_per_unit`, which identifies a rule; `None` for a node without a limit.
     pub requests: Option<u32>,
     /// `share_threshold`.
     pub share: bool,
@@ -35,31 +35,31 @@ const fn free(key: &'static str, value: &'static str) -> Node {
     Node { requests: None, ..node(key, value, 0) }
 }
 
-/// Everything about names that has surprised somebody.
+/// Names that have surprised users.
 pub const TRICKY: &[Node] = &[
     // Exact, bare and without a limit.
     node("k", "", 1001),
     node("k", "v", 1002),
     free("k", "free"),
-    // Found by an empty value, and found by another key's value.
+    // Matches an empty value, and another key's value.
     node("k_", "", 1003),
     node("a", "b_c", 1004),
     node("a_b", "d", 1005),
-    // Stars in values: order decides, not length; a longer key is caught as well.
+    // Stars in values: the order decides, not the length. A longer key also matches.
     node("w", "x*", 1006),
     node("w", "x*y", 1007),
     node("w", "*", 1008),
     node("w", "", 1009),
     node("m", "a*b*c", 1010),
     node("m", "**", 1011),
-    // Stars in keys run into the value.
+    // Stars in keys also match the value.
     node("q*", "", 1012),
     shared("*z", "", 1013),
-    // One counter for what a pattern catches.
+    // One counter for all matches of a pattern.
     shared("s", "*", 1014),
     shared("t", "p*", 1015),
     node("t", "p*q", 1016),
-    // Levels: each its own rule, no way back.
+    // Levels: each has its own rule, without backtracking.
     above(
         node("n", "", 1020),
         &[
@@ -73,7 +73,7 @@ pub const TRICKY: &[Node] = &[
     ),
     above(node("n", "v", 1030), &[node("k", "only", 1031)]),
     above(shared("n", "p*", 1040), &[shared("n", "p*", 1041)]),
-    // Bytes that are no letters, and letters of several bytes.
+    // Punctuation, and characters of several bytes.
     node("é", "ü*ß", 1050),
     node("sp ace", "a.b/c", 1051),
     node("_", "", 1052),
@@ -84,7 +84,7 @@ pub const TRICKY: &[Node] = &[
 /// The domain of [`TRICKY`].
 pub const DOMAIN: &str = "d";
 
-/// [`TRICKY`] as a limits file: each rule so many hits a day.
+/// [`TRICKY`] as a limits file, with limits per day.
 #[must_use]
 pub fn yaml() -> String {
     let mut text = format!("{{domain: {DOMAIN}, descriptors: [");
@@ -107,16 +107,16 @@ fn write(text: &mut String, level: &[Node]) {
     }
 }
 
-/// What a descriptor finds.
+/// The rule and the counter of a descriptor.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     /// The rule's `requests_per_unit`.
     pub requests: u32,
-    /// The entries that name its counter: shared values replaced.
+    /// The entries that name its counter, with shared values replaced.
     pub counted: Vec<(String, String)>,
 }
 
-/// The rule of a descriptor, if it has one.
+/// Finds the rule of a descriptor, if it has one.
 #[must_use]
 pub fn find(level: &[Node], entries: &[(&str, &str)]) -> Option<Found> {
     let (&(key, value), deeper) = entries.split_first()?;
@@ -139,13 +139,13 @@ fn name(node: &Node) -> String {
     if node.value.is_empty() { node.key.into() } else { format!("{}_{}", node.key, node.value) }
 }
 
-/// The pattern without the request's key and underscore, or all of it.
+/// The pattern without the request's key and underscore, or the whole pattern.
 fn substitute(pattern: &str, key: &str) -> String {
     let prefix = format!("{key}_");
     if pattern.starts_with(&prefix) { pattern[prefix.len()..].into() } else { pattern.into() }
 }
 
-/// Whether `subject` is `pattern` with some text in the place of every star.
+/// Returns `true` if `subject` matches `pattern`, where a star matches any text.
 fn glob(pattern: &str, subject: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == subject,

@@ -86,7 +86,7 @@ mod tests {
     use std::iter::repeat;
 
     #[test]
-    fn a_round_takes_a_millisecond_at_most_by_the_members_of_each_ceiling_in_it() {
+    fn a_round_costs_the_store_at_most_a_millisecond() {
         // 70 us for each limit; then 13 us for each limit, up to the maximum number.
         assert_eq!(most_beats(repeat(20)), 14);
         assert_eq!(most_beats(repeat(1)), MOST_BEATS);

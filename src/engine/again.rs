@@ -1,7 +1,11 @@
-//! Asking again for what was planned around another time than the store's.
+//! Selects the charges to repeat after a plan for another calendar window than the store's.
 //!
-//! Guarantees: pure; a charge that was made is never made a second time.
-//! Leaves out: planning for the store's time and the asking itself (`decide`).
+//! Guarantees:
+//! - A charge that the store made is never repeated.
+//! - Pure: no I/O and no clock.
+//!
+//! Not covered:
+//! - The second plan and the second store call (see [`super::path`]).
 
 use smallvec::SmallVec;
 
@@ -9,7 +13,7 @@ use crate::backend::{Cause, Charges, Outcome, Outcomes, Rule};
 use crate::kernel::decision::{Cost, Group, Verdict, combine};
 use crate::kernel::units::Nanos;
 
-/// The store's time, if a charge was stale by it.
+/// Returns the store's time if a charge was planned for calendar windows that are not open then.
 pub(super) fn store_now(outcomes: &[Outcome]) -> Option<Nanos> {
     outcomes.iter().find_map(|outcome| match outcome {
         Outcome::Stale(store_now) => Some(*store_now),
@@ -17,21 +21,20 @@ pub(super) fn store_now(outcomes: &[Outcome]) -> Option<Nanos> {
     })
 }
 
-/// What is stale still has failed.
+/// Marks charges as failed that are stale after the second call too.
 pub(super) fn fail_stale(outcomes: &mut [Outcome]) {
     for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Stale(_))) {
         *outcome = Outcome::Failed(Cause::Stale);
     }
 }
 
-/// The charges that were not made, with their places in the question.
+/// A subset of a check's charges, with their indexes in the check.
 pub(super) struct Missing {
     pub(super) charges: Charges,
     places: SmallVec<[usize; 2]>,
 }
 
 impl Missing {
-    /// Those of `charges` whose place `is_missing`.
     pub(super) fn of(charges: &Charges, is_missing: impl Fn(usize) -> bool, rule: Rule) -> Self {
         let places: SmallVec<[usize; 2]> =
             (0..charges.list.len()).filter(|&place| is_missing(place)).collect();
@@ -39,12 +42,11 @@ impl Missing {
         Self { charges: Charges { list, rule }, places }
     }
 
-    /// Whether the charge at `place` of the question is one of these.
     pub(super) fn has(&self, place: usize) -> bool {
         self.places.contains(&place)
     }
 
-    /// Of what stands at each place of the question, what stands at these.
+    /// Returns the elements of `all` at the indexes of these charges.
     pub(super) fn pick<T: Copy>(&self, all: &[T]) -> SmallVec<[T; 2]>
     where
         [T; 2]: smallvec::Array<Item = T>,
@@ -52,7 +54,7 @@ impl Missing {
         self.places.iter().filter_map(|&place| all.get(place).copied()).collect()
     }
 
-    /// Puts the answers where they belong.
+    /// Copies the store's outcomes to their indexes in `outcomes`.
     pub(super) fn put(&self, answered: Outcomes, outcomes: &mut Outcomes) {
         for (&place, answer) in self.places.iter().zip(answered) {
             if let Some(outcome) = outcomes.get_mut(place) {
@@ -62,11 +64,13 @@ impl Missing {
     }
 }
 
-/// What of `asked` was not charged because of a stale one, as `later` plans it.
+/// Returns the charges of the second plan `later` to send, after `asked` met a stale charge.
 ///
-/// Under `each` these are the stale ones. Under `all_or_nothing` a stale charge counts as a denial:
-/// where it denied the question nothing was charged but refunds, and all else is asked again. What is
-/// denied whatever becomes of its charges is so at the second asking as well: what is not stale was asked as it would be then.
+/// - `charge: each`: the stale ones.
+/// - `charge: all_or_nothing`: a stale charge counts as a denial. If it denied the
+///   check, the store charged nothing except refunds. Then all charges are sent again.
+/// - [`Rule::Ask`]: the stale ones. The check is denied
+///   in any case, so the other outcomes stay valid.
 pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) -> Missing {
     let spared = matches!(asked.rule, Rule::AllOrNothing { .. }) && denied(asked, outcomes);
     let is_missing = |place: usize| {
@@ -76,7 +80,7 @@ pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) ->
     };
     let rule = match asked.rule {
         Rule::AllOrNothing { quota_for_all, rescued } if spared => {
-            // A refund that was made passes, and is not there to say so.
+            // A refund is not repeated, but its vote for the quota group still counts.
             let passes = |place: usize| match asked.list.get(place).map(|c| c.standing.group) {
                 Some(Group::Quota) => true,
                 Some(Group::Enforced) => quota_for_all,
@@ -91,7 +95,7 @@ pub(super) fn missing(asked: &Charges, outcomes: &[Outcome], later: &Charges) ->
     Missing::of(later, is_missing, rule)
 }
 
-/// Whether the store saw these outcomes as a denial of the whole question, of which nothing is charged then.
+/// Returns `true` if the store denied the whole check, and thus charged nothing except refunds.
 pub(super) fn denied(asked: &Charges, outcomes: &[Outcome]) -> bool {
     let (quota_for_all, rescued) = match asked.rule {
         Rule::Each => return false,

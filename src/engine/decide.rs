@@ -35,21 +35,16 @@ pub struct Engine {
     pub(super) config: ArcSwapOption<Config>,
     backend: Arc<dyn Backend>,
     pub(super) policy: Policy,
-    /// Denials that need no store call.
     pub(super) ledgers: Ledgers,
     /// The balances of leased limits; `None` for the memory store.
     pub(super) leases: Option<Arc<Leases>>,
-    /// Counts while the store is unavailable.
+    /// The local shares that decide while the store is unavailable.
     local: Option<Local>,
-    /// Requests in flight.
     pub(super) ceilings: Admission,
-    /// Permits by the request ids of proxies.
     pub(super) ids: Ids,
     /// Statistics under envoyproxy/ratelimit's names.
     pub(super) stats: Option<Arc<Stats>>,
-    /// Sends forwarded releases to other replicas.
     pub(super) peers: Option<Peers>,
-    /// Forced decisions of operators.
     pub(super) freezer: Freezer,
 }
 
@@ -58,9 +53,9 @@ pub struct Engine {
 pub struct Policy {
     /// The settings of the plan.
     pub planning: Planning,
-    /// Denials are reported, but not enforced.
+    /// `true`: denials are reported, but not enforced.
     pub shadow: bool,
-    /// Fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
+    /// The fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
     pub near_limit_ratio: f32,
 }
 
@@ -97,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// Adds local counters for `on_backend_failure: local`. Without them, `local` means `error`.
+    /// Adds the counters of local shares. Without them, the fallback "local" means "error".
     #[must_use]
     pub fn with_local(self, local: Local) -> Self {
         Self { local: Some(local), ..self }

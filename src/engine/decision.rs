@@ -157,7 +157,7 @@ fn write_outcome(finding: &mut Finding, outcome: Outcome) {
             finding.reason = Reason::Refunded;
         }
         Outcome::Full(verdict) => finding.rule(verdict, Reason::StoreFull),
-        // `degrade::settle` replaces both; deny if one gets here all the same.
+        // `degrade::settle` replaces both before this point. A denial is the safe result.
         Outcome::Stale(_) | Outcome::Failed(_) => {
             finding.rule(Verdict::Deny, Reason::BackendDownDenied);
         }

@@ -1,11 +1,13 @@
-//! Decisions as lines of the log, at `log_level: trace`: which rule was asked for how many hits, what came of
-//! it, and between which instants of this process's clock.
+//! Logs the decision of each charged limit at `log_level: trace`.
 //!
-//! What a balance answers was admitted at the first of the two, which is the one that its lease was looked at
-//! by; what the store was asked for was charged somewhere between.
+//! Guarantees:
+//! - A lease balance decides at `asked_us`; the store charges between `asked_us` and `answered_us`.
+//! - Both instants are of this process's clock.
+//! - At other log levels the cost is one comparison.
+//! - A line contains the path of the rule, but no descriptor of the check.
 //!
-//! Guarantees: one look at the level where nobody wants them; no key or value of a question is in a line.
-//! Leaves out: what is counted ([`crate::telemetry`]).
+//! Not covered:
+//! - Metrics (see [`crate::telemetry`]).
 
 use tracing::Level;
 
@@ -15,7 +17,6 @@ use crate::clock::Clock;
 use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
 
-/// Writes what was answered to each limit that was charged.
 pub(super) fn log(plan: &Plan<'_>, answer: &Answer, clock: &Clock) {
     if tracing::enabled!(Level::TRACE) {
         write(plan, answer, clock);

@@ -1,13 +1,21 @@
-//! What this replica holds of shared counters: borrowed, spent, given back.
+//! Manages the leases of this replica: borrows, spends and returns hits.
 //!
-//! Guarantees: what is spent from a balance takes no call, no wait and no allocation; a question that
-//! the store has to be asked for is charged there once, or not known to be; one that is charged by itself and waits for another's
-//! message asks at most twice more, the second time only with what came meanwhile, and waits at most once more; all of it is within one deadline of the backend's; messages
-//! are numbered over all keys of this process, which is a
-//! member of its own; a message goes on though who asked gives up, and what it brings is held; what went with one that surely
-//! never left is held as before. At most [`MOST_LEDGERS`] keys of at most
-//! [`MOST_BYTES`] are held: where a new one finds no room, those that nobody asked for longest give back and go.
-//! Leaves out: the deadline of one call, which is the backend's; the caller's; which limits are leased.
+//! Guarantees:
+//! - Spending from a balance needs no store call, no wait and no allocation.
+//! - A check that needs the store is charged there once, or its outcome is a failure.
+//! - A check waits for the calls of other checks at most twice.
+//! - After the first wait, it makes at most two calls of its own.
+//! - All waits and calls of a check share one store deadline.
+//! - Message numbers rise over all keys of this process, which is one replica incarnation.
+//! - A lease call continues after its check is canceled, and its grant joins the balance.
+//! - Hits in a message that certainly never left return to the balance.
+//! - At most [`MOST_LEDGERS`] keys are leased, with at most [`MOST_BYTES`] bytes in total.
+//! - New keys evict those without a check for the longest time, and their hits are returned.
+//!
+//! Not covered:
+//! - The lease protocol and its bound (see [`crate::kernel::lease`]).
+//! - The deadline of one store call, and the caller's timeout.
+//! - The choice of leased limits.
 
 mod ahead;
 mod flight;
@@ -44,70 +52,68 @@ use shard::{Ledgers, Place};
 
 const SHARDS: usize = 256;
 
-/// The most keys that are held at one time: 256 in each of 256 shards, some 50 MB beside the keys.
+/// The largest number of leased keys: 256 in each of 256 shards, about 50 MB without the keys.
 pub const MOST_LEDGERS: usize = SHARDS * shard::WAYS;
 
-/// The most bytes of their keys, 32 MiB: as much in each shard.
+/// The largest total size of the keys, in bytes: 32 MiB, split evenly over the shards.
 pub const MOST_BYTES: usize = SHARDS * shard::MOST_BYTES;
 
-/// A small part of the longest lease.
+/// The upkeep interval, short compared with the longest lease (30 s).
 const TENDED_EVERY: Duration = Duration::from_secs(1);
 
-/// The most messages on their way at one time that borrow at leisure, which with the one that they travel with is what goes
-/// in one call: behind thousands, whoever asks the store meanwhile would be late. The others are found at the next look.
+/// The largest number of early refills in flight. With the message that they travel with, they
+/// fill one store call. More would delay the checks behind them; a later scan finds the rest.
 pub const MOST_AT_LEISURE: usize = MOST_PARTINGS - 1;
 
-/// Messages that give back, on their way at one time: what goes in one call.
+/// The largest number of returning messages in flight: as many as fit in one store call.
 const MOST_PARTINGS: usize = 62;
 
-/// A counter that is leased, and how. What the charge costs is said apart from it.
+/// A counter with a leased limit. The `cost` of its charge is not used.
 #[derive(Clone, Copy, Debug)]
 pub struct Leased<'c> {
-    /// Which counter, and how it counts.
+    /// The counter and its strategy.
     pub charge: &'c Charge,
-    /// What leases of it are granted under.
+    /// The lease settings.
     pub terms: Terms,
 }
 
-/// All that this replica holds.
+/// All leases of this replica.
 #[derive(Debug)]
 pub struct Leases {
     clock: Arc<Clock>,
     backend: Arc<dyn Backend>,
     member: Member,
     number: AtomicU64,
-    /// When all ledgers may be looked at again, in nanoseconds.
+    /// The earliest instant of the next scan for early refills, in nanoseconds.
     next_look: AtomicU64,
-    /// Turns to borrow at leisure.
+    /// Slots for early refills in flight.
     leisure: Arc<Semaphore>,
     shards: Box<[Guarded]>,
-    /// Secret per process, so that nobody can aim keys at one shard.
+    /// Random for each process, so that no client can choose keys that fall into one shard.
     secret: SipHasher13,
-    /// Whether the limits in force have any that is leased.
     are_asked_for: AtomicBool,
-    /// All is given back for good: nothing is borrowed but for questions.
+    /// `true` while draining: only checks borrow.
     is_leaving: AtomicBool,
-    /// Other leased limits came into force.
+    /// Notified when a new configuration has other leased limits.
     changed: Notify,
-    /// A message was settled that what is to be given back had to wait for.
+    /// Notified when a message is settled that delayed a return.
     awaited: Notify,
 }
 
-/// A shard and its lock, on cache lines of its own.
+/// A shard with its lock, on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Guarded(Mutex<Ledgers>);
 
-/// What is held of all keys.
+/// The totals over all keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// Keys that a ledger is kept of.
+    /// The number of keys.
     pub keys: usize,
-    /// Hits that may be spent without asking.
+    /// The hits that can be spent without a store call.
     pub hits: Hits,
 }
 
-/// What a question that the balance does not answer does.
 enum Turn {
     Answered(Outcome),
     Sends(Borrow),
@@ -116,7 +122,7 @@ enum Turn {
 }
 
 impl Leases {
-    /// A member that holds nothing, with a name of its own.
+    /// Creates a replica incarnation with a random number and no leases.
     #[must_use]
     pub fn new(clock: Arc<Clock>, backend: Arc<dyn Backend>) -> Arc<Self> {
         let random = RandomState::new();
@@ -138,11 +144,11 @@ impl Leases {
         })
     }
 
-    /// Answers a question where that takes no call, and borrows ahead in the background where it is
-    /// time to: its outcome comes to `outcomes`. Nothing where the store has to be asked, and then nothing is counted:
-    /// [`Leases::ask`].
+    /// Decides a check without a store call if possible, and appends the
+    /// outcome to `outcomes`. Sends a background refill if one is due.
     ///
-    /// Must be called within a runtime.
+    /// Returns `None` if only the store can decide. Then the check is not recorded as demand,
+    /// and the caller continues with [`Leases::ask`]. Must be called within a Tokio runtime.
     pub fn spend(
         self: &Arc<Self>,
         now: Nanos,
@@ -159,11 +165,14 @@ impl Leases {
         Some(())
     }
 
-    /// Answers a question: from the balance; by the store, which is asked for the question's own hits
-    /// and for a lease; or with what a message that is on its way already brings.
+    /// Decides a check in one of three ways:
+    ///
+    /// - From the balance.
+    /// - With a store call that charges the hits of the check and borrows more.
+    /// - After a store call of another check that is already in flight.
     pub async fn ask(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Outcome {
         let end = self.end();
-        // The backend sees to the deadline of a first call, and learns from it.
+        // The store enforces the deadline of a first call, and counts a timeout for its health.
         match self.turn(leased, hits) {
             Turn::Answered(outcome) => outcome,
             Turn::Alone => {
@@ -178,7 +187,7 @@ impl Leases {
         }
     }
 
-    /// Waits for another's message, and asks for what it does not bring.
+    /// Waits for another check's message, then charges the hits if the balance does not cover them.
     async fn ask_after(
         self: &Arc<Self>,
         mut settled: watch::Receiver<Option<Cause>>,
@@ -190,18 +199,18 @@ impl Leases {
         let failed = match told {
             None => Some(Cause::Unsent),
             Some(Ok(())) => *settled.borrow(),
-            // The ledger is gone, which is as good as an answer.
+            // The lease was evicted, so there is no reply to wait for.
             Some(Err(_)) => None,
         };
         match (self.look(leased, hits), failed) {
             (Some(outcome), _) => outcome,
-            // The store did not answer one question, and another is not made to wait for it.
+            // The store failed to reply once, so this check does not wait for another call.
             (None, Some(cause)) => Outcome::Failed(unsent(cause)),
             (None, None) => self.ask_again(leased, hits, end).await,
         }
     }
 
-    /// What the answer to a question's own message comes to.
+    /// Returns the outcome after the reply to the check's own message.
     async fn conclude(
         self: &Arc<Self>,
         leased: Leased<'_>,
@@ -218,7 +227,7 @@ impl Leases {
         }
     }
 
-    /// Asks for what another's message did not bring.
+    /// Charges a check whose hits another check's message did not cover.
     async fn ask_again(
         self: &Arc<Self>,
         leased: Leased<'_>,
@@ -238,14 +247,14 @@ impl Leases {
         }
     }
 
-    /// What `act` comes to, if it does before `end`, which is by the steady clock.
+    /// Returns the result of `act`, or `None` at `end` on the steady clock.
     async fn within<T>(&self, end: Option<Nanos>, act: impl Future<Output = T>) -> Option<T> {
         let Some(end) = end else { return Some(act.await) };
         let left = Duration::from_nanos(end.since(self.clock.steady()).0);
         timeout(left, act).await.ok()
     }
 
-    /// When a question that comes now has to be answered, by the steady clock.
+    /// Returns the deadline of a check that arrives now, on the steady clock.
     fn end(&self) -> Option<Nanos> {
         self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline))
     }
@@ -254,7 +263,8 @@ impl Leases {
         end.is_some_and(|end| end <= self.clock.steady())
     }
 
-    /// Takes other limits into force: where leased ones are not as `before`, all is given back soon.
+    /// Applies a new configuration. If its leased limits differ
+    /// from those of `before`, all hits go back to the store soon.
     pub fn follow(&self, before: Option<&Config>, config: &Config) {
         let leased = leased_rules(config);
         self.are_asked_for.store(!leased.is_empty(), Relaxed);
@@ -263,13 +273,14 @@ impl Leases {
         }
     }
 
-    /// Whether any limit in force is leased.
+    /// Returns `true` if the configuration has a leased limit.
     #[must_use]
     pub fn are_asked_for(&self) -> bool {
         self.are_asked_for.load(Relaxed)
     }
 
-    /// Tends what is held, once a second, and gives all back when leased limits changed; for ever.
+    /// Runs the upkeep once a second, forever. Returns all hits
+    /// to the store when a configuration has other leased limits.
     pub async fn tend_on(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(TENDED_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -282,7 +293,7 @@ impl Leases {
         }
     }
 
-    /// Borrows what will soon be asked for, gives back what will not be, and forgets keys that nobody asks for.
+    /// Sends early refills, returns surplus hits and drops idle keys.
     pub async fn tend(self: &Arc<Self>) {
         let now = self.clock.now();
         self.borrow_at_leisure(now, None).await;
@@ -292,8 +303,8 @@ impl Leases {
         }
     }
 
-    /// Gives everything back: at a drain. Where an answer is awaited, once it is there or lost; in the background no other
-    /// is asked for any more, which would be ignored.
+    /// Returns all hits to the store for a drain, after pending replies arrive
+    /// or fail. Background refills stop, because their replies would be ignored.
     pub async fn give_back(self: &Arc<Self>) {
         self.is_leaving.store(true, Relaxed);
         let mut awaited = Vec::new();
@@ -311,14 +322,14 @@ impl Leases {
         self.part(Held::give_back).await;
     }
 
-    /// Hits that this replica may spend of a key without asking.
+    /// Returns the hits of `key` that can be spent without a store call.
     #[must_use]
     pub fn balance(&self, key: &CounterKey) -> Hits {
         let (now, place) = (self.clock.now(), self.place(key));
         self.shard(place).get(&place).map_or(Hits(0), |held| held.balance(now))
     }
 
-    /// What is held. Cost: O(keys), a shard at a time.
+    /// Returns the totals over all keys. Cost: O(keys); locks one shard at a time.
     #[must_use]
     pub fn sum(&self) -> Sum {
         let now = self.clock.now();
@@ -329,7 +340,7 @@ impl Leases {
         })
     }
 
-    /// Sends what `take` takes out of each ledger, many at one time.
+    /// Sends the messages that `take` returns, in batches.
     async fn part(&self, mut take: impl FnMut(&mut Held, Nanos, Number) -> Option<Borrow>) {
         let now = self.clock.now();
         let mut partings = Vec::new();
@@ -346,7 +357,7 @@ impl Leases {
         self.tell_all(&mut partings).await;
     }
 
-    /// What does not arrive is void at the end of its term.
+    /// Sends all messages. The hits of a lost one expire with their lease.
     async fn tell_all(&self, partings: &mut Vec<Message>) {
         for some in partings.chunks(MOST_PARTINGS) {
             let tells = join_all(some.iter().map(|parting| self.tell(parting)));
@@ -376,7 +387,8 @@ impl Leases {
             return Turn::Alone;
         }
         match held.borrow(now, self.next(), hits) {
-            // One message: the store takes no older one after it.
+            // One message replaces two, because the store
+            // ignores a message older than the last one.
             Some(borrow) => Turn::Sends(match before {
                 Some((_, parting)) => borrow.with_returned(&parting),
                 None => borrow,
@@ -385,8 +397,10 @@ impl Leases {
         }
     }
 
-    /// Begins a ledger, where there is room for one; with the message that gives back what one of the same key
-    /// under other numbers holds, such as those of the limit before a reload. That one awaits no answer.
+    /// Creates a lease for the key, if the shard has room.
+    ///
+    /// It replaces a lease of the same key under other settings, for example from before a reload.
+    /// That lease must have no pending reply. Returns it with the message that returns its hits.
     fn begin(
         self: &Arc<Self>,
         shard: &mut Ledgers,
@@ -401,7 +415,7 @@ impl Leases {
         before
     }
 
-    /// What a ledger that is gone gives back.
+    /// Returns a removed lease with the message that returns its hits, if it has any.
     fn dismissed(&self, mut gone: Held, now: Nanos) -> Option<(Held, Borrow)> {
         let parting = gone.give_back(now, self.next())?;
         Some((gone, parting))
@@ -424,14 +438,14 @@ impl Leases {
         shard.get_mut(&place).filter(|held| held.is_of(leased))?.look(now, hits)
     }
 
-    /// Sends a message for a question. It goes on without who asked: given up before its own deadline, what it
-    /// brings would be charged and spent by nobody.
+    /// Sends the message of a check. The call continues after the check is
+    /// canceled, because otherwise its grant would be charged and never spent.
     fn sending(self: &Arc<Self>, leased: Leased<'_>, borrow: Borrow) -> Sending {
         let (all, message) = (Arc::clone(self), self.message(leased, borrow));
         Sending::new(async move { all.send(&message).await })
     }
 
-    /// The same, of which who asked hears until `end`.
+    /// Sends the message of a check, and waits for the reply until `end`.
     async fn send_within(
         self: &Arc<Self>,
         end: Option<Nanos>,
@@ -442,7 +456,6 @@ impl Leases {
         lent.unwrap_or(Lent::Failed(Cause::Late))
     }
 
-    /// Sends a message and settles its answer.
     async fn send(&self, message: &Message) -> Lent {
         let mut flight = Flight::of(self, message);
         let lent = self.tell(message).await;
@@ -475,7 +488,6 @@ impl Leases {
         lent
     }
 
-    /// A message never left: what went with it is held as before.
     fn take_back(&self, key: &CounterKey, number: Number) {
         let (now, place) = (self.clock.now(), self.place(key));
         if let Some(held) = self.shard(place).get_mut(&place) {
@@ -483,7 +495,6 @@ impl Leases {
         }
     }
 
-    /// Charges a question as if its limit were not leased, in what is left of its time.
     async fn charge_alone(
         self: &Arc<Self>,
         leased: Leased<'_>,
@@ -498,8 +509,8 @@ impl Leases {
         self.reconsider(leased, hits, outcome, end).await
     }
 
-    /// What a question that was charged alone comes to. One that is denied because what is left is held here, or
-    /// on its way here, is answered with that, or asked again together with it, in what is left of its time.
+    /// Reconsiders a strict denial. The missing hits may be in this replica's balance, or in a
+    /// reply on its way. Then the balance decides, or is returned together with a second charge.
     async fn reconsider(
         self: &Arc<Self>,
         leased: Leased<'_>,
@@ -515,7 +526,7 @@ impl Leases {
         {
             return outcome;
         }
-        // A window that counts what it denies has nothing left now.
+        // A fixed window counts denied hits, so the store has no hits left now.
         let is_worth_it = self.balance(&leased.charge.key) != Hits(0)
             && !self.is_over(end)
             && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
@@ -534,8 +545,10 @@ impl Leases {
         }
     }
 
-    /// What a question that was counted does now: answered or a message in one step, because a message takes all that
-    /// is held back with it, of which another's answer may have brought enough since the last look.
+    /// Returns the next step of a check that is already recorded.
+    ///
+    /// Checking the balance and writing the message are one step. The message
+    /// returns the whole balance, which another reply may have refilled meanwhile.
     fn turn_again(&self, leased: Leased<'_>, hits: Hits) -> Turn {
         let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
         let mut shard = self.shard(place);
@@ -563,8 +576,8 @@ impl Leases {
         self.with_balance(leased, before, outcome)
     }
 
-    /// The store's answer to a charge, and what is held beside it: at most what was so `before`. What was lent meanwhile may
-    /// be left by the store's answer as well.
+    /// Adds the local balance to the headroom in a store outcome. Only hits that were also in
+    /// the balance `before` the call are added: the store's headroom may include later grants.
     fn with_balance(&self, leased: Leased<'_>, before: Hits, outcome: Outcome) -> Outcome {
         let Outcome::Stepped(step) = outcome else { return outcome };
         let here = before.min(self.held(self.clock.now(), leased));
@@ -593,29 +606,29 @@ impl Leases {
     }
 }
 
-/// Whether the key's ledger is that of another limit, and awaits an answer: what that brings would be given back by nobody,
-/// were it superseded on its way.
+/// Returns `true` if the key has a lease of another limit with a pending reply. A
+/// new message would supersede the pending one, and nobody would return its grant.
 fn awaits_another(shard: &Ledgers, place: Place, leased: Leased<'_>) -> bool {
     shard.get(&place).is_some_and(|held| !held.is_of(leased) && held.awaits())
 }
 
-/// The store's answer to a question, as the balance's would be: of the key, with what is held here.
+/// Returns the outcome after a reply, with the headroom as this replica sees it.
 fn answered(leased: Leased<'_>, answer: &Answer) -> Outcome {
     Outcome::Stepped(answer.step_here(most(leased)))
 }
 
-/// What the key has left at rest.
 fn most(leased: Leased<'_>) -> Hits {
     Hits(leased.charge.strategy.most().into())
 }
 
-/// Whether a message waited to be sent and surely never was. One without a connection may have been written to the one
-/// before.
+/// Returns `true` if the message certainly never left. `Unreachable` does
+/// not count: the message may have been written to the lost connection.
 const fn waited_in_vain(lent: Lent) -> bool {
     matches!(lent, Lent::Failed(Cause::Overloaded | Cause::BreakerOpen))
 }
 
-/// What a message failed for, to those who waited for it: their own hits did not go with it.
+/// Returns the failure for a check that waited for a
+/// failed message. Its own hits were not in that message.
 const fn unsent(cause: Cause) -> Cause {
     match cause {
         Cause::Cut | Cause::Late | Cause::NotUnderstood => Cause::Unsent,
@@ -623,7 +636,7 @@ const fn unsent(cause: Cause) -> Cause {
     }
 }
 
-/// The rules whose limits are leased, by path.
+/// Returns the leased limits with the paths of their rules, in order.
 fn leased_rules(config: &Config) -> Vec<(&str, &Limit)> {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
     let leased = rules.filter_map(|rule| Some((&*rule.path, rule.limit.as_ref()?)));

@@ -1,14 +1,18 @@
-//! What this replica knows of shared counters without asking: denials that are not over yet.
+//! The deny cache: remembers denials of shared counters, so that retries need no store call.
 //!
-//! Guarantees: an answer given here is one that the store would have given, had nobody given hits
-//! back or changed the limit elsewhere meanwhile: a denial is remembered for limits that say
-//! `cached_deny`, until the hits it denied would pass, counted from when the question was sent;
-//! for at least as many hits; never for none and never for a refund. Where it may be due to hits that
-//! another question only holds, it is for no longer than a hold may last. It is forgotten with the
-//! configuration that it was given under, and at a refund to its counter through this replica. At
-//! most 65,536 counters are known, some 12 MB: in [`SHARDS`] shards of [`WAYS`]; where a new one
-//! finds no room, the one of its shard whose denial ends first goes.
-//! Leaves out: limits that are `strict`, for which nothing is looked up; asking the store.
+//! Guarantees:
+//! - Only limits with `mode: cached_deny` are cached.
+//! - The store would deny too, unless another replica refunded hits or changed the limit.
+//! - A denial ends when its hits would be allowed, counted from the time of sending.
+//! - If reserved hits may have caused it, it ends with the longest reservation.
+//! - It applies to checks of as many hits or more, never to 0 hits or refunds.
+//! - A new configuration ends it, and so does a refund through this replica.
+//! - The cache has at most 65,536 counters, about 12 MB: [`SHARDS`] shards of [`WAYS`].
+//! - A full shard evicts the denial that ends first.
+//!
+//! Not covered:
+//! - `mode: strict`, which needs no lookup.
+//! - Store calls (see [`super::path`]).
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -28,69 +32,64 @@ use crate::kernel::rate::{Room, Step, Strategy};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::telemetry::event::Remembered;
 
-/// Shards, each with a lock of its own.
 const SHARDS: usize = 4096;
 
-/// The most counters of one shard: few enough to look at each.
+/// The largest number of counters in a shard, small enough for a linear search.
 const WAYS: usize = 16;
 
-/// The ledgers of all counters.
+/// The cached denials of all counters.
 #[derive(Debug)]
 pub(super) struct Ledgers {
     shards: Box<[Mutex<Shard>]>,
-    /// Whether anything was ever remembered: until then a refund has nothing to drop.
+    /// `true` after the first cached denial. Before that, refunds have nothing to remove.
     in_use: AtomicBool,
-    /// Secret per process, so that nobody can aim keys at one shard.
+    /// Random for each process, so that no client can choose keys that fall into one shard.
     secret: [u8; 16],
 }
 
-/// What the ledgers make of a question.
 pub(super) enum Spent {
-    /// Every charge is settled.
     All(SmallVec<[Settled; 2]>),
-    /// What is known, and what is to be asked.
+    /// The cached denials, and the charges to send to the store.
     Rest(Box<Rest>),
 }
 
-/// A question that is to be asked, or a part of it.
 pub(super) struct Rest {
-    /// One per charge; a failure where it is not known.
+    /// One outcome for each charge; a failure if no denial is cached.
     pub(super) outcomes: Outcomes,
-    /// What is to be asked.
     pub(super) missing: Missing,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
     ledgers: Vec<Ledger>,
-    /// The last refund to a counter of this shard. A denial of a question that was sent before it
-    /// may be of before it, and is not remembered.
+    /// The last refund to a counter of this shard. A denial of a check
+    /// that was sent before may predate the refund, so it is not cached.
     refunded: Nanos,
 }
 
-/// What is known of one counter.
 #[derive(Debug)]
 struct Ledger {
     hash: [u64; 2],
-    /// The limit that it was asked under.
+    /// The revision and the strategy that denied.
     under: (Revision, Strategy),
     denial: Denial,
 }
 
-/// A denial; instants are this process's own.
+/// A denial; all instants are of this process's clock.
 #[derive(Clone, Copy, Debug)]
 struct Denial {
-    /// How many hits were denied.
     hits: Hits,
-    /// When they may pass if the store answered at once, or if what is held is given back: always early.
+    /// The earliest instant at which the hits may be allowed. It counts from the
+    /// time of sending, and reserved hits may be released. The denial ends here.
     over: Nanos,
-    /// When they pass for certain: callers are told this, so that none comes back too soon.
+    /// The latest instant at which the hits are allowed. Clients
+    /// receive this one, so that none retries too early.
     passes: Nanos,
     remaining: Hits,
     rested: Nanos,
 }
 
-/// When a question was sent, when its answer was there, and the configuration it lives under.
+/// The times of a store call, and the revision of its check.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub(super) sent: Nanos,
@@ -108,13 +107,13 @@ impl Ledgers {
         Self { shards, in_use: AtomicBool::new(false), secret }
     }
 
-    /// Whether `plan` has anything to do with ledgers.
+    /// Returns `true` if the check has a cached limit, or a refund that may end a cached denial.
     pub(super) fn concern(&self, plan: &Plan<'_>) -> bool {
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
         plan.parts.iter().any(is_cached) || self.in_use.load(Relaxed) && refunds()
     }
 
-    /// What is known of `plan`'s charges at `now`.
+    /// Looks up the charges of `plan`. A refund ends the cached denial of its counter.
     pub(super) fn spend(&self, plan: &Plan<'_>, revision: Revision, now: Nanos) -> Spent {
         let known: SmallVec<[Option<Outcome>; 2]> =
             charges(plan).map(|(part, charge)| self.known(part, charge, revision, now)).collect();
@@ -131,8 +130,9 @@ impl Ledgers {
         spent
     }
 
-    /// Learns from what the store answered to `plan`'s charges; `asked` says which went there, and
-    /// `held_for` how long a denial of one that is charged as one may be due to a hold.
+    /// Caches the denials of a store call. `asked` are the charges that
+    /// were sent. `held_for` returns how long another check's reservation
+    /// may have caused a denial; with `charge: each` none can.
     pub(super) fn settle(
         &self,
         plan: &Plan<'_>,
@@ -232,7 +232,8 @@ impl Spent {
 }
 
 impl Shard {
-    /// Puts `new` in; of two denials of one counter the one for fewer hits answers more questions.
+    /// Inserts `new`. Between two denials of a counter,
+    /// the one for fewer hits applies to more checks.
     fn put(&mut self, new: Ledger, now: Nanos) {
         let of_it = |held: &Ledger| held.hash == new.hash;
         if let Some(held) = self.ledgers.iter_mut().find(|held| of_it(held)) {
@@ -253,7 +254,7 @@ impl Shard {
 }
 
 impl Ledger {
-    /// What the store would answer, if that is known.
+    /// Returns the decision for `hits`, if this denial applies.
     fn answer(&self, under: (Revision, Strategy), hits: Hits, now: Nanos) -> Option<Step> {
         if self.under != under || self.denial.over <= now || hits < self.denial.hits {
             return None;
@@ -279,7 +280,7 @@ impl Denial {
         }
     }
 
-    /// The same of hits that may be due to a hold, which is over so long after they were asked for.
+    /// Limits the denial to `held_for` after sending, because a reservation may have caused it.
     fn held(self, held_for: Option<Nanos>, call: Call) -> Self {
         let over = held_for.map_or(self.over, |held_for| call.sent.plus(held_for).min(self.over));
         Self { over, ..self }
@@ -290,14 +291,13 @@ fn is_cached(part: &Part<'_>) -> bool {
     part.mode() == Mode::CachedDeny
 }
 
-/// The charges of `plan`, each with its part.
 fn charges<'p>(plan: &'p Plan<'_>) -> impl Iterator<Item = (&'p Part<'p>, &'p Charge)> {
     let parts = plan.parts.iter().filter(|part| part.is_charged());
     parts.zip(&plan.charges.list)
 }
 
-/// The hits that were denied at `place`. Where nothing is charged unless all is, or nothing at all, they are
-/// asked together with what stands before them for the same counter.
+/// Returns the hits that were denied at `place`. An all-or-nothing check is decided
+/// on the sum of its hits for a counter, so earlier hits for the same counter are added.
 fn together(plan: &Plan<'_>, place: usize, hits: Hits) -> Hits {
     match plan.charges.rule {
         Rule::Each => return hits,
@@ -312,7 +312,7 @@ fn together(plan: &Plan<'_>, place: usize, hits: Hits) -> Hits {
     before.fold(hits, Hits::plus)
 }
 
-/// Each charge that is not known is asked.
+/// Returns the cached outcomes, and the charges without one.
 fn rest(plan: &Plan<'_>, known: &[Option<Outcome>]) -> Spent {
     let of = |place: usize| known.get(place).copied().flatten();
     let unknown = Outcome::Failed(Cause::NotUnderstood);
@@ -321,9 +321,11 @@ fn rest(plan: &Plan<'_>, known: &[Option<Outcome>]) -> Spent {
     Spent::Rest(Box::new(Rest { outcomes: outcomes.collect(), missing }))
 }
 
-/// A question that is denied as a whole, because one of its limits is known to deny it: nothing is
-/// charged, and the others need not be asked. With a refund in it, which is made all the same, or
-/// where the denial is not enforced by itself, it is asked.
+/// Denies an all-or-nothing check if the cached denial of one limit is enough for that.
+///
+/// Otherwise returns `None`:
+/// - With a refund, because refunds are made in any case.
+/// - If only shadow-mode or quota limits have a cached denial.
 fn whole(plan: &Plan<'_>, known: &[Option<Outcome>], quota_for_all: bool) -> Option<Spent> {
     let list = &plan.charges.list;
     let refunds = list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)));

@@ -28,7 +28,6 @@ use crate::telemetry::trace;
 type Decided = Result<Answer, Refusal>;
 type Pending<'a> = Pin<Box<dyn Future<Output = Decided> + Send + 'a>>;
 
-/// A check with its plan.
 struct Prepared<'a, 'q> {
     config: &'a Config,
     check: &'a Question<'q>,
@@ -36,7 +35,6 @@ struct Prepared<'a, 'q> {
     plan: Plan<'a>,
 }
 
-/// A check that is decided, or that waits for the store.
 enum Started<'a> {
     Decided(Decided),
     Pending(Pending<'a>),
@@ -155,7 +153,6 @@ impl Engine {
         self.finish(&prepared, &outcomes)
     }
 
-    /// Charges the store.
     async fn charge(&self, now: Nanos, charges: &Charges, deadline: Option<Nanos>) -> Outcomes {
         match self.backend().charge(now, charges) {
             Reply::Now(outcomes) => outcomes,
@@ -168,8 +165,8 @@ impl Engine {
         }
     }
 
-    /// Waits for `reply`. A missed deadline of the caller is no fault of the store, so the store
-    /// does not learn of it.
+    /// Waits for `reply` until the caller's deadline. A missed deadline
+    /// drops the reply, so it does not count as a timeout of the store.
     async fn wait(
         &self,
         reply: impl Future<Output = Outcomes>,
@@ -182,7 +179,7 @@ impl Engine {
         answered.unwrap_or_else(|_| failed(charges, Cause::Late))
     }
 
-    /// Charges the rest of a check: leased limits from their balances, all others at the store.
+    /// Charges the rest of a check: leased limits with leases, all others directly.
     async fn charge_missing(
         &self,
         plan: &Plan<'_>,
@@ -200,7 +197,7 @@ impl Engine {
         }
     }
 
-    /// Charges once more, if the store's clock is in another calendar window than the plan.
+    /// Charges again, once, if the store's clock is in another calendar window than the plan.
     async fn charge_stale(
         &self,
         prepared: &mut Prepared<'_, '_>,
@@ -213,8 +210,9 @@ impl Engine {
         let at = Instants { held: now, windows: store_now };
         later.fill_at(config, check, self.policy.planning, at);
         let missing = again::missing(&plan.charges, outcomes, &later.charges);
-        // All or nothing includes the balances, which the first call returned. A stale calendar
-        // alone has none: its lease would be of another window.
+        // An all-or-nothing charge also uses lease balances, which the denied
+        // first call returned. With `Rule::Each` only stale charges remain.
+        // They have no lease to use, because it belongs to another window.
         let has_balances =
             !matches!(missing.charges.rule, Rule::Each) && self.leases_concern(&later);
         let answered = if has_balances {
@@ -239,7 +237,8 @@ impl Engine {
         self.write(&prepared.plan, settled, (prepared.config.revision, prepared.now))
     }
 
-    /// Returns `true` if the plan has a leased limit, or a refund that may be to the counter of one.
+    /// Returns `true` if the plan has a leased limit,
+    /// or a refund that may belong to a leased counter.
     fn leases_concern(&self, plan: &Plan<'_>) -> bool {
         let is_leased = |part: &Part<'_>| matches!(part.mode(), Mode::Leased(_));
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
@@ -255,7 +254,7 @@ impl Engine {
     }
 }
 
-/// Refuses a check that no configuration can decide.
+/// Rejects a check without a domain or descriptors.
 pub(super) fn validate(check: &Question<'_>) -> Result<(), Refusal> {
     if check.domain.is_empty() {
         return Err(Refusal::EmptyDomain);

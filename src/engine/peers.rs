@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_has_a_name_of_its_own_and_it_tells_nothing() {
+    fn each_incarnation_has_its_own_opaque_name() {
         let of = name("host-1", 1);
         assert!(is_name(&of), "{of}");
         let others = [name("host-1", 2), name("host-2", 1), name("host-1\0", 1), name("", 1)];

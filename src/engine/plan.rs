@@ -1,8 +1,11 @@
-//! From a question to what is to be charged: per descriptor its limit, its key and its standing.
+//! Plans a check: finds the limit, the counter key and the charge of each descriptor.
 //!
-//! Guarantees: pure; the plan of a question depends on the configuration, the question and the
-//! instants it is for alone; a replaced rule is not charged, an unlimited one never is.
-//! Leaves out: asking the backend and combining verdicts (`decide`).
+//! Guarantees:
+//! - Pure: a plan depends only on configuration, settings, check and instants.
+//! - Replaced and unlimited rules are not charged.
+//!
+//! Not covered:
+//! - Store calls (see [`super::path`]) and the overall verdict (see [`super::decision`]).
 
 use smallvec::SmallVec;
 
@@ -19,81 +22,80 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::Nanos;
 
-/// How the plan is made, from the settings.
+/// The settings of a plan.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Planning {
-    /// How counters are named.
+    /// The naming of counters.
     pub keys: CounterKeys,
-    /// What a limit carried in a request may do.
+    /// The effect of a limit carried in a request.
     pub overrides: Overrides,
-    /// Every limit is in the quota group.
+    /// `true`: every limit is in the quota group.
     pub quota_for_all: bool,
 }
 
-/// How counters are named.
+/// The naming of counters (setting `counter_keys`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CounterKeys {
     /// Distinct descriptors have distinct counters.
     #[default]
     Injective,
-    /// Fixed windows of the seven units are named as the reference names them, with its collisions.
+    /// Fixed windows of the seven units have the key names of envoyproxy/ratelimit,
+    /// including its collisions. All other counters are named as with `Injective`.
     Envoyproxy,
 }
 
-/// What a limit carried in a request may do.
+/// The effect of a limit carried in a request (setting `overrides`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overrides {
-    /// It takes the place of whatever is configured.
+    /// It replaces the configured limit.
     #[default]
     Allow,
     /// It is ignored.
     Deny,
-    /// It only tightens: of two fixed windows of one unit the smaller rules; a descriptor that
-    /// matches no rule takes it; anything else keeps what is configured.
+    /// It can only tighten. Between two fixed windows of the same unit,
+    /// the smaller limit applies. A descriptor without a matching rule
+    /// gets the override. Otherwise the configured limit applies.
     Max,
 }
 
-/// What is to be done for a question.
 #[derive(Debug, Default)]
 pub(super) struct Plan<'c> {
-    /// One per descriptor.
+    /// One part for each descriptor.
     pub(super) parts: SmallVec<[Part<'c>; 2]>,
-    /// What goes to the backend.
     pub(super) charges: Charges,
-    /// Where what comes of each charge is counted; empty where that is not done.
+    /// The statistics of each charge; empty if statistics are off.
     pub(super) tally: SmallVec<[Counted; 2]>,
 }
 
-/// When a question is planned for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Instants {
-    /// By this process's clock, which says what operators hold. A question that is planned again is so at the
-    /// instant of its first plan: charges that stood in the one and not in the other would get each other's answers.
+    /// The instant for forced decisions, on this process's clock. A second
+    /// plan of a check uses the same instant. Otherwise it could have
+    /// other charges, and outcomes would be assigned to the wrong ones.
     pub(super) held: Nanos,
-    /// Around which calendars' windows are planned.
+    /// The instant for calendar windows.
     pub(super) windows: Nanos,
 }
 
-/// What is to be done for one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part<'c> {
     /// No rule matches.
     Nothing,
     /// The rule has no limit.
     Unlimited(&'c Rule),
-    /// Another rule of the question replaces the one that matches.
+    /// Another rule of the check replaces the matching rule.
     Replaced,
-    /// The rule is held at this answer.
+    /// An operator forced this verdict for the rule.
     Frozen(&'c Rule, &'c Limit, Verdict),
-    /// The next charge in order answers it, under the rule's limit.
+    /// The next charge of the plan counts under the rule's limit.
     Charged(&'c Rule, &'c Limit),
-    /// The next charge in order answers it, under a limit that the question brought; or this, where the
-    /// store does not.
+    /// The next charge of the plan counts under a limit from the
+    /// request. The fallback applies if the store does not reply.
     Override(Override, OnBackendFailure),
 }
 
 impl<'c> Part<'c> {
-    /// The limit that a charge is made under, as answers show it.
+    /// Returns the limit as decisions report it.
     pub(super) fn shown(&self) -> Option<Shown> {
         match self {
             Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
@@ -112,7 +114,6 @@ impl<'c> Part<'c> {
         }
     }
 
-    /// What the caller gets when the store does not answer the charge, if one is made.
     pub(super) fn on_failure(&self) -> Option<OnBackendFailure> {
         match self {
             Self::Nothing | Self::Unlimited(_) | Self::Replaced | Self::Frozen(..) => None,
@@ -121,7 +122,6 @@ impl<'c> Part<'c> {
         }
     }
 
-    /// What may be answered without asking the store.
     pub(super) fn mode(&self) -> Mode {
         match self {
             Self::Charged(_, limit) => limit.mode,
@@ -133,7 +133,6 @@ impl<'c> Part<'c> {
         }
     }
 
-    /// What leases of its limit are granted under, if any are.
     fn terms(&self) -> Option<&'c Terms> {
         match self {
             Self::Charged(_, Limit { mode: Mode::Leased(terms), .. }) => Some(terms),
@@ -141,7 +140,7 @@ impl<'c> Part<'c> {
         }
     }
 
-    /// The rule that it is by, unless another took its place.
+    /// Returns the matching rule, unless it is replaced or overridden.
     pub(super) const fn rule(&self) -> Option<&Rule> {
         match self {
             Self::Unlimited(rule) | Self::Charged(rule, _) | Self::Frozen(rule, ..) => Some(rule),
@@ -151,8 +150,8 @@ impl<'c> Part<'c> {
 }
 
 impl<'c> Plan<'c> {
-    /// What leases of each charge are granted under; nothing for one that is not leased. A counter
-    /// that the reference shares never is.
+    /// Returns the lease settings of each charge; `None` if it is not
+    /// leased. A counter with a key of envoyproxy/ratelimit is never leased.
     #[inline]
     pub(super) fn terms(&self) -> impl Iterator<Item = Option<&'c Terms>> {
         let charged = self.parts.iter().filter(|part| part.is_charged());
@@ -160,8 +159,8 @@ impl<'c> Plan<'c> {
         charged.map(|(part, charge)| part.terms().filter(|_| charge.key.spelling().is_none()))
     }
 
-    /// Plans `question` at the instant `now`. Filled in place: a plan is large, and moving it about
-    /// would cost more than making it.
+    /// Plans `question` for the instant `now`. Fills the plan in
+    /// place, because moving a plan costs more than making it.
     pub(super) fn fill(
         &mut self,
         config: &'c Config,
@@ -172,7 +171,6 @@ impl<'c> Plan<'c> {
         self.fill_at(config, question, planning, Instants { held: now, windows: now });
     }
 
-    /// The same at two instants.
     pub(super) fn fill_at(
         &mut self,
         config: &'c Config,
@@ -190,7 +188,6 @@ impl<'c> Plan<'c> {
         self.charges.rule = self.rule(domain.charge, planning.quota_for_all);
     }
 
-    /// Adds the part of `descriptor`.
     fn plan(
         &mut self,
         domain: &'c Domain,
@@ -214,7 +211,8 @@ impl<'c> Plan<'c> {
             (Some(rule), ours) => match &rule.limit {
                 None => self.parts.push(Part::Unlimited(rule)),
                 Some(limit) => {
-                    // Hits are given back all the same: they are of the counter, not of the answer.
+                    // A refund is made despite a forced decision:
+                    // it changes the counter, not the verdict.
                     if let (Some(verdict), Cost::Charge(_)) =
                         (rule.frozen_at(at.held), descriptor.cost)
                     {
@@ -232,7 +230,7 @@ impl<'c> Plan<'c> {
         }
     }
 
-    /// Takes back the charges of rules that other rules of the question replace.
+    /// Removes the charges of rules that other rules of the check replace.
     fn spare_replaced(&mut self) {
         let replaces = |part: &Part<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
         if !self.parts.iter().any(replaces) {
@@ -270,8 +268,9 @@ fn is_replaced(rule: &Rule, parts: &[Part<'_>]) -> bool {
 }
 
 impl<'c> Plan<'c> {
-    /// Adds a charge under the rule's limit, and its part.
-    // In place, and whole but for the key: what was written in pieces is slow to move.
+    /// Adds the part and the charge of a limit that is configured.
+    // The charge is pushed in one piece, and only the key is written in
+    // place: a value that was written piece by piece is slow to move.
     fn charge_rule(
         &mut self,
         domain: &Domain,
@@ -281,7 +280,7 @@ impl<'c> Plan<'c> {
         now: Nanos,
     ) {
         let entries = || counted_under(descriptor, shared);
-        // The reference's spelling is for what the reference knows: its seven units.
+        // envoyproxy/ratelimit has only the seven units.
         let keys = match limit.window {
             Window::Unit(_) => planning.keys,
             Window::Per(_) | Window::Calendar(..) => CounterKeys::Injective,
@@ -297,7 +296,7 @@ impl<'c> Plan<'c> {
         self.parts.push(Part::Charged(rule, limit));
     }
 
-    /// The same under a limit that the question brought.
+    /// Adds the part and the charge of a limit from the request.
     fn charge_override(
         &mut self,
         domain: &Domain,
@@ -307,7 +306,7 @@ impl<'c> Plan<'c> {
         planning: Planning,
     ) {
         let period = limit.unit.length();
-        // The seven units all make windows; a limit that did not would be no limit.
+        // All seven units are valid periods. An invalid one would mean no limit.
         let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
             return self.parts.push(Part::Nothing);
         };
@@ -321,7 +320,8 @@ impl<'c> Plan<'c> {
         self.parts.push(Part::Override(limit, failing));
     }
 
-    /// What each descriptor says, where `charged` stands for those that a counter answers.
+    /// Returns the vote of each descriptor. Descriptors with a
+    /// charge vote `charged`, or not at all if it is `None`.
     fn votes(
         &self,
         charged: Option<Verdict>,
@@ -341,7 +341,7 @@ impl<'c> Plan<'c> {
         })
     }
 
-    /// Whether what operators hold denies the question, whatever counters say.
+    /// Returns `true` if forced decisions deny the check, for any state of the counters.
     pub(super) fn is_denied(&self, quota_for_all: bool) -> bool {
         combine(self.votes(Some(Verdict::Admit)), quota_for_all) == Verdict::Deny
     }
@@ -353,7 +353,7 @@ impl<'c> Plan<'c> {
         };
         match charging {
             Charging::Each => ChargeRule::Each,
-            // As if a counter had denied: the others are spared.
+            // The check is denied, so no counter is charged.
             Charging::AllOrNothing if self.is_denied(quota_for_all) => ChargeRule::Ask,
             Charging::AllOrNothing => {
                 ChargeRule::AllOrNothing { quota_for_all, rescued: self.votes(None).any(passes) }
@@ -362,7 +362,8 @@ impl<'c> Plan<'c> {
     }
 }
 
-/// The entries of `descriptor` that name its counter: patterns whose values share one stand in for what was asked.
+/// Returns the entries that name the counter of `descriptor`. A
+/// pattern replaces a value that shares its counter with other values.
 fn counted_under<'a>(
     descriptor: &'a Descriptor<'_>,
     shared: &'a [(usize, &str)],
@@ -373,14 +374,13 @@ fn counted_under<'a>(
     })
 }
 
-/// How a denial by `rule` counts.
 pub(super) const fn standing(rule: &Rule) -> Standing {
     let group = if rule.quota { Group::Quota } else { Group::Enforced };
     Standing { group, shadow: rule.shadow }
 }
 
-/// Where the counter of `entries` lives: shared patterns stand in for what was asked, as in its key.
-/// A domain that is charged as a whole and says nothing else lives in one place, for one step.
+/// Returns the place of a counter in a store of several nodes. As in its key, patterns replace
+/// shared values. An all-or-nothing domain without `colocate` is on one node, for one atomic step.
 #[inline]
 fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str)>) -> Home {
     let Some(key) = &domain.colocate else {

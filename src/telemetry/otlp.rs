@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_unless_somebody_is_named() {
+    fn export_requires_a_configured_endpoint() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
         assert_eq!(wants(&[]), (false, false, 0));
         assert_eq!(wants(&[all]), (true, true, 0));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_honoured_is_refused_and_the_rest_is_told() {
+    fn unsupported_settings_disable_only_their_own_signal() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317");
         assert_eq!(wants(&[all, ("OTEL_TRACES_EXPORTER", "zipkin")]), (false, true, 1));
         assert_eq!(wants(&[all, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]), (false, false, 2));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signals_own_words_win_over_those_for_all() {
+    fn signal_specific_variables_override_general_ones() {
         let said = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sample_of_a_page_is_found_under_its_name_alone() {
+    fn samples_are_found_by_their_exact_name() {
         let page = "# HELP a_total Help.\n# TYPE a_total counter\na_total{x=\"1\",y=\"2\"} 3\na_total_more 4\n\
                     # HELP b Help.\n# TYPE b histogram\nb_bucket{le=\"1\"} 1\nb_sum 0.5\nb_count 1\n";
         let named: Vec<_> = families(page).into_iter().map(|f| (f.name, f.grows)).collect();
@@ -426,7 +426,7 @@ mod tests {
 
     /// Prometheus' text format has the escapes `\\`, `\"` and `\n`, only in the values of labels.
     #[test]
-    fn a_labels_value_is_told_as_it_was_before_it_was_quoted() {
+    fn label_values_are_unescaped() {
         let page = r#"a{path="d.k_x,y"} 1
 a{path="d.k_x,z"} 2
 a{path="d.k_\\"} 3

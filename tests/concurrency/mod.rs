@@ -24,8 +24,8 @@
 //! | gradient: one sample ends a drain | `one_slow_drain_sample_hardly_changes_min_rtt` |
 //! | the same | `four_slow_drain_samples_set_the_min_rtt` |
 //! | gradient: both of these faults | `gradient_keeps_its_bounds_with_few_workers` |
-//! | gradient: long drains | `one_slow_request_holds_a_drain_up_only_where_latencies_hardly_vary` |
-//! | gradient: spread of one sample | `a_window_of_a_sample_or_three_tells_nothing_of_the_spread` |
+//! | gradient: long drains | `a_slow_request_extends_a_drain_only_if_latency_is_steady` |
+//! | gradient: spread of one sample | `small_windows_keep_the_spread` |
 //! | gradient: Little's law at low usage | `sparse_requests_set_the_min_rtt_to_their_latency` |
 //! | gradient: a low min RTT stays | `gradient_at_its_minimum_corrects_a_low_min_rtt` |
 //! | fleet share: probes by the local clock | `replicas_probe_together_by_the_stores_clock` |

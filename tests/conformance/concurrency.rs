@@ -1,50 +1,50 @@
-//! Many at once on one key.
+//! Tests that concurrent checks on one key use exactly the limit.
 
 use std::sync::Arc;
 
 use sluicegate::backend::{Backend, Outcomes, Reply};
 use sluicegate::kernel::rate::Strategy;
 
-use super::{NEW_YEAR, RUNTIME, Stores, admits, calendar, charge, each, strategies};
+use super::{NEW_YEAR, RUNTIME, Stores, calendar, charge, each, is_allowed, strategies};
 
 const TASKS: usize = 64;
 const LIMIT: u32 = 40;
-/// Per strategy; a store that waits takes longer for each.
+/// Rounds per strategy for each store; slower stores run fewer.
 const ROUNDS: [usize; 4] = [1_000, 50, 50, 5];
 const LEASED_ROUNDS: usize = 50;
 
 #[test]
-fn sixty_four_tasks_on_one_key_are_admitted_exactly_to_the_limit() {
+fn sixty_four_tasks_get_exactly_the_limit() {
     let stores = Stores::start();
     for strategy in strategies(LIMIT).into_iter().chain([calendar(LIMIT)]) {
         for (backend, rounds) in stores.stores().into_iter().zip(ROUNDS) {
-            are_admitted_exactly(&backend.into(), strategy, rounds);
+            assert_exact_limit(&backend.into(), strategy, rounds);
         }
         for leasing in stores.leasing().map(Arc::new) {
             let backend: Arc<dyn Backend> = leasing.clone();
-            are_admitted_exactly(&backend, strategy, LEASED_ROUNDS);
-            leasing.has_answered_from_balances(strategy);
+            assert_exact_limit(&backend, strategy, LEASED_ROUNDS);
+            leasing.assert_used_balances(strategy);
         }
     }
 }
 
-fn are_admitted_exactly(backend: &Arc<dyn Backend>, strategy: Strategy, rounds: usize) {
+fn assert_exact_limit(backend: &Arc<dyn Backend>, strategy: Strategy, rounds: usize) {
     for round in 0..rounds {
-        let ask = |_| {
-            let asked = each([charge(&round.to_string(), strategy, 1)]);
+        let spawn_charge = |_| {
+            let charges = each([charge(&round.to_string(), strategy, 1)]);
             let backend = Arc::clone(backend);
-            RUNTIME.spawn(async move { wait(backend.charge(NEW_YEAR, &asked)).await })
+            RUNTIME.spawn(async move { resolve(backend.charge(NEW_YEAR, &charges)).await })
         };
-        // Answered before the others come, so that they find what is lent with it.
-        let first = RUNTIME.block_on(ask(0)).unwrap()[0];
-        let tasks: Vec<_> = (1..TASKS).map(ask).collect();
+        // The first check finishes before the others start, so that they find its lease.
+        let first = RUNTIME.block_on(spawn_charge(0)).unwrap()[0];
+        let tasks: Vec<_> = (1..TASKS).map(spawn_charge).collect();
         let others = tasks.into_iter().map(|task| RUNTIME.block_on(task).unwrap()[0]);
-        let admitted = others.chain([first]).filter(|&outcome| admits(outcome)).count();
-        assert_eq!(admitted, LIMIT as usize, "round {round} of {backend:?}, {strategy:?}");
+        let allowed = others.chain([first]).filter(|&outcome| is_allowed(outcome)).count();
+        assert_eq!(allowed, LIMIT as usize, "round {round} of {backend:?}, {strategy:?}");
     }
 }
 
-async fn wait(reply: Reply<'_, Outcomes>) -> Outcomes {
+async fn resolve(reply: Reply<'_, Outcomes>) -> Outcomes {
     match reply {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(reply) => reply.await,

@@ -1,7 +1,8 @@
-//! A backend whose counters are asked for through leases, where the strategy allows `max_overshoot: 0`.
+//! A store that charges through leases, for strategies that allow `max_overshoot: 0`.
 //!
-//! A lease has a fixed size, so that a key that is asked once under `each` is lent to. One that is first asked for under
-//! `all_or_nothing` is lent to before, at no cost to its counter: what the law says of it is then said of a balance.
+//! Leases have a fixed size, so one check under `each` already leases hits. Before the first
+//! `all_or_nothing` check of a key, the store borrows at no net cost. The check itself then uses
+//! the balance.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,95 +20,102 @@ use sluicegate::kernel::lease::{Overshoot, Terms};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{admits, all_or_nothing};
+use super::{all_or_nothing, is_allowed};
 use crate::waiting::soon;
 
-/// Longer than any law takes: what is void at its end stays charged.
+/// Longer than any test, because expired balances stay charged.
 const TERM: Nanos = Nanos::from_secs(60);
 
-/// More than the most that one lease is for.
+/// Larger than any single lease.
 const SIZE: Size = Size::Fixed(Hits(100));
 
-/// One member over a store that nobody else leases from.
+/// One replica over a store that no other replica uses.
 #[derive(Debug)]
-pub(super) struct Leasing {
+pub(super) struct LeasingStore {
     leases: Arc<Leases>,
     clock: Arc<Clock>,
     store: Arc<dyn Backend>,
-    /// Keys that were asked for.
-    known: Mutex<HashSet<CounterKey>>,
-    /// Charges that a balance answered.
-    answered: AtomicU64,
+    /// Keys that were already charged.
+    seen_keys: Mutex<HashSet<CounterKey>>,
+    /// Number of charges that a balance covered.
+    local_charges: AtomicU64,
 }
 
-impl Leasing {
-    pub(super) fn over(store: impl Backend + 'static) -> Self {
-        Self::with(store, Clock::system())
+impl LeasingStore {
+    pub(super) fn new(store: impl Backend + 'static) -> Self {
+        Self::with_clock(store, Clock::system())
     }
 
-    /// By the instants that are asked about, as the store itself.
-    pub(super) fn over_memory() -> Self {
-        Self::with(Memory::new(1_000, WhenFull::Deny, [7; 16]), Clock::manual(Nanos(0)))
+    /// Uses the instants of the checks as its clock, like the store itself.
+    pub(super) fn with_memory() -> Self {
+        Self::with_clock(Memory::new(1_000, WhenFull::Deny, [7; 16]), Clock::manual(Nanos(0)))
     }
 
-    fn with(store: impl Backend + 'static, clock: Clock) -> Self {
+    fn with_clock(store: impl Backend + 'static, clock: Clock) -> Self {
         let (clock, store): (_, Arc<dyn Backend>) = (Arc::new(clock), Arc::new(store));
         let leases = Leases::new(Arc::clone(&clock), Arc::clone(&store));
-        Self { leases, clock, store, known: Mutex::default(), answered: AtomicU64::new(0) }
+        Self { leases, clock, store, seen_keys: Mutex::default(), local_charges: AtomicU64::new(0) }
     }
 
-    /// What holds of a backend that was never answered from a balance is not said of leased limits.
+    /// Asserts that balances covered charges if the strategy can be leased. Otherwise the test
+    /// would prove nothing about leases.
     #[track_caller]
-    pub(super) fn has_answered_from_balances(&self, strategy: Strategy) {
-        let answered = self.answered.load(Relaxed);
-        assert_eq!(0 < answered, may_be_leased(strategy), "{answered} answers, {strategy:?}");
+    pub(super) fn assert_used_balances(&self, strategy: Strategy) {
+        let local_charges = self.local_charges.load(Relaxed);
+        assert_eq!(
+            0 < local_charges,
+            is_leasable(strategy),
+            "{local_charges} answers, {strategy:?}"
+        );
     }
 
-    fn at(&self, now: Nanos) -> Nanos {
+    fn advance_to(&self, now: Nanos) -> Nanos {
         if let Clock::Manual(clock) = &*self.clock {
             clock.advance(now.since(self.clock.now()));
         }
         self.clock.now()
     }
 
-    /// Borrows for keys that nobody asked for yet. Who asks under `all_or_nothing` is lent nothing before the second
-    /// question, and then in the background; each of these gives back what it takes.
-    async fn lend(&self, now: Nanos, charges: &Charges, is_together: bool) {
+    /// Borrows for new keys, at no net cost.
+    /// Under `all_or_nothing`, a lease starts in the background at the second check.
+    /// Each check here refunds its own charge.
+    async fn fill_balances(&self, now: Nanos, charges: &Charges, is_atomic: bool) {
         for charge in &charges.list {
-            let is_new = self.known.lock().unwrap().insert(charge.key.clone());
-            let lends = is_together && is_new;
-            let (Some(terms), Cost::Charge(_), true) = (terms(charge), charge.cost, lends) else {
+            let is_new = self.seen_keys.lock().unwrap().insert(charge.key.clone());
+            let needs_lease = is_atomic && is_new;
+            let (Some(terms), Cost::Charge(_), true) = (terms(charge), charge.cost, needs_lease)
+            else {
                 continue;
             };
             let of = |cost| Charge { cost, standing: Standing::default(), ..charge.clone() };
             let nothing = all_or_nothing([of(Cost::Charge(Hits(1))), of(Cost::Refund(Hits(1)))]);
             for _ in 0..2 {
                 self.leases.charge(now, &nothing, &[Some(&terms), None]).await;
-                self.settled().await;
+                self.wait_until_idle().await;
             }
         }
     }
 
-    /// Waits for what is on its way in the background, which holds on to the leases. Balances that went with it are
-    /// nowhere until it is answered: whoever asks what is left meanwhile is shown less, though none is denied for it.
-    async fn settled(&self) {
-        let settled = async {
+    /// Waits for background messages, which keep a reference to the leases.
+    /// Until the replies arrive, the returned balances are missing from the reported headroom.
+    async fn wait_until_idle(&self) {
+        let idle = async {
             while 1 < Arc::strong_count(&self.leases) {
                 tokio::task::yield_now().await;
             }
         };
-        soon("an answer to what was sent in the background", settled).await;
+        soon("an answer to what was sent in the background", idle).await;
     }
 
     fn balances(&self, charges: &Charges) -> Vec<Hits> {
         charges.list.iter().map(|charge| self.leases.balance(&charge.key)).collect()
     }
 
-    /// How many of the `charges` were admitted and are what is missing of the balances of `before`.
-    fn taken(&self, before: &[Hits], charges: &Charges, outcomes: &Outcomes) -> usize {
+    /// Counts the allowed `charges` whose hits are missing from their balances of `before`.
+    fn count_taken(&self, before: &[Hits], charges: &Charges, outcomes: &Outcomes) -> usize {
         let now = self.balances(charges);
         let is_taken = |at: &usize| match charges.list[*at].cost {
-            Cost::Charge(hits) if hits != Hits(0) && admits(outcomes[*at]) => {
+            Cost::Charge(hits) if hits != Hits(0) && is_allowed(outcomes[*at]) => {
                 before[*at] == now[*at].plus(hits)
             }
             _ => false,
@@ -116,44 +124,44 @@ impl Leasing {
     }
 }
 
-/// Nothing else ends with a window.
-const fn may_be_leased(strategy: Strategy) -> bool {
+/// Only fixed windows have an end with which a lease can end.
+const fn is_leasable(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::FixedWindow(_))
 }
 
 fn terms(charge: &Charge) -> Option<Terms> {
     let terms = Terms { overshoot: Overshoot::InWindow, term: TERM, size: SIZE };
-    may_be_leased(charge.strategy).then_some(terms)
+    is_leasable(charge.strategy).then_some(terms)
 }
 
-impl Backend for Leasing {
+impl Backend for LeasingStore {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
         Reply::Later(Box::pin(async move {
             let (now, terms): (_, Vec<_>) =
-                (self.at(now), charges.list.iter().map(terms).collect());
+                (self.advance_to(now), charges.list.iter().map(terms).collect());
             let terms: AllTerms<'_> = terms.iter().map(Option::as_ref).collect();
-            let is_together = matches!(charges.rule, Rule::AllOrNothing { .. });
-            self.lend(now, charges, is_together).await;
+            let is_atomic = matches!(charges.rule, Rule::AllOrNothing { .. });
+            self.fill_balances(now, charges, is_atomic).await;
             let (before, mut outcomes) = (self.balances(charges), Outcomes::new());
-            // What takes no call is answered from balances, or is a denial that was heard before.
+            // Without a store call, balances decide, or a remembered denial.
             let is_done =
                 self.leases.at_once(now, charges, terms.iter().copied(), &mut outcomes).is_some();
-            let answered = if is_done {
-                outcomes.iter().filter(|outcome| admits(**outcome)).count()
+            let local_charges = if is_done {
+                outcomes.iter().filter(|outcome| is_allowed(**outcome)).count()
             } else {
                 outcomes = self.leases.charge(now, charges, &terms).await;
-                // Others who ask under `each` change the balances, too.
-                if is_together { self.taken(&before, charges, &outcomes) } else { 0 }
+                // Under `each`, concurrent charges also change the balances.
+                if is_atomic { self.count_taken(&before, charges, &outcomes) } else { 0 }
             };
-            if is_together {
-                self.settled().await;
+            if is_atomic {
+                self.wait_until_idle().await;
             }
-            self.answered.fetch_add(answered as u64, Relaxed);
+            self.local_charges.fetch_add(local_charges as u64, Relaxed);
             outcomes
         }))
     }
 
     fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        self.store.borrow(self.at(now), message)
+        self.store.borrow(self.advance_to(now), message)
     }
 }

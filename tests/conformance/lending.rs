@@ -1,5 +1,7 @@
-//! What every store lends, to whom, and what it takes back. Who leases from one lends nothing on: to be lent to is in
-//! [`leasing`](super::leasing).
+//! Tests the lease protocol of every store: grants, returns and lease lists.
+//!
+//! Not covered:
+//! - Charging through leases (see [`leasing`](super::leasing)).
 
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::memory::{Memory, WhenFull};
@@ -10,7 +12,7 @@ use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms
 use sluicegate::kernel::rate::{Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{DAY, NEW_YEAR, RUNTIME, ask, charge, each, on_every_store, remaining, strategies};
+use super::{DAY, NEW_YEAR, RUNTIME, charge, each, execute, on_every_store, remaining, strategies};
 
 const A: Member = Member(1);
 const B: Member = Member(u64::MAX);
@@ -36,99 +38,99 @@ fn message(strategy: Strategy, member: Member, number: u64, hits: u64, want: u64
     Message { key, home, per_second: false, strategy, terms, member, borrow }
 }
 
-fn lent(backend: &dyn Backend, now: Nanos, message: &Message) -> Lent {
+fn send_at(backend: &dyn Backend, now: Nanos, message: &Message) -> Lent {
     match backend.borrow(now, message) {
         Reply::Now(lent) => lent,
         Reply::Later(later) => RUNTIME.block_on(later),
     }
 }
 
-fn answer(backend: &dyn Backend, message: &Message) -> Answer {
-    match lent(backend, NEW_YEAR, message) {
+fn send(backend: &dyn Backend, message: &Message) -> Answer {
+    match send_at(backend, NEW_YEAR, message) {
         Lent::Answered(answer) => answer,
         other => panic!("{other:?}"),
     }
 }
 
-fn left(backend: &dyn Backend, strategy: Strategy) -> u64 {
+fn remaining_hits(backend: &dyn Backend, strategy: Strategy) -> u64 {
     remaining(backend, NEW_YEAR, "a", strategy)
 }
 
 #[test]
-fn a_question_is_charged_and_what_is_lent_beside_it_is_at_most_what_may_be_out() {
+fn a_borrow_charges_its_check_and_caps_the_lease() {
     on_every_store(100, |backend, strategy| {
-        let first = answer(backend, &message(strategy, A, 1, 5, 20));
+        let first = send(backend, &message(strategy, A, 1, 5, 20));
         assert_eq!((first.number, first.granted, first.parked), (Number(1), Hits(20), Hits(0)));
         assert!(matches!(first.step, Step::Admit(room) if room.remaining == Hits(75)));
         assert_eq!((first.kept, first.good_for), (Hits(0), TERM));
-        let second = answer(backend, &message(strategy, B, 1, 5, 20));
+        let second = send(backend, &message(strategy, B, 1, 5, 20));
         assert_eq!((second.granted, second.parked), (Hits(10), Hits(20)), "{strategy:?}");
-        assert_eq!(left(backend, strategy), 60);
+        assert_eq!(remaining_hits(backend, strategy), 60);
     });
 }
 
 #[test]
-fn a_message_that_comes_again_counts_once_and_a_superseded_one_never() {
+fn repeated_messages_count_once_and_superseded_never() {
     on_every_store(100, |backend, strategy| {
-        let asked = message(strategy, A, 7, 5, 20);
-        let first = answer(backend, &asked);
-        let again = answer(backend, &asked);
+        let original = message(strategy, A, 7, 5, 20);
+        let first = send(backend, &original);
+        let again = send(backend, &original);
         assert_eq!((first.granted, again.granted), (Hits(20), Hits(20)), "{strategy:?}");
-        assert_eq!(left(backend, strategy), 75);
+        assert_eq!(remaining_hits(backend, strategy), 75);
         let late = message(strategy, A, 6, 5, 20);
-        assert_eq!(lent(backend, NEW_YEAR, &late), Lent::Superseded);
-        assert_eq!(left(backend, strategy), 75);
+        assert_eq!(send_at(backend, NEW_YEAR, &late), Lent::Superseded);
+        assert_eq!(remaining_hits(backend, strategy), 75);
     });
 }
 
 #[test]
-fn what_is_given_back_may_be_charged_again_and_lent_again() {
+fn returned_hits_can_be_charged_and_leased_again() {
     on_every_store(100, |backend, strategy| {
-        answer(backend, &message(strategy, A, 1, 5, 20));
+        send(backend, &message(strategy, A, 1, 5, 20));
         let mut back = message(strategy, A, 2, 0, 0);
         (back.borrow.held, back.borrow.returned, back.borrow.lease) =
             (Hits(8), Hits(12), Number(1));
-        let kept = answer(backend, &back);
+        let kept = send(backend, &back);
         assert_eq!((kept.granted, kept.kept), (Hits(0), Hits(8)));
-        assert_eq!(left(backend, strategy), 87, "{strategy:?}");
-        let more = answer(backend, &message(strategy, B, 1, 0, 30));
+        assert_eq!(remaining_hits(backend, strategy), 87, "{strategy:?}");
+        let more = send(backend, &message(strategy, B, 1, 0, 30));
         assert_eq!((more.granted, more.parked), (Hits(15), Hits(8)), "half of what may be out");
-        // Given back once more, it is not held any more.
+        // After the second return, these hits are no longer outstanding.
         (back.borrow.number, back.borrow.held) = (Number(3), Hits(0));
-        answer(backend, &back);
-        assert_eq!(left(backend, strategy), 87 - 15 + 8, "{strategy:?}");
+        send(backend, &back);
+        assert_eq!(remaining_hits(backend, strategy), 87 - 15 + 8, "{strategy:?}");
     });
 }
 
 #[test]
-fn nothing_is_lent_beside_a_denial() {
+fn a_denied_borrow_grants_no_lease() {
     on_every_store(10, |backend, strategy| {
-        ask(backend, NEW_YEAR, &each([charge("a", strategy, 8)]));
-        let denied = answer(backend, &message(strategy, A, 1, 5, 2));
+        execute(backend, NEW_YEAR, &each([charge("a", strategy, 8)]));
+        let denied = send(backend, &message(strategy, A, 1, 5, 2));
         assert!(matches!(denied.step, Step::Deny { .. }), "{strategy:?} {denied:?}");
         assert_eq!(denied.granted, Hits(0));
     });
 }
 
 #[test]
-fn a_list_takes_a_place_and_without_one_a_question_is_charged_and_lent_nothing() {
+fn a_full_memory_charges_without_a_lease() {
     for strategy in strategies(100) {
         let memory = Memory::new(1, WhenFull::Deny, [7; 16]);
-        let alone = answer(&memory, &message(strategy, A, 1, 5, 20));
+        let alone = send(&memory, &message(strategy, A, 1, 5, 20));
         assert_eq!((alone.granted, memory.live_keys()), (Hits(0), 1), "{strategy:?}");
-        assert_eq!(left(&memory, strategy), 95);
+        assert_eq!(remaining_hits(&memory, strategy), 95);
         let mut other = message(strategy, A, 2, 5, 20);
         other.key = charge("b", strategy, 0).key;
-        assert_eq!(lent(&memory, NEW_YEAR, &other), Lent::Full(Verdict::Deny));
+        assert_eq!(send_at(&memory, NEW_YEAR, &other), Lent::Full(Verdict::Deny));
         assert_eq!((memory.live_keys(), memory.times_full()), (1, 1));
     }
 }
 
 #[test]
-fn a_list_is_dropped_with_its_counter_once_both_are_rested() {
+fn lease_lists_and_counters_are_swept_after_expiry() {
     for strategy in strategies(100) {
         let memory = Memory::new(10, WhenFull::Deny, [7; 16]);
-        answer(&memory, &message(strategy, A, 1, 5, 20));
+        send(&memory, &message(strategy, A, 1, 5, 20));
         assert_eq!(memory.live_keys(), 2, "{strategy:?}");
         let sweep = |now| (0..Memory::SHARDS).for_each(|_| memory.sweep_next(now));
         sweep(NEW_YEAR.plus(TERM));

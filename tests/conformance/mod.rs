@@ -1,7 +1,8 @@
-//! What every backend must do, whatever it counts with. A store joins by one line in `stores`, and one that is leased from
-//! by one in `leasing`.
+//! Tests common to all stores, for every strategy.
 //!
-//! A shared store has its own clock: what is said of an instant holds for it within the present day.
+//! Add a new store in `stores`, and a store for leases in `leasing`.
+//!
+//! Redis uses its own clock, so assertions about an instant are valid only within the current day.
 
 mod charging;
 mod concurrency;
@@ -30,34 +31,35 @@ use tokio::task::JoinSet;
 use crate::support;
 use crate::support::cluster::Cluster;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
-use leasing::Leasing;
+use leasing::LeasingStore;
 
 /// 2026-01-01T00:00:00Z, the start of a day.
 const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
 const DAY: Nanos = Nanos::from_secs(86_400);
 
-/// Where backends that wait are waited for.
+/// Runs asynchronous store calls.
 static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap()
 });
 
-/// What the backends of one test live on.
+/// Servers and connections of one test.
 struct Stores {
     redis: support::redis::Redis,
     cluster: Arc<Cluster>,
-    given: Cell<u32>,
-    /// What keeps them connected, which ends with the test: else it would seek what is gone to the end of all tests.
+    client_count: Cell<u32>,
+    /// Connection tasks. They end with the test, because they would otherwise reconnect until all
+    /// tests end.
     connections: RefCell<JoinSet<()>>,
 }
 
-/// Every counter at home by itself: those of one question are in several slots.
+/// A cluster client without hash tags: the counters of one check are in several slots.
 #[derive(Debug)]
-struct Apart(Redis);
+struct SplitSlots(Redis);
 
-impl Backend for Apart {
+impl Backend for SplitSlots {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
-        let apart = |charge: &Charge| Charge { home: Home::Itself, ..charge.clone() };
-        let list = charges.list.iter().map(apart).collect();
+        let split = |charge: &Charge| Charge { home: Home::Itself, ..charge.clone() };
+        let list = charges.list.iter().map(split).collect();
         let charges = Charges { list, rule: charges.rule };
         Reply::Later(Box::pin(async move {
             match self.0.charge(now, &charges) {
@@ -78,10 +80,10 @@ impl Backend for Apart {
     }
 }
 
-/// The Cluster of the tests that run just now.
+/// The cluster of the running tests.
 static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
 
-/// Tests that run at one time share it: it takes a while to come up.
+/// Concurrent tests share the cluster, because it starts slowly.
 fn cluster() -> Arc<Cluster> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
@@ -97,36 +99,36 @@ impl Stores {
         Self {
             redis: support::redis::Redis::start(),
             cluster: cluster(),
-            given: Cell::new(0),
+            client_count: Cell::new(0),
             connections: RefCell::default(),
         }
     }
 
-    /// One of every kind, each empty.
+    /// One empty store of every kind.
     fn stores(&self) -> [Box<dyn Backend>; 4] {
         let cluster = || self.at(redis::Place::Cluster(self.cluster.addresses()));
         [
             Box::new(Memory::new(1_000, WhenFull::Deny, [7; 16])),
             Box::new(self.redis()),
             Box::new(cluster()),
-            Box::new(Apart(cluster())),
+            Box::new(SplitSlots(cluster())),
         ]
     }
 
-    /// Members that lease from an empty store of their own.
-    fn leasing(&self) -> [Leasing; 2] {
-        [Leasing::over_memory(), Leasing::over(self.redis())]
+    /// Replicas that lease from their own empty stores.
+    fn leasing(&self) -> [LeasingStore; 2] {
+        [LeasingStore::with_memory(), LeasingStore::new(self.redis())]
     }
 
     fn redis(&self) -> Redis {
         self.at(redis::Place::Unix(self.redis.socket()))
     }
 
-    /// Keys of its own make it empty.
+    /// A unique key prefix makes the store empty.
     fn at(&self, place: redis::Place) -> Redis {
-        let number = self.given.replace(self.given.get() + 1);
+        let number = self.client_count.replace(self.client_count.get() + 1);
         let (redis, connection) = Redis::new(redis::Options {
-            // Tests that run at one time may share a store.
+            // Concurrent tests may share a store.
             key_prefix: format!("{:?}{number}", std::thread::current().id()),
             deadline: Duration::from_secs(20),
             jitter: 7,
@@ -139,32 +141,31 @@ impl Stores {
     }
 }
 
-/// Holds `law` against every backend, empty, with every strategy at `limit` per day. Where that may be leased with
-/// `max_overshoot: 0`, the law has to be put to a balance, too.
-fn on_every_backend(limit: u32, law: impl Fn(&dyn Backend, Strategy)) {
+/// Runs `property` on every empty store and strategy, with `limit` per day.
+/// For strategies that can be leased with `max_overshoot: 0`, balances must cover some charges.
+fn on_every_backend(limit: u32, property: impl Fn(&dyn Backend, Strategy)) {
     let stores = Stores::start();
     for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for store in stores.stores() {
-            law(&*store, strategy);
+            property(&*store, strategy);
         }
         for leasing in stores.leasing() {
-            law(&leasing, strategy);
-            leasing.has_answered_from_balances(strategy);
+            property(&leasing, strategy);
+            leasing.assert_used_balances(strategy);
         }
     }
 }
 
-/// The same against what counts by itself.
-fn on_every_store(limit: u32, law: impl Fn(&dyn Backend, Strategy)) {
+/// Runs `property` on every store, without leases.
+fn on_every_store(limit: u32, property: impl Fn(&dyn Backend, Strategy)) {
     let stores = Stores::start();
     for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for store in stores.stores() {
-            law(&*store, strategy);
+            property(&*store, strategy);
         }
     }
 }
 
-/// Every strategy at `limit` per day.
 fn strategies(limit: u32) -> [Strategy; 4] {
     [
         Strategy::Gcra(Gcra::new(limit, DAY, limit).unwrap()),
@@ -174,9 +175,9 @@ fn strategies(limit: u32) -> [Strategy; 4] {
     ]
 }
 
-/// `limit` in one window of a calendar, which every clock is within.
+/// `limit` in one calendar window that contains the time of every clock.
 fn calendar(limit: u32) -> Strategy {
-    // From the first second of 1970 to the end of the century; what is before and after is never asked of.
+    // The window lasts from the first second of 1970 to the end of 2099.
     let starts = [0, 1, 4_102_444_800, 8_204_889_600].map(Nanos::from_secs);
     Strategy::FixedWindow(FixedWindow::new(limit, Windows::Calendar { starts }).unwrap())
 }
@@ -193,7 +194,7 @@ fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     };
     Charge {
         key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
-        // What is charged as one in one step lives in one place; `Apart` undoes it.
+        // A common hash tag puts atomic charges into one slot; `SplitSlots` removes it.
         home: Home::of_all("d"),
         strategy,
         cost: Cost::Charge(Hits(hits)),
@@ -211,20 +212,20 @@ fn all_or_nothing(charges: impl IntoIterator<Item = Charge>) -> Charges {
     Charges { list: charges.into_iter().collect(), rule }
 }
 
-fn ask(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
+fn execute(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
     match backend.charge(now, charges) {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(reply) => RUNTIME.block_on(reply),
     }
 }
 
-fn admits(outcome: Outcome) -> bool {
+fn is_allowed(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Stepped(Step::Admit(_)))
 }
 
-/// What `strategy` has left for `name`.
+/// The remaining hits of `name`.
 fn remaining(backend: &dyn Backend, now: Nanos, name: &str, strategy: Strategy) -> u64 {
-    match ask(backend, now, &each([charge(name, strategy, 0)]))[0] {
+    match execute(backend, now, &each([charge(name, strategy, 0)]))[0] {
         Outcome::Stepped(Step::Admit(room)) => room.remaining.0,
         other => panic!("a peek was answered {other:?}"),
     }

@@ -1,6 +1,7 @@
-//! Keys that are alike, in one call: of one limit, each charged once, as the keys of a busy service are.
+//! Tests batches: charges to several keys of one limit in one call.
 //!
-//! The script takes them in one go. Each has to be answered, and to live, as if it had come alone.
+//! Guarantees:
+//! - Each key decides and expires as if it were charged alone.
 
 use sluicegate::backend::redis::codec::{Answer, key};
 use sluicegate::backend::{Charge, Charges, Home, Rule};
@@ -11,7 +12,7 @@ use smallvec::smallvec;
 
 use super::limits::Kind;
 use super::model::{Model, charge, expected};
-use super::one_counter::{Client, Rest, START, lives_as_long_as};
+use super::one_counter::{Client, ExpiryTracker, START, is_valid_ttl};
 use super::{PREFIX, Scripted, all_answers};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
@@ -21,24 +22,23 @@ const TRACES: u64 = 60;
 const STEPS: usize = 60;
 const KEYS: usize = 12;
 
-/// A key, and what it holds.
 #[derive(Default)]
-struct One {
+struct KeyState {
     model: Model,
-    rest: Rest,
+    rest: ExpiryTracker,
 }
 
-/// Keys of one limit, and who asks for them.
+/// Keys of one limit, and the client that charges them.
 struct Family {
     kind: Kind,
     name: String,
     limit: Strategy,
     client: Client,
-    keys: [One; KEYS],
+    keys: [KeyState; KEYS],
 }
 
-/// A charge of a call, with what is to come of it.
-struct Asked {
+/// A charge, with its expected result and lifetime.
+struct ExpectedCharge {
     charge: Charge,
     answer: Answer,
     lives: Option<[Nanos; 2]>,
@@ -51,14 +51,15 @@ impl Family {
         Self { kind, name, limit, client, keys: Default::default() }
     }
 
-    /// Some keys in any order, one and the same cost for each; now and then a key is asked for twice.
-    fn ask(&mut self, now: Nanos) -> Vec<Asked> {
+    /// Charges some keys in random order, each with the same cost. Sometimes a key is charged
+    /// twice.
+    fn next_charges(&mut self, now: Nanos) -> Vec<ExpectedCharge> {
         let dice = &mut self.client.dice;
         if self.kind == Kind::Calendar || dice.once_in(15) {
             self.limit = self.kind.limit(dice, now, Some(&self.limit));
         }
         let mut places: Vec<usize> = (0..KEYS).filter(|_| !dice.once_in(4)).collect();
-        // A call without a question is none, and nobody makes it.
+        // An empty call is never sent.
         if places.is_empty() {
             places.push(0);
         }
@@ -71,33 +72,35 @@ impl Family {
         let first = places[0];
         self.client.now = now;
         let cost = self.client.cost(&self.limit, &self.keys[first].model);
-        places.into_iter().map(|place| self.put(place, cost, now)).collect()
+        places.into_iter().map(|place| self.charge_key(place, cost, now)).collect()
     }
 
-    fn put(&mut self, place: usize, cost: Cost, now: Nanos) -> Asked {
-        let One { model, rest } = &mut self.keys[place];
-        let step = model.put(&self.limit, now, cost);
+    fn charge_key(&mut self, place: usize, cost: Cost, now: Nanos) -> ExpectedCharge {
+        let KeyState { model, rest } = &mut self.keys[place];
+        let step = model.apply(&self.limit, now, cost);
         if let Step::Deny { retry_after, .. } = step {
             self.client.back_at = now.plus(retry_after);
         }
         if model.is_rested() {
-            *rest = Rest::default();
+            *rest = ExpiryTracker::default();
         }
         let charge = charge(&format!("{} {place}", self.name), self.limit, cost);
         let room = model.room(&self.limit, now).filter(|_| !model.is_rested());
-        let lives = room.map(|room| rest.lives(&charge, now, room.reset_after));
-        Asked { answer: expected(step, cost, now), charge, lives }
+        let lives = room.map(|room| rest.lifetime(&charge, now, room.reset_after));
+        ExpectedCharge { answer: expected(step, cost, now), charge, lives }
     }
 }
 
-/// Each charge is a question of its own.
-fn questions(asked: &[Asked]) -> Vec<Charges> {
-    let each = |asked: &Asked| Charges { list: smallvec![asked.charge.clone()], rule: Rule::Each };
+fn checks(asked: &[ExpectedCharge]) -> Vec<Charges> {
+    let each = |asked: &ExpectedCharge| Charges {
+        list: smallvec![asked.charge.clone()],
+        rule: Rule::Each,
+    };
     asked.iter().map(each).collect()
 }
 
 #[test]
-fn keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone() {
+fn batched_keys_behave_like_single_keys() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     for trace in 0..TRACES {
@@ -111,12 +114,13 @@ fn keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone() {
         let mut families: Vec<Family> = kinds[..count].iter().enumerate().map(family).collect();
         let mut trail = Vec::new();
         for _ in 0..STEPS {
-            // The first one's client says when.
+            // The client of the first family sets the time.
             let limit = families[0].limit;
             families[0].client.wait(&limit);
             let now = families[0].client.now;
-            let asked: Vec<Asked> = families.iter_mut().flat_map(|one| one.ask(now)).collect();
-            scripted.queue_all(&questions(&asked), Some(now));
+            let asked: Vec<ExpectedCharge> =
+                families.iter_mut().flat_map(|one| one.next_charges(now)).collect();
+            scripted.queue_all(&checks(&asked), Some(now));
             for one in &asked {
                 let name = key(&one.charge.key, Home::Itself, PREFIX);
                 scripted.client.queue(&[b"PTTL".to_vec(), name]);
@@ -125,23 +129,23 @@ fn keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone() {
         }
         scripted.client.flush();
         for (step, (asked, now)) in trail.iter().enumerate() {
-            let where_ = |one: &Asked| {
+            let context = |one: &ExpectedCharge| {
                 let Charge { strategy, cost, .. } = &one.charge;
                 format!(
                     "SLUICEGATE_SEED={seed}, trace {trace}, step {step}: {strategy:?}\n{cost:?} at {now}"
                 )
             };
-            let answers = all_answers(&questions(asked), &scripted.client.receive());
+            let answers = all_answers(&checks(asked), &scripted.client.receive());
             for (number, one) in asked.iter().enumerate() {
-                assert_eq!(answers[number].as_slice(), [one.answer], "{}", where_(one));
+                assert_eq!(answers[number].as_slice(), [one.answer], "{}", context(one));
                 let ttl = scripted.client.receive().int();
-                // What a key lives for is known when its last charge was put.
+                // Only the last charge of a key determines its expiry.
                 let is_last = asked[number + 1..].iter().all(|o| o.charge.key != one.charge.key);
                 if is_last && !matches!(one.answer, Answer::Stale(_)) {
                     assert!(
-                        lives_as_long_as(ttl, one.lives, &one.charge.strategy),
+                        is_valid_ttl(ttl, one.lives, &one.charge.strategy),
                         "{ttl} ms, {}",
-                        where_(one)
+                        context(one)
                     );
                 }
             }
@@ -150,7 +154,7 @@ fn keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone() {
 }
 
 #[test]
-fn a_stranger_among_keys_that_are_alike_is_left_as_it_is_and_the_others_count() {
+fn foreign_value_affects_no_other_key() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     for trace in 0..TRACES {
@@ -165,10 +169,10 @@ fn a_stranger_among_keys_that_are_alike_is_left_as_it_is_and_the_others_count() 
         for step in 0..STEPS {
             family.client.wait(&family.limit);
             let now = family.client.now;
-            let asked = family.ask(now);
-            scripted.queue_all(&questions(&asked), Some(now));
+            let asked = family.next_charges(now);
+            scripted.queue_all(&checks(&asked), Some(now));
             scripted.client.flush();
-            let answers = all_answers(&questions(&asked), &scripted.client.receive());
+            let answers = all_answers(&checks(&asked), &scripted.client.receive());
             for (one, answered) in asked.iter().zip(answers) {
                 let is_strange = key(&one.charge.key, Home::Itself, PREFIX) == strange;
                 let wanted = if is_strange { Answer::Unreadable } else { one.answer };

@@ -1,4 +1,4 @@
-//! Heartbeats of ceilings: what the script grants, against the kernel's own coordinator.
+//! Compares the heartbeat script with the kernel's coordinator.
 
 mod crowded;
 
@@ -22,19 +22,17 @@ use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_000);
-/// Together more than 100,000 heartbeats.
 const TRACES: usize = 250;
 const STEPS: usize = 290;
 const CEILINGS: u64 = 3;
 const REPLICAS: u64 = 5;
 
-/// A connection that has the script.
-struct Speaker {
+struct Reporter {
     client: Client,
     sha: String,
 }
 
-impl Speaker {
+impl Reporter {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
         let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT]).text();
@@ -49,21 +47,21 @@ impl Speaker {
         self.client.queue(&parts);
     }
 
-    fn heard(&mut self, round: &Round) -> Heard {
+    fn receive(&mut self, round: &Round) -> Heard {
         match self.client.receive() {
             reply @ Value::Text(_) => read(round, &integers(&reply)).unwrap(),
             other => panic!("{other:?}"),
         }
     }
 
-    fn say(&mut self, round: &Round) -> Heard {
-        self.say_at(round, None)
+    fn send(&mut self, round: &Round) -> Heard {
+        self.send_at(round, None)
     }
 
-    fn say_at(&mut self, round: &Round, at: Option<Nanos>) -> Heard {
+    fn send_at(&mut self, round: &Round, at: Option<Nanos>) -> Heard {
         self.queue(round, "test:", "a", at);
         self.client.flush();
-        self.heard(round)
+        self.receive(round)
     }
 }
 
@@ -97,38 +95,38 @@ fn law(dice: &mut Dice) -> Law {
     }
 }
 
-/// What a replica remembers of a ceiling: the grants it got lately, and its last heartbeat.
+/// The grants of one limit to one replica, and its last heartbeat.
 #[derive(Clone, Debug, Default)]
-struct Holder {
+struct GrantHistory {
     number: u64,
     grants: Vec<Grant>,
     last: Option<Heartbeat>,
 }
 
-/// Replicas of which none can be trusted, and their store.
-struct World {
+/// Generates random rounds of unreliable replicas.
+struct TraceGenerator {
     dice: Dice,
     now: Nanos,
     store: &'static str,
     laws: Vec<Law>,
     coordinators: Coordinators,
     lives: Vec<u64>,
-    holders: HashMap<(u64, u64, u64), Holder>,
+    histories: HashMap<(u64, u64, u64), GrantHistory>,
     life: Option<Incarnation>,
-    /// When each life of each replica was answered last.
+    /// The instant of the last reply to each incarnation of each replica.
     answered: HashMap<(u64, u64), Nanos>,
-    /// How much more seldom than elsewhere somebody is late, leaves or changes.
+    /// The factor by which delays, leaves and changes are rarer.
     calm: u64,
 }
 
-impl World {
+impl TraceGenerator {
     fn new(mut dice: Dice) -> Self {
         let calm = dice.pick(&[1, 1, 8]);
         let laws = (0..CEILINGS).map(|_| law(&mut dice)).collect();
         let lives = (1..=REPLICAS).collect();
-        let (coordinators, holders, answered) = Default::default();
+        let (coordinators, histories, answered) = Default::default();
         let (now, store, life) = (START, "a", None);
-        Self { dice, now, store, laws, coordinators, lives, holders, life, answered, calm }
+        Self { dice, now, store, laws, coordinators, lives, histories, life, answered, calm }
     }
 
     fn wait(&mut self) {
@@ -156,7 +154,8 @@ impl World {
             let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
             self.laws[at] = law(&mut self.dice);
         }
-        // More often than the rest: what was admitted under those of before goes on.
+        // More often than the other changes, because requests admitted under the old terms
+        // continue.
         if self.dice.once_in(20 * self.calm) {
             let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
             self.laws[at].terms = any_terms(&mut self.dice);
@@ -170,17 +169,17 @@ impl World {
     fn beat(&mut self, ceiling: u64, replica: u64, life: u64) -> Beat {
         let law = self.laws[usize::try_from(ceiling).unwrap()];
         let (dice, calm) = (&mut self.dice, self.calm);
-        let holder = self.holders.entry((ceiling, replica, life)).or_default();
+        let history = self.histories.entry((ceiling, replica, life)).or_default();
         let bucket = bucket(ceiling);
-        if let Some(said) = holder.last.filter(|_| dice.once_in(10)) {
-            // Doubled.
+        if let Some(said) = history.last.filter(|_| dice.once_in(10)) {
+            // Repeated.
             return Beat { bucket, law, said };
         }
-        holder.number += dice.up_to(3).min(1) + u64::from(dice.once_in(9));
-        let newest = holder.grants.len().saturating_sub(1);
+        history.number += dice.up_to(3).min(1) + u64::from(dice.once_in(9));
+        let newest = history.grants.len().saturating_sub(1);
         let which = if dice.once_in(6) { dice.up_to(3) } else { 0 };
         let which = newest.saturating_sub(usize::try_from(which).unwrap());
-        let mut holds = holder.grants.get(which).copied().map(Holding::from);
+        let mut holds = history.grants.get(which).copied().map(Holding::from);
         if dice.once_in(12 * calm) {
             holds = None;
         } else if let Some(holds) = holds.as_mut().filter(|_| dice.once_in(300)) {
@@ -196,7 +195,7 @@ impl World {
         let said = Heartbeat {
             member: MemberId(replica + (1 << 52)),
             life: Incarnation(life),
-            number: holder.number,
+            number: history.number,
             holds,
             in_flight: Share(any(dice) / dice.pick(&[1, 4])),
             wanted: Share(if dice.once_in(8) { 1 << 24 } else { any(dice) }),
@@ -205,7 +204,7 @@ impl World {
             }),
             leaves: dice.once_in(25 * calm),
         };
-        holder.last = Some(said);
+        history.last = Some(said);
         Beat { bucket, law, said }
     }
 
@@ -240,14 +239,13 @@ impl World {
             let name = (beat.said.member.0 - (1 << 52), beat.said.life.0);
             let ceiling = (0..CEILINGS).find(|at| bucket(*at) == beat.bucket).unwrap();
             if let Some(Reply::Grant(grant)) = reply {
-                self.holders.entry((ceiling, name.0, name.1)).or_default().grants.push(*grant);
+                self.histories.entry((ceiling, name.0, name.1)).or_default().grants.push(*grant);
             }
         }
         (round, self.store, self.now, heard)
     }
 }
 
-/// How often what was said.
 #[derive(Debug, Default)]
 struct Tally([u32; 9]);
 
@@ -267,7 +265,8 @@ impl Tally {
     }
 }
 
-/// Whether a doubt ended before its time: a life is named by its first instant, and no term here is shorter than 3 s.
+/// Returns `true` if recovery ended early. The number of an incarnation is its first instant in
+/// microseconds, and no share lifetime here is below 3 s.
 fn settled_early(heard: &Heard) -> bool {
     let is_young = heard.at.0 / Nanos::MICRO.0 < heard.life.0 + 3_000_000;
     let is_sure = |reply: &Reply| matches!(reply, Reply::Grant(grant) if !grant.recovering);
@@ -275,20 +274,20 @@ fn settled_early(heard: &Heard) -> bool {
 }
 
 #[test]
-fn heartbeats_are_answered_as_the_kernel_does() {
+fn heartbeat_script_matches_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let (mut tally, mut beats, mut early) = (Tally::default(), 0, 0);
     for number in 0..TRACES {
-        let mut world = World::new(Dice::new(seed ^ (number as u64) << 32));
+        let mut generator = TraceGenerator::new(Dice::new(seed ^ (number as u64) << 32));
         let prefix = format!("{number}:");
-        let trace: Vec<_> = (0..STEPS).map(|_| world.step()).collect();
+        let trace: Vec<_> = (0..STEPS).map(|_| generator.step()).collect();
         for (round, store, now, _) in &trace {
-            speaker.queue(round, &prefix, store, Some(*now));
+            reporter.queue(round, &prefix, store, Some(*now));
         }
-        speaker.client.flush();
+        reporter.client.flush();
         for (step, (round, store, now, wanted)) in trace.iter().enumerate() {
-            let said = speaker.heard(round);
+            let said = reporter.receive(round);
             let place = format!("SLUICEGATE_SEED={seed}, trace {number}, step {step}");
             assert_eq!(said, *wanted, "{place}: {round:?} to {store} at {now}");
             wanted.replies.iter().flatten().for_each(|reply| tally.count(reply));
@@ -302,8 +301,7 @@ fn heartbeats_are_answered_as_the_kernel_does() {
     assert!(tally.0[..8].iter().all(|count| 100 < *count), "{tally:?}");
 }
 
-/// A replica that speaks for the first time, at one ceiling.
-fn joins(replica: u64) -> Round {
+fn join_round(replica: u64) -> Round {
     let member = MemberId(replica);
     let life = Incarnation(1);
     let said = Heartbeat {
@@ -327,25 +325,25 @@ fn joins(replica: u64) -> Round {
 }
 
 #[test]
-fn a_new_store_is_in_doubt_and_grants_nothing_that_nobody_proves_to_hold() {
+fn new_store_grants_no_unproven_share() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
-    let heard = speaker.say(&joins(1));
+    let mut reporter = Reporter::new(&redis);
+    let heard = reporter.send(&join_round(1));
     let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
     assert_eq!((grant.share, grant.recovering, grant.fair), (Share(0), true, Share(8)));
     assert_eq!(grant.coordinator, heard.life);
 }
 
-/// Of a store that has forgotten it may be the first to speak, and those who hold something speak only then.
+/// It may be the first caller of a store without state, before replicas with shares report.
 #[test]
-fn who_leaves_vouches_for_nobody() {
+fn leaving_replica_does_not_end_the_recovery() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let mut coordinators = Coordinators::default();
-    let leaves = Round { longest: Nanos(0), leaves: true, beats: Vec::new(), ..joins(1) };
-    for (seconds, round) in [(0, &leaves), (1, &leaves), (2, &joins(2))] {
+    let leaves = Round { longest: Nanos(0), leaves: true, beats: Vec::new(), ..join_round(1) };
+    for (seconds, round) in [(0, &leaves), (1, &leaves), (2, &join_round(2))] {
         let at = START.plus(Nanos::from_secs(seconds));
-        let heard = speaker.say_at(round, Some(at));
+        let heard = reporter.send_at(round, Some(at));
         assert_eq!(heard, coordinators.hear(at, "a", round));
         for reply in heard.replies.iter().flatten() {
             let Reply::Grant(grant) = reply else { panic!("{heard:?}") };
@@ -354,15 +352,16 @@ fn who_leaves_vouches_for_nobody() {
     }
 }
 
-/// When, in milliseconds since a replica came, the number of its life, and when it was answered last.
-type Said = (u64, u64, Option<u64>);
+/// Milliseconds since the first replica joined, the incarnation, and the instant of its last reply.
+type ReportTimes = (u64, u64, Option<u64>);
 
-/// Whether a store is in doubt that a replica of life 1 came to at 0 and spoke to once more at 16 s, perhaps to leave, and that
-/// is another one `from` then on. Whoever speaks does so twice, a second apart. The longest terms are 15 s.
-fn doubts(leaves: bool, (from, life, answered): Said) -> bool {
+/// Returns `true` if a store is recovering after its name changed. Under the first name, a replica
+/// of incarnation 1 reports at 0 and at 16 s, perhaps to leave. Under the second name, the given
+/// replica reports twice, a second apart. The longest share lifetime with its requests is 15 s.
+fn is_recovering(leaves: bool, (from, life, answered): ReportTimes) -> bool {
     let redis = Redis::start();
-    let (mut speaker, mut coordinators) = (Speaker::new(&redis), Coordinators::default());
-    let (mut under, mut doubts) = (None, None);
+    let (mut reporter, mut coordinators) = (Reporter::new(&redis), Coordinators::default());
+    let (mut under, mut is_recovering) = (None, None);
     let before = [("a", (0, 1, None), false), ("a", (16_000, 1, Some(0)), leaves)];
     let after =
         [("b", (from, life, answered), false), ("b", (from + 1_000, life, Some(from)), false)];
@@ -370,63 +369,67 @@ fn doubts(leaves: bool, (from, life, answered): Said) -> bool {
         (1..).zip(before.into_iter().chain(after))
     {
         let after_start = |millis| START.plus(Nanos(millis * Nanos::MILLI.0));
-        let (mut round, at) = (joins(1), after_start(millis));
+        let (mut round, at) = (join_round(1), after_start(millis));
         round.record = Record { life: Incarnation(life), under, ..round.record };
         (round.answered, round.leaves) = (answered.map(after_start), leaves);
         let said = &mut round.beats[0].said;
         (said.life, said.number, said.leaves) = (Incarnation(life), number, leaves);
-        speaker.queue(&round, "test:", store, Some(at));
-        speaker.client.flush();
-        let heard = speaker.heard(&round);
+        reporter.queue(&round, "test:", store, Some(at));
+        reporter.client.flush();
+        let heard = reporter.receive(&round);
         assert_eq!(heard, coordinators.hear(at, store, &round), "at {millis} ms");
         under = Some(heard.life);
-        doubts =
+        is_recovering =
             heard.replies[0].as_ref().map(|reply| matches!(reply, Reply::Grant(g) if g.recovering));
     }
-    doubts.unwrap()
+    is_recovering.unwrap()
 }
 
-/// Who joined since the state that it began again with is missing in its table, and may hold a share.
+/// Replicas that joined after the restored state are missing in its table, and may have shares.
 #[test]
-fn a_store_that_has_answered_later_than_it_remembers_does_not_take_its_table_for_the_fleet() {
-    let doubts = |answered| doubts(false, (25_000, 1, answered));
-    assert!(!doubts(Some(16_000)), "nothing is missing");
-    assert!(!doubts(Some(19_000)), "the last moment may be missing after a failover");
-    assert!(doubts(Some(19_001)));
-    assert!(doubts(Some(24_999)));
-    assert!(!doubts(None), "one that was never answered shows nothing");
+fn store_that_lost_recent_replies_starts_recovery() {
+    let is_recovering = |answered| is_recovering(false, (25_000, 1, answered));
+    assert!(!is_recovering(Some(16_000)), "nothing is missing");
+    assert!(!is_recovering(Some(19_000)), "the last moment may be missing after a failover");
+    assert!(is_recovering(Some(19_001)));
+    assert!(is_recovering(Some(24_999)));
+    assert!(!is_recovering(None), "one that was never answered shows nothing");
 }
 
-/// Also one that left in order since, and has no line.
+/// It has no line in the table.
 #[test]
-fn a_replica_that_left_shows_what_a_store_has_forgotten_as_well() {
-    assert!(!doubts(true, (25_000, 1, Some(16_000))), "it left, and nobody else came");
-    assert!(doubts(true, (25_000, 1, Some(24_000))));
+fn former_replica_reveals_lost_state() {
+    assert!(!is_recovering(true, (25_000, 1, Some(16_000))), "it left, and nobody else came");
+    assert!(is_recovering(true, (25_000, 1, Some(24_000))));
 }
 
-/// Whoever lived then has ended or joined again since, and others may have as well. So it is whoever speaks first.
+/// All listed replicas have ended or rejoined, and others may have joined since. The incarnation of
+/// the first caller makes no difference.
 #[test]
-fn a_store_whose_replicas_may_all_be_dead_does_not_take_its_table_for_the_fleet() {
+fn store_without_live_replicas_starts_recovery() {
     for (life, leaves) in [(1, false), (2, false), (2, true)] {
         for from in [28_000, 31_000, 600_000] {
-            assert!(doubts(leaves, (from, life, None)), "life {life} at {from} ms");
+            assert!(is_recovering(leaves, (from, life, None)), "life {life} at {from} ms");
         }
     }
-    assert!(!doubts(false, (27_999, 1, Some(16_000))), "away for as long as a replica may be");
-    assert!(!doubts(true, (27_999, 2, None)), "nobody was left, and one came");
-    assert!(doubts(false, (27_999, 2, None)), "one was there, and has not spoken");
+    assert!(
+        !is_recovering(false, (27_999, 1, Some(16_000))),
+        "away for as long as a replica may be"
+    );
+    assert!(!is_recovering(true, (27_999, 2, None)), "nobody was left, and one came");
+    assert!(is_recovering(false, (27_999, 2, None)), "one was there, and has not spoken");
 }
 
 #[test]
-fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_none() {
+fn call_without_a_store_name_keeps_the_incarnation() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let mut coordinators = Coordinators::default();
     let mut life = |replica: u64, store: &str| {
-        let (round, at) = (joins(replica), START.plus(Nanos::from_secs(replica)));
-        speaker.queue(&round, "test:", store, Some(at));
-        speaker.client.flush();
-        let heard = speaker.heard(&round);
+        let (round, at) = (join_round(replica), START.plus(Nanos::from_secs(replica)));
+        reporter.queue(&round, "test:", store, Some(at));
+        reporter.client.flush();
+        let heard = reporter.receive(&round);
         assert_eq!(heard, coordinators.hear(at, store, &round), "{store}");
         heard.life
     };
@@ -437,44 +440,43 @@ fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_
     assert_eq!([life(6, ""), life(7, "b")], [second; 2]);
 }
 
-/// `docs/fleet.md` has it.
 #[test]
-fn an_operator_who_knows_that_nothing_is_in_flight_can_end_the_doubt_about_a_new_store() {
+fn documented_script_ends_the_recovery() {
     let docs = include_str!("../../docs/fleet.md");
     let script = docs.split_once("EVAL \"").unwrap().1.split_once("\" 1 '").unwrap().0;
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let lives = lives(b"test:");
     let eval = [b"EVAL".to_vec(), script.as_bytes().to_vec(), b"1".to_vec(), lives];
-    assert_eq!(speaker.client.call(&eval).text(), "nobody has spoken yet");
-    speaker.say(&joins(1));
-    assert_eq!(speaker.client.call(&eval).text(), "settled");
-    let heard = speaker.say(&joins(2));
+    assert_eq!(reporter.client.call(&eval).text(), "nobody has spoken yet");
+    reporter.send(&join_round(1));
+    assert_eq!(reporter.client.call(&eval).text(), "settled");
+    let heard = reporter.send(&join_round(2));
     let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    // Half of it: each wants one, and what is left over is spread.
+    // Half of the limit: each replica wants one permit, and the rest is divided.
     assert_eq!((grant.share, grant.recovering), (Share(4), false));
 }
 
-/// When each of `keys` expires, in milliseconds after the round that was said, as far as that is known: no sooner and no later.
+/// Sends `round`. Returns the shortest and the longest possible lifetime of each key after it, in
+/// milliseconds.
 fn expires<const N: usize>(
-    speaker: &mut Speaker,
+    reporter: &mut Reporter,
     round: &Round,
     keys: [Vec<u8>; N],
 ) -> [(u64, u64); N] {
-    let millis = |speaker: &mut Speaker| micros(&speaker.client.call(&["TIME"])) / 1_000;
-    let before = millis(speaker);
-    speaker.say(round);
+    let millis = |reporter: &mut Reporter| micros(&reporter.client.call(&["TIME"])) / 1_000;
+    let before = millis(reporter);
+    reporter.send(round);
     // An expiry is rounded up.
-    let after = millis(speaker) + 3;
+    let after = millis(reporter) + 3;
     keys.map(|key| {
-        let at = speaker.client.call(&[b"PEXPIRETIME".to_vec(), key]);
+        let at = reporter.client.call(&[b"PEXPIRETIME".to_vec(), key]);
         let at = u64::try_from(at.int()).unwrap();
         (at - after, at - before)
     })
 }
 
-/// The same ceiling, inferred.
-fn inferred(mut round: Round) -> Round {
+fn adaptive(mut round: Round) -> Round {
     for beat in &mut round.beats {
         beat.law = Law::new(beat.law.terms, Share(1), Share(8), Share(8)).unwrap();
     }
@@ -482,30 +484,28 @@ fn inferred(mut round: Round) -> Round {
 }
 
 #[test]
-fn a_state_is_kept_a_minute_or_two_longer_than_it_is_in_use_an_inferred_one_ten_minutes_or_eleven()
-{
+fn static_state_lives_one_minute_longer_adaptive_ten() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let in_use = 5_000 + 10_000;
-    for (round, kept) in [(joins(1), 60_000), (inferred(joins(1)), 600_000)] {
+    for (round, kept) in [(join_round(1), 60_000), (adaptive(join_round(1)), 600_000)] {
         let mut round = round;
         round.beats[0].bucket = bucket(kept);
         let key = state(&bucket(kept), b"test:");
-        let [(least, most)] = expires(&mut speaker, &round, [key]);
+        let [(least, most)] = expires(&mut reporter, &round, [key]);
         let kept = in_use + kept;
         assert!(kept <= most && least <= kept + 60_000, "{kept}: {least} to {most}");
     }
     let month = 30 * 86_400 * 1_000;
-    let [(least, most)] = expires(&mut speaker, &joins(1), [lives(b"test:")]);
+    let [(least, most)] = expires(&mut reporter, &join_round(1), [lives(b"test:")]);
     assert!(least <= month && month <= most, "{least} to {most}");
 }
 
-/// As many as there are values may come and go: what is left of each is bounded in time.
+/// Descriptor values may come and go without bound, so unused states must expire.
 #[test]
-fn a_state_that_nobody_has_a_seat_at_is_kept_a_minute_and_one_that_was_inferred_as_long_as_before()
-{
+fn unused_static_state_lives_one_minute_adaptive_ten() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let mut after = |round: fn(u64) -> Round, number: u64, in_flight: u64| {
         let key = state(&bucket(0), b"test:");
         let mut leaves = round(number);
@@ -513,58 +513,58 @@ fn a_state_that_nobody_has_a_seat_at_is_kept_a_minute_and_one_that_was_inferred_
         leaves.beats[0].said.leaves = 1 < number;
         leaves.beats[0].said.in_flight = Share(in_flight);
         (leaves.record.member, leaves.beats[0].said.member) = (MemberId(1), MemberId(1));
-        expires(&mut speaker, &leaves, [key])[0]
+        expires(&mut reporter, &leaves, [key])[0]
     };
-    after(joins, 1, 0);
-    let (_, most) = after(joins, 2, 1);
+    after(join_round, 1, 0);
+    let (_, most) = after(join_round, 2, 1);
     assert!(75_000 <= most, "what it leaves in flight is in use: {most}");
-    let (least, most) = after(joins, 3, 0);
+    let (least, most) = after(join_round, 3, 0);
     assert!(least <= 60_000 && 60_000 <= most, "{least} to {most}");
-    // A word that comes late is no news of a store that has forgotten.
-    let (_, most) = after(joins, 1, 0);
+    // A late report is rejected, and is no sign of lost state.
+    let (_, most) = after(join_round, 1, 0);
     assert!(60_000 <= most, "{most}");
-    let (_, most) = after(|number| inferred(joins(number)), 4, 0);
+    let (_, most) = after(|number| adaptive(join_round(number)), 4, 0);
     assert!(615_000 <= most, "{most}");
 }
 
-/// Its seat is kept for as long, see `docs/fleet.md`.
+/// Its share state is kept as long; see `docs/fleet.md`.
 #[test]
-fn a_state_is_kept_as_long_as_what_was_admitted_under_a_longer_max_duration() {
+fn state_outlives_requests_of_a_longer_max_duration() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
-    let mut round = joins(1);
+    let mut reporter = Reporter::new(&redis);
+    let mut round = join_round(1);
     round.beats[0].law.terms = terms(600);
-    speaker.say(&round);
-    // As if what it was kept for then were over.
+    reporter.send(&round);
+    // Resets the stored end of use, as if it had passed.
     let key = state(&bucket(0), b"test:");
     let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
-    let Value::Text(mut head) = speaker.client.call(&get) else { panic!("no head") };
+    let Value::Text(mut head) = reporter.client.call(&get) else { panic!("no head") };
     head[50..58].copy_from_slice(&0_f64.to_le_bytes());
-    speaker.client.call(&[b"HSET".to_vec(), key.clone(), b"head".to_vec(), head]);
+    reporter.client.call(&[b"HSET".to_vec(), key.clone(), b"head".to_vec(), head]);
     round.beats[0].law.terms = terms(10);
     round.beats[0].said.number = 2;
-    let [(least, most)] = expires(&mut speaker, &round, [key]);
-    // What it admits until its term ends goes on for so long.
+    let [(least, most)] = expires(&mut reporter, &round, [key]);
+    // Requests that are admitted until the share expires may last this long.
     let kept = 5_000 + 600_000 + 60_000;
     assert!(kept <= most && least <= kept + 60_000, "{least} to {most}");
 }
 
-/// One round speaks of many states, and each has an expiry of its own.
+/// One round reports for many limits, and each state has its own expiry.
 #[test]
-fn the_expiry_of_a_state_is_put_off_once_it_would_come_too_soon_and_not_with_that_of_another() {
+fn state_expiry_is_extended_only_when_too_early() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
-    let mut round = joins(1);
+    let mut reporter = Reporter::new(&redis);
+    let mut round = join_round(1);
     round.beats.push(Beat { bucket: bucket(1), ..round.beats[0].clone() });
     let mut expiries = |round: &Round| {
-        speaker.say(round);
+        reporter.send(round);
         [0, 1].map(|number| {
             let key = state(&bucket(number), b"test:");
-            speaker.client.call(&[b"PEXPIRETIME".to_vec(), key]).int()
+            reporter.client.call(&[b"PEXPIRETIME".to_vec(), key]).int()
         })
     };
     let first = expiries(&round);
-    // The second ceiling's heartbeat is refused, being doubled.
+    // The heartbeat of the second limit is repeated, so it is rejected.
     round.beats[0].law.terms = terms(60);
     round.beats[0].said.number = 2;
     assert_eq!(expiries(&round), first, "50 s later is within the minute");
@@ -576,34 +576,34 @@ fn the_expiry_of_a_state_is_put_off_once_it_would_come_too_soon_and_not_with_tha
 }
 
 #[test]
-fn who_leaves_with_nothing_in_flight_takes_its_seat_along_at_once() {
+fn leaving_idle_replica_deletes_its_share_state() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let mut seats = |round: &Round| {
-        speaker.say(round);
-        // The head is the one field that is no seat.
-        speaker.client.call(&[b"HLEN".to_vec(), state(&bucket(0), b"test:")]).int() - 1
+        reporter.send(round);
+        // All fields except the head are share states.
+        reporter.client.call(&[b"HLEN".to_vec(), state(&bucket(0), b"test:")]).int() - 1
     };
-    assert_eq!([seats(&joins(1)), seats(&joins(2))], [1, 2]);
-    let mut leaves = joins(2);
+    assert_eq!([seats(&join_round(1)), seats(&join_round(2))], [1, 2]);
+    let mut leaves = join_round(2);
     leaves.beats[0].said.number = 2;
     leaves.beats[0].said.leaves = true;
     assert_eq!(seats(&leaves), 1);
 }
 
 #[test]
-fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_others_are_answered() {
+fn foreign_value_stays_and_other_limits_succeed() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
+    let mut reporter = Reporter::new(&redis);
     let key = state(&bucket(0), b"test:");
     let words = |words: &[&[u8]]| words.iter().map(|word| word.to_vec()).collect::<Vec<_>>();
-    // A string, such as a ceiling's state was before it was a hash; and hashes that are no state.
+    // A string, as in earlier versions, and hashes that are no state.
     let one_string = [0; 56 + 80];
     let short = [0; 121];
     let (mut long, mut seats) = ([0; 122 + 4], [0; 122]);
     long[0] = 2;
     seats[0] = 1;
-    // A head and a seat from before a seat had an end of its own.
+    // A head and a share state of an earlier layout, in which a share state had no end of its own.
     let mut earlier = [0; 121 + 4];
     earlier[0] = 1;
     let foreign: [&[&[u8]]; 8] = [
@@ -617,40 +617,40 @@ fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_othe
         &[b"HSET", &key, b"head", &earlier, &[1; 16], &[0; 80]],
     ];
     for (number, put) in foreign.into_iter().enumerate() {
-        speaker.client.call(&words(&[b"DEL", &key]));
-        speaker.client.call(&words(put));
-        let dumped = speaker.client.call(&words(&[b"DUMP", &key]));
-        let mut round = joins(1);
+        reporter.client.call(&words(&[b"DEL", &key]));
+        reporter.client.call(&words(put));
+        let dumped = reporter.client.call(&words(&[b"DUMP", &key]));
+        let mut round = join_round(1);
         round.beats.push(Beat { bucket: bucket(1), ..round.beats[0].clone() });
         round.beats[1].said.number = number as u64 + 1;
-        let heard = speaker.say(&round);
+        let heard = reporter.send(&round);
         assert!(matches!(heard.replies[..], [None, Some(Reply::Grant(_))]), "{number}: {heard:?}");
-        assert_eq!(speaker.client.call(&words(&[b"DUMP", &key])), dumped, "{number}");
+        assert_eq!(reporter.client.call(&words(&[b"DUMP", &key])), dumped, "{number}");
     }
 }
 
 #[test]
-fn a_state_whose_sums_are_not_of_its_seats_does_not_keep_the_store_busy() {
+fn corrupt_sums_never_exceed_the_limit() {
     let redis = Redis::start();
-    let mut speaker = Speaker::new(&redis);
-    speaker.say(&joins(1));
-    speaker.say(&joins(2));
+    let mut reporter = Reporter::new(&redis);
+    reporter.send(&join_round(1));
+    reporter.send(&join_round(2));
     let key = state(&bucket(0), b"test:");
     let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
-    let Value::Text(mut sums) = speaker.client.call(&get) else { panic!("no head") };
-    // What all but the one that speaks need: more than there is, though each wants one of eight.
+    let Value::Text(mut sums) = reporter.client.call(&get) else { panic!("no head") };
+    // The need of all other replicas: above the limit, though each wants one of eight permits.
     sums[86..94].copy_from_slice(&1e15_f64.to_le_bytes());
-    speaker.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), sums]);
-    let mut again = joins(1);
+    reporter.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), sums]);
+    let mut again = join_round(1);
     again.beats[0].said.number = 2;
-    let heard = speaker.say(&again);
+    let heard = reporter.send(&again);
     let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
     assert!(grant.share <= grant.ceiling, "{grant:?}");
 }
 
 #[test]
-fn a_reply_that_the_script_does_not_give_is_refused() {
-    let round = joins(1);
+fn impossible_reply_is_rejected() {
+    let round = join_round(1);
     for reply in [[7, 9, 0, 7, 1, 0, 8, 8, 1, 1], [7, 9, 1, 0, 0, 0, 0, 0, 0, 0]] {
         assert!(read(&round, &reply).unwrap().replies[0].is_some(), "{reply:?}");
     }

@@ -1,4 +1,4 @@
-//! Holds of one counter: what the script holds, keeps and gives back, against the kernel's own.
+//! Compares reservations of one counter with the kernel: reserve, commit and cancel.
 
 use std::time::Duration;
 
@@ -23,23 +23,20 @@ use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
-/// Where traces begin; not a boundary of any window.
 const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const END: u64 = 8_900_000_000_000_000_000;
-/// Over the five kinds, 20,000 steps.
+/// 20,000 steps in all, with five kinds.
 const TRACES: usize = 40;
 const STEPS: usize = 100;
 
-/// What is asked of the store.
 #[derive(Clone, Copy, Debug)]
-enum Asked {
+enum StoreCall {
     Act(Act, Id),
-    /// A question of somebody who holds nothing.
+    /// A charge without a reservation.
     Charge,
 }
 
-/// A counter, those who hold some of it, and its store.
-struct World {
+struct TraceGenerator {
     dice: Dice,
     now: Nanos,
     limit: Strategy,
@@ -49,7 +46,7 @@ struct World {
     last: Id,
 }
 
-impl World {
+impl TraceGenerator {
     fn new(kind: Kind, mut dice: Dice) -> Self {
         let limit = kind.limit(&mut dice, START, None);
         let micros = (span(&limit).0 / 1_000 / dice.pick(&[2, 20, 200])).clamp(1, 1 << 45);
@@ -73,7 +70,7 @@ impl World {
             _ => dice.up_to(span),
         };
         self.now = Nanos(self.now.plus(Nanos(forward)).0.min(END));
-        // Back into a window that was over the model, which forgets what is, could not follow.
+        // The model drops ended windows, so a clock with windows never steps back.
         let has_windows =
             matches!(self.limit, Strategy::FixedWindow(_) | Strategy::SlidingWindow(_));
         if !has_windows && self.dice.once_in(40) {
@@ -82,45 +79,45 @@ impl World {
         }
     }
 
-    fn asked(&mut self, name: &str) -> (Asked, Charge) {
+    fn asked(&mut self, name: &str) -> (StoreCall, Charge) {
         let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
         let (most, dice) = (u64::from(self.limit.most()), &mut self.dice);
         let hits = dice.pick(&[0, 1, 1, 2, 5, left, left / 3, left / 2, left + 1, most + 1]);
-        // Of many there is seldom one that is open.
+        // Few ids, so that the reservation is often open.
         let id = if dice.once_in(2) { self.last } else { id(dice.up_to(8)) };
         self.last = id;
         let asked = match dice.up_to(9) {
-            0..=3 => Asked::Act(Act::Hold(self.term), id),
-            4..=5 => Asked::Act(Act::Keep, id),
-            6..=7 => Asked::Act(Act::GiveBack, id),
-            _ => Asked::Charge,
+            0..=3 => StoreCall::Act(Act::Hold(self.term), id),
+            4..=5 => StoreCall::Act(Act::Keep, id),
+            6..=7 => StoreCall::Act(Act::GiveBack, id),
+            _ => StoreCall::Charge,
         };
         (asked, charge(name, self.limit, Cost::Charge(Hits(hits))))
     }
 
-    /// What the kernel says.
-    fn held(&mut self, asked: Asked, charge: &Charge) -> Held {
+    /// The kernel's reply.
+    fn held(&mut self, asked: StoreCall, charge: &Charge) -> Held {
         let Cost::Charge(hits) = charge.cost else { unreachable!() };
         let (holds, now, term) = (&mut self.holds, self.now, self.term);
         let term = Nanos(u64::try_from(term.as_nanos()).unwrap());
         let (step, cost) = match asked {
-            Asked::Charge => (self.model.put(&self.limit, now, charge.cost), charge.cost),
-            Asked::Act(Act::Keep, id) => {
+            StoreCall::Charge => (self.model.apply(&self.limit, now, charge.cost), charge.cost),
+            StoreCall::Act(Act::Keep, id) => {
                 return if holds.keep(id) { Held::Kept } else { Held::Refused };
             }
-            Asked::Act(Act::Hold(_), id) => {
+            StoreCall::Act(Act::Hold(_), id) => {
                 let hold = |counter: &mut Counter| holds.hold(counter, now, id, hits, term);
-                (self.model.lend(&self.limit, now, hold).unwrap(), charge.cost)
+                (self.model.with_counter(&self.limit, now, hold).unwrap(), charge.cost)
             }
-            Asked::Act(Act::GiveBack, id) => {
+            StoreCall::Act(Act::GiveBack, id) => {
                 let give = |counter: &mut Counter| holds.give_back(counter, now, id);
-                (self.model.lend(&self.limit, now, give), Cost::Charge(Hits(0)))
+                (self.model.with_counter(&self.limit, now, give), Cost::Charge(Hits(0)))
             }
         };
         Held::Answered(expected(step, cost, now))
     }
 
-    fn step(&mut self, kind: Kind, name: &str) -> (Asked, Charge, Nanos, Held) {
+    fn step(&mut self, kind: Kind, name: &str) -> (StoreCall, Charge, Nanos, Held) {
         self.wait();
         if kind == Kind::Calendar || self.dice.once_in(25) {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
@@ -135,14 +132,13 @@ const fn id(number: u64) -> Id {
     Id(u64::MAX, number)
 }
 
-/// A connection that has the scripts.
-struct Holder {
+struct Reserver {
     client: Client,
     hold: String,
     charge: String,
 }
 
-impl Holder {
+impl Reserver {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
         let [hold, charge] =
@@ -150,13 +146,13 @@ impl Holder {
         Self { client, hold, charge }
     }
 
-    fn queue(&mut self, asked: Asked, charge: &Charge, at: Option<Nanos>) {
+    fn queue(&mut self, asked: StoreCall, charge: &Charge, at: Option<Nanos>) {
         let (sha, keys, args) = match asked {
-            Asked::Act(act, id) => {
+            StoreCall::Act(act, id) => {
                 let (keys, args) = together(&[pack(charge, id, act, PREFIX, at)]);
                 (&self.hold, keys, args)
             }
-            Asked::Charge => {
+            StoreCall::Charge => {
                 let call = call(&[one(charge)], at);
                 (&self.charge, call.keys, call.args)
             }
@@ -166,44 +162,43 @@ impl Holder {
         self.client.queue(&head.into_iter().chain(keys).chain(args).collect::<Vec<_>>());
     }
 
-    fn held(&mut self, asked: Asked, charge: &Charge) -> Held {
+    fn held(&mut self, asked: StoreCall, charge: &Charge) -> Held {
         match (self.client.receive(), asked) {
-            (reply @ Value::Array(_), Asked::Act(act, _)) => {
+            (reply @ Value::Array(_), StoreCall::Act(act, _)) => {
                 read(charge, act, &share_out(&reply.ints(), 1).unwrap()[0]).unwrap()
             }
-            (reply @ Value::Text(_), Asked::Charge) => {
+            (reply @ Value::Text(_), StoreCall::Charge) => {
                 Held::Answered(answers(&one(charge), &reply)[0])
             }
             (other, _) => panic!("{other:?}"),
         }
     }
 
-    fn ask(&mut self, asked: Asked, charge: &Charge, at: Option<Nanos>) -> Held {
+    fn ask(&mut self, asked: StoreCall, charge: &Charge, at: Option<Nanos>) -> Held {
         self.queue(asked, charge, at);
         self.client.flush();
         self.held(asked, charge)
     }
 }
 
-/// What is done with several counters in one call is what is done with each alone.
 #[test]
-fn many_charges_in_one_call_are_held_as_one_after_the_other() {
+fn batched_reservations_match_single_calls() {
     let (redis, seed) = (Redis::start(), seed());
-    let (mut holder, mut dice) = (Holder::new(&redis), Dice::new(seed));
-    let mut worlds: Vec<(Kind, World)> = Kind::ALL
+    let (mut reserver, mut dice) = (Reserver::new(&redis), Dice::new(seed));
+    let mut generators: Vec<(Kind, TraceGenerator)> = Kind::ALL
         .into_iter()
         .cycle()
         .take(12)
-        .map(|kind| (kind, World::new(kind, Dice::new(dice.roll()))))
+        .map(|kind| (kind, TraceGenerator::new(kind, Dice::new(dice.roll()))))
         .collect();
     for step in 0..400 {
         let count = 1 + usize::try_from(dice.up_to(11)).unwrap();
         let mut now = START;
         let mut asked = Vec::new();
-        for (number, (kind, world)) in worlds.iter_mut().enumerate().take(count) {
-            let (what, charge, at, _) = world.step(*kind, &format!("together-{number}"));
+        for (number, (kind, generator)) in generators.iter_mut().enumerate().take(count) {
+            let (what, charge, at, _) = generator.step(*kind, &format!("together-{number}"));
             now = now.max(at);
-            let (Asked::Act(act, id), alone) =
+            let (StoreCall::Act(act, id), alone) =
                 (what, charge_as(&charge, &format!("alone-{number}")))
             else {
                 continue;
@@ -219,13 +214,13 @@ fn many_charges_in_one_call_are_held_as_one_after_the_other() {
             .collect();
         let (keys, args) = together(&packed);
         let count = keys.len().to_string().into_bytes();
-        let head = [b"EVALSHA".to_vec(), holder.hold.clone().into_bytes(), count];
+        let head = [b"EVALSHA".to_vec(), reserver.hold.clone().into_bytes(), count];
         let reply =
-            holder.client.call(&head.into_iter().chain(keys).chain(args).collect::<Vec<_>>());
+            reserver.client.call(&head.into_iter().chain(keys).chain(args).collect::<Vec<_>>());
         let said = share_out(&reply.ints(), asked.len()).unwrap();
         for ((act, id, charge, alone), said) in asked.iter().zip(said) {
             let said = read(charge, *act, &said).unwrap();
-            let each = holder.ask(Asked::Act(*act, *id), alone, Some(now));
+            let each = reserver.ask(StoreCall::Act(*act, *id), alone, Some(now));
             assert_eq!(
                 said, each,
                 "SLUICEGATE_SEED={seed}, step {step}: {act:?} of {:?}",
@@ -235,7 +230,6 @@ fn many_charges_in_one_call_are_held_as_one_after_the_other() {
     }
 }
 
-/// The same charge of another counter.
 fn charge_as(its: &Charge, name: &str) -> Charge {
     charge(name, its.strategy, its.cost)
 }
@@ -247,20 +241,20 @@ fn one(charge: &Charge) -> sluicegate::backend::Charges {
     }
 }
 
-fn same_answers(kind: Kind) {
+fn assert_matches_kernel(kind: Kind) {
     let (redis, seed) = (Redis::start(), seed());
-    let mut holder = Holder::new(&redis);
+    let mut reserver = Reserver::new(&redis);
     let (mut held_or_kept, mut back) = (0, 0);
     for number in 0..TRACES {
-        let mut world = World::new(kind, Dice::new(seed ^ (number as u64) << 32));
+        let mut generator = TraceGenerator::new(kind, Dice::new(seed ^ (number as u64) << 32));
         let name = number.to_string();
-        let trace: Vec<_> = (0..STEPS).map(|_| world.step(kind, &name)).collect();
+        let trace: Vec<_> = (0..STEPS).map(|_| generator.step(kind, &name)).collect();
         for (asked, charge, now, _) in &trace {
-            holder.queue(*asked, charge, Some(*now));
+            reserver.queue(*asked, charge, Some(*now));
         }
-        holder.client.flush();
+        reserver.client.flush();
         for (step, (asked, charge, now, held)) in trace.iter().enumerate() {
-            let said = holder.held(*asked, charge);
+            let said = reserver.held(*asked, charge);
             assert_eq!(
                 said, *held,
                 "SLUICEGATE_SEED={seed}, {kind:?}, trace {number}, step {step}:\n{:?}\n{asked:?} of \
@@ -268,7 +262,7 @@ fn same_answers(kind: Kind) {
                 charge.strategy, charge.cost,
             );
             held_or_kept += u32::from(said == Held::Kept);
-            back += u32::from(matches!(asked, Asked::Act(Act::GiveBack, _)));
+            back += u32::from(matches!(asked, StoreCall::Act(Act::GiveBack, _)));
         }
     }
     assert!(40 < held_or_kept && 100 < back, "{held_or_kept} kept");
@@ -281,7 +275,7 @@ fn left(held: Held) -> u64 {
     }
 }
 
-/// An hour of 100, by each strategy.
+/// Charges of ten hits to 100 per hour, one for each strategy.
 fn hours() -> [Charge; 4] {
     use sluicegate::kernel::rate::sliding_log::SlidingLog;
     use sluicegate::kernel::rate::sliding_window::SlidingWindow;
@@ -298,28 +292,28 @@ fn hours() -> [Charge; 4] {
 const TERM: Duration = Duration::from_secs(1);
 
 #[test]
-fn what_nobody_comes_back_for_is_given_back_to_the_next_hold_after_its_term() {
+fn expired_reservation_is_refunded_by_the_next_one() {
     let redis = Redis::start();
-    let mut holder = Holder::new(&redis);
+    let mut reserver = Reserver::new(&redis);
     for charge in hours() {
-        holder.client.call(&["FLUSHALL"]);
-        let hold = |number| Asked::Act(Act::Hold(TERM), Id(1, number));
-        assert_eq!(left(holder.ask(hold(1), &charge, Some(START))), 90);
+        reserver.client.call(&["FLUSHALL"]);
+        let hold = |number| StoreCall::Act(Act::Hold(TERM), Id(1, number));
+        assert_eq!(left(reserver.ask(hold(1), &charge, Some(START))), 90);
         let just_before = START.plus(Nanos(999_999_000));
-        assert_eq!(left(holder.ask(hold(2), &charge, Some(just_before))), 80);
-        assert_eq!(left(holder.ask(hold(3), &charge, Some(START.plus(Nanos::SECOND)))), 80);
-        assert_eq!(holder.ask(Asked::Act(Act::Keep, Id(1, 1)), &charge, None), Held::Refused);
+        assert_eq!(left(reserver.ask(hold(2), &charge, Some(just_before))), 80);
+        assert_eq!(left(reserver.ask(hold(3), &charge, Some(START.plus(Nanos::SECOND)))), 80);
+        assert_eq!(reserver.ask(StoreCall::Act(Act::Keep, Id(1, 1)), &charge, None), Held::Refused);
     }
 }
 
 #[test]
-fn a_hold_is_made_once_and_ends_once() {
+fn repeated_reserve_or_cancel_applies_once() {
     let redis = Redis::start();
-    let mut holder = Holder::new(&redis);
+    let mut reserver = Reserver::new(&redis);
     for charge in hours() {
-        holder.client.call(&["FLUSHALL"]);
+        reserver.client.call(&["FLUSHALL"]);
         let mut ask = |act, number| {
-            let held = holder.ask(Asked::Act(act, Id(1, number)), &charge, Some(START));
+            let held = reserver.ask(StoreCall::Act(act, Id(1, number)), &charge, Some(START));
             if matches!(held, Held::Answered(_)) { Some(left(held)) } else { None }
         };
         for _ in 0..3 {
@@ -334,80 +328,80 @@ fn a_hold_is_made_once_and_ends_once() {
     }
 }
 
-/// A list without a bound would be the store's memory.
+/// Without a maximum, the list could fill the store's memory.
 #[test]
-fn what_is_held_at_one_time_is_bounded_and_more_is_held_once_one_has_ended() {
+fn full_reservation_list_accepts_again_after_one_ends() {
     let redis = Redis::start();
-    let mut holder = Holder::new(&redis);
+    let mut reserver = Reserver::new(&redis);
     let window = FixedWindow::new(1_000_000, Windows::Every(Nanos::from_secs(3_600))).unwrap();
     let charge = charge("many", Strategy::FixedWindow(window), Cost::Charge(Hits(1)));
-    let hold = |number| Asked::Act(Act::Hold(TERM), Id(1, number));
+    let hold = |number| StoreCall::Act(Act::Hold(TERM), Id(1, number));
     let most = MOST_HOLDS as u64;
-    (0..most).for_each(|number| holder.queue(hold(number), &charge, Some(START)));
-    holder.client.flush();
+    (0..most).for_each(|number| reserver.queue(hold(number), &charge, Some(START)));
+    reserver.client.flush();
     for number in 0..most {
-        assert_eq!(left(holder.held(hold(number), &charge)), 999_999 - number);
+        assert_eq!(left(reserver.held(hold(number), &charge)), 999_999 - number);
     }
-    assert_eq!(holder.ask(hold(most), &charge, Some(START)), Held::Refused);
-    let keep = Asked::Act(Act::Keep, Id(1, 7));
-    assert_eq!(holder.ask(keep, &charge, Some(START)), Held::Kept);
-    assert_eq!(left(holder.ask(hold(most), &charge, Some(START))), 999_999 - most);
+    assert_eq!(reserver.ask(hold(most), &charge, Some(START)), Held::Refused);
+    let keep = StoreCall::Act(Act::Keep, Id(1, 7));
+    assert_eq!(reserver.ask(keep, &charge, Some(START)), Held::Kept);
+    assert_eq!(left(reserver.ask(hold(most), &charge, Some(START))), 999_999 - most);
 }
 
 #[test]
-fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
+fn foreign_value_under_either_key_is_reported_unchanged() {
     let redis = Redis::start();
-    let mut holder = Holder::new(&redis);
+    let mut reserver = Reserver::new(&redis);
     for (place, words) in [(0, ["SET", "x"]), (1, ["SET", "x"]), (1, ["SADD", "x"])] {
         for charge in hours() {
-            holder.client.call(&["FLUSHALL"]);
-            let hold = Asked::Act(Act::Hold(TERM), Id(1, 1));
+            reserver.client.call(&["FLUSHALL"]);
+            let hold = StoreCall::Act(Act::Hold(TERM), Id(1, 1));
             let key = pack(&charge, Id(1, 1), Act::Keep, PREFIX, None).keys[place].clone();
-            holder.client.call(&[words[0].into(), key.clone(), words[1].into()]);
-            let before = holder.client.call(&[b"DUMP".to_vec(), key.clone()]);
-            assert_eq!(holder.ask(hold, &charge, None), Held::Answered(Answer::Unreadable));
-            assert_eq!(holder.client.call(&[b"DUMP".to_vec(), key]), before);
-            assert_eq!(holder.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
+            reserver.client.call(&[words[0].into(), key.clone(), words[1].into()]);
+            let before = reserver.client.call(&[b"DUMP".to_vec(), key.clone()]);
+            assert_eq!(reserver.ask(hold, &charge, None), Held::Answered(Answer::Unreadable));
+            assert_eq!(reserver.client.call(&[b"DUMP".to_vec(), key]), before);
+            assert_eq!(reserver.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
         }
     }
 }
 
 #[test]
-fn the_list_expires_with_what_it_could_give_back() {
+fn reservation_list_expires_when_its_counter_is_empty() {
     let redis = Redis::start();
-    let mut holder = Holder::new(&redis);
+    let mut reserver = Reserver::new(&redis);
     let [debt, ..] = hours();
-    holder.ask(Asked::Act(Act::Hold(TERM), Id(1, 1)), &debt, None);
+    reserver.ask(StoreCall::Act(Act::Hold(TERM), Id(1, 1)), &debt, None);
     let list = pack(&debt, Id(1, 1), Act::Keep, PREFIX, None).keys[1].clone();
-    let left = holder.client.call(&[b"PTTL".to_vec(), list]).int();
-    // Ten hits of a hundred an hour drain in six minutes.
+    let left = reserver.client.call(&[b"PTTL".to_vec(), list]).int();
+    // Ten hits of 100 per hour drain in six minutes.
     assert!((355_000..=361_003).contains(&left), "{left}");
 }
 
 #[test]
-fn a_debt_of_which_some_was_given_back_lives_until_the_rest_is_rested() {
+fn partly_refunded_debt_expires_when_drained() {
     let redis = Redis::start();
-    let mut holder = Holder::new(&redis);
-    // A hit in seven milliseconds, so that some acts move the end to another tenth of a second and others do not.
+    let mut reserver = Reserver::new(&redis);
+    // One hit drains in 7 ms, so only some acts move the expiry to another tenth of a second.
     let limit = Gcra::new(50_000, Nanos::from_secs(350), 50_000).map(Strategy::Gcra).unwrap();
     for number in 0..100 {
-        // What is owed first outlives the test.
+        // The first debt outlives the test.
         let hits = if number == 0 { 10_000 } else { 1 + number % 9 };
         let some = charge("a", limit, Cost::Charge(Hits(hits)));
         let name = key(&some.key, Home::Itself, PREFIX);
         let id = Id(1, number);
-        let mut acts = vec![Asked::Act(Act::Hold(TERM), id), Asked::Charge];
-        acts.push(Asked::Act(if number % 4 == 0 { Act::Keep } else { Act::GiveBack }, id));
+        let mut acts = vec![StoreCall::Act(Act::Hold(TERM), id), StoreCall::Charge];
+        acts.push(StoreCall::Act(if number % 4 == 0 { Act::Keep } else { Act::GiveBack }, id));
         for act in acts {
-            assert_ne!(holder.ask(act, &some, None), Held::Refused, "{act:?}");
-            let longer = outlives_its_debt(&mut holder.client, &name);
+            assert_ne!(reserver.ask(act, &some, None), Held::Refused, "{act:?}");
+            let longer = outlives_its_debt(&mut reserver.client, &name);
             assert!(longer.is_some_and(|micros| (0..=100_000).contains(&micros)), "{longer:?}");
         }
     }
 }
 
 #[test]
-fn a_reply_that_the_script_does_not_give_is_refused() {
+fn impossible_reply_is_rejected() {
     let [debt, ..] = hours();
     let hold = Act::Hold(TERM);
     for (act, reply) in [
@@ -437,26 +431,26 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
 }
 
 #[test]
-fn holds_of_gcra_are_as_the_kernels() {
-    same_answers(Kind::Gcra);
+fn gcra_reservations_match_the_kernel() {
+    assert_matches_kernel(Kind::Gcra);
 }
 
 #[test]
-fn holds_of_a_fixed_window_are_as_the_kernels() {
-    same_answers(Kind::Fixed);
+fn fixed_window_reservations_match_the_kernel() {
+    assert_matches_kernel(Kind::Fixed);
 }
 
 #[test]
-fn holds_of_a_calendar_window_are_as_the_kernels() {
-    same_answers(Kind::Calendar);
+fn calendar_window_reservations_match_the_kernel() {
+    assert_matches_kernel(Kind::Calendar);
 }
 
 #[test]
-fn holds_of_a_sliding_window_are_as_the_kernels() {
-    same_answers(Kind::Sliding);
+fn sliding_window_reservations_match_the_kernel() {
+    assert_matches_kernel(Kind::Sliding);
 }
 
 #[test]
-fn holds_of_a_sliding_log_are_as_the_kernels() {
-    same_answers(Kind::Log);
+fn sliding_log_reservations_match_the_kernel() {
+    assert_matches_kernel(Kind::Log);
 }

@@ -1,4 +1,4 @@
-//! Leases of one key: what the script lends and takes back, against the kernel's own book.
+//! Compares leases of one key with the kernel's book: grants, returns and expiry.
 
 use sluicegate::backend::lease::{Lent, Message};
 use sluicegate::backend::redis::BORROW;
@@ -22,15 +22,13 @@ use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
-/// Where traces begin; not a boundary of any window.
 const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const END: u64 = 8_900_000_000_000_000_000;
-/// Over the five kinds, 20,000 steps.
+/// 20,000 steps in all, with five kinds.
 const TRACES: usize = 40;
 const STEPS: usize = 100;
 const MEMBERS: [Member; 4] = [Member(0), Member(1), Member(1 << 53), Member(u64::MAX)];
 
-/// A connection that has the script.
 struct Lender {
     client: Client,
     sha: String,
@@ -50,8 +48,7 @@ impl Lender {
         self.client.queue(&parts);
     }
 
-    /// What is lent to all of these, which travel in one call.
-    fn ask_all(&mut self, messages: &[Message], at: Option<Nanos>) -> Vec<Lent> {
+    fn send_all(&mut self, messages: &[Message], at: Option<Nanos>) -> Vec<Lent> {
         let packed: Vec<_> = messages.iter().map(|its| pack(its, PREFIX, at)).collect();
         let (keys, args) = call(&packed);
         let count = keys.len().to_string().into_bytes();
@@ -64,17 +61,16 @@ impl Lender {
         messages.iter().zip(said).map(|(message, said)| read(message, &said).unwrap()).collect()
     }
 
-    /// One call answers all of these messages as the kernel has; what it says.
-    fn says_all(
+    fn assert_batch_matches(
         &mut self,
         all: impl Iterator<Item = (Message, Nanos, Lent)>,
         now: Nanos,
-        whose: &str,
+        context: &str,
     ) -> Vec<Lent> {
         let (messages, lent): (Vec<_>, Vec<_>) =
             all.map(|(message, _, lent)| (message, lent)).unzip();
-        let said = self.ask_all(&messages, Some(now));
-        assert_eq!(said, lent, "{whose}");
+        let said = self.send_all(&messages, Some(now));
+        assert_eq!(said, lent, "{context}");
         said
     }
 
@@ -85,39 +81,39 @@ impl Lender {
         }
     }
 
-    fn ask(&mut self, message: &Message, at: Option<Nanos>) -> Lent {
+    fn send(&mut self, message: &Message, at: Option<Nanos>) -> Lent {
         self.queue(message, at);
         self.client.flush();
         self.lent(message)
     }
 }
 
-/// What a member believes, more or less.
+/// A replica's approximate view of its lease.
 #[derive(Clone, Debug, Default)]
-struct Holder {
+struct ReplicaView {
     last: Option<Message>,
     number: u64,
     lease: u64,
     held: u64,
 }
 
-/// Members of which none can be trusted, and their store.
-struct World {
+/// Generates random messages of unreliable replicas.
+struct TraceGenerator {
     dice: Dice,
     now: Nanos,
     limit: Strategy,
     terms: Terms,
     model: Model,
     book: Book,
-    holders: [Holder; MEMBERS.len()],
+    views: [ReplicaView; MEMBERS.len()],
 }
 
-impl World {
+impl TraceGenerator {
     fn new(kind: Kind, mut dice: Dice) -> Self {
         let limit = kind.limit(&mut dice, START, None);
         let terms = terms(&mut dice, &limit);
-        let (model, book, holders) = Default::default();
-        Self { dice, now: START, limit, terms, model, book, holders }
+        let (model, book, views) = Default::default();
+        Self { dice, now: START, limit, terms, model, book, views }
     }
 
     fn wait(&mut self) {
@@ -140,28 +136,28 @@ impl World {
     fn message(&mut self, name: &str, who: usize) -> Message {
         let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
         let (most, dice) = (u64::from(self.limit.most()), &mut self.dice);
-        let holder = &mut self.holders[who];
-        if let Some(last) = holder.last.clone().filter(|_| dice.once_in(6)) {
-            // Doubled, or older than the last.
+        let view = &mut self.views[who];
+        if let Some(last) = view.last.clone().filter(|_| dice.once_in(6)) {
+            // Repeated, or older than the last.
             let number = last.borrow.number.0 - u64::from(dice.once_in(3));
             let borrow = Borrow { number: Number(number.max(1)), ..last.borrow };
             let (strategy, terms) = (self.limit, self.terms);
             return Message { borrow, strategy, terms, ..last };
         }
-        holder.number += 1 + dice.up_to(2);
-        let held = dice.pick(&[holder.held, holder.held, holder.held / 2, 0, u64::MAX]);
+        view.number += 1 + dice.up_to(2);
+        let held = dice.pick(&[view.held, view.held, view.held / 2, 0, u64::MAX]);
         let amount = |dice: &mut Dice| {
             let any = dice.up_to(most);
             dice.pick(&[0, 0, 1, 2, 5, left, left / 3, left + 1, most + 1, any, u64::MAX])
         };
         let borrow = Borrow {
-            number: Number(holder.number),
+            number: Number(view.number),
             hits: Hits(amount(dice)),
             want: Hits(amount(dice)),
             demand: Hits(dice.pick(&[0, 1, 1, 3, 100, 1 << 20, u64::MAX])),
             held: Hits(held),
-            returned: Hits(dice.pick(&[0, holder.held.saturating_sub(held), 1, u64::MAX])),
-            lease: Number(holder.lease - holder.lease.min(u64::from(dice.once_in(8)))),
+            returned: Hits(dice.pick(&[0, view.held.saturating_sub(held), 1, u64::MAX])),
+            lease: Number(view.lease - view.lease.min(u64::from(dice.once_in(8)))),
         };
         let charge = charge(name, self.limit, Cost::Charge(Hits(0)));
         let (key, home, member) = (charge.key, charge.home, MEMBERS[who]);
@@ -169,12 +165,12 @@ impl World {
         Message { key, home, per_second: false, strategy, terms, member, borrow }
     }
 
-    /// What the kernel says.
+    /// The kernel's reply.
     fn lent(&mut self, message: &Message) -> Lent {
         let (book, Message { terms, member, borrow, .. }, now) =
             (&mut self.book, message, self.now);
         let step = |counter: &mut Counter| book.step(counter, terms, now, *member, borrow);
-        match self.model.lend(&message.strategy, now, step) {
+        match self.model.with_counter(&message.strategy, now, step) {
             None => Lent::Superseded,
             Some(Answer { step: Step::Stale, .. }) => {
                 Lent::Stale(Tick::Micro.nanos(Tick::Micro.floor(now)))
@@ -183,16 +179,16 @@ impl World {
         }
     }
 
-    fn hear(&mut self, who: usize, message: Message, lent: Lent) {
-        let holder = &mut self.holders[who];
+    fn apply_reply(&mut self, who: usize, message: Message, lent: Lent) {
+        let view = &mut self.views[who];
         if let Lent::Answered(answer) = lent {
-            holder.held = answer.kept.0 + answer.granted.0;
-            holder.lease = if answer.granted.0 == 0 { holder.lease } else { answer.number.0 };
+            view.held = answer.kept.0 + answer.granted.0;
+            view.lease = if answer.granted.0 == 0 { view.lease } else { answer.number.0 };
         }
-        // What was stale is not in the book, where the number before it is the newest still; and nobody sends
-        // that one again with other wishes.
+        // The book does not record a stale message, and no replica repeats its number with other
+        // content.
         if !matches!(lent, Lent::Stale(_)) {
-            holder.last = Some(message);
+            view.last = Some(message);
         }
     }
 
@@ -211,7 +207,7 @@ impl World {
         let who = self.dice.pick(&[0, 0, 0, 1, 2, 3]);
         let message = self.message(name, who);
         let lent = self.lent(&message);
-        self.hear(who, message.clone(), lent);
+        self.apply_reply(who, message.clone(), lent);
         (message, self.now, lent)
     }
 }
@@ -225,14 +221,14 @@ fn terms(dice: &mut Dice, limit: &Strategy) -> Terms {
     Terms { overshoot, term: Nanos(term.max(1_000)), size: Size::Learned }
 }
 
-fn same_answers(kind: Kind) {
+fn assert_matches_kernel(kind: Kind) {
     let (redis, seed) = (Redis::start(), seed());
     let mut lender = Lender::new(&redis);
     let mut lent_to = 0;
     for number in 0..TRACES {
-        let mut world = World::new(kind, Dice::new(seed ^ (number as u64) << 32));
+        let mut generator = TraceGenerator::new(kind, Dice::new(seed ^ (number as u64) << 32));
         let name = number.to_string();
-        let trace: Vec<_> = (0..STEPS).map(|_| world.step(kind, &name)).collect();
+        let trace: Vec<_> = (0..STEPS).map(|_| generator.step(kind, &name)).collect();
         for (message, now, _) in &trace {
             lender.queue(message, Some(*now));
         }
@@ -252,53 +248,57 @@ fn same_answers(kind: Kind) {
 }
 
 #[test]
-fn messages_of_one_call_are_answered_as_one_after_the_other() {
+fn batched_messages_of_mixed_limits_match_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
     let mut lender = Lender::new(&redis);
     for number in 0..TRACES as u64 {
         let mut dice = Dice::new(seed ^ number << 32);
-        // Several of one kind follow each other, and several messages are about one key.
+        // Two limits have the same kind, and several messages concern one key.
         let kinds = [Kind::Gcra, Kind::Gcra, Kind::Fixed, Kind::Calendar, Kind::Sliding, Kind::Log];
-        let mut worlds = kinds.map(|kind| World::new(kind, Dice::new(dice.roll())));
+        let mut generators = kinds.map(|kind| TraceGenerator::new(kind, Dice::new(dice.roll())));
         for step in 0..STEPS {
-            let who = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
-            worlds[who].wait();
-            let now = worlds[who].now;
+            let who = usize::try_from(dice.up_to(generators.len() as u64 - 1)).unwrap();
+            generators[who].wait();
+            let now = generators[who].now;
             let most = dice.pick(&[11, 11, 40]);
-            for world in &mut worlds {
-                world.now = now;
+            for generator in &mut generators {
+                generator.now = now;
             }
             let some = (0..=dice.up_to(most)).map(|_| {
-                let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
-                worlds[at].step_now(kinds[at], &format!("{number} {at}"))
+                let at = usize::try_from(dice.up_to(generators.len() as u64 - 1)).unwrap();
+                generators[at].step_now(kinds[at], &format!("{number} {at}"))
             });
-            lender.says_all(some, now, &format!("SLUICEGATE_SEED={seed}, {number}, {step}"));
+            lender.assert_batch_matches(
+                some,
+                now,
+                &format!("SLUICEGATE_SEED={seed}, {number}, {step}"),
+            );
         }
     }
 }
 
 #[test]
-fn messages_about_keys_of_one_limit_are_answered_as_each_alone() {
+fn batched_messages_of_one_limit_match_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
     let mut lender = Lender::new(&redis);
     let mut lent_to = 0;
     for number in 0..TRACES as u64 {
         let mut dice = Dice::new(seed ^ number << 32);
-        let mut worlds: Vec<_> =
-            (0..8).map(|_| World::new(Kind::Gcra, Dice::new(dice.roll()))).collect();
+        let mut generators: Vec<_> =
+            (0..8).map(|_| TraceGenerator::new(Kind::Gcra, Dice::new(dice.roll()))).collect();
         for step in 0..STEPS {
-            worlds[0].wait();
-            let (now, limit) = (worlds[0].now, worlds[0].limit);
-            for world in &mut worlds {
-                world.now = now;
+            generators[0].wait();
+            let (now, limit) = (generators[0].now, generators[0].limit);
+            for generator in &mut generators {
+                generator.now = now;
             }
             let some = (0..=dice.up_to(11)).map(|_| {
-                let at = usize::try_from(dice.up_to(worlds.len() as u64 - 1)).unwrap();
-                worlds[at].limit = limit;
-                worlds[at].step_now(Kind::Gcra, &format!("{number} {at}"))
+                let at = usize::try_from(dice.up_to(generators.len() as u64 - 1)).unwrap();
+                generators[at].limit = limit;
+                generators[at].step_now(Kind::Gcra, &format!("{number} {at}"))
             });
-            let whose = format!("SLUICEGATE_SEED={seed}, {number}, {step}");
-            let said = lender.says_all(some, now, &whose);
+            let context = format!("SLUICEGATE_SEED={seed}, {number}, {step}");
+            let said = lender.assert_batch_matches(some, now, &context);
             let granted = |lent: &&Lent| matches!(lent, Lent::Answered(a) if a.granted != Hits(0));
             lent_to += said.iter().filter(granted).count();
         }
@@ -307,14 +307,14 @@ fn messages_about_keys_of_one_limit_are_answered_as_each_alone() {
 }
 
 #[test]
-fn a_reply_to_other_messages_than_were_sent_is_refused() {
+fn reply_with_a_wrong_length_is_rejected() {
     assert_eq!(share_out(&[0; 16], 3).unwrap(), [[0; 8]; 2], "it may not come to all");
     for (integers, messages) in [(0, 1), (7, 1), (9, 2), (16, 1)] {
         assert!(share_out(&vec![0; integers], messages).is_err(), "{integers} for {messages}");
     }
 }
 
-/// An hour, and a budget for it.
+/// A limit of 100 per hour, with lease terms.
 fn hour(kind: Kind) -> (Strategy, Terms) {
     let period = Nanos::from_secs(3_600);
     let limit = match kind {
@@ -347,11 +347,12 @@ fn borrows(limit: Strategy, terms: Terms, number: u64, hits: u64, want: u64) -> 
 }
 
 #[test]
-fn the_list_lives_until_its_last_lease_is_forgotten_and_as_long_again_at_most() {
+fn lease_list_lives_at_most_twice_its_longest_lease() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
-    // Alone; then beside others, whose records stay as they are; some for longer than it lives by then, and some for less.
+    // First one replica alone, then others beside it. Some leases outlast the current expiry of the
+    // list.
     let each = [
         (0, 60),
         (0, 61),
@@ -395,25 +396,25 @@ fn the_list_lives_until_its_last_lease_is_forgotten_and_as_long_again_at_most() 
 }
 
 #[test]
-fn a_debt_of_which_some_is_lent_lives_until_it_is_rested() {
+fn partly_leased_debt_expires_when_drained() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (_, terms) = hour(Kind::Gcra);
     for number in 1..300 {
-        // A hit in seven milliseconds, and sometimes in eight, to which the debt is converted.
+        // One hit drains in 7 ms. For every 50th message it is 8 ms, which converts the debt.
         let period = Nanos::from_secs(if number % 50 == 0 { 400 } else { 350 });
         let limit = Gcra::new(50_000, period, 50_000).map(Strategy::Gcra).unwrap();
-        // What is owed first outlives the test.
+        // The first debt outlives the test.
         let own = if number == 1 { 20_000 } else { number % 4 };
         let mut message = borrows(limit, terms, number, own, number % 3);
         message.borrow.returned = Hits(number % 2);
         message.borrow.lease = Number(number - 1);
-        // Alone, and behind another that was read with it.
+        // Alone, and second in a call of two.
         let before =
             Message { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..message.clone() };
         let said = match number % 5 {
-            0 => lender.ask(&message, None),
-            _ => lender.ask_all(&[before, message.clone()], None)[1],
+            0 => lender.send(&message, None),
+            _ => lender.send_all(&[before, message.clone()], None)[1],
         };
         assert!(matches!(said, Lent::Answered(_)));
         let name = pack(&message, PREFIX, None).keys[0].clone();
@@ -423,20 +424,20 @@ fn a_debt_of_which_some_is_lent_lives_until_it_is_rested() {
     }
 }
 
-/// Of each member the term in seconds, and when it speaks; how many are listed then.
+/// Rows: replica, lease duration and instant of its message in seconds, records after it.
 #[test]
-fn who_is_to_be_forgotten_goes_when_another_speaks() {
+fn next_message_drops_an_expired_record() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
-    let spoken = [(0, 10, 0, 1), (1, 60, 0, 2), (1, 60, 20, 1), (2, 90, 21, 2), (3, 90, 85, 2)];
+    let rows = [(0, 10, 0, 1), (1, 60, 0, 2), (1, 60, 20, 1), (2, 90, 21, 2), (3, 90, 85, 2)];
     for kind in [Kind::Gcra, Kind::Log] {
         lender.client.call(&["FLUSHALL"]);
         let (limit, terms) = hour(kind);
-        for (number, (member, term, at, listed)) in spoken.into_iter().enumerate() {
+        for (number, (member, term, at, listed)) in rows.into_iter().enumerate() {
             let terms = Terms { term: Nanos::from_secs(term), ..terms };
             let message = borrows(limit, terms, number as u64 + 1, 1, 1);
             let message = Message { member: MEMBERS[member], ..message };
-            lender.ask(&message, Some(START.plus(Nanos::from_secs(at))));
+            lender.send(&message, Some(START.plus(Nanos::from_secs(at))));
             let list = pack(&message, PREFIX, None).keys[1].clone();
             let length = lender.client.call(&[b"STRLEN".to_vec(), list]).int();
             assert_eq!(length, 9 + 65 * listed, "{kind:?}, {number}");
@@ -444,18 +445,18 @@ fn who_is_to_be_forgotten_goes_when_another_speaks() {
     }
 }
 
-/// As long as a debt, and under this limit; alone, and behind another.
+/// Each value has the length and the limit of a debt. Sent alone, and second in a call of two.
 #[test]
-fn a_debt_that_nobody_can_have_written_is_said_and_left_as_it_is() {
+fn impossible_debt_is_reported_unchanged() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (_, terms) = hour(Kind::Gcra);
-    // Seven are earned in a million ticks, so that 2^53 owed long ago are nearly none by now.
+    // Seven hit-ticks drain per tick, so a debt of 2^53 from 2^53 / 7 ticks ago is almost zero now.
     let limit = Gcra::new(7, Nanos::SECOND, 700).map(Strategy::Gcra).unwrap();
     let asked = borrows(limit, terms, 1, 1, 10);
     let other = Message { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..asked.clone() };
     let [counter, _] = pack(&asked, PREFIX, None).keys;
-    lender.ask(&asked, Some(START));
+    lender.send(&asked, Some(START));
     let get = [b"GET".to_vec(), counter.clone()];
     let Value::Text(right) = lender.client.call(&get) else { panic!("no debt") };
     let since = f64::from_le_bytes(right[1..9].try_into().unwrap());
@@ -477,7 +478,7 @@ fn a_debt_that_nobody_can_have_written_is_said_and_left_as_it_is() {
             lender.client.call(&["FLUSHALL"]);
             lender.client.call(&[b"SET".to_vec(), counter.clone(), strange.clone()]);
             let all = [other.clone(), asked.clone()];
-            let said = lender.ask_all(&all[1 - others..], Some(START)).pop().unwrap();
+            let said = lender.send_all(&all[1 - others..], Some(START)).pop().unwrap();
             assert_eq!(said, Lent::Failed(Cause::WrongType), "{mark}, {since}, {owed}, {others}");
             assert_eq!(lender.client.call(&get), Value::Text(strange.clone()));
         }
@@ -485,23 +486,23 @@ fn a_debt_that_nobody_can_have_written_is_said_and_left_as_it_is() {
 }
 
 #[test]
-fn a_debt_that_rests_goes_with_a_message_that_puts_nothing_to_it() {
+fn message_without_hits_deletes_a_drained_debt() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
     let [counter, _] = pack(&borrows(limit, terms, 1, 1, 0), PREFIX, None).keys;
-    lender.ask(&borrows(limit, terms, 1, 1, 0), Some(START));
-    // A hit in 36 seconds.
+    lender.send(&borrows(limit, terms, 1, 1, 0), Some(START));
+    // One hit drains in 36 s.
     for (number, seconds, is_there) in [(2, 35, 1), (3, 37, 0)] {
         let at = START.plus(Nanos::from_secs(seconds));
-        lender.ask(&borrows(limit, terms, number, 0, 0), Some(at));
+        lender.send(&borrows(limit, terms, number, 0, 0), Some(at));
         let there = lender.client.call(&[b"EXISTS".to_vec(), counter.clone()]).int();
         assert_eq!(there, is_there, "after {seconds} s");
     }
 }
 
 #[test]
-fn each_list_of_one_call_is_kept_for_its_own_term() {
+fn batched_lease_lists_have_separate_expiries() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, longer) = hour(Kind::Gcra);
@@ -510,7 +511,7 @@ fn each_list_of_one_call_is_kept_for_its_own_term() {
     let key = charge("b", limit, Cost::Charge(Hits(0))).key;
     let second = Message { key, ..borrows(limit, longer, 2, 1, 10) };
     let both = [first, second];
-    lender.ask_all(&both, Some(START));
+    lender.send_all(&both, Some(START));
     let mut expires = |message: &Message| {
         let list = pack(message, PREFIX, None).keys[1].clone();
         lender.client.call(&[b"PEXPIRETIME".to_vec(), list]).int()
@@ -519,7 +520,7 @@ fn each_list_of_one_call_is_kept_for_its_own_term() {
 }
 
 #[test]
-fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
+fn foreign_value_under_either_key_is_reported_unchanged() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (long, empty) = ("x".repeat(130), "");
@@ -533,16 +534,16 @@ fn what_lives_under_either_key_and_is_not_ours_is_said_and_left_as_it_is() {
             let key = pack(&message, PREFIX, None).keys[place].clone();
             lender.client.call(&[words[0].into(), key.clone(), words[1].into()]);
             let before = lender.client.call(&[b"DUMP".to_vec(), key.clone()]);
-            assert_eq!(lender.ask(&message, None), Lent::Failed(Cause::WrongType), "{words:?}");
+            assert_eq!(lender.send(&message, None), Lent::Failed(Cause::WrongType), "{words:?}");
             assert_eq!(lender.client.call(&[b"DUMP".to_vec(), key]), before);
             assert_eq!(lender.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
         }
     }
 }
 
-/// A store whose clock is behind that of the one before it: its debt is a burst at most, and drains from there.
+/// After a failover to a clock that is behind, a debt is at most one burst and drains from there.
 #[test]
-fn a_debt_from_a_later_hour_is_one_burst_in_a_call_with_others_too() {
+fn future_debt_is_capped_at_the_burst() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
@@ -557,16 +558,16 @@ fn a_debt_from_a_later_hour_is_one_burst_in_a_call_with_others_too() {
         let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
         (room.remaining, answer.granted)
     };
-    lender.ask_all(&both(1, 100, 0), Some(START.plus(Nanos::from_secs(3_600))));
-    let back = lender.ask_all(&both(2, 0, 10), Some(START));
+    lender.send_all(&both(1, 100, 0), Some(START.plus(Nanos::from_secs(3_600))));
+    let back = lender.send_all(&both(2, 0, 10), Some(START));
     assert_eq!(back.into_iter().map(granted).collect::<Vec<_>>(), [(Hits(0), Hits(0)); 2]);
-    let later = lender.ask_all(&both(3, 0, 10), Some(START.plus(Nanos::from_secs(36))));
+    let later = lender.send_all(&both(3, 0, 10), Some(START.plus(Nanos::from_secs(36))));
     assert_eq!(later.into_iter().map(granted).collect::<Vec<_>>(), [(Hits(0), Hits(1)); 2]);
 }
 
-/// Alone, and behind others of the same limit, whose keys were read with it.
+/// Alone, and after others of the same limit in one call.
 #[test]
-fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
+fn foreign_counter_in_a_batch_is_reported_unchanged() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
@@ -586,7 +587,7 @@ fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
     ] {
         lender.client.call(&["FLUSHALL"]);
         let first = [of("a", 1, 1, 10), of("b", 1, 1, 10), of("c", 1, 1, 10)];
-        lender.ask_all(&first, Some(START));
+        lender.send_all(&first, Some(START));
         let [counter, list] = pack(&first[2], PREFIX, None).keys;
         lender.client.call(&[b"DEL".to_vec(), counter.clone()]);
         lender.client.call(&[b"SADD".to_vec(), counter.clone(), b"x".to_vec()]);
@@ -598,7 +599,7 @@ fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
         (asked.borrow.returned, asked.borrow.lease) = (Hits(returned), Number(1));
         let next = [of("a", 2, 0, 10), of("b", 2, 0, 10), asked];
         for others in [2, 0] {
-            let mut said = lender.ask_all(&next[2 - others..], Some(START));
+            let mut said = lender.send_all(&next[2 - others..], Some(START));
             let its = said.pop().unwrap();
             assert_eq!(its, Lent::Failed(Cause::WrongType), "{number}, {hits}, {want}, {others}");
             assert!(said.iter().all(|other| matches!(other, Lent::Answered(_))));
@@ -608,17 +609,17 @@ fn what_is_not_ours_is_left_as_it_is_in_a_call_with_others_too() {
 }
 
 #[test]
-fn what_is_given_back_is_of_the_newest_charge_and_no_more_than_that_was() {
+fn return_refunds_at_most_the_newest_charge() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Log);
-    lender.ask(&borrows(limit, terms, 1, 5, 10), Some(START));
+    lender.send(&borrows(limit, terms, 1, 5, 10), Some(START));
     let mut more = borrows(limit, terms, 2, 5, 10);
     (more.borrow.held, more.borrow.lease) = (Hits(10), Number(1));
-    lender.ask(&more, Some(START.plus(Nanos::SECOND)));
+    lender.send(&more, Some(START.plus(Nanos::SECOND)));
     let mut back = borrows(limit, terms, 3, 0, 0);
     (back.borrow.returned, back.borrow.lease) = (Hits(20), Number(2));
-    let Lent::Answered(answer) = lender.ask(&back, Some(START.plus(Nanos::SECOND))) else {
+    let Lent::Answered(answer) = lender.send(&back, Some(START.plus(Nanos::SECOND))) else {
         panic!("not answered")
     };
     let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
@@ -626,13 +627,13 @@ fn what_is_given_back_is_of_the_newest_charge_and_no_more_than_that_was() {
 }
 
 #[test]
-fn a_store_without_memory_takes_nothing_back_and_lends_nothing() {
+fn full_redis_rejects_messages_without_changes() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     for kind in [Kind::Gcra, Kind::Log] {
         lender.client.call(&["CONFIG", "SET", "maxmemory", "0"]);
         let (limit, terms) = hour(kind);
-        lender.ask(&borrows(limit, terms, 1, 1, 40), None);
+        lender.send(&borrows(limit, terms, 1, 1, 40), None);
         let mut back = borrows(limit, terms, 2, 0, 10);
         (back.borrow.returned, back.borrow.lease) = (Hits(40), Number(1));
         let keys = pack(&back, PREFIX, None).keys;
@@ -649,7 +650,7 @@ fn a_store_without_memory_takes_nothing_back_and_lends_nothing() {
     }
 }
 
-/// What the script keeps of a member that holds nothing and asks for nothing, until the year 2255.
+/// A stored record without balance and demand that expires in the year 2255.
 fn idle(member: u64) -> Vec<u8> {
     const YEAR_2255: f64 = 9_007_199_254_740_991.0;
     let ends = [YEAR_2255, YEAR_2255].map(f64::to_le_bytes).concat();
@@ -658,7 +659,7 @@ fn idle(member: u64) -> Vec<u8> {
 }
 
 #[test]
-fn beside_as_many_members_as_are_listed_one_is_charged_its_own_hits_and_lent_nothing() {
+fn replica_beyond_the_record_limit_leases_nothing() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
@@ -668,7 +669,7 @@ fn beside_as_many_members_as_are_listed_one_is_charged_its_own_hits_and_lent_not
     let all = [b'l'].into_iter().chain([0; 8]).chain(others).collect();
     lender.client.call(&[b"SET".to_vec(), list.clone(), all]);
     for (member, left, granted) in [(1 << 50, 100 - 1 - 10, 10), (1 << 51, 89 - 1, 0)] {
-        let Lent::Answered(answer) = lender.ask(&of(member), None) else { panic!("no answer") };
+        let Lent::Answered(answer) = lender.send(&of(member), None) else { panic!("no answer") };
         let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
         assert_eq!((room.remaining, answer.granted), (Hits(left), Hits(granted)));
         let listed = lender.client.call(&[b"STRLEN".to_vec(), list.clone()]).int();
@@ -677,7 +678,7 @@ fn beside_as_many_members_as_are_listed_one_is_charged_its_own_hits_and_lent_not
 }
 
 #[test]
-fn a_reply_that_the_script_does_not_give_is_refused() {
+fn impossible_reply_is_rejected() {
     let (limit, terms) = hour(Kind::Gcra);
     let message = borrows(limit, terms, 1, 1, 10);
     for reply in [[0, 89, 0, 1, 10, 0, 0, 9], [4, 0, 7, 1, 0, 3, 9, 9], [6, 0, 0, 0, 0, 0, 0, 0]] {
@@ -704,26 +705,26 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
 }
 
 #[test]
-fn leases_of_gcra_are_lent_as_the_kernel_does() {
-    same_answers(Kind::Gcra);
+fn gcra_leases_match_the_kernel() {
+    assert_matches_kernel(Kind::Gcra);
 }
 
 #[test]
-fn leases_of_a_fixed_window_are_lent_as_the_kernel_does() {
-    same_answers(Kind::Fixed);
+fn fixed_window_leases_match_the_kernel() {
+    assert_matches_kernel(Kind::Fixed);
 }
 
 #[test]
-fn leases_of_a_calendar_window_are_lent_as_the_kernel_does() {
-    same_answers(Kind::Calendar);
+fn calendar_window_leases_match_the_kernel() {
+    assert_matches_kernel(Kind::Calendar);
 }
 
 #[test]
-fn leases_of_a_sliding_window_are_lent_as_the_kernel_does() {
-    same_answers(Kind::Sliding);
+fn sliding_window_leases_match_the_kernel() {
+    assert_matches_kernel(Kind::Sliding);
 }
 
 #[test]
-fn leases_of_a_sliding_log_are_lent_as_the_kernel_does() {
-    same_answers(Kind::Log);
+fn sliding_log_leases_match_the_kernel() {
+    assert_matches_kernel(Kind::Log);
 }

@@ -1,29 +1,56 @@
-//! The script of the store against the kernel and the memory backend: the same questions at the
-//! same instants have the same answers, in every field, and the same keys live as long.
+//! Compares the store's Lua scripts with the kernel and the memory store on random traces.
 //!
-//! A difference prints the seed; `SLUICEGATE_SEED` has the same run again. The proof was shown to
-//! bite: the script was broken once per item, and the test named failed (others often too).
+//! Guarantees:
+//! - The same calls at the same instants get the same replies, in every field.
+//! - The same keys expire at the same time.
+//! - A failure prints its seed; `SLUICEGATE_SEED` repeats the run.
 //!
-//! | broken so | killed by |
-//! |---|---|
-//! | gcra: ticks not converted, or rounded up; debt not cut, or the cut not written; credit banked; retry or reset rounded down, or summed beyond 2^53; never at the burst; one off; refund below zero; a rested key left; carry rounded down, not cut to either burst, by the wrong tick, or blind to a changed burst | `gcra_answers_as_the_kernel_does` |
-//! | fixed: boundary in the old window; a future window restarted; large counts not kept apart; `<` for `<=`; saturation missing or one off; 14 digits; refund below zero | `a_fixed_window_answers_as_the_kernel_does` |
-//! | calendar: an end inclusive, a window off by one, stale without its instant | `a_calendar_window_answers_as_the_kernel_does` |
-//! | sliding window: weight rounded down, wrong or old windows carried, a tick late, going back, a move not written, a start in ticks, reset without the next window | `a_sliding_window_answers_as_the_kernel_does` |
-//! | log: off by one at the period, the future left there, a lowered limit keeping all or not rewriting its oldest, refund from the wrong run, a search that skips, totals without their origin, a longer period not kept, nothing remembered under a limit of 0 | `a_sliding_log_answers_as_the_kernel_does` |
-//! | log: instants not joined | `a_log_has_a_run_an_instant_and_no_more_than_its_limit` |
-//! | leases: the budget blind to others or to what expired, a report not believed, given back of another lease or window or entry, a superseded message taken, demand not capped, a lease that outlives its window, lent beside a denial, forgotten late, a repetition charged anew or its verdict lost, the law's rest not divided | `leases_of_…_are_lent_as_the_kernel_does` |
-//! | leases: a converted debt not written | `leases_of_gcra_are_lent_as_the_kernel_does` |
-//! | leases: an entry's totals left, the newest part joined over instants | `leases_of_a_sliding_log_are_lent_as_the_kernel_does`, `what_is_given_back_is_of_the_newest_charge_and_no_more_than_that_was` |
-//! | leases: given back before it is listed; no expiry | `a_store_without_memory_takes_nothing_back_and_lends_nothing`, `the_list_lives_until_its_last_lease_is_forgotten_and_as_long_again_at_most` |
-//! | permits: one too many, a deadline a microsecond late, open too soon, the future's deadlines left, a grace beyond its length, another store believed, nothing taken back, asked twice counted twice | `permits_are_asked_for_and_told_as_the_kernel_does` |
-//! | question: duplicates not summed, refunds summed or spared, a shadow or a lone quota limit denying, rescue or `quota_for_all` ignored, a spared answer as if charged, asking that charges | `a_question_of_several_charges_is_answered_as_memory_answers_it` |
-//! | keys that are alike: one hit fewer admitted, a full window's denial without its time, a large count not kept apart, a key left out | `keys_that_are_alike_are_answered_and_live_as_if_each_had_come_alone` |
-//! | expiry: a millisecond early | `a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later` |
-//! | expiry of a debt: rounded down, not moved to another tenth of a second; by keys that are alike | `a_gcra_expires_in_the_tenth_of_a_second_in_which_it_is_rested_however_often_it_is_charged` |
-//! | expiry of a debt of which some is given back: rounded down | `a_debt_of_which_some_was_given_back_lives_until_the_rest_is_rested` |
-//! | strangers among keys that are alike: answered with the time of the one before | `a_stranger_between_keys_that_are_alike_is_said_and_both_are_charged` |
-//! | strangers: INCRBY not undone, an unaligned start taken, an unreadable key that denies | `what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered` |
+//! To prove that the tests can fail, the scripts were broken on purpose. Each test below failed for
+//! each of its mutations; other tests often failed, too.
+//!
+//! - `gcra_script_matches_the_kernel`: ticks not converted, or rounded up. Debt not capped, or the
+//!   cap not stored. Unused credit accumulated. Retry or reset rounded down, or summed beyond 2^53.
+//!   `Never` for exactly the burst. Off by one. Refund below zero. Key of an empty counter kept.
+//!   Converted debt rounded down, not capped by both bursts, or in the wrong tick. Change of the
+//!   burst ignored.
+//! - `fixed_window_script_matches_the_kernel`: boundary counted in the old window. Future window
+//!   restarted. Large counts not stored separately. `<` for `<=`. Saturation missing or off by one.
+//!   14 digits. Refund below zero.
+//! - `calendar_window_script_matches_the_kernel`: end inclusive, window off by one, stale reply
+//!   without its instant.
+//! - `sliding_window_script_matches_the_kernel`: weight rounded down. Wrong or old windows carried
+//!   over. One tick late. Window moved back. Move not stored. Start in ticks. Reset without the
+//!   next window.
+//! - `sliding_log_script_matches_the_kernel`: off by one at the period. Future entries kept.
+//!   Lowered limit keeps all entries, or does not rewrite the oldest. Refund of the wrong entry.
+//!   Search skips entries. Totals without their origin. Longer period not stored. No entry stored
+//!   under a limit of 0.
+//! - `log_stores_one_entry_per_instant`: entries of one instant not merged.
+//! - `…_leases_match_the_kernel`: budget ignores other replicas or expired leases. Report ignored.
+//!   Return of another lease, window or entry accepted. Superseded message applied. Demand not
+//!   capped. Lease outlives its window. Grant beside a denial. Record expires late. Repeated
+//!   message charged again, or its verdict lost. Remaining hits not divided.
+//! - `gcra_leases_match_the_kernel`: converted debt not stored.
+//! - `sliding_log_leases_match_the_kernel`, `return_refunds_at_most_the_newest_charge`: totals of
+//!   an entry not updated. Newest part merged across instants.
+//! - `full_redis_rejects_messages_without_changes`: refund before the list is written.
+//! - `lease_list_lives_at_most_twice_its_longest_lease`: no expiry.
+//! - `permit_scripts_match_the_kernel`: one permit too many. Deadline a microsecond late. Grace
+//!   ends early. Future deadlines kept. Grace beyond its length. Another store trusted. Report
+//!   without effect. Repeated acquire counted twice.
+//! - `multi_charge_check_matches_the_memory_store`: duplicates not summed. Refunds summed
+//!   or skipped. Denial by a shadow limit or a lone quota limit. Rescue or `quota_for_all` ignored.
+//!   Uncharged limit reported as charged. Read that charges.
+//! - `batched_keys_behave_like_single_keys`: one hit too few allowed. Denial by a full
+//!   window without its time. Large count not stored separately. Key omitted.
+//! - `key_expires_within_3_ms_after_its_counter_empties`: a millisecond early.
+//! - `gcra_key_expires_within_101_ms_of_its_debt`: expiry rounded down, or not moved to
+//!   another tenth of a second, also in a batch.
+//! - `partly_refunded_debt_expires_when_drained`: expiry rounded down.
+//! - `foreign_value_in_a_batch_spares_its_neighbors`: reply has the time of the previous
+//!   key.
+//! - `foreign_value_stays_and_other_charges_succeed`: INCRBY not undone. Unaligned
+//!   start accepted. Denial because of an unreadable key.
 
 mod alike;
 mod heartbeats;
@@ -47,7 +74,6 @@ use crate::support::resp::{Client, Value};
 
 const PREFIX: &[u8] = b"test:";
 
-/// A connection that has the script.
 struct Scripted {
     client: Client,
     sha: String,
@@ -64,7 +90,6 @@ impl Scripted {
         self.queue_all(std::slice::from_ref(charges), at);
     }
 
-    /// All of them in one call.
     fn queue_all(&mut self, questions: &[Charges], at: Option<Nanos>) {
         let call = call(questions, at);
         let count = call.keys.len().to_string();
@@ -92,7 +117,6 @@ fn all_answers(questions: &[Charges], reply: &Value) -> Vec<Answers> {
     decode(questions, &integers(reply)).unwrap()
 }
 
-/// What a script packed into one text.
 fn integers(reply: &Value) -> Vec<i64> {
     match reply {
         Value::Text(packed) => codec::integers(packed).unwrap(),
@@ -106,7 +130,7 @@ fn decode(questions: &[Charges], reply: &[i64]) -> Result<Vec<Answers>, NotUnder
 }
 
 #[test]
-fn what_a_script_packs_is_read_and_what_is_cut_short_is_refused() {
+fn packed_integers_decode_unless_truncated() {
     let packed = [0.0, 12.0, -3.0, 9_007_199_254_740_991.0].map(f64::to_le_bytes).concat();
     assert_eq!(codec::integers(&packed), Some(vec![0, 12, -3, 9_007_199_254_740_991]));
     assert_eq!(codec::integers(&[]), Some(vec![]));

@@ -1,4 +1,4 @@
-//! One counter as the kernel has it.
+//! The expected state of one counter, computed by the kernel.
 
 use sluicegate::backend::redis::codec::Answer;
 use sluicegate::backend::{Charge, Home, Outcome};
@@ -13,11 +13,11 @@ use sluicegate::kernel::rate::sliding_window::Pair;
 use sluicegate::kernel::rate::{Room, Step, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 
-/// The state of every strategy; a trace uses one of them.
+/// The state of every strategy. A trace uses one of them.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     tat: Tat,
-    /// What the TAT was written under.
+    /// The limit under which the TAT was stored.
     shape: Option<Gcra>,
     count: Count,
     pair: Pair,
@@ -26,23 +26,25 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn put(&mut self, limit: &Strategy, now: Nanos, cost: Cost) -> Step {
+    pub(super) fn apply(&mut self, limit: &Strategy, now: Nanos, cost: Cost) -> Step {
         let step = match limit {
             Strategy::Gcra(limit) => {
                 self.carry(limit, now);
-                turn(cost, |hits| limit.step(&mut self.tat, now, hits))
+                charge_or_hits(cost, |hits| limit.step(&mut self.tat, now, hits))
                     .unwrap_or_else(|hits| limit.refund(&mut self.tat, now, hits))
             }
             Strategy::FixedWindow(limit) => {
-                turn(cost, |hits| limit.step(&mut self.count, now, hits))
+                charge_or_hits(cost, |hits| limit.step(&mut self.count, now, hits))
                     .unwrap_or_else(|hits| limit.refund(&mut self.count, now, hits))
             }
             Strategy::SlidingWindow(limit) => {
-                turn(cost, |hits| limit.step(&mut self.pair, now, hits))
+                charge_or_hits(cost, |hits| limit.step(&mut self.pair, now, hits))
                     .unwrap_or_else(|hits| limit.refund(&mut self.pair, now, hits))
             }
-            Strategy::SlidingLog(limit) => turn(cost, |hits| limit.step(&mut self.log, now, hits))
-                .unwrap_or_else(|hits| limit.refund(&mut self.log, now, hits)),
+            Strategy::SlidingLog(limit) => {
+                charge_or_hits(cost, |hits| limit.step(&mut self.log, now, hits))
+                    .unwrap_or_else(|hits| limit.refund(&mut self.log, now, hits))
+            }
         };
         if step != Step::Stale {
             self.forget_rested(limit, now);
@@ -50,8 +52,8 @@ impl Model {
         step
     }
 
-    /// Hands the counter to what lends of it.
-    pub(super) fn lend<T>(
+    /// Applies `act`, such as a lease message, to the counter.
+    pub(super) fn with_counter<T>(
         &mut self,
         limit: &Strategy,
         now: Nanos,
@@ -68,19 +70,19 @@ impl Model {
             }
             Strategy::SlidingLog(limit) => act(&mut Counter::SlidingLog(limit, &mut self.log)),
         };
-        // A log that was only asked keeps what a longer period may count again; a step empties it.
+        // A log that was only read keeps its entries, because a longer period may count them again.
+        // A step drops them.
         if self.room(limit, now).is_some() && !matches!(limit, Strategy::SlidingLog(_)) {
             self.forget_rested(limit, now);
         }
         answer
     }
 
-    /// Whether there is nothing to remember.
     pub(super) const fn is_rested(&self) -> bool {
         self.rested
     }
 
-    /// What `limit` has left, if it can say.
+    /// The hits left, or `None` if the calendar of `limit` does not cover `now`.
     pub(super) fn room(&self, limit: &Strategy, now: Nanos) -> Option<Room> {
         let step = match limit {
             Strategy::Gcra(limit) => limit.ask(&self.tat, now, Hits(0)),
@@ -100,7 +102,7 @@ impl Model {
         }
     }
 
-    /// A state that is rested is one never seen.
+    /// Resets an empty counter, which equals an unused one.
     fn forget_rested(&mut self, limit: &Strategy, now: Nanos) {
         self.rested = match limit {
             Strategy::Gcra(limit) => limit.rested(&self.tat, now),
@@ -114,15 +116,15 @@ impl Model {
     }
 }
 
-/// What a charge answers, or the hits to be given back.
-fn turn(cost: Cost, charge: impl FnOnce(Hits) -> Step) -> Result<Step, Hits> {
+/// The result of a charge, or the hits of a refund as `Err`.
+fn charge_or_hits(cost: Cost, charge: impl FnOnce(Hits) -> Step) -> Result<Step, Hits> {
     match cost {
         Cost::Charge(hits) => Ok(charge(hits)),
         Cost::Refund(hits) => Err(hits),
     }
 }
 
-/// What the script has to say when the kernel says `step`.
+/// The script's expected reply for the kernel's `step`.
 pub(super) fn expected(step: Step, cost: Cost, now: Nanos) -> Answer {
     match (step, cost) {
         (Step::Stale, _) => Answer::Stale(Tick::Micro.nanos(Tick::Micro.floor(now))),

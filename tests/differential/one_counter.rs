@@ -1,4 +1,4 @@
-//! One counter at a time, against the kernel's own step.
+//! Compares the charge script with the kernel on random traces of one counter.
 
 use sluicegate::backend::redis::codec::{Answer, key};
 use sluicegate::backend::{Charge, Charges, Home, Rule};
@@ -13,20 +13,19 @@ use super::{PREFIX, Scripted, answers};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 
-/// Where traces begin; not a boundary of any window.
+/// The start of each trace, which is no window boundary.
 pub(super) const START: Nanos = Nanos(1_763_632_345_678_912_345);
-/// 2001 and 2252: what lies outside is not what clocks say.
+/// Years 2001 to 2252, which cover all real clocks.
 pub(super) const CLOCK: std::ops::Range<u64> = 1_000_000_000_000_000_000..8_900_000_000_000_000_000;
-/// What a key lives longer when the instant is given, in milliseconds; `lua/head.lua`.
+/// The extra lifetime of a key if the call gives the instant, in milliseconds; see `lua/head.lua`.
 const LINGER: i64 = 86_400_000;
-/// In which a GCRA's key ends once it rests, in nanoseconds.
+/// The resolution of a GCRA key's expiry, in nanoseconds.
 const TENTH: u64 = 100_000_000;
 
 const TRACES: usize = 250;
 const STEPS: usize = 120;
 
-/// A client that comes back exactly when told, or a tick sooner, or whenever it likes, and whose
-/// clock cannot be trusted.
+/// A client with an unreliable clock. It retries at its retry-after, a tick sooner, or at random.
 pub(super) struct Client {
     pub(super) dice: Dice,
     pub(super) now: Nanos,
@@ -52,7 +51,6 @@ impl Client {
         self.now = Nanos(self.now.plus(Nanos(forward)).0.min(CLOCK.end));
     }
 
-    /// By little or by much.
     fn step_back(&mut self, tick: u64, span: u64) {
         let most = self.dice.pick(&[tick, tick * 3, span / 2, span, span.saturating_mul(3)]);
         let back = self.dice.up_to(most).min(300_000_000_000_000_000);
@@ -78,37 +76,42 @@ impl Client {
         if dice.once_in(8) { Cost::Refund(hits) } else { Cost::Charge(hits) }
     }
 
-    fn hear(&mut self, step: Step) {
+    fn note_retry_after(&mut self, step: Step) {
         if let Step::Deny { retry_after, .. } = step {
             self.back_at = self.now.plus(retry_after);
         }
     }
 }
 
-/// One question that the kernel has answered.
-struct Asked {
+struct ExpectedCheck {
     charges: Charges,
     now: Nanos,
     answer: Answer,
-    /// How long what is left to remember has a meaning, at the least and at the most: as of any
-    /// instant at which the key may last have been written.
+    /// The shortest and the longest valid lifetime of the key, for any possible instant of its last
+    /// write.
     lives: Option<[Nanos; 2]>,
 }
 
-/// Follows when a counter will be rested: a step that moves this instant, of a GCRA to another tenth of a second, has to write.
+/// Tracks the instant at which a counter is empty. A step that moves this instant writes the key.
+/// With GCRA, only a move to another tenth of a second does.
 #[derive(Default)]
-pub(super) struct Rest {
+pub(super) struct ExpiryTracker {
     at: Nanos,
     lives: [Nanos; 2],
 }
 
-impl Rest {
-    pub(super) fn lives(&mut self, charge: &Charge, now: Nanos, reset_after: Nanos) -> [Nanos; 2] {
+impl ExpiryTracker {
+    pub(super) fn lifetime(
+        &mut self,
+        charge: &Charge,
+        now: Nanos,
+        reset_after: Nanos,
+    ) -> [Nanos; 2] {
         let tick = charge.strategy.tick();
         let at = tick.nanos(tick.floor(now)).plus(reset_after);
         let is_gcra = matches!(charge.strategy, Strategy::Gcra(_));
         let at = if is_gcra { Nanos(at.0.div_ceil(TENTH).saturating_mul(TENTH)) } else { at };
-        // A count from beyond the plan lasts to the end of that plan, whichever that is.
+        // A read under a newer calendar may have another reset time, but it does not write the key.
         let peeks = matches!(charge.cost, Cost::Charge(Hits(0)) | Cost::Refund(Hits(0)));
         let peeks = peeks && is_calendar(&charge.strategy);
         if at != self.at && !peeks {
@@ -120,32 +123,31 @@ impl Rest {
     }
 }
 
-/// A trace of `kind`, as the kernel answers it.
-fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<Asked> {
+fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<ExpectedCheck> {
     let mut client = Client { dice, now: START, back_at: START };
     let mut limit = kind.limit(&mut client.dice, START, None);
-    let (mut model, mut rest) = (Model::default(), Rest::default());
+    let (mut model, mut rest) = (Model::default(), ExpiryTracker::default());
     let step = |_| {
         client.wait(&limit);
         if kind == Kind::Calendar || client.dice.once_in(25) {
             limit = kind.limit(&mut client.dice, client.now, Some(&limit));
         }
         let (now, cost) = (client.now, client.cost(&limit, &model));
-        let step = model.put(&limit, now, cost);
-        client.hear(step);
+        let step = model.apply(&limit, now, cost);
+        client.note_retry_after(step);
         if model.is_rested() {
-            rest = Rest::default();
+            rest = ExpiryTracker::default();
         }
         let room = model.room(&limit, now).filter(|_| !model.is_rested());
         let charge = charge(name, limit, cost);
-        let lives = room.map(|room| rest.lives(&charge, now, room.reset_after));
+        let lives = room.map(|room| rest.lifetime(&charge, now, room.reset_after));
         let charges = Charges { list: smallvec![charge], rule: Rule::Each };
-        Asked { charges, now, answer: expected(step, cost, now), lives }
+        ExpectedCheck { charges, now, answer: expected(step, cost, now), lives }
     };
     (0..STEPS).map(step).collect()
 }
 
-fn same_answers(kind: Kind) {
+fn assert_matches_kernel(kind: Kind) {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     for number in 0..TRACES {
@@ -160,7 +162,7 @@ fn same_answers(kind: Kind) {
         }
         scripted.client.flush();
         for (step, asked) in trace.iter().enumerate() {
-            let where_ = || {
+            let context = || {
                 let charge = &asked.charges.list[0];
                 let (limit, cost) = (&charge.strategy, charge.cost);
                 format!(
@@ -170,49 +172,49 @@ fn same_answers(kind: Kind) {
                 )
             };
             let answer = answers(&asked.charges, &scripted.client.receive())[0];
-            assert_eq!(answer, asked.answer, "{}", where_());
+            assert_eq!(answer, asked.answer, "{}", context());
             let ttl = scripted.client.receive().int();
             if !matches!(answer, Answer::Stale(_)) {
                 let strategy = &asked.charges.list[0].strategy;
-                assert!(lives_as_long_as(ttl, asked.lives, strategy), "{ttl} ms, {}", where_());
+                assert!(is_valid_ttl(ttl, asked.lives, strategy), "{ttl} ms, {}", context());
             }
         }
     }
 }
 
-/// A key is gone when there is nothing to remember, and lives no longer than its meaning.
-pub(super) fn lives_as_long_as(ttl: i64, lives: Option<[Nanos; 2]>, strategy: &Strategy) -> bool {
-    /// How long the answer to PTTL may take a crowded machine.
+/// Returns `true` if `ttl` fits: no key for an empty counter, else a lifetime within `lives`.
+pub(super) fn is_valid_ttl(ttl: i64, lives: Option<[Nanos; 2]>, strategy: &Strategy) -> bool {
+    /// The longest delay of PTTL on a busy machine, in milliseconds.
     const LATE: i64 = 60_000;
     let Some(lives) = lives else { return ttl == -2 };
     let [least, most] =
         lives.map(|nanos| i64::try_from(nanos.0.div_ceil(1_000_000)).unwrap() + LINGER);
-    // Where nanoseconds end, after 584 years, the store goes on.
+    // Nanoseconds end after 584 years; the store's numbers do not.
     let later = if matches!(strategy, Strategy::Gcra(_)) { 101 } else { 3 };
     least - LATE <= ttl && (ttl <= most + later || lives[1] == Nanos(u64::MAX))
 }
 
 #[test]
-fn gcra_answers_as_the_kernel_does() {
-    same_answers(Kind::Gcra);
+fn gcra_script_matches_the_kernel() {
+    assert_matches_kernel(Kind::Gcra);
 }
 
 #[test]
-fn a_fixed_window_answers_as_the_kernel_does() {
-    same_answers(Kind::Fixed);
+fn fixed_window_script_matches_the_kernel() {
+    assert_matches_kernel(Kind::Fixed);
 }
 
 #[test]
-fn a_calendar_window_answers_as_the_kernel_does() {
-    same_answers(Kind::Calendar);
+fn calendar_window_script_matches_the_kernel() {
+    assert_matches_kernel(Kind::Calendar);
 }
 
 #[test]
-fn a_sliding_window_answers_as_the_kernel_does() {
-    same_answers(Kind::Sliding);
+fn sliding_window_script_matches_the_kernel() {
+    assert_matches_kernel(Kind::Sliding);
 }
 
 #[test]
-fn a_sliding_log_answers_as_the_kernel_does() {
-    same_answers(Kind::Log);
+fn sliding_log_script_matches_the_kernel() {
+    assert_matches_kernel(Kind::Log);
 }

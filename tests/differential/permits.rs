@@ -1,4 +1,4 @@
-//! Permits of strict ceilings: what the scripts answer, against the kernel's own steps.
+//! Compares the permit scripts of strict concurrency limits with the kernel.
 
 use sluicegate::backend::Cause;
 use sluicegate::backend::heartbeat::Name;
@@ -19,7 +19,7 @@ use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_000);
-/// Together 60,000 steps.
+/// 60,000 steps in all.
 const TRACES: u64 = 150;
 const STEPS: usize = 400;
 const CEILINGS: u64 = 3;
@@ -28,7 +28,6 @@ const GRACE: Nanos = Nanos::from_secs(3);
 const TIMES: Times =
     Times { grace: GRACE, silence: Nanos::from_secs(20), longest: Nanos::from_secs(60) };
 
-/// A connection that has the scripts.
 struct Scripted {
     client: Client,
     acquire: String,
@@ -50,38 +49,38 @@ impl Scripted {
         self.client.queue(&parts);
     }
 
-    fn put(&mut self, act: &Act, letter: Letter<'_>) {
+    fn put(&mut self, act: &Act, params: Letter<'_>) {
         match act {
             Act::Acquire(asked) => {
                 let sha = self.acquire.clone();
-                self.queue(&sha, pack_acquire(asked, letter));
+                self.queue(&sha, pack_acquire(asked, params));
             }
             Act::Tell(round) => {
                 let sha = self.tell.clone();
-                self.queue(&sha, pack_tell(round.told.iter(), letter));
+                self.queue(&sha, pack_tell(round.told.iter(), params));
             }
         }
     }
 
-    fn take(&mut self, act: &Act) -> Said {
+    fn take(&mut self, act: &Act) -> ScriptReply {
         let reply = match self.client.receive() {
             reply @ Value::Array(_) => reply.ints(),
             other => panic!("{other:?}"),
         };
         match act {
-            Act::Acquire(_) => Said::Answer(read_acquire(&reply).unwrap()),
-            Act::Tell(round) => Said::Heard(read_tell(round.told.iter(), &reply).unwrap()),
+            Act::Acquire(_) => ScriptReply::Answer(read_acquire(&reply).unwrap()),
+            Act::Tell(round) => ScriptReply::Heard(read_tell(round.told.iter(), &reply).unwrap()),
         }
     }
 
-    fn ask(&mut self, act: &Act) -> Said {
-        self.put(act, letter("test:", "a", None));
+    fn ask(&mut self, act: &Act) -> ScriptReply {
+        self.put(act, params("test:", "a", None));
         self.client.flush();
         self.take(act)
     }
 }
 
-fn letter<'a>(prefix: &'a str, store: &'a str, at: Option<Nanos>) -> Letter<'a> {
+fn params<'a>(prefix: &'a str, store: &'a str, at: Option<Nanos>) -> Letter<'a> {
     Letter { prefix: prefix.as_bytes(), place: Place::One, store, times: &TIMES, at }
 }
 
@@ -92,7 +91,7 @@ enum Act {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Said {
+enum ScriptReply {
     Answer(Option<Answer>),
     Heard(Vec<Result<Heard, Cause>>),
 }
@@ -102,18 +101,18 @@ fn bucket(number: u64) -> Name {
     CounterKey::ceiling("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
 }
 
-/// Replicas of which none can be trusted, and their store.
-struct World {
+/// Generates random calls of unreliable replicas.
+struct TraceGenerator {
     dice: Dice,
     now: Nanos,
     store: &'static str,
     strict: Strict,
     limits: Vec<u64>,
-    /// The last number of each replica.
+    /// The last permit number of each replica.
     given: Vec<u64>,
 }
 
-impl World {
+impl TraceGenerator {
     fn new(mut dice: Dice) -> Self {
         let limits = (0..CEILINGS).map(|_| dice.pick(&[1, 2, 3, 10, 10, 100])).collect();
         let given = (0..REPLICAS).map(|_| 0).collect();
@@ -139,7 +138,7 @@ impl World {
         }
     }
 
-    /// A permit of somebody: mostly one of the latest.
+    /// A permit id of a random replica, usually a recent one.
     fn id(&mut self) -> Id {
         let replica = self.dice.up_to(REPLICAS - 1);
         let newest = self.given[usize::try_from(replica).unwrap()];
@@ -180,38 +179,38 @@ impl World {
         Act::Tell(Round { times: TIMES, everywhere: true, told: told.collect() })
     }
 
-    fn step(&mut self) -> (Act, &'static str, Nanos, Said) {
+    fn step(&mut self) -> (Act, &'static str, Nanos, ScriptReply) {
         self.wait();
         let act = self.act();
         let said = match &act {
             Act::Acquire(asked) => {
-                Said::Answer(Some(self.strict.acquire(self.now, self.store, asked)))
+                ScriptReply::Answer(Some(self.strict.acquire(self.now, self.store, asked)))
             }
             Act::Tell(round) => {
                 let heard = self.strict.tell(self.now, self.store, round);
-                Said::Heard(heard.into_iter().map(Ok).collect())
+                ScriptReply::Heard(heard.into_iter().map(Ok).collect())
             }
         };
         (act, self.store, self.now, said)
     }
 }
 
-/// How often what was said: held, full, closed, put back, freed.
+/// Counts of acquired, full, closed, restored and freed permits.
 #[derive(Debug, Default)]
 struct Tally([u64; 5]);
 
 impl Tally {
-    fn count(&mut self, said: &Said) {
+    fn count(&mut self, said: &ScriptReply) {
         match said {
-            Said::Answer(Some(answer)) => {
+            ScriptReply::Answer(Some(answer)) => {
                 self.0[match answer.acquired {
                     Acquired::Held => 0,
                     Acquired::Full => 1,
                     Acquired::Closed(_) => 2,
                 }] += 1;
             }
-            Said::Answer(None) => {}
-            Said::Heard(all) => {
+            ScriptReply::Answer(None) => {}
+            ScriptReply::Heard(all) => {
                 for heard in all.iter().flatten() {
                     self.0[3] += heard.found.put_back;
                     self.0[4] += heard.found.freed;
@@ -222,17 +221,17 @@ impl Tally {
 }
 
 #[test]
-fn permits_are_asked_for_and_told_as_the_kernel_does() {
+fn permit_scripts_match_the_kernel() {
     let (redis, seed) = (Redis::start(), seed());
     println!("SLUICEGATE_SEED={seed}");
     let mut scripted = Scripted::new(&redis);
     let mut tally = Tally::default();
     for number in 0..TRACES {
-        let mut world = World::new(Dice::new(seed ^ number << 32));
+        let mut generator = TraceGenerator::new(Dice::new(seed ^ number << 32));
         let prefix = format!("{number}:");
-        let trace: Vec<_> = (0..STEPS).map(|_| world.step()).collect();
+        let trace: Vec<_> = (0..STEPS).map(|_| generator.step()).collect();
         for (act, store, now, _) in &trace {
-            scripted.put(act, letter(&prefix, store, Some(*now)));
+            scripted.put(act, params(&prefix, store, Some(*now)));
         }
         scripted.client.flush();
         for (step, (act, store, now, wanted)) in trace.iter().enumerate() {
@@ -256,20 +255,20 @@ fn tell(held: &[(Id, Nanos)], over: &[Id]) -> Act {
 }
 
 #[test]
-fn a_new_store_admits_nobody_and_counts_what_it_is_told() {
+fn new_store_counts_reports_but_admits_nothing() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    let Said::Answer(Some(first)) = scripted.ask(&acquire(0, GRACE)) else { panic!() };
+    let ScriptReply::Answer(Some(first)) = scripted.ask(&acquire(0, GRACE)) else { panic!() };
     assert_eq!((first.acquired, first.held), (Acquired::Closed(GRACE), Share(0)));
     let heard = scripted.ask(&tell(&[(Id(1, 7), GRACE)], &[Id(1, 8)]));
     let found = Found { put_back: 1, freed: 0 };
-    assert_eq!(heard, Said::Heard(vec![Ok(Heard { found, held: Share(1) })]));
-    let Said::Answer(Some(again)) = scripted.ask(&acquire(7, GRACE)) else { panic!() };
+    assert_eq!(heard, ScriptReply::Heard(vec![Ok(Heard { found, held: Share(1) })]));
+    let ScriptReply::Answer(Some(again)) = scripted.ask(&acquire(7, GRACE)) else { panic!() };
     assert_eq!(again.acquired, Acquired::Held, "it is held already");
 }
 
 #[test]
-fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_none() {
+fn call_without_a_store_name_keeps_the_incarnation() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let mut strict = Strict::default();
@@ -278,9 +277,9 @@ fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_
         number += 1;
         let (act, at) = (acquire(number, Nanos::MILLI), START.plus(Nanos::from_secs(seconds)));
         let Act::Acquire(asked) = &act else { unreachable!() };
-        scripted.put(&act, letter("test:", store, Some(at)));
+        scripted.put(&act, params("test:", store, Some(at)));
         scripted.client.flush();
-        let Said::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
+        let ScriptReply::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
         assert_eq!(answer, strict.acquire(at, store, asked), "{store}");
         match answer.acquired {
             Acquired::Closed(left) => left,
@@ -288,21 +287,21 @@ fn a_replica_that_may_not_know_what_the_store_is_called_begins_no_life_and_ends_
         }
     };
     let [none, second] = [Nanos(0), Nanos::from_secs(1)];
-    // The first who comes begins the life that both are of.
+    // The first call starts one incarnation for both names.
     assert_eq!([closed(0, "a"), closed(2, ""), closed(2, "a")], [GRACE, second, second]);
     assert_eq!([closed(3, ""), closed(3, "a"), closed(4, ""), closed(4, "a")], [none; 4]);
     assert_eq!([closed(5, "b"), closed(7, ""), closed(8, "b")], [GRACE, second, none]);
 }
 
 #[test]
-fn whoever_knows_what_the_store_is_called_doubts_once_what_nobody_named() {
+fn first_call_with_a_store_name_restarts_the_grace() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let mut closed = |seconds: u64, store: &str| {
         let (act, at) = (acquire(seconds, Nanos::MILLI), START.plus(Nanos::from_secs(seconds)));
-        scripted.put(&act, letter("test:", store, Some(at)));
+        scripted.put(&act, params("test:", store, Some(at)));
         scripted.client.flush();
-        let Said::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
+        let ScriptReply::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
         matches!(answer.acquired, Acquired::Closed(_))
     };
     assert_eq!([closed(0, ""), closed(3, "")], [true, false]);
@@ -318,7 +317,7 @@ fn expires_at(scripted: &mut Scripted, key: Vec<u8>) -> u64 {
 }
 
 #[test]
-fn a_ceilings_key_goes_with_its_last_deadline_and_the_life_stays_for_thirty_days() {
+fn permits_expire_with_their_deadlines_incarnation_after_thirty_days() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let long = Nanos::from_secs(30);
@@ -327,7 +326,7 @@ fn a_ceilings_key_goes_with_its_last_deadline_and_the_life_stays_for_thirty_days
     let after = micros(&scripted.client.call(&["TIME"])) / 1_000;
     let ceiling = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0)));
     assert!(before + 30_000 <= ceiling && ceiling <= after + 30_000 + 3, "{ceiling}");
-    // Asked for again, one of them is kept for longer.
+    // A repeated acquire extends one of them.
     scripted.ask(&acquire(0, Nanos::from_secs(50)));
     let longer = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0)));
     assert!(before + 50_000 <= longer, "{longer}");
@@ -339,10 +338,10 @@ fn a_ceilings_key_goes_with_its_last_deadline_and_the_life_stays_for_thirty_days
 }
 
 #[test]
-fn a_ceilings_key_goes_not_a_microsecond_before_its_last_deadline() {
+fn permit_key_never_expires_before_its_last_deadline() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    // Milliseconds cut off anywhere would show in most of the rounds.
+    // A deadline cut to milliseconds would fail in most rounds.
     let keep = Nanos::from_secs(30).plus(Nanos(999_000));
     for _ in 0..20 {
         let before = micros(&scripted.client.call(&["TIME"]));
@@ -353,29 +352,29 @@ fn a_ceilings_key_goes_not_a_microsecond_before_its_last_deadline() {
 }
 
 #[test]
-fn what_lives_under_a_ceilings_key_and_is_not_ours_is_left_as_it_is_and_the_others_are_answered() {
+fn foreign_value_stays_and_other_limits_succeed() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let key = Place::One.ceiling(b"test:", &bucket(0));
     scripted.client.call(&[b"SET".to_vec(), key.clone(), b"x".to_vec()]);
-    assert_eq!(scripted.ask(&acquire(0, GRACE)), Said::Answer(None));
+    assert_eq!(scripted.ask(&acquire(0, GRACE)), ScriptReply::Answer(None));
     let held = vec![(Id(1, 0), GRACE)];
     let told =
         [0, 1].map(|number| Told { bucket: bucket(number), held: held.clone(), over: vec![] });
     let round = Round { times: TIMES, everywhere: false, told: told.to_vec() };
-    let Said::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
+    let ScriptReply::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
     assert!(matches!(heard[..], [Err(Cause::WrongType), Ok(_)]), "{heard:?}");
     assert_eq!(scripted.client.call(&[b"GET".to_vec(), key]).text(), "x");
 }
 
 #[test]
-fn a_stranger_where_the_life_should_be_is_an_error_and_nothing_is_changed() {
+fn foreign_incarnation_key_is_an_error_and_changes_nothing() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let key = Place::One.life(b"test:");
     scripted.client.call(&[b"SET".to_vec(), key.clone(), b"a stranger of some length".to_vec()]);
     for act in [acquire(0, GRACE), tell(&[(Id(1, 0), GRACE)], &[])] {
-        scripted.put(&act, letter("test:", "a", None));
+        scripted.put(&act, params("test:", "a", None));
         scripted.client.flush();
         let Value::Error(error) = scripted.client.receive() else { panic!("answered") };
         assert!(error.contains("WRONGTYPE"), "{error}");
@@ -385,7 +384,7 @@ fn a_stranger_where_the_life_should_be_is_an_error_and_nothing_is_changed() {
 }
 
 #[test]
-fn a_ceiling_shares_its_slot_with_the_life_of_its_place_and_places_spread() {
+fn each_partition_has_its_own_slot() {
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut client = redis.connect();
     let mut slot =
@@ -403,7 +402,7 @@ fn a_ceiling_shares_its_slot_with_the_life_of_its_place_and_places_spread() {
 }
 
 #[test]
-fn a_reply_that_the_scripts_do_not_give_is_refused() {
+fn impossible_reply_is_rejected() {
     for reply in [[0, 1, 0], [1, 2, 0], [2, 0, 5], [3, 0, 0]] {
         assert!(read_acquire(&reply).is_ok(), "{reply:?}");
     }

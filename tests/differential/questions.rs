@@ -1,4 +1,4 @@
-//! Questions of several charges, against the memory backend.
+//! Compares checks of several charges with the memory store.
 
 use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::backend::redis::codec::Answer;
@@ -19,7 +19,7 @@ const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const TRACES: u64 = 100;
 const STEPS: usize = 100;
 
-/// A few counters that a trace's questions name again and again.
+/// The few counters that all checks of a trace use.
 fn counters(dice: &mut Dice) -> Vec<Strategy> {
     let mut small = |kind: Kind| loop {
         let limit = kind.limit(dice, START, None);
@@ -49,12 +49,12 @@ fn question(dice: &mut Dice, trace: u64, counters: &[Strategy]) -> Charges {
     Charges { list: (0..=dice.up_to(4)).map(|_| one(dice)).collect(), rule }
 }
 
-/// `nanos` after `now`, as far as clocks go: a few periods of a lifetime would lead beyond.
+/// Adds `nanos` to `now`, but stays within [`CLOCK`]: a few periods of 41 years would leave it.
 fn later(now: Nanos, nanos: u64) -> Nanos {
     now.plus(Nanos(nanos)).min(Nanos(CLOCK.end))
 }
 
-fn asked(memory: &Memory, now: Nanos, charges: &Charges) -> Outcomes {
+fn memory_outcomes(memory: &Memory, now: Nanos, charges: &Charges) -> Outcomes {
     match memory.charge(now, charges) {
         Reply::Now(outcomes) => outcomes,
         Reply::Later(_) => unreachable!("memory answers at once"),
@@ -71,7 +71,7 @@ fn as_answer(outcome: Outcome, charge: &Charge, now: Nanos) -> Answer {
 }
 
 #[test]
-fn a_question_of_several_charges_is_answered_as_memory_answers_it() {
+fn multi_charge_check_matches_the_memory_store() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     let memory = Memory::new(10_000_000, WhenFull::Deny, [7; 16]);
@@ -81,10 +81,11 @@ fn a_question_of_several_charges_is_answered_as_memory_answers_it() {
         let mut trail = Vec::new();
         for _ in 0..STEPS {
             let charges = question(&mut dice, trace, &counters);
-            // Rested counters are dropped here and kept there: a clock that stepped back would tell.
+            // Only one of the two stores drops empty counters, so a clock that steps back would
+            // show a difference.
             let limit = dice.pick(&counters);
             now = later(now, dice.pick(&[0, 0, 1_000, span(&limit).0 / 7]));
-            let outcomes = asked(&memory, now, &charges);
+            let outcomes = memory_outcomes(&memory, now, &charges);
             scripted.queue(&charges, Some(now));
             trail.push((charges, now, outcomes));
         }
@@ -103,7 +104,7 @@ fn a_question_of_several_charges_is_answered_as_memory_answers_it() {
     }
 }
 
-/// Counters of which each has two limits, as while replicas are on two revisions.
+/// Counters with two limits each, as while replicas use two revisions.
 fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
     let mut small = |kind: Kind, before: Option<&Strategy>| loop {
         let limit = kind.limit(dice, START, before);
@@ -121,7 +122,7 @@ fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
     Kind::ALL.iter().chain(&Kind::ALL).map(&mut both).chain([ticks]).collect()
 }
 
-/// The questions of one call; often most of them name one key.
+/// The checks of one call. Often most of them charge one key.
 fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges> {
     let most = dice.pick(&[1, 3, 8, 40]);
     let hot = dice.once_in(2).then(|| dice.up_to(counters.len() as u64 - 1));
@@ -145,13 +146,13 @@ fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges
     (0..=dice.up_to(most)).map(|_| question(dice)).collect()
 }
 
-/// What memory answers to one after the other: first those of `each`, then the others.
-fn one_after_the_other(memory: &Memory, now: Nanos, questions: &[Charges]) -> Vec<Vec<Answer>> {
+/// The memory store's decisions in sequence: first the checks with `Rule::Each`, then the others.
+fn sequential_decisions(memory: &Memory, now: Nanos, questions: &[Charges]) -> Vec<Vec<Answer>> {
     let mut answers = vec![Vec::new(); questions.len()];
     for is_each in [true, false] {
         for (question, answers) in questions.iter().zip(&mut answers) {
             if matches!(question.rule, Rule::Each) == is_each {
-                let outcomes = asked(memory, now, question);
+                let outcomes = memory_outcomes(memory, now, question);
                 let wanted = outcomes.iter().zip(&question.list);
                 *answers = wanted.map(|(got, charge)| as_answer(*got, charge, now)).collect();
             }
@@ -161,7 +162,7 @@ fn one_after_the_other(memory: &Memory, now: Nanos, questions: &[Charges]) -> Ve
 }
 
 #[test]
-fn questions_of_one_call_are_answered_as_if_one_came_after_the_other() {
+fn batched_checks_match_sequential_checks() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     let memory = Memory::new(10_000_000, WhenFull::Deny, [7; 16]);
@@ -173,7 +174,7 @@ fn questions_of_one_call_are_answered_as_if_one_came_after_the_other() {
             let questions = batch(&mut dice, trace, &counters);
             let [limit, _] = dice.pick(&counters);
             now = later(now, dice.pick(&[0, 0, 1_000, span(&limit).0 / 7]));
-            let wanted = one_after_the_other(&memory, now, &questions);
+            let wanted = sequential_decisions(&memory, now, &questions);
             scripted.queue_all(&questions, Some(now));
             trail.push((questions, now, wanted));
         }

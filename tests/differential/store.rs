@@ -1,4 +1,4 @@
-//! What the store holds: for how long, under which name, and what is not ours.
+//! Tests the stored keys: their names, their expiry, and foreign values under them.
 
 use std::collections::HashSet;
 
@@ -22,7 +22,6 @@ use crate::support::resp::{Client, Value};
 /// 2025-11-20, in the middle of a minute.
 const NOW: Nanos = Nanos::from_secs(1_763_632_345);
 
-/// Every strategy at `limit` per `period`.
 fn strategies(limit: u32, period: Nanos) -> [Strategy; 5] {
     let end_of_time = |window| Nanos::from_secs(1_000_000_000 + window * 6_000_000_000);
     let starts = std::array::from_fn(|window| end_of_time(window as u64));
@@ -45,14 +44,14 @@ fn admits(answer: Answer) -> bool {
     matches!(answer, Answer::Outcome(Outcome::Stepped(Step::Admit(_))))
 }
 
-/// Microseconds since 1970 as the store has them.
+/// Converts a reply to `TIME`.
 pub(super) fn micros(time: &Value) -> u64 {
     let parts: Vec<u64> = time.array().iter().map(|part| part.text().parse().unwrap()).collect();
     parts[0] * 1_000_000 + parts[1]
 }
 
-/// Puts the charges by the store's own clock: by how many microseconds the key of the first outlives its rest, at the least
-/// and at the most, since the store's clock is only seen before and after.
+/// Charges by the store's clock. Returns the microseconds by which the first key outlives its
+/// counter, at least and at most. The clock is read before and after the charge.
 fn outlives(scripted: &mut Scripted, charges: &Charges) -> [i64; 2] {
     let first = &charges.list[0];
     scripted.client.queue(&["MULTI"]);
@@ -68,12 +67,12 @@ fn outlives(scripted: &mut Scripted, charges: &Charges) -> [i64; 2] {
         panic!("{reply:?}")
     };
     let (reset, tick) = (room.reset_after.0 / 1_000, first.strategy.tick().size().0 / 1_000);
-    // A rest is counted from the tick in which the charge was put.
+    // The reset time counts from the tick of the charge.
     let rests = |time| (micros(time) / tick * tick + reset).cast_signed();
     [after, before].map(|time| expires.int() * 1_000 - rests(time))
 }
 
-/// By how many microseconds the key of a GCRA outlives its debt, by the state that is written there; nothing where none is.
+/// The microseconds by which a GCRA key outlives its stored debt. `None` without a key.
 #[expect(clippy::cast_possible_truncation, reason = "they are integers below 2^53")]
 pub(super) fn outlives_its_debt(client: &mut Client, key: &[u8]) -> Option<i64> {
     let Value::Text(state) = client.call(&[b"GET", key]) else { return None };
@@ -85,7 +84,7 @@ pub(super) fn outlives_its_debt(client: &mut Client, key: &[u8]) -> Option<i64> 
 }
 
 #[test]
-fn a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later() {
+fn key_expires_within_3_ms_after_its_counter_empties() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     for strategy in &strategies(7, Nanos(3_600_000_007_000))[1..] {
@@ -97,10 +96,11 @@ fn a_key_expires_when_its_counter_is_rested_and_at_most_3_ms_later() {
 }
 
 #[test]
-fn a_gcra_expires_in_the_tenth_of_a_second_in_which_it_is_rested_however_often_it_is_charged() {
+fn gcra_key_expires_within_101_ms_of_its_debt() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    // Ticks of a microsecond, a millisecond and a second, and from many hits a tenth to many tenths a hit.
+    // Ticks of a microsecond, a millisecond and a second. The rates range from many hits in a tenth
+    // of a second to many tenths for one hit.
     for (limit, period) in [
         (50_000, Nanos(700_000_001_000)),
         (50_000, Nanos::from_secs(700)),
@@ -112,7 +112,7 @@ fn a_gcra_expires_in_the_tenth_of_a_second_in_which_it_is_rested_however_often_i
         scripted.client.call(&["FLUSHALL"]);
         for number in 0..300 {
             let (name, hits) = (["a", "b", "c"][number % 3], 1 + number as u64 % 4);
-            // Alone, and as one of keys that are alike.
+            // Alone, and in a batch of one limit.
             let names = if number % 2 == 0 { vec![name] } else { vec![name, "d"] };
             if limit < 1_000 && 3 <= number {
                 break;
@@ -125,7 +125,7 @@ fn a_gcra_expires_in_the_tenth_of_a_second_in_which_it_is_rested_however_often_i
 }
 
 #[test]
-fn a_script_that_was_flushed_is_loaded_again_under_the_same_name() {
+fn flushed_script_reloads_under_the_same_hash() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     scripted.client.call(&["SCRIPT", "FLUSH"]);
@@ -139,8 +139,8 @@ fn a_script_that_was_flushed_is_loaded_again_under_the_same_name() {
     assert!(scripted.charge(&charges, Some(NOW)).into_iter().all(admits));
 }
 
-/// What could lie under a key of ours and is not ours.
-fn strangers(key: &[u8]) -> Vec<Vec<Vec<u8>>> {
+/// Commands that store a foreign value under `key`.
+fn foreign_values(key: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let command = |words: &[&[u8]]| {
         let rest = words[1..].iter().copied();
         std::iter::once(words[0]).chain([key]).chain(rest).map(<[u8]>::to_vec).collect()
@@ -168,7 +168,7 @@ fn strangers(key: &[u8]) -> Vec<Vec<Vec<u8>>> {
 }
 
 #[test]
-fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered() {
+fn foreign_value_stays_and_other_charges_succeed() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let limits = strategies(7, Nanos::from_secs(60));
@@ -179,8 +179,8 @@ fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered(
     }) {
         let strange = charge("strange", strategy, cost);
         let name = key(&strange.key, Home::Itself, PREFIX);
-        for (number, stranger) in strangers(&name).into_iter().enumerate() {
-            // A start that is no minute's, which is one of a calendar's.
+        for (number, stranger) in foreign_values(&name).into_iter().enumerate() {
+            // Value 6 has a window start within a minute, which only a calendar can have.
             if number == 6 && strategy == calendar {
                 continue;
             }
@@ -205,15 +205,15 @@ fn what_is_not_understood_is_said_and_left_as_it_is_and_the_others_are_answered(
 }
 
 #[test]
-fn a_stranger_between_keys_that_are_alike_is_said_and_both_are_charged() {
+fn foreign_value_in_a_batch_spares_its_neighbors() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     for strategy in strategies(7, Nanos::from_secs(60)) {
         let name =
             key(&charge("strange", strategy, Cost::Charge(Hits(1))).key, Home::Itself, PREFIX);
-        // A start that is no minute's is one of a calendar's.
+        // Value 6 has a window start within a minute, which only a calendar can have.
         let is_strange = |(number, _): &(usize, _)| *number != 6;
-        for (number, stranger) in strangers(&name).into_iter().enumerate().filter(is_strange) {
+        for (number, stranger) in foreign_values(&name).into_iter().enumerate().filter(is_strange) {
             scripted.client.call(&["FLUSHALL"]);
             scripted.charge(&each([("a", strategy, 1), ("b", strategy, 1)]), Some(NOW));
             scripted.client.call(&stranger);
@@ -231,7 +231,7 @@ fn a_stranger_between_keys_that_are_alike_is_said_and_both_are_charged() {
 }
 
 #[test]
-fn a_log_has_a_run_an_instant_and_no_more_than_its_limit() {
+fn log_stores_one_entry_per_instant() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let limit = |hits| Strategy::SlidingLog(SlidingLog::new(hits, Nanos::SECOND).unwrap());
@@ -246,7 +246,7 @@ fn a_log_has_a_run_an_instant_and_no_more_than_its_limit() {
 }
 
 #[test]
-fn a_question_on_a_full_store_is_an_error_and_charges_nothing() {
+fn full_redis_returns_oom_and_charges_nothing() {
     let redis = Redis::start_with(&["--maxmemory", "1", "--maxmemory-policy", "noeviction"]);
     let mut scripted = Scripted::new(&redis);
     let charges = each(strategies(7, Nanos::from_secs(60)).map(|strategy| ("a", strategy, 1)));
@@ -258,7 +258,7 @@ fn a_question_on_a_full_store_is_an_error_and_charges_nothing() {
 }
 
 #[test]
-fn distinct_counters_have_distinct_names_and_a_domains_share_a_slot() {
+fn counter_keys_are_unique_and_optionally_colocated() {
     let long = "x".repeat(LONGEST_KEY);
     let longer = "x".repeat(LONGEST_KEY + 1);
     let mut names = HashSet::new();
@@ -286,15 +286,15 @@ fn distinct_counters_have_distinct_names_and_a_domains_share_a_slot() {
         }
     }
     assert_eq!(beside.len(), 1);
-    // Of twelve keys over 16,384 slots hardly two share one.
+    // Twelve keys in 16,384 slots rarely collide.
     assert!(6 < apart.len(), "{apart:?}");
 }
 
 #[test]
-fn a_name_is_the_same_in_every_process() {
+fn counter_key_is_equal_in_every_process() {
     let counter =
         |value: &str| CounterKey::injective("shop", [("k", value)].into_iter(), Counting::Gcra);
-    // SipHash-2-4 under the key 0, by another implementation.
+    // Computed by another implementation of SipHash-2-4, with key 0.
     let itself = b"p:sg:{a3e0a8da6e827a85}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
     assert_eq!(key(&counter("v"), Home::Itself, b"p:"), itself);
     let beside = b"p:sg:{9bb241b59431bc48}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
@@ -302,7 +302,7 @@ fn a_name_is_the_same_in_every_process() {
 }
 
 #[test]
-fn a_reply_that_the_script_does_not_give_is_refused() {
+fn impossible_reply_is_rejected() {
     let [gcra, window, calendar, ..] = strategies(7, Nanos::from_secs(60));
     let refund = |strategy| Charges {
         list: std::iter::once(charge("a", strategy, Cost::Refund(Hits(1)))).collect(),
@@ -345,7 +345,7 @@ fn a_reply_that_the_script_does_not_give_is_refused() {
 }
 
 #[test]
-fn one_call_carries_each_key_and_each_record_once() {
+fn call_sends_each_key_and_record_once() {
     let limits = strategies(7, Nanos::from_secs(60));
     let question = each(limits.map(|strategy| ("a", strategy, 1)));
     let call = call(&[question.clone(), question], None);
@@ -353,7 +353,7 @@ fn one_call_carries_each_key_and_each_record_once() {
 }
 
 #[test]
-fn charges_of_one_record_need_no_plan() {
+fn charges_with_one_record_need_no_plan() {
     let [gcra, ..] = strategies(7, Nanos::from_secs(60));
     let questions = ["a", "b", "c"].map(|name| each([(name, gcra, 1)]));
     let call = call(&questions, None);

@@ -1,4 +1,4 @@
-//! Fixed windows: the reference's count, window by window.
+//! Fixed windows count like envoyproxy/ratelimit, window by window.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use sluicegate::kernel::rate::limit::LimitError;
 use sluicegate::kernel::rate::{self, Room, Step};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::traffic::{Client, Limit, START, cases, fixed_windows, is_admitted, play, traces};
+use super::traffic::{Client, Limit, START, cases, fixed_windows, is_allowed, play, traces};
 
 fn every(limit: u32, seconds: u64) -> FixedWindow {
     FixedWindow::new(limit, Windows::Every(Nanos::from_secs(seconds))).unwrap()
 }
 
-/// Berlin days around the end of summer time 2025: 24, 25 and 24 hours.
+/// Berlin days around the end of daylight saving time 2025: 24, 25 and 24 hours.
 const STARTS: [Nanos; 4] = [
     Nanos::from_secs(1_761_343_200),
     Nanos::from_secs(1_761_343_200 + 86_400),
@@ -30,39 +30,39 @@ proptest! {
     #![proptest_config(cases(512))]
 
     #[test]
-    fn every_window_counts_as_the_reference_does(limit in fixed_windows(), trace in traces()) {
+    fn windows_count_like_envoyproxy_ratelimit(limit in fixed_windows(), trace in traces()) {
         let mut counts = HashMap::<u64, u128>::new();
-        for answer in play(&limit, &trace) {
-            let window = answer.at.0 / limit.span().0;
+        for decision in play(&limit, &trace) {
+            let window = decision.at.0 / limit.span().0;
             let count = counts.entry(window).or_default();
-            *count += u128::from(answer.hits.0);
+            *count += u128::from(decision.hits.0);
             let most = u128::from(limit.limit());
-            let left = limit.span().0 - answer.at.0 / 1_000 * 1_000 % limit.span().0;
+            let left = limit.span().0 - decision.at.0 / 1_000 * 1_000 % limit.span().0;
             let remaining = Hits(u64::try_from(most.saturating_sub(*count)).unwrap());
             let room = Room { remaining, reset_after: Nanos(left) };
             let expected = if *count <= most {
                 Step::Admit(room)
-            } else if most < u128::from(answer.hits.0) {
+            } else if most < u128::from(decision.hits.0) {
                 Step::Never(room)
             } else {
                 Step::Deny { retry_after: room.reset_after, room }
             };
-            prop_assert_eq!(answer.step, expected);
+            prop_assert_eq!(decision.step, expected);
         }
     }
 
     #[test]
-    fn no_window_admits_more_than_the_limit(limit in fixed_windows(), trace in traces()) {
+    fn no_window_allows_more_than_the_limit(limit in fixed_windows(), trace in traces()) {
         let mut passed = HashMap::<u64, u64>::new();
-        for answer in play(&limit, &trace) {
-            let sum = passed.entry(answer.at.0 / limit.span().0).or_default();
-            *sum += answer.passed();
+        for decision in play(&limit, &trace) {
+            let sum = passed.entry(decision.at.0 / limit.span().0).or_default();
+            *sum += decision.passed();
             prop_assert!(*sum <= u64::from(limit.limit()));
         }
     }
 
     #[test]
-    fn the_window_never_goes_back(
+    fn a_clock_step_back_keeps_the_latest_window(
         limit in fixed_windows(),
         trace in traces(),
         jumps in prop::collection::vec(-2_000..1_000_i64, 1..6),
@@ -70,11 +70,11 @@ proptest! {
         let (mut state, mut client, mut latest) = (Count::default(), Client::new(), Nanos(0));
         let span = i64::try_from(limit.span().0).unwrap();
         let mut count = 0_u64;
-        for (question, jump) in trace.iter().zip(jumps.iter().cycle()) {
-            let hits = client.next(&limit, &state, *question);
+        for (check, jump) in trace.iter().zip(jumps.iter().cycle()) {
+            let hits = client.next(&limit, &state, *check);
             client.now = Nanos(client.now.0.saturating_add_signed(span / 1_000 * jump));
             let before = state;
-            client.hear(limit.step(&mut state, client.now, hits));
+            client.observe(limit.step(&mut state, client.now, hits));
             latest = latest.max(client.now);
             prop_assert_eq!(state.start.0, latest.0 - latest.0 % limit.span().0);
             count = if before.start == state.start { count + hits.0 } else { hits.0 };
@@ -83,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn a_refund_is_for_the_current_window_only(
+    fn a_refund_changes_only_the_current_window(
         limit in fixed_windows(), asked in 0..1_000_u64, back in 0..2_000_u64, later in 0..3_u64,
     ) {
         let mut state = Count::default();
@@ -104,37 +104,37 @@ proptest! {
         let mut state = Count::default();
         every(old, 60).step(&mut state, START, Hits(asked));
         let step = every(new, 60).step(&mut state, START, Hits(hits));
-        prop_assert_eq!(is_admitted(step), asked + hits <= u64::from(new));
+        prop_assert_eq!(is_allowed(step), asked + hits <= u64::from(new));
     }
 }
 
 #[test]
-fn a_limit_of_zero_denies_every_hit_and_answers_a_peek() {
+fn a_zero_limit_allows_peeks_until_the_first_hit() {
     let (limit, mut state) = (every(0, 1), Count::default());
-    assert!(is_admitted(limit.step(&mut state, START, Hits(0))));
+    assert!(is_allowed(limit.step(&mut state, START, Hits(0))));
     assert!(matches!(limit.step(&mut state, START, Hits(1)), Step::Never(_)));
-    assert!(!is_admitted(limit.step(&mut state, START, Hits(0))));
+    assert!(!is_allowed(limit.step(&mut state, START, Hits(0))));
 }
 
 #[test]
-fn a_full_window_passes_a_peek_and_an_overfull_one_does_not() {
+fn a_peek_is_denied_only_in_an_overfull_window() {
     let (limit, mut state) = (every(10, 60), Count::default());
     limit.step(&mut state, START, Hits(10));
-    assert!(is_admitted(limit.step(&mut state, START, Hits(0))));
+    assert!(is_allowed(limit.step(&mut state, START, Hits(0))));
     limit.step(&mut state, START, Hits(5));
     assert_eq!(state.count, 15);
     assert!(matches!(limit.step(&mut state, START, Hits(0)), Step::Deny { .. }));
 }
 
 #[test]
-fn a_count_saturates_and_stays_over() {
+fn a_saturated_count_stays_over_the_limit() {
     let (limit, mut state) = (every(10, 60), Count::default());
     assert!(matches!(limit.step(&mut state, START, Hits(u64::MAX)), Step::Never(_)));
     assert!(matches!(limit.step(&mut state, START, Hits(1)), Step::Deny { .. }));
 }
 
 #[test]
-fn a_count_saturates_where_a_double_does() {
+fn a_count_saturates_at_the_largest_exact_double() {
     let (limit, mut state) = (every(10, 60), Count::default());
     limit.step(&mut state, START, Hits(u64::MAX));
     assert_eq!(state.count, (1 << 53) - 1);
@@ -143,7 +143,7 @@ fn a_count_saturates_where_a_double_does() {
 }
 
 #[test]
-fn a_window_of_two_to_the_53_microseconds_is_refused() {
+fn windows_of_2_pow_53_microseconds_are_rejected() {
     let of = |micros: u64| FixedWindow::new(1, Windows::Every(Nanos(micros * 1_000)));
     let period = Nanos((1 << 53) * 1_000);
     assert_eq!(of(1 << 53), Err(LimitError::LongPeriod { period }));
@@ -151,7 +151,7 @@ fn a_window_of_two_to_the_53_microseconds_is_refused() {
 }
 
 #[test]
-fn a_calendar_window_lasts_as_long_as_its_day() {
+fn a_calendar_window_lasts_its_whole_day() {
     let limit = calendar(5);
     for (window, hours) in [(0, 24), (1, 25), (2, 24)] {
         let mut state = Count::default();
@@ -171,16 +171,16 @@ fn a_calendar_window_lasts_as_long_as_its_day() {
 fn a_calendar_window_ends_when_the_next_begins() {
     let (limit, mut state) = (calendar(5), Count::default());
     limit.step(&mut state, STARTS[0], Hits(9));
-    assert!(is_admitted(limit.step(&mut state, STARTS[1], Hits(5))));
-    assert!(!is_admitted(limit.step(&mut state, STARTS[1], Hits(1))));
-    // The clock stepped back: it counts into the window already begun.
-    assert!(!is_admitted(limit.step(&mut state, STARTS[0], Hits(1))));
-    assert!(is_admitted(limit.step(&mut state, STARTS[2], Hits(5))));
+    assert!(is_allowed(limit.step(&mut state, STARTS[1], Hits(5))));
+    assert!(!is_allowed(limit.step(&mut state, STARTS[1], Hits(1))));
+    // After a clock step back, hits count into the current window.
+    assert!(!is_allowed(limit.step(&mut state, STARTS[0], Hits(1))));
+    assert!(is_allowed(limit.step(&mut state, STARTS[2], Hits(5))));
     assert_eq!(state, Count { start: STARTS[2], count: 5 });
 }
 
 #[test]
-fn what_is_left_later_in_a_calendar_ends_with_the_day_that_it_is_by_then() {
+fn projected_calendar_headroom_resets_each_day() {
     let strategy = rate::Strategy::FixedWindow(calendar(5));
     let hour = |hours: u64| Nanos::from_secs(3_600 * hours);
     let full = Room { remaining: Hits(0), reset_after: hour(2) };
@@ -198,7 +198,7 @@ fn what_is_left_later_in_a_calendar_ends_with_the_day_that_it_is_by_then() {
 }
 
 #[test]
-fn outside_the_calendar_the_answer_is_stale_and_nothing_changes() {
+fn instants_outside_the_calendar_are_stale_and_uncharged() {
     let (limit, mut state) = (calendar(5), Count::default());
     limit.step(&mut state, STARTS[1], Hits(3));
     let before = state;
@@ -211,7 +211,7 @@ fn outside_the_calendar_the_answer_is_stale_and_nothing_changes() {
 }
 
 #[test]
-fn a_calendar_state_rests_from_the_next_start_on() {
+fn a_calendar_count_expires_at_the_next_window() {
     let (limit, mut state) = (calendar(5), Count::default());
     limit.step(&mut state, STARTS[1], Hits(3));
     assert!(!limit.rested(&state, STARTS[1]));
@@ -221,16 +221,16 @@ fn a_calendar_state_rests_from_the_next_start_on() {
 }
 
 #[test]
-fn a_state_from_beyond_the_calendar_counts_into_the_last_window() {
+fn a_count_beyond_the_calendar_keeps_its_window() {
     let beyond = Count { start: STARTS[3], count: 4 };
     let (limit, mut state) = (calendar(5), beyond);
-    assert!(is_admitted(limit.step(&mut state, STARTS[1], Hits(1))));
-    assert!(!is_admitted(limit.step(&mut state, STARTS[1], Hits(1))));
+    assert!(is_allowed(limit.step(&mut state, STARTS[1], Hits(1))));
+    assert!(!is_allowed(limit.step(&mut state, STARTS[1], Hits(1))));
     assert_eq!(state.start, STARTS[3]);
 }
 
 #[test]
-fn windows_that_make_no_sense_are_refused() {
+fn invalid_windows_are_rejected() {
     let new = |windows| FixedWindow::new(1, windows);
     let window = Nanos(999_000);
     let short = LimitError::ShortWindow { window, shortest: Nanos::MILLI };

@@ -1,4 +1,4 @@
-//! GCRA: over any t ticks at most B + ⌊t·N/P⌋ hits, and never fewer for a client that wants all.
+//! GCRA allows at most B + ⌊t·N/P⌋ hits in any t ticks, and a greedy client gets them all.
 
 use proptest::prelude::*;
 use sluicegate::kernel::rate::Step;
@@ -6,23 +6,23 @@ use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, START, Trace, cases, counts, gcras, is_admitted, play, room, traces, worst_client,
+    Client, START, Trace, cases, counts, gcras, greedy_client, is_allowed, play, room, traces,
 };
 
-/// B + ⌊t·N/P⌋ for t ticks.
-fn law(limit: &Gcra, ticks: u64) -> u128 {
+/// The bound for t ticks: B + ⌊t·N/P⌋.
+fn max_hits(limit: &Gcra, ticks: u64) -> u128 {
     let worth = limit.worth();
     let earned = u128::from(ticks) * u128::from(worth.hits) / u128::from(worth.ticks.get());
     u128::from(limit.burst()) + earned
 }
 
-/// Holds the law against every interval between two admissions; `passed` is (tick, hits).
-fn holds_everywhere(limit: &Gcra, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
+/// Checks the bound for every interval between two allowed checks; `passed` is (tick, hits).
+fn check_bound(limit: &Gcra, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
     for (i, (from, _)) in passed.iter().enumerate() {
         let mut sum = 0_u128;
         for (to, hits) in &passed[i..] {
             sum += u128::from(*hits);
-            prop_assert!(sum <= law(limit, to - from), "{} hits in {}..={}", sum, from, to);
+            prop_assert!(sum <= max_hits(limit, to - from), "{} hits in {}..={}", sum, from, to);
         }
     }
     Ok(())
@@ -32,82 +32,81 @@ proptest! {
     #![proptest_config(cases(512))]
 
     #[test]
-    fn no_interval_admits_more_than_the_burst_and_what_it_earned(
+    fn no_interval_allows_more_than_burst_plus_rate(
         limit in gcras(), trace in traces(),
     ) {
-        let answers = play(&limit, &trace);
+        let decisions = play(&limit, &trace);
         let passed: Vec<_> =
-            answers.iter().map(|a| (limit.tick().floor(a.at), a.passed())).collect();
-        holds_everywhere(&limit, &passed)?;
+            decisions.iter().map(|a| (limit.tick().floor(a.at), a.passed())).collect();
+        check_bound(&limit, &passed)?;
     }
 
     #[test]
-    fn the_worst_client_gets_all_that_the_law_allows_and_no_more(
+    fn a_greedy_client_gets_exactly_burst_plus_rate(
         n in 1..50_u32,
         micros in prop_oneof![1..100_u64, 1..1_000_000_u64],
         burst in 2..30_u32,
         denials in 1..25_usize,
     ) {
         let limit = Gcra::new(n, Nanos(micros * 1_000), burst).unwrap();
-        // Where one tick earns more than the burst can bank beside the hit that is waited for,
-        // a client that can only come at whole ticks must lose some.
+        // If one tick earns more than B − 1 hits, a client that retries at whole ticks loses some.
         let worth = limit.worth();
         prop_assume!(u64::from(worth.hits) <= u64::from(burst - 1) * worth.ticks.get());
-        let passed = worst_client(&limit, START, Hits(1), denials);
-        holds_everywhere(&limit, &passed)?;
+        let passed = greedy_client(&limit, START, Hits(1), denials);
+        check_bound(&limit, &passed)?;
         let (first, last) = (passed[0].0, passed[passed.len() - 1].0);
         let sum: u128 = passed.iter().map(|(_, hits)| u128::from(*hits)).sum();
-        prop_assert_eq!(sum, law(&limit, last - first));
+        prop_assert_eq!(sum, max_hits(&limit, last - first));
     }
 
     #[test]
-    fn the_worst_client_that_wants_many_at_a_time_stays_within_the_law(
+    fn greedy_multi_hit_checks_stay_within_the_bound(
         limit in gcras(), share in 30..=1_000_u64, denials in 1..15_usize,
     ) {
         let want = Hits((u64::from(limit.burst()) * share).div_ceil(1_000).max(1));
-        holds_everywhere(&limit, &worst_client(&limit, START, want, denials))?;
+        check_bound(&limit, &greedy_client(&limit, START, want, denials))?;
     }
 
     #[test]
-    fn a_clock_that_steps_back_owes_at_most_one_burst_and_admits_no_more_for_it(
+    fn a_clock_step_back_owes_at_most_one_burst(
         limit in gcras(),
         trace in traces(),
         backs in prop::collection::vec(0..1_000_000_u64, 1..4),
     ) {
-        // The law holds in true time; the kernel is told one that lags further and further.
+        // The bound applies to true time, while the kernel clock lags further and further.
         let (mut state, mut client, mut lag) = (Tat::default(), Client::new(), Nanos(0));
         let mut passed = Vec::new();
-        for (i, question) in trace.iter().enumerate() {
-            let hits = client.next(&limit, &state, *question);
+        for (i, check) in trace.iter().enumerate() {
+            let hits = client.next(&limit, &state, *check);
             if i % 7 == 6 {
                 lag = lag.plus(limit.tick().nanos(backs[i % backs.len()]));
             }
-            let told = Nanos(client.now.0.saturating_sub(lag.0));
-            let step = limit.step(&mut state, told, hits);
-            client.hear(step);
-            if is_admitted(step) {
+            let kernel_now = Nanos(client.now.0.saturating_sub(lag.0));
+            let step = limit.step(&mut state, kernel_now, hits);
+            client.observe(step);
+            if is_allowed(step) {
                 passed.push((limit.tick().floor(client.now), hits.0));
             }
-            let drained = told.plus(room(step).unwrap().reset_after);
+            let drained = kernel_now.plus(room(step).unwrap().reset_after);
             prop_assert!(limit.rested(&state, drained));
             let drain = limit.worth().ticks.get() * u64::from(limit.burst());
             let ticks = drain.div_ceil(u64::from(limit.worth().hits));
             prop_assert!(room(step).unwrap().reset_after <= limit.tick().nanos(ticks));
         }
-        holds_everywhere(&limit, &passed)?;
+        check_bound(&limit, &passed)?;
     }
 
     #[test]
-    fn a_changed_limit_keeps_the_debt_in_hits_rounded_up_and_no_more_than_its_burst(
+    fn a_changed_limit_carries_the_debt_up_to_its_burst(
         old in gcras(), new in gcras(), trace in traces(),
     ) {
-        let (state, now) = after(&old, &trace);
+        let (state, now) = replay(&old, &trace);
         let left = room(old.ask(&state, now, Hits(0))).unwrap().remaining.0;
         let owed = u64::from(old.burst()) - left;
         let carried = new.carry(&state, &old, now);
         let room = room(new.ask(&carried, now, Hits(0))).unwrap();
         prop_assert_eq!(room.remaining.0, u64::from(new.burst()).saturating_sub(owed));
-        // Not a tick more than those hits take to drain.
+        // The debt drains in exactly the ticks that those hits take.
         let owed = u128::from(owed.min(u64::from(new.burst())));
         let worth = new.worth();
         let ticks = (owed * u128::from(worth.ticks.get())).div_ceil(u128::from(worth.hits));
@@ -117,10 +116,10 @@ proptest! {
     }
 
     #[test]
-    fn a_refund_pays_the_debt_and_never_below_zero(
+    fn a_refund_reduces_the_debt_to_at_least_zero(
         limit in gcras(), trace in traces(), hits in counts(),
     ) {
-        let (mut state, now) = after(&limit, &trace);
+        let (mut state, now) = replay(&limit, &trace);
         let before = room(limit.ask(&state, now, Hits(0))).unwrap().remaining;
         let Step::Admit(room) = limit.refund(&mut state, now, Hits(u64::from(hits))) else {
             panic!("a refund was not admitted");
@@ -132,12 +131,12 @@ proptest! {
     }
 }
 
-/// The state at the end of a trace, and when that is.
-fn after(limit: &Gcra, trace: &Trace) -> (Tat, Nanos) {
+/// The final state of a trace, and its time.
+fn replay(limit: &Gcra, trace: &Trace) -> (Tat, Nanos) {
     let (mut state, mut client) = (Tat::default(), Client::new());
-    for question in trace {
-        let hits = client.next(limit, &state, *question);
-        client.hear(limit.step(&mut state, client.now, hits));
+    for check in trace {
+        let hits = client.next(limit, &state, *check);
+        client.observe(limit.step(&mut state, client.now, hits));
     }
     (state, client.now)
 }
@@ -148,18 +147,18 @@ fn a_state_takes_twelve_bytes() {
 }
 
 #[test]
-fn an_idle_key_banks_no_second_burst() {
+fn an_idle_key_accumulates_at_most_one_burst() {
     let limit = Gcra::new(10, Nanos::SECOND, 5).unwrap();
     let mut state = Tat::default();
-    assert!(is_admitted(limit.step(&mut state, START, Hits(5))));
+    assert!(is_allowed(limit.step(&mut state, START, Hits(5))));
     let year_later = START.plus(Nanos::from_secs(31_536_000));
-    assert!(is_admitted(limit.step(&mut state, year_later, Hits(5))));
-    assert!(!is_admitted(limit.step(&mut state, year_later, Hits(1))));
+    assert!(is_allowed(limit.step(&mut state, year_later, Hits(5))));
+    assert!(!is_allowed(limit.step(&mut state, year_later, Hits(1))));
 }
 
 #[test]
-fn a_rate_that_is_no_whole_number_of_ticks_loses_nothing_over_an_hour() {
-    // 7 a second: 142,857.14… µs a hit. Rounded either way, an hour would be some hits off.
+fn a_fractional_emission_interval_accumulates_no_error() {
+    // 7 per second: 142,857.14… µs per hit. Rounded either way, an hour would be some hits off.
     let limit = Gcra::new(7, Nanos::SECOND, 2).unwrap();
     let mut state = Tat::default();
     let (mut passed, mut now, end) = (0, START, START.plus(Nanos::from_secs(3_600)));
@@ -174,14 +173,14 @@ fn a_rate_that_is_no_whole_number_of_ticks_loses_nothing_over_an_hour() {
 }
 
 #[test]
-fn a_clock_a_day_behind_lets_the_next_hit_pass_after_one_emission_interval() {
+fn a_clock_one_day_back_denies_for_one_interval() {
     let limit = Gcra::new(10, Nanos::SECOND, 5).unwrap();
     let mut state = Tat::default();
-    assert!(is_admitted(limit.step(&mut state, START, Hits(1))));
+    assert!(is_allowed(limit.step(&mut state, START, Hits(1))));
     let yesterday = Nanos(START.0 - Nanos::from_secs(86_400).0);
     let step = limit.step(&mut state, yesterday, Hits(1));
     assert!(matches!(step, Step::Deny { retry_after: Nanos(100_000_000), .. }), "{step:?}");
-    assert!(is_admitted(limit.step(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
+    assert!(is_allowed(limit.step(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
 }
 
 #[test]
@@ -189,6 +188,6 @@ fn a_state_centuries_ahead_owes_one_burst() {
     // N = 2^10 and a state 2^54 ticks ahead: together 2^64 hit·ticks.
     let limit = Gcra::new(1 << 10, Nanos(1_000_001_000), 5).unwrap();
     let mut state = Tat { whole: START.0 / 1_000 + (1 << 54), frac: 0 };
-    assert!(!is_admitted(limit.step(&mut state, START, Hits(1))));
+    assert!(!is_allowed(limit.step(&mut state, START, Hits(1))));
     assert!(limit.rested(&state, START.plus(Nanos::SECOND)));
 }

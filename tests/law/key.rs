@@ -1,4 +1,4 @@
-//! The names of counters: what differs is named differently, whatever its length.
+//! Different counters have different keys, for parts of any length.
 
 use proptest::prelude::*;
 use sluicegate::kernel::key::{CounterKey, Counting};
@@ -17,7 +17,7 @@ fn joined(domain: &str, entries: &Entries) -> Vec<u8> {
     CounterKey::joined(domain, entries, second).as_bytes().to_vec()
 }
 
-/// Few letters and the joint, so that pieces often fall together; now and then a long one.
+/// Few characters plus the separator, so that parts often collide; sometimes a long string.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![9 => "[ab_]{0,3}", 1 => "[ab_]{40,70}"]
 }
@@ -39,7 +39,7 @@ fn counting() -> impl Strategy<Value = Counting> {
 
 proptest! {
     #[test]
-    fn injective_keys_are_equal_exactly_when_all_they_name_is(
+    fn keys_are_equal_only_for_equal_inputs(
         (a, b) in ((text(), entries(), counting()), (text(), entries(), counting()))
     ) {
         let key = |(domain, entries, counting): &(String, Entries, Counting)| {
@@ -50,24 +50,24 @@ proptest! {
     }
 
     #[test]
-    fn joined_keys_are_equal_exactly_when_the_joined_texts_are(
+    fn joined_keys_compare_like_their_joined_text(
         (a, b) in ((text(), entries()), (text(), entries()))
     ) {
-        let spelt = |(domain, entries): &(String, Entries)| {
+        let concat = |(domain, entries): &(String, Entries)| {
             let each = entries.iter().map(|(name, value)| format!("{name}_{value}_"));
             format!("{domain}_{}", each.collect::<String>())
         };
-        prop_assert_eq!(joined(&a.0, &a.1) == joined(&b.0, &b.1), spelt(&a) == spelt(&b));
+        prop_assert_eq!(joined(&a.0, &a.1) == joined(&b.0, &b.1), concat(&a) == concat(&b));
     }
 
     #[test]
-    fn a_key_of_any_length_ends_with_what_was_named_last(value in "[a-z]{0,130}") {
+    fn a_key_of_any_length_ends_with_its_last_value(value in "[a-z]{0,130}") {
         let named = vec![("k".to_owned(), value.clone())];
         prop_assert!(injective("d", &named, Counting::Gcra).ends_with(value.as_bytes()));
     }
 
     #[test]
-    fn the_two_spellings_never_meet(
+    fn the_two_key_formats_never_collide(
         (domain, entries, other) in (text(), entries(), entries())
     ) {
         let second = Counting::FixedWindow(Nanos::SECOND);

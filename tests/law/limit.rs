@@ -1,4 +1,4 @@
-//! Numbers fit into the finest tick, or are refused with the largest that fits.
+//! A limit uses the finest tick in which its numbers fit, or an error with the largest fit.
 
 use std::num::NonZeroU64;
 
@@ -15,7 +15,7 @@ use super::traffic::{cases, counts, periods};
 const DAY: Nanos = Nanos::from_secs(86_400);
 const YEAR: Nanos = Nanos::from_secs(31_536_000);
 
-/// P in lowest terms for every tick of which the period is a whole number, the finest first.
+/// P in lowest terms for every tick that divides the period, finest first.
 fn lowest_terms(n: u32, period: Nanos) -> Vec<(Tick, u128)> {
     let whole = Tick::ALL.into_iter().filter(|tick| period.0.is_multiple_of(tick.size().0));
     whole
@@ -37,7 +37,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn the_finest_tick_that_fits_is_taken(n in 1..500_u32, period in periods(), burst in counts()) {
+    fn the_finest_fitting_tick_is_used(n in 1..500_u32, period in periods(), burst in counts()) {
         let terms = lowest_terms(n, period);
         let finest = terms.iter().find(|(_, period)| fits(burst, *period));
         match (Gcra::new(n, period, burst), finest) {
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn the_largest_limit_that_fits_is_accepted_and_one_more_is_not(
+    fn the_reported_largest_limit_is_exact(
         n in counts(), period in periods(),
     ) {
         if let Err(LimitError::TooLarge { largest, .. }) = SlidingWindow::new(n, period) {
@@ -67,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn a_common_limit_has_the_finest_tick_and_lowest_terms() {
+fn a_common_limit_uses_microseconds_and_lowest_terms() {
     let limit = Gcra::new(600, Nanos::from_secs(60), 50).unwrap();
     assert_eq!(limit.tick(), Tick::Micro);
     assert_eq!(limit.worth(), Worth { hits: 1, ticks: NonZeroU64::new(100_000).unwrap() });
@@ -76,7 +76,7 @@ fn a_common_limit_has_the_finest_tick_and_lowest_terms() {
 
 #[test]
 fn a_huge_burst_has_a_coarser_tick() {
-    // 1,000,000,007 is prime, so that P is the day in ticks: ⌊(2^53 − 1) / P⌋ − 1 fits, no more.
+    // 1,000,000,007 is prime, so P is the day in ticks: at most ⌊(2^53 − 1) / P⌋ − 1 fits.
     let ticks = [(104_248, Tick::Micro), (104_249, Tick::Milli), (104_249_991, Tick::Second)];
     for (burst, tick) in ticks {
         assert_eq!(Gcra::new(1_000_000_007, DAY, burst).unwrap().tick(), tick, "{burst}");
@@ -84,8 +84,8 @@ fn a_huge_burst_has_a_coarser_tick() {
 }
 
 #[test]
-fn a_burst_beyond_the_last_tick_is_refused_with_the_largest_that_fits() {
-    // ⌊(2^53 − 1) / 31,536,000⌋ − 1.
+fn a_too_large_burst_reports_the_largest_fit() {
+    // The largest fit is ⌊(2^53 − 1) / 31,536,000⌋ − 1.
     let (asked, largest) = (4_294_967_291, 285_616_413);
     let refused = Err(LimitError::TooLarge { asked, period: YEAR, largest });
     assert_eq!(Gcra::new(asked, YEAR, asked), refused);
@@ -94,8 +94,8 @@ fn a_burst_beyond_the_last_tick_is_refused_with_the_largest_that_fits() {
 }
 
 #[test]
-fn a_product_of_two_to_the_53_itself_does_not_fit() {
-    // One hit in 2^22 µs, which are no whole number of ms; 2^31 · 2^22 = 2^53.
+fn a_product_of_exactly_2_pow_53_is_rejected() {
+    // One hit in 2^22 µs, which is no whole number of milliseconds; 2^31 · 2^22 = 2^53.
     let period = Nanos((1 << 22) * 1_000);
     let largest = (1 << 31) - 2;
     let refused = Err(LimitError::TooLarge { asked: largest + 1, period, largest });
@@ -104,7 +104,7 @@ fn a_product_of_two_to_the_53_itself_does_not_fit() {
 }
 
 #[test]
-fn zeros_and_uneven_periods_are_refused_by_name() {
+fn zeros_and_uneven_periods_have_specific_errors() {
     let period = Nanos(1_500);
     assert_eq!(Gcra::new(0, DAY, 1), Err(LimitError::ZeroRequests));
     assert_eq!(Gcra::new(1, DAY, 0), Err(LimitError::ZeroBurst));
@@ -117,18 +117,18 @@ fn zeros_and_uneven_periods_are_refused_by_name() {
 }
 
 #[test]
-fn a_period_in_which_nothing_can_be_counted_is_refused() {
-    // 500 years and a microsecond: no coarser tick holds it.
+fn an_overlong_period_is_rejected() {
+    // 500 years and a microsecond: only microseconds divide this period.
     let period = Nanos(15_768_000_000_000_001_000);
     assert_eq!(Gcra::new(1, period, 1), Err(LimitError::LongPeriod { period }));
     assert_eq!(SlidingLog::new(1, period), Err(LimitError::LongPeriod { period }));
 }
 
 #[test]
-fn a_tick_worth_more_than_a_hundredth_of_the_burst_is_coarse() {
+fn a_tick_above_one_percent_of_burst_is_coarse() {
     let coarse =
         |n, per, burst| rate::Strategy::Gcra(Gcra::new(n, per, burst).unwrap()).is_coarse();
-    // A hit a microsecond: coarse below a burst of 100.
+    // One hit per microsecond is coarse below a burst of 100.
     assert!(coarse(1_000_000, Nanos::SECOND, 99));
     assert!(!coarse(1_000_000, Nanos::SECOND, 100));
     assert!(!coarse(600, Nanos::from_secs(60), 1));

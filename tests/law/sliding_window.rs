@@ -1,4 +1,4 @@
-//! Sliding windows: the interpolation in fractions, and the bound it keeps.
+//! Sliding windows match exact fractions and stay within their interpolation bound.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,10 @@ use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
-    Client, START, Trace, cases, is_admitted, play, room, sliding_windows, traces, worst_client,
+    Client, START, Trace, cases, greedy_client, is_allowed, play, room, sliding_windows, traces,
 };
 
-/// Hits admitted per aligned window; nothing is ever forgotten.
+/// Allowed hits per aligned window, never expired.
 #[derive(Clone)]
 struct Naive {
     limit: u128,
@@ -29,8 +29,8 @@ impl Naive {
         self.passed.get(&window).copied().unwrap_or(0)
     }
 
-    /// prev·(P − e) + (cur + hits)·P ≤ L·P, at tick `now`.
-    fn admits(&self, now: u64, hits: u64) -> bool {
+    /// Returns `true` if prev·(P − e) + (cur + hits)·P ≤ L·P, at tick `now`.
+    fn allows(&self, now: u64, hits: u64) -> bool {
         let window = now / self.period;
         let period = u128::from(self.period);
         let left = period - u128::from(now % self.period);
@@ -44,14 +44,14 @@ impl Naive {
     }
 }
 
-/// What passed, as (tick, hits).
+/// Allowed hits, as (tick, hits).
 fn passed(limit: &SlidingWindow, trace: &Trace) -> Vec<(u64, u64)> {
-    let answers = play(limit, trace);
-    answers.iter().map(|a| (limit.tick().floor(a.at), a.passed())).collect()
+    let decisions = play(limit, trace);
+    decisions.iter().map(|a| (limit.tick().floor(a.at), a.passed())).collect()
 }
 
-/// L + ⌊L·t/P⌋ hits over any t ≤ P ticks, and L in an aligned window.
-fn holds_everywhere(limit: &SlidingWindow, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
+/// Checks the bound: L + ⌊L·t/P⌋ hits in any t ≤ P ticks, and L in an aligned window.
+fn check_bound(limit: &SlidingWindow, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
     let naive = Naive::new(limit);
     for (i, (from, _)) in passed.iter().enumerate() {
         let (mut sum, mut aligned) = (0_u128, 0_u128);
@@ -72,58 +72,59 @@ proptest! {
     #![proptest_config(cases(512))]
 
     #[test]
-    fn the_verdict_is_that_of_naive_fractions(limit in sliding_windows(), trace in traces()) {
+    fn verdicts_match_exact_fractions(limit in sliding_windows(), trace in traces()) {
         let mut naive = Naive::new(&limit);
-        for answer in play(&limit, &trace) {
-            let now = limit.tick().floor(answer.at);
-            let admits = answer.hits.0 == 0 || naive.admits(now, answer.hits.0);
-            prop_assert_eq!(is_admitted(answer.step), admits);
-            if admits {
-                naive.charge(now, answer.hits.0);
+        for decision in play(&limit, &trace) {
+            let now = limit.tick().floor(decision.at);
+            let allows = decision.hits.0 == 0 || naive.allows(now, decision.hits.0);
+            prop_assert_eq!(is_allowed(decision.step), allows);
+            if allows {
+                naive.charge(now, decision.hits.0);
             }
         }
     }
 
     #[test]
-    fn retry_after_is_the_first_tick_at_which_naive_fractions_admit(
+    fn retry_after_is_the_first_allowed_tick(
         most in 1..12_u32, period in 1..40_u64, trace in traces(),
     ) {
         let limit = SlidingWindow::new(most, Nanos(period * 1_000)).unwrap();
         let mut naive = Naive::new(&limit);
-        for answer in play(&limit, &trace) {
-            let now = limit.tick().floor(answer.at);
-            match answer.step {
-                Step::Admit(_) => naive.charge(now, answer.hits.0),
+        for decision in play(&limit, &trace) {
+            let now = limit.tick().floor(decision.at);
+            match decision.step {
+                Step::Admit(_) => naive.charge(now, decision.hits.0),
                 Step::Deny { retry_after, .. } => {
-                    let wait = (1..=2 * period).find(|wait| naive.admits(now + wait, answer.hits.0));
+                    let wait =
+                        (1..=2 * period).find(|wait| naive.allows(now + wait, decision.hits.0));
                     prop_assert_eq!(retry_after, Nanos(wait.unwrap() * 1_000));
                 }
-                _ => prop_assert!(answer.hits.0 > u64::from(most)),
+                _ => prop_assert!(decision.hits.0 > u64::from(most)),
             }
         }
     }
 
     #[test]
-    fn no_interval_admits_more_than_the_limit_and_what_slid_in(
+    fn no_interval_exceeds_the_interpolation_bound(
         limit in sliding_windows(), trace in traces(),
     ) {
-        holds_everywhere(&limit, &passed(&limit, &trace))?;
+        check_bound(&limit, &passed(&limit, &trace))?;
     }
 
     #[test]
-    fn the_worst_client_stays_within_the_bound(
+    fn a_greedy_client_stays_within_the_bound(
         limit in sliding_windows(), share in 30..=1_000_u64, late in 0..1_000_u64,
         denials in 1..15_usize,
     ) {
         let want = Hits((u64::from(limit.limit()) * share).div_ceil(1_000));
         let late = limit.worth().ticks.get() / 1_000 * late;
         let start = START.plus(limit.tick().nanos(late));
-        let passed = worst_client(&limit, start, want, denials);
-        holds_everywhere(&limit, &passed)?;
+        let passed = greedy_client(&limit, start, want, denials);
+        check_bound(&limit, &passed)?;
     }
 
     #[test]
-    fn the_window_never_goes_back(
+    fn a_clock_step_back_keeps_the_latest_window(
         limit in sliding_windows(),
         trace in traces(),
         jumps in prop::collection::vec(-2_000..1_000_i64, 1..6),
@@ -131,24 +132,24 @@ proptest! {
         let (mut state, mut client, mut latest) = (Pair::default(), Client::new(), 0);
         let period = limit.worth().ticks.get();
         let tick = i64::try_from(limit.tick().nanos(period).0 / 1_000).unwrap();
-        for (question, jump) in trace.iter().zip(jumps.iter().cycle()) {
-            let hits = client.next(&limit, &state, *question);
+        for (check, jump) in trace.iter().zip(jumps.iter().cycle()) {
+            let hits = client.next(&limit, &state, *check);
             client.now = Nanos(client.now.0.saturating_add_signed(tick * jump));
             let before = state;
             let step = limit.step(&mut state, client.now, hits);
-            client.hear(step);
+            client.observe(step);
             latest = latest.max(limit.tick().floor(client.now));
             let start = latest - latest % period;
             prop_assert_eq!(state.start, limit.tick().nanos(start));
             if before.start == state.start {
-                let grown = if is_admitted(step) { hits.0 } else { 0 };
+                let grown = if is_allowed(step) { hits.0 } else { 0 };
                 prop_assert_eq!(u64::from(state.cur), u64::from(before.cur) + grown);
             }
         }
     }
 
     #[test]
-    fn a_refund_is_for_the_current_window_only(
+    fn a_refund_changes_only_the_current_window(
         limit in sliding_windows(), first in 0..=1_000_u64, second in 0..=1_000_u64,
         back in 0..u64::MAX,
     ) {
@@ -159,7 +160,7 @@ proptest! {
         let now = START.plus(period);
         limit.step(&mut state, now, part(second));
         let before = state;
-        prop_assert!(is_admitted(limit.refund(&mut state, now, Hits(back))));
+        prop_assert!(is_allowed(limit.refund(&mut state, now, Hits(back))));
         prop_assert_eq!(state.prev, before.prev);
         prop_assert_eq!(u64::from(state.cur), u64::from(before.cur).saturating_sub(back));
     }
@@ -179,16 +180,16 @@ proptest! {
         let mut naive = Naive::new(&after);
         naive.charge(after.tick().floor(begin), spent.0);
         let step = after.step(&mut state, now, Hits(hits));
-        prop_assert_eq!(is_admitted(step), naive.admits(after.tick().floor(now), hits));
+        prop_assert_eq!(is_allowed(step), naive.allows(after.tick().floor(now), hits));
     }
 }
 
 #[test]
-fn counts_beyond_a_lowered_limit_deny_until_they_have_faded() {
+fn counts_above_a_lowered_limit_deny_until_they_fade() {
     let second = SlidingWindow::new(1, Nanos::SECOND).unwrap();
     let begin = Nanos::from_secs(1_000);
     let state = Pair { start: begin, prev: u32::MAX, cur: 0 };
-    // 4,294,967,295·(P − e) ≤ 0 only where P = e.
+    // 4,294,967,295·(P − e) ≤ 0 only if P = e.
     let step = second.ask(&state, begin, Hits(1));
     assert!(matches!(step, Step::Deny { retry_after: Nanos::SECOND, .. }), "{step:?}");
     let year = Nanos::from_secs(31_536_000);
@@ -199,19 +200,19 @@ fn counts_beyond_a_lowered_limit_deny_until_they_have_faded() {
 
 #[test]
 fn a_weight_beyond_64_bits_still_denies() {
-    // 2^31 hits with 2^33 µs of 2^51 left weigh 2^64 hit·ticks.
+    // 2^31 hits with 2^33 of 2^51 µs left weigh 2^64 hit·ticks.
     let limit = SlidingWindow::new(1, Nanos((1 << 51) * 1_000)).unwrap();
     let state = Pair { start: Nanos(0), prev: 1 << 31, cur: 0 };
     let now = Nanos(((1 << 51) - (1 << 33)) * 1_000);
-    assert!(!is_admitted(limit.ask(&state, now, Hits(1))));
+    assert!(!is_allowed(limit.ask(&state, now, Hits(1))));
 }
 
 #[test]
-fn a_changed_period_keeps_the_counts_that_the_new_windows_hold() {
+fn a_changed_period_keeps_the_overlapping_counts() {
     let limit = |seconds| SlidingWindow::new(10, Nanos::from_secs(seconds)).unwrap();
     let (hour, minute) = (limit(3_600), limit(60));
     let at = |seconds: u64| Nanos::from_secs(3_600 * 1_000 + seconds);
-    // 12:30, eight hits under minutes; under hours they belong to the hour that began at 12:00.
+    // 12:30: eight hits under minutes. Under hours they belong to the hour from 12:00.
     let mut state = Pair::default();
     minute.step(&mut state, at(1_800), Hits(8));
     let left = |limit: &SlidingWindow, state: &Pair, seconds| {
@@ -220,23 +221,23 @@ fn a_changed_period_keeps_the_counts_that_the_new_windows_hold() {
     assert_eq!(left(&hour, &state, 1_800), Hits(2));
     let reset_after = room(hour.ask(&state, at(1_800), Hits(0))).unwrap().reset_after;
     assert_eq!(reset_after, Nanos::from_secs(1_800 + 3_600));
-    assert!(is_admitted(hour.step(&mut state, at(1_800), Hits(2))));
+    assert!(is_allowed(hour.step(&mut state, at(1_800), Hits(2))));
     assert_eq!(left(&hour, &state, 3_599), Hits(0));
-    // Half of the next hour is gone, and half of the ten with it.
+    // Half of the next hour has passed, so half of the ten hits has faded.
     assert_eq!(left(&hour, &state, 5_400), Hits(5));
     assert_eq!(left(&hour, &state, 7_200), Hits(10));
-    // Under minutes again, the hour's hits are long past.
+    // Under minutes again, the hour's hits have expired.
     assert_eq!(left(&minute, &state, 3_000), Hits(10));
 }
 
 #[test]
 fn the_bound_is_reached() {
-    // Ten in the last microsecond of a window; half a window later five more have slid in.
+    // Ten hits in the last microsecond of a window; half a window later five more have slid in.
     let limit = SlidingWindow::new(10, Nanos::SECOND).unwrap();
     let (mut state, end) = (Pair::default(), Nanos::from_secs(2_000));
-    assert!(is_admitted(limit.step(&mut state, Nanos(end.0 - 1_000), Hits(10))));
-    assert!(!is_admitted(limit.step(&mut state, end, Hits(1))));
+    assert!(is_allowed(limit.step(&mut state, Nanos(end.0 - 1_000), Hits(10))));
+    assert!(!is_allowed(limit.step(&mut state, end, Hits(1))));
     let later = end.plus(Nanos(500_000_000));
-    assert!(is_admitted(limit.step(&mut state, later, Hits(5))));
-    assert!(!is_admitted(limit.step(&mut state, later, Hits(1))));
+    assert!(is_allowed(limit.step(&mut state, later, Hits(5))));
+    assert!(!is_allowed(limit.step(&mut state, later, Hits(1))));
 }

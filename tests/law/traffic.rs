@@ -1,4 +1,4 @@
-//! Traffic for every strategy: random limits, random questions, and the clock they are asked at.
+//! Generates random limits and check traces for every strategy.
 
 use std::fmt::Debug;
 
@@ -11,15 +11,15 @@ use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
 use sluicegate::kernel::rate::{self, Room, Step};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-/// Where traces begin; not a boundary of any window.
+/// Start of all traces; not a boundary of any window.
 pub(super) const START: Nanos = Nanos(1_763_632_345_678_912_345);
 
-/// A failing case is printed in full, which is its seed.
+/// No seed file: proptest prints a failing case in full.
 pub(super) fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) }
 }
 
-/// What the four strategies have in common.
+/// Common interface of the four strategies.
 pub(super) trait Limit: Copy + Debug {
     type State: Clone + Debug + Default + PartialEq;
 
@@ -28,11 +28,10 @@ pub(super) trait Limit: Copy + Debug {
     fn refund(&self, state: &mut Self::State, now: Nanos, hits: Hits) -> Step;
     fn rested(&self, state: &Self::State, now: Nanos) -> bool;
     fn tick(&self) -> Tick;
-    /// Hits admitted at one instant at rest.
+    /// Maximum hits at one instant for an idle counter.
     fn most(&self) -> u64;
-    /// A length of time in which much happens to this limit.
+    /// Time scale of this limit: its period, window or drain time.
     fn span(&self) -> Nanos;
-    /// The same limit as one of the four.
     fn strategy(&self) -> rate::Strategy;
 }
 
@@ -84,30 +83,29 @@ limit!(SlidingWindow, Pair, SlidingWindow::tick, SlidingWindow::limit, |limit: &
 });
 limit!(SlidingLog, Log, |_| Tick::Micro, SlidingLog::limit, SlidingLog::period);
 
-/// How long a client waits before its next question.
+/// Pause of a client before its next check.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Gap {
     None,
     Ticks(u8),
-    /// Thousandths of the span that one hit takes.
+    /// Thousandths of the time per hit.
     Hit(u16),
-    /// Thousandths of the limit's span.
     Span(u16),
-    /// To the `retry_after` of the last denial, exactly.
+    /// Until exactly `retry_after` of the last denial.
     Retry,
 }
 
-/// How much a client asks for.
+/// Hits of a check.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Want {
     Exactly(u8),
-    /// Thousandths of the most that could ever pass.
+    /// Thousandths of the maximum at one instant.
     Share(u16),
-    /// All that remains.
+    /// The remaining hits.
     Rest,
 }
 
-/// A trace: what is waited, what is asked.
+/// Pause and hits of each check.
 pub(super) type Trace = Vec<(Gap, Want)>;
 
 pub(super) fn traces() -> impl Strategy<Value = Trace> {
@@ -126,33 +124,32 @@ pub(super) fn traces() -> impl Strategy<Value = Trace> {
     prop::collection::vec((gap, want), 1..60)
 }
 
-/// A question that was answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answered {
+pub(super) struct Decision {
     pub(super) at: Nanos,
     pub(super) hits: Hits,
     pub(super) step: Step,
 }
 
-impl Answered {
-    /// Hits that passed.
+impl Decision {
+    /// Allowed hits.
     pub(super) fn passed(&self) -> u64 {
         if matches!(self.step, Step::Admit(_)) { self.hits.0 } else { 0 }
     }
 }
 
-/// A client that follows a trace, remembering when it was told to come back.
+/// A client that follows a trace and remembers its last retry-after.
 pub(super) struct Client {
     pub(super) now: Nanos,
-    back_at: Nanos,
+    retry_at: Nanos,
 }
 
 impl Client {
     pub(super) fn new() -> Self {
-        Self { now: START, back_at: START }
+        Self { now: START, retry_at: START }
     }
 
-    /// Waits as the trace says, and says what to ask.
+    /// Pauses as the trace requires and returns the hits of the next check.
     pub(super) fn next<L: Limit>(
         &mut self,
         limit: &L,
@@ -166,7 +163,7 @@ impl Client {
             Gap::Ticks(ticks) => limit.tick().nanos(u64::from(ticks)).0,
             Gap::Hit(share) => part(span / u128::from(limit.most().max(1)), share),
             Gap::Span(share) => part(span, share),
-            Gap::Retry => self.back_at.since(self.now).0,
+            Gap::Retry => self.retry_at.since(self.now).0,
         };
         self.now = self.now.plus(Nanos(pause));
         match want {
@@ -178,29 +175,29 @@ impl Client {
         }
     }
 
-    pub(super) fn hear(&mut self, step: Step) {
+    pub(super) fn observe(&mut self, step: Step) {
         if let Step::Deny { retry_after, .. } = step {
-            self.back_at = self.now.plus(retry_after);
+            self.retry_at = self.now.plus(retry_after);
         }
     }
 }
 
-/// Plays a trace against a fresh counter.
-pub(super) fn play<L: Limit>(limit: &L, trace: &Trace) -> Vec<Answered> {
+/// Replays a trace on a new counter.
+pub(super) fn play<L: Limit>(limit: &L, trace: &Trace) -> Vec<Decision> {
     let (mut state, mut client) = (L::State::default(), Client::new());
-    let mut answers = Vec::new();
-    for question in trace {
-        let hits = client.next(limit, &state, *question);
+    let mut decisions = Vec::new();
+    for check in trace {
+        let hits = client.next(limit, &state, *check);
         let step = limit.step(&mut state, client.now, hits);
-        client.hear(step);
-        answers.push(Answered { at: client.now, hits, step });
+        client.observe(step);
+        decisions.push(Decision { at: client.now, hits, step });
     }
-    answers
+    decisions
 }
 
-/// One that takes all it can, `want` hits at a time, and comes back exactly when told. What
-/// passed, as (tick, hits).
-pub(super) fn worst_client<L: Limit>(
+/// A client that always sends `want` hits and retries exactly at `retry_after`.
+/// Returns the allowed hits, as (tick, hits).
+pub(super) fn greedy_client<L: Limit>(
     limit: &L,
     start: Nanos,
     want: Hits,
@@ -221,7 +218,7 @@ pub(super) fn worst_client<L: Limit>(
     passed
 }
 
-/// What is left, whatever the verdict.
+/// The headroom after any verdict.
 pub(super) fn room(step: Step) -> Option<Room> {
     match step {
         Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => Some(room),
@@ -229,11 +226,10 @@ pub(super) fn room(step: Step) -> Option<Room> {
     }
 }
 
-pub(super) fn is_admitted(step: Step) -> bool {
+pub(super) fn is_allowed(step: Step) -> bool {
     matches!(step, Step::Admit(_))
 }
 
-/// Periods from a microsecond to a year.
 pub(super) fn periods() -> impl Strategy<Value = Nanos> {
     prop_oneof![
         (1..50_u64).prop_map(|micros| Nanos(micros * 1_000)),
@@ -244,7 +240,7 @@ pub(super) fn periods() -> impl Strategy<Value = Nanos> {
     ]
 }
 
-/// Mostly small numbers, in which edges are frequent; some large, which need coarse ticks.
+/// Mostly small numbers, for frequent edge cases; some large ones, for coarse ticks.
 pub(super) fn counts() -> impl Strategy<Value = u32> {
     prop_oneof![6 => 1..8_u32, 3 => 1..2_000_u32, 1 => 1..=u32::MAX]
 }
@@ -252,7 +248,7 @@ pub(super) fn counts() -> impl Strategy<Value = u32> {
 pub(super) fn gcras() -> impl Strategy<Value = Gcra> {
     (counts(), periods(), counts())
         .prop_filter_map("fits", |(n, period, burst)| Gcra::new(n, period, burst).ok())
-        // Sixty spans from now, instants in nanoseconds must still exist.
+        // A trace of 60 spans must fit into instants in nanoseconds.
         .prop_filter("drains in our time", |limit| limit.span() < Nanos::from_secs(63_072_000))
 }
 

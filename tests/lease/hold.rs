@@ -1,8 +1,7 @@
-//! Holds of a debt against the law: whatever is held, kept, given back or left to expire, those hits that
-//! were admitted in the end pass one after the other under the same limit.
+//! Tests reservations on a GCRA counter: kept, canceled or expired, the limit is never exceeded.
 //!
-//! `what_is_given_back_never_lets_more_pass_than_the_law` was seen to fail where a hold that is given back took what
-//! another hold, kept later, had of the debt.
+//! Verified by mutation: `canceled_reservations_never_exceed_the_limit` fails if a cancel also
+//! refunds a reservation that is kept later.
 
 use sluicegate::kernel::lease::counter::Counter;
 use sluicegate::kernel::lease::hold::{Holds, Id};
@@ -14,24 +13,24 @@ use crate::support::dice::{Dice, seed};
 
 const START: Nanos = Nanos::from_secs(1_000_000);
 
-/// A counter, those who hold some of it, and what was admitted in the end.
-struct World {
+/// A counter with its open reservations and the hits that were finally allowed.
+struct Simulation {
     limit: Gcra,
     tat: Tat,
     holds: Holds,
     open: Vec<(Id, Nanos, Hits)>,
-    admitted: Vec<(Nanos, Hits)>,
+    allowed: Vec<(Nanos, Hits)>,
 }
 
-impl World {
+impl Simulation {
     fn new(limit: Gcra) -> Self {
-        let (tat, holds, open, admitted) = Default::default();
-        Self { limit, tat, holds, open, admitted }
+        let (tat, holds, open, allowed) = Default::default();
+        Self { limit, tat, holds, open, allowed }
     }
 
-    fn hold(&mut self, now: Nanos, id: Id, hits: Hits, term: Nanos) -> Option<Step> {
+    fn hold(&mut self, now: Nanos, id: Id, hits: Hits, duration: Nanos) -> Option<Step> {
         let mut counter = Counter::Gcra(&self.limit, &mut self.tat);
-        let step = self.holds.hold(&mut counter, now, id, hits, term);
+        let step = self.holds.hold(&mut counter, now, id, hits, duration);
         if let Some(Step::Admit(_)) = step {
             self.open.push((id, now, hits));
         }
@@ -40,19 +39,19 @@ impl World {
 
     fn charge(&mut self, now: Nanos, hits: Hits) {
         if let Step::Admit(_) = self.limit.step(&mut self.tat, now, hits) {
-            self.admitted.push((now, hits));
+            self.allowed.push((now, hits));
         }
     }
 
-    fn settle(&mut self, dice: &mut Dice, now: Nanos) {
+    fn keep_or_cancel(&mut self, dice: &mut Dice, now: Nanos) {
         if self.open.is_empty() {
             return;
         }
         let at = usize::try_from(dice.up_to(self.open.len() as u64 - 1)).unwrap();
-        let (id, held_at, hits) = self.open.swap_remove(at);
+        let (id, reserved_at, hits) = self.open.swap_remove(at);
         if dice.once_in(2) {
             if self.holds.keep(id) {
-                self.admitted.push((held_at, hits));
+                self.allowed.push((reserved_at, hits));
             }
         } else if !dice.once_in(4) {
             let mut counter = Counter::Gcra(&self.limit, &mut self.tat);
@@ -60,55 +59,55 @@ impl World {
         }
     }
 
-    /// Whether all that was admitted passes under the law alone.
-    fn keeps_the_law(mut self) -> bool {
-        self.admitted.sort();
+    /// Returns `true` if a plain counter allows the same hits in order.
+    fn obeys_the_limit(mut self) -> bool {
+        self.allowed.sort();
         let mut tat = Tat::default();
         let pass = |&(at, hits): &(Nanos, Hits)| {
             matches!(self.limit.step(&mut tat, at, hits), Step::Admit(_))
         };
-        self.admitted.iter().all(pass)
+        self.allowed.iter().all(pass)
     }
 }
 
 #[test]
-fn what_is_given_back_never_lets_more_pass_than_the_law() {
+fn canceled_reservations_never_exceed_the_limit() {
     let seed = seed();
     for trace in 0..2_000_u64 {
         let mut dice = Dice::new(seed ^ trace << 32);
         let (rate, burst) = (dice.pick(&[1, 3, 10]), dice.pick(&[1, 2, 5, 20]));
         let limit = Gcra::new(rate, Nanos::SECOND, burst).unwrap();
-        let (mut world, mut now) = (World::new(limit), START);
-        let term = Nanos(dice.pick(&[100, 1_000, 5_000]) * 1_000_000);
+        let (mut simulation, mut now) = (Simulation::new(limit), START);
+        let duration = Nanos(dice.pick(&[100, 1_000, 5_000]) * 1_000_000);
         for number in 0..60 {
             now = now.plus(Nanos(dice.pick(&[0, 0, 1, 50, 200, 700]) * 1_000_000));
             let hits = Hits(dice.pick(&[1, 1, 2, u64::from(burst)]));
             match dice.up_to(4) {
-                0 | 1 => drop(world.hold(now, Id(1, number), hits, term)),
-                2 => world.charge(now, hits),
-                _ => world.settle(&mut dice, now),
+                0 | 1 => drop(simulation.hold(now, Id(1, number), hits, duration)),
+                2 => simulation.charge(now, hits),
+                _ => simulation.keep_or_cancel(&mut dice, now),
             }
         }
-        assert!(world.keeps_the_law(), "SLUICEGATE_SEED={seed}, trace {trace}");
+        assert!(simulation.obeys_the_limit(), "SLUICEGATE_SEED={seed}, trace {trace}");
     }
 }
 
 #[test]
-fn what_is_given_back_at_once_was_never_charged() {
+fn canceled_reservations_are_fully_refunded() {
     let limit = Gcra::new(10, Nanos::SECOND, 100).unwrap();
-    let mut world = World::new(limit);
-    world.charge(START, Hits(30));
+    let mut simulation = Simulation::new(limit);
+    simulation.charge(START, Hits(30));
     let ids: Vec<_> = (0..50).map(|number| Id(1, number)).collect();
     for id in &ids {
-        world.hold(START, *id, Hits(1), Nanos::SECOND);
+        simulation.hold(START, *id, Hits(1), Nanos::SECOND);
     }
-    assert!(world.holds.keep(ids[7]));
-    // Two hits drain meanwhile, of those that were charged first.
+    assert!(simulation.holds.keep(ids[7]));
+    // Two hits of the first charge drain in the meantime.
     let now = START.plus(Nanos(200_000_000));
     for id in ids.iter().rev().filter(|id| **id != ids[7]) {
-        let mut counter = Counter::Gcra(&world.limit, &mut world.tat);
-        world.holds.give_back(&mut counter, now, *id);
+        let mut counter = Counter::Gcra(&simulation.limit, &mut simulation.tat);
+        simulation.holds.give_back(&mut counter, now, *id);
     }
-    let Step::Admit(room) = limit.ask(&world.tat, now, Hits(0)) else { panic!() };
+    let Step::Admit(room) = limit.ask(&simulation.tat, now, Hits(0)) else { panic!() };
     assert_eq!(room.remaining, Hits(100 - 30 - 1 + 2));
 }

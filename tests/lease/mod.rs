@@ -1,17 +1,23 @@
-//! The laws of leases: the theorem over whole simulated worlds, and the parts one by one.
+//! Tests the lease kernel: the bound in simulated fleets, and each part alone.
 //!
-//! Each law was shown to bite: the code was broken once per row, and the tests named failed (others
-//! often too).
+//! Each property was verified by mutation: with each defect below, the named tests failed.
 //!
-//! | broken so | killed by |
-//! |---|---|
-//! | book: the budget blind to others; a report not believed | `no_world_admits_more_than_the_law_and_what_may_be_out` |
-//! | book: a superseded message taken; a repetition charged anew | `a_superseded_message_charges_nothing`, `a_message_that_comes_again_is_answered_again_and_charged_once` |
-//! | book: given back of another lease, beyond the newest part, in another window, newest entries first | `only_the_last_lease_is_taken_back`, `a_window_takes_back_what_the_last_lease_in_it_brought_and_no_older`, `a_window_takes_back_only_its_own`, `a_log_takes_back_the_entries_of_the_lease` |
-//! | book: a coupled lease outlives its window; lent beside a denial | `a_coupled_lease_ends_with_its_window`, `nothing_is_lent_beside_a_denial` |
-//! | ledger: no drift allowance; a deadline from the answer | `a_lease_ends_early_counted_from_when_the_question_was_sent` |
-//! | ledger: any answer settled; kept what is not listed | `an_answer_to_a_message_given_up_is_ignored`, `what_the_store_does_not_list_is_not_kept` |
-//! | ledger: still held when given back | `everything_is_given_back_once_and_an_answer_on_its_way_is_ignored` |
+//! - book: budget ignores other replicas; a report ignored →
+//!   `no_simulation_exceeds_limit_plus_outstanding_hits`
+//! - book: a superseded message applied → `a_superseded_message_charges_nothing`
+//! - book: a repeated message charged again → `a_repeated_message_is_charged_once`
+//! - book: refund of another lease → `only_the_last_lease_is_refunded`
+//! - book: refund beyond the newest lease → `a_window_refunds_only_its_newest_lease`
+//! - book: refund in another window → `a_window_refunds_only_its_own_hits`
+//! - book: refund of the newest log entries first → `a_log_refunds_the_entries_of_the_lease`
+//! - book: an in-window lease outlives its window → `an_in_window_lease_ends_with_its_window`
+//! - book: a lease with a denial → `a_denied_borrow_grants_no_lease`
+//! - ledger: no drift margin; expiry counted from the reply →
+//!   `a_lease_expires_early_counted_from_sending`
+//! - ledger: any reply settled → `a_reply_to_an_abandoned_message_is_ignored`
+//! - ledger: unlisted hits kept → `unlisted_hits_leave_the_balance`
+//! - ledger: returned hits still spendable →
+//!   `a_full_return_happens_once_and_ignores_pending_replies`
 
 mod book;
 mod hold;

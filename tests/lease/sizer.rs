@@ -1,4 +1,4 @@
-//! The laws of the sizer.
+//! Tests lease sizing from demand, unspent hits and fixed sizes.
 
 use sluicegate::kernel::lease::sizer::{Size, Sizer};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -15,7 +15,7 @@ fn sizer(most: u64) -> Sizer {
 }
 
 #[test]
-fn a_lease_is_for_a_terms_demand_less_the_part_that_is_stranded() {
+fn lease_size_is_demand_less_the_unspent_part() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(400));
     assert_eq!(sizer.want(NOW, Hits(0)), Hits(400));
@@ -24,7 +24,7 @@ fn a_lease_is_for_a_terms_demand_less_the_part_that_is_stranded() {
 }
 
 #[test]
-fn demand_is_seen_in_ten_seconds_and_lent_for_a_term_that_is_longer() {
+fn ten_second_demand_is_scaled_to_the_lease_duration() {
     let mut sizer = Sizer::new(Size::Learned, Nanos::from_secs(30), Hits(1_000));
     sizer.asked(NOW, Hits(63));
     assert_eq!(sizer.want(NOW, Hits(0)), Hits(63), "no more than were asked for, of so few");
@@ -33,14 +33,14 @@ fn demand_is_seen_in_ten_seconds_and_lent_for_a_term_that_is_longer() {
     sizer.stranded(NOW, Hits(50));
     assert_eq!(sizer.want(NOW, Hits(0)), Hits(480), "⌊600·200/250⌋");
     assert_eq!(sizer.expected(NOW, Nanos::SECOND), Hits(20));
-    // A bucket began at 0, which is 5 s before.
+    // A demand bucket began at 0, 5 s before NOW.
     for (at, demand) in [(0, 200), (4_999, 200), (7_500, 150), (15_000, 0)] {
         assert_eq!(sizer.demand(after(at)), Hits(demand), "after {at} ms");
     }
 }
 
 #[test]
-fn a_small_demand_is_lent_whole_and_the_question_at_hand_is_none() {
+fn a_small_demand_is_leased_without_the_current_check() {
     let mut sizer = sizer(1_000);
     for (asked, want) in [(1, 0), (1, 1), (2, 3), (60, 63), (40, 103), (152, 255), (4, 259)] {
         sizer.asked(NOW, Hits(asked));
@@ -49,7 +49,7 @@ fn a_small_demand_is_lent_whole_and_the_question_at_hand_is_none() {
 }
 
 #[test]
-fn a_key_asked_for_once_a_term_is_lent_nothing() {
+fn one_check_per_lease_duration_gets_no_lease() {
     let mut sizer = sizer(1_000);
     for term in 0..5 {
         sizer.asked(after(2_000 * term), Hits(3));
@@ -58,7 +58,7 @@ fn a_key_asked_for_once_a_term_is_lent_nothing() {
 }
 
 #[test]
-fn no_lease_is_larger_than_the_most() {
+fn no_lease_exceeds_the_maximum() {
     let mut sizer = sizer(7);
     sizer.asked(NOW, Hits(u64::MAX));
     assert_eq!(sizer.want(NOW, Hits(0)), Hits(7));
@@ -66,7 +66,7 @@ fn no_lease_is_larger_than_the_most() {
 }
 
 #[test]
-fn a_demand_is_forgotten_in_two_terms() {
+fn demand_is_forgotten_after_two_lease_durations() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(100));
     for (at, demand) in [(0, 100), (999, 100), (1_000, 100), (1_250, 75), (1_999, 0), (2_000, 0)] {
@@ -75,7 +75,7 @@ fn a_demand_is_forgotten_in_two_terms() {
 }
 
 #[test]
-fn what_will_not_be_asked_for_is_surplus() {
+fn hits_above_expected_demand_are_surplus() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(100));
     let half = Nanos(TERM.0 / 2);
@@ -91,7 +91,7 @@ fn what_will_not_be_asked_for_is_surplus() {
 }
 
 #[test]
-fn a_balance_runs_low_in_the_last_part_of_a_lease_when_demand_takes_the_rest_in_time() {
+fn a_small_balance_runs_low_before_demand_exhausts_it() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(100));
     let tenth = Nanos(TERM.0 / 10);
@@ -103,7 +103,7 @@ fn a_balance_runs_low_in_the_last_part_of_a_lease_when_demand_takes_the_rest_in_
 }
 
 #[test]
-fn a_balance_runs_out_when_demand_takes_it() {
+fn a_balance_runs_out_when_demand_reaches_it() {
     let mut sizer = sizer(1_000);
     sizer.asked(NOW, Hits(100));
     let tenth = Nanos(TERM.0 / 10);
@@ -112,7 +112,7 @@ fn a_balance_runs_out_when_demand_takes_it() {
 }
 
 #[test]
-fn the_next_lease_is_due_when_the_largest_question_would_not_be_covered() {
+fn a_refill_is_due_below_the_largest_check() {
     let mut sizer = sizer(1_000);
     let is_due = |sizer: &Sizer, balance| sizer.runs_out(NOW, Hits(balance), Nanos(0));
     for hits in [1, 30, 1] {
@@ -130,7 +130,7 @@ fn the_next_lease_is_due_when_the_largest_question_would_not_be_covered() {
 }
 
 #[test]
-fn a_fixed_size_learns_nothing() {
+fn a_fixed_size_ignores_demand() {
     let fixed = Sizer::new(Size::Fixed(Hits(20)), TERM, Hits(100));
     let mut sizer = fixed;
     sizer.asked(NOW, Hits(500));

@@ -1,4 +1,4 @@
-//! A store of one key: a limit, its counter and its book, whatever the strategy.
+//! A model store with one key: its limit, counter and lease table, for any strategy.
 
 use sluicegate::kernel::lease::book::Book;
 use sluicegate::kernel::lease::counter::Counter;
@@ -10,12 +10,11 @@ use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
 use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-/// A limit with its state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Counted {
     Gcra(Gcra, Tat),
     Fixed(FixedWindow, Count),
-    /// A fixed window whose windows a calendar gives: their starts.
+    /// A calendar limit with its window starts.
     Calendar(u32, Vec<Nanos>, Count),
     Sliding(SlidingWindow, Pair),
     Log(SlidingLog, Log),
@@ -38,12 +37,12 @@ impl Store {
         self.counted.with(now, |mut counter| book.step(&mut counter, terms, now, member, borrow))
     }
 
-    /// A question of a member that borrows nothing.
+    /// Charges a check without borrowing.
     pub fn charge(&mut self, now: Nanos, hits: Hits) -> Step {
         self.counted.with(now, |mut counter| counter.step(now, hits))
     }
 
-    /// The hits that may be admitted above the law.
+    /// The allowed overshoot in hits.
     pub fn budget(&self) -> u64 {
         match self.terms.overshoot {
             Overshoot::AtMost(hits) => hits.0,
@@ -53,7 +52,7 @@ impl Store {
 }
 
 impl Counted {
-    /// Hands the counter as it is planned at `now`.
+    /// Calls `act` with the counter as configured at `now`.
     pub fn with<T>(&mut self, now: Nanos, act: impl FnOnce(Counter) -> T) -> T {
         match self {
             Self::Gcra(limit, state) => act(Counter::Gcra(limit, state)),
@@ -67,7 +66,7 @@ impl Counted {
         }
     }
 
-    /// Gives hits back without asking whether they may be: what a careless store does.
+    /// Refunds without checking the lease, like a flawed store.
     pub fn refund_blindly(&mut self, now: Nanos, hits: Hits) {
         match self {
             Self::Gcra(limit, state) => limit.refund(state, now, hits),
@@ -80,7 +79,7 @@ impl Counted {
         };
     }
 
-    /// The start of the window at `now`; 0 where there are none.
+    /// The start of the window at `now`, or 0 without windows.
     pub fn window(&self, now: Nanos) -> u64 {
         let aligned = |length: u64| now.0 - now.0 % length;
         match self {
@@ -94,7 +93,7 @@ impl Counted {
         }
     }
 
-    /// Hits that pass at one instant at rest.
+    /// The maximum hits at one instant for an idle counter.
     pub fn most(&self) -> u64 {
         u64::from(match self {
             Self::Gcra(limit, _) => limit.burst(),
@@ -106,7 +105,7 @@ impl Counted {
     }
 }
 
-/// The calendar as a plan made at `now` brings it.
+/// The four calendar windows around `now`.
 fn calendar(limit: u32, starts: &[Nanos], now: Nanos) -> FixedWindow {
     let at = starts.partition_point(|start| *start <= now) - 2;
     let starts = starts[at..at + 4].try_into().unwrap();

@@ -1,92 +1,103 @@
-//! Over any interval, admitted ≤ law + what was out when it began, and that ≤ `max_overshoot`.
+//! Verifies the lease bound in simulated fleets.
 //!
-//! The same harness refutes a bound that is one less, and each careless design.
+//! Guarantees:
+//! - In any interval, allowed hits <= limit + hits outstanding at its start.
+//! - Hits outstanding <= `max_overshoot`.
+//! - The same simulation refutes a smaller bound and each flawed design.
 
 use std::ops::Range;
 
 use super::oracle::Overshoot;
-use super::world::{Flaw, KINDS, Kind, Seen, World};
+use super::world::{EventCounts, Flaw, FleetSimulation, KINDS, Kind};
 use crate::support::dice::seed;
 
-/// What happens in each world.
+/// Events per simulation.
 const EVENTS: usize = 1_500;
 
-/// One world at its end.
-struct End {
+struct SimulationResult {
     seed: u64,
     overshoot: Overshoot,
     budget: u64,
-    seen: Seen,
+    counts: EventCounts,
 }
 
-fn worlds(kind: Kind, flaw: Flaw, seeds: Range<u64>) -> impl Iterator<Item = End> {
+fn simulate(kind: Kind, flaw: Flaw, seeds: Range<u64>) -> impl Iterator<Item = SimulationResult> {
     seeds.map(move |seed| {
-        let mut world = World::new(seed, kind, flaw);
-        let overshoot = world.run(EVENTS);
-        End { seed, overshoot, budget: world.store.budget(), seen: world.seen }
+        let mut simulation = FleetSimulation::new(seed, kind, flaw);
+        let overshoot = simulation.run(EVENTS);
+        SimulationResult {
+            seed,
+            overshoot,
+            budget: simulation.store.budget(),
+            counts: simulation.counts,
+        }
     })
 }
 
-/// Worlds that this run is the first to see.
-fn new_worlds(kind: Kind, count: u64) -> impl Iterator<Item = End> {
+/// Simulations with seeds that are new in this run.
+fn simulate_new_seeds(kind: Kind, count: u64) -> impl Iterator<Item = SimulationResult> {
     let first = seed() >> 1;
-    worlds(kind, Flaw::None, first..first + count)
+    simulate(kind, Flaw::None, first..first + count)
 }
 
-/// In how many of these worlds a strategy some interval passes the law and what was out.
-fn refuted(kinds: &[Kind], flaw: Flaw, worlds_each: u64) -> usize {
-    let all = kinds.iter().flat_map(|kind| worlds(*kind, flaw, 0..worlds_each));
-    all.filter(|end| 0 < end.overshoot.above_out).count()
+/// Counts the simulations in which some interval exceeds the bound.
+fn refuted(kinds: &[Kind], flaw: Flaw, runs_each: u64) -> usize {
+    let all = kinds.iter().flat_map(|kind| simulate(*kind, flaw, 0..runs_each));
+    all.filter(|result| 0 < result.overshoot.above_bound).count()
 }
 
 #[test]
-fn no_world_admits_more_than_the_law_and_what_may_be_out() {
+fn no_simulation_exceeds_limit_plus_outstanding_hits() {
     for kind in KINDS {
-        for End { seed, overshoot, budget, seen } in new_worlds(kind, 60) {
-            let holds = overshoot.above_out == 0 && overshoot.above_law <= budget;
-            assert!(holds, "{kind:?}: {overshoot:?} of {budget}; SLUICEGATE_SEED={seed}; {seen:?}");
+        for SimulationResult { seed, overshoot, budget, counts } in simulate_new_seeds(kind, 60) {
+            let holds = overshoot.above_bound == 0 && overshoot.above_limit <= budget;
+            assert!(
+                holds,
+                "{kind:?}: {overshoot:?} of {budget}; SLUICEGATE_SEED={seed}; {counts:?}"
+            );
         }
     }
 }
 
 #[test]
-fn everything_that_can_happen_does() {
+fn simulations_cover_every_event() {
     for kind in KINDS {
-        let all: Vec<Seen> = worlds(kind, Flaw::None, 0..30).map(|end| end.seen).collect();
-        for (what, of) in Seen::ALL {
-            let total: u64 = all.iter().map(of).sum();
-            println!("{kind:?}: {what} {total}");
-            assert!(0 < total, "{kind:?}: never {what}");
+        let all: Vec<EventCounts> =
+            simulate(kind, Flaw::None, 0..30).map(|result| result.counts).collect();
+        for (event, count_of) in EventCounts::ALL {
+            let total: u64 = all.iter().map(count_of).sum();
+            println!("{kind:?}: {event} {total}");
+            assert!(0 < total, "{kind:?}: never {event}");
         }
     }
 }
 
 #[test]
-fn a_bound_that_is_one_less_is_refuted() {
-    // Not the sliding window, whose own bound is seldom reached.
+fn simulations_reach_the_bound_exactly() {
+    // Without the sliding window, which seldom reaches its own bound.
     for kind in [Kind::Gcra, Kind::FixedWindow, Kind::SlidingLog] {
-        let worlds = worlds(kind, Flaw::None, 0..150);
-        let tight = worlds.filter(|end| end.overshoot.above_law == end.budget).count();
+        let results = simulate(kind, Flaw::None, 0..150);
+        let tight = results.filter(|result| result.overshoot.above_limit == result.budget).count();
         println!("{kind:?}: {tight} of 150 worlds reach the bound");
         assert!(0 < tight, "{kind:?}");
     }
 }
 
 #[test]
-fn careless_designs_are_refuted() {
+fn simulations_detect_flawed_designs() {
     let coupled = [Kind::CoupledWindow, Kind::CoupledCalendar];
-    for (flaw, kinds, worlds_each) in [
+    for (flaw, kinds, runs_each) in [
         (Flaw::CreditedToEachWaiter, &KINDS[..], 10),
-        (Flaw::WindowOnMembersClock, &coupled[..], 50),
-        (Flaw::GivenBackAfterTheRoll, &coupled[..], 400),
-        (Flaw::GivenBackAfterExpiry, &KINDS[..], 80),
-        (Flaw::OldAnswerTaken, &KINDS[..], 50),
-        (Flaw::PutBackAfterAMessage, &KINDS[..], 200),
-        (Flaw::PutBackThoughVoid, &KINDS[..], 300),
-        (Flaw::UndoneThoughItLeft, &KINDS[..], 100),
+        (Flaw::WindowOnReplicaClock, &coupled[..], 50),
+        (Flaw::RefundedAfterWindowEnd, &coupled[..], 400),
+        (Flaw::RefundedAfterExpiry, &KINDS[..], 80),
+        (Flaw::OldReplyAccepted, &KINDS[..], 50),
+        (Flaw::PutBackAfterReport, &KINDS[..], 200),
+        (Flaw::PutBackThoughVoided, &KINDS[..], 300),
+        (Flaw::UndoneThoughSent, &KINDS[..], 100),
     ] {
-        let refuted = refuted(kinds, flaw, worlds_each);
-        println!("{flaw:?}: refuted in {refuted} of {} worlds", worlds_each * kinds.len() as u64);
+        let refuted = refuted(kinds, flaw, runs_each);
+        println!("{flaw:?}: refuted in {refuted} of {} worlds", runs_each * kinds.len() as u64);
         assert!(10 <= refuted, "{flaw:?}: {refuted}");
     }
 }

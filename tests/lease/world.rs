@@ -1,5 +1,6 @@
-//! A fleet and a store on a network that loses, doubles, delays and reorders, with clocks that run
-//! wrong and members that crash; all of it from one seed.
+//! Simulates a fleet and its store from one seed.
+//!
+//! The network loses, duplicates, delays and reorders messages. Clocks drift, and replicas crash.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,14 +14,14 @@ use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
 use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::oracle::{self, Admitted};
+use super::oracle::{self, Allowed};
 use super::store::{Counted, Store};
 use crate::support::dice::Dice;
 
-/// A clock runs at most this wrong, in millionths.
+/// Maximum clock drift, in millionths.
 const DRIFT_PPM: u64 = 1_000;
 
-/// How a strategy counts, and how its leases are bounded.
+/// A strategy and the bound of its leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Gcra,
@@ -40,55 +41,53 @@ pub const KINDS: [Kind; 6] = [
     Kind::SlidingLog,
 ];
 
-/// What a careless design does. The kernel's own functions are used all the same: the flaw is in
-/// how the world uses them.
+/// A flaw to simulate. The kernel is unchanged; the simulation misuses its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
-    /// A grant is credited to a second waiter too.
+    /// A grant is also credited to a second waiting check.
     CreditedToEachWaiter,
-    /// A member compares the store's boundary with a clock of its own, which is behind.
-    WindowOnMembersClock,
-    /// What is given back after its window is taken back into the next.
-    GivenBackAfterTheRoll,
-    /// What is given back after its lease ended is taken back.
-    GivenBackAfterExpiry,
-    /// The answer to a message that was given up is taken for the last one's.
-    OldAnswerTaken,
-    /// Hits of a question that is denied as a whole are put back although the store was told since that they
-    /// are not held.
-    PutBackAfterAMessage,
-    /// They are put back although the lease that they were of is over, or the store lists them no more.
-    PutBackThoughVoid,
-    /// What went with a message is held again although it left.
-    UndoneThoughItLeft,
+    /// A replica compares the window end of the store with its own slow clock.
+    WindowOnReplicaClock,
+    /// Hits returned after their window are refunded into the next one.
+    RefundedAfterWindowEnd,
+    /// Hits returned after their lease expired are refunded.
+    RefundedAfterExpiry,
+    /// The reply to an abandoned message is accepted as the reply to the last one.
+    OldReplyAccepted,
+    /// Hits of a denied check are put back although a later report excluded them.
+    PutBackAfterReport,
+    /// Hits are put back although their lease expired or the store no longer lists them.
+    PutBackThoughVoided,
+    /// Returned hits are restored although their message was sent.
+    UndoneThoughSent,
 }
 
-pub struct World {
+pub struct FleetSimulation {
     pub store: Store,
     now: Nanos,
-    nodes: Vec<Node>,
-    mail: Vec<(Nanos, Mail)>,
-    pub log: Vec<Admitted>,
+    replicas: Vec<Replica>,
+    in_transit: Vec<(Nanos, InTransit)>,
+    pub log: Vec<Allowed>,
     dice: Dice,
     flaw: Flaw,
     size: Size,
-    /// A length of time in which much happens.
+    /// Time scale of the limit.
     span: Nanos,
-    /// The longest time between two things that happen, mostly.
+    /// The usual maximum time between two events.
     pace: Nanos,
-    born: u64,
-    passed: HashSet<(Member, Number)>,
-    lent_in: HashMap<(Member, Number), u64>,
-    pub seen: Seen,
-    /// What was out when this instant began, and when its window did.
-    out: u64,
-    out_at_roll: u64,
+    replicas_started: u64,
+    applied: HashSet<(Member, Number)>,
+    grant_windows: HashMap<(Member, Number), u64>,
+    pub counts: EventCounts,
+    /// Outstanding hits at the start of this instant and of its window.
+    outstanding: u64,
+    outstanding_at_window_start: u64,
 }
 
-/// What happened at least so often: a quiet world proves nothing.
+/// Event counts. A simulation without events proves nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct EventCounts {
     pub lent: u64,
     pub spent: u64,
     pub asked: u64,
@@ -107,65 +106,63 @@ pub struct Seen {
     pub most_out: u64,
 }
 
-type Tally = fn(&Seen) -> u64;
+type Tally = fn(&EventCounts) -> u64;
 
-impl Seen {
+impl EventCounts {
     pub const ALL: [(&'static str, Tally); 16] = [
-        ("lent", |seen| seen.lent),
-        ("spent", |seen| seen.spent),
-        ("asked", |seen| seen.asked),
-        ("denied here", |seen| seen.denied_here),
-        ("superseded", |seen| seen.superseded),
-        ("repeated", |seen| seen.repeated),
-        ("given back", |seen| seen.given_back),
-        ("given back in vain", |seen| seen.voided),
-        ("crashed", |seen| seen.crashed),
-        ("ahead", |seen| seen.ahead),
-        ("put back", |seen| seen.put_back),
-        ("put back in vain", |seen| seen.put_back_in_vain),
-        ("put back after a message", |seen| seen.put_back_after_a_message),
-        ("undone", |seen| seen.undone),
-        ("undone in vain", |seen| seen.undone_in_vain),
-        ("out", |seen| seen.most_out),
+        ("lent", |counts| counts.lent),
+        ("spent", |counts| counts.spent),
+        ("asked", |counts| counts.asked),
+        ("denied here", |counts| counts.denied_here),
+        ("superseded", |counts| counts.superseded),
+        ("repeated", |counts| counts.repeated),
+        ("given back", |counts| counts.given_back),
+        ("given back in vain", |counts| counts.voided),
+        ("crashed", |counts| counts.crashed),
+        ("ahead", |counts| counts.ahead),
+        ("put back", |counts| counts.put_back),
+        ("put back in vain", |counts| counts.put_back_in_vain),
+        ("put back after a message", |counts| counts.put_back_after_a_message),
+        ("undone", |counts| counts.undone),
+        ("undone in vain", |counts| counts.undone_in_vain),
+        ("out", |counts| counts.most_out),
     ];
 }
 
-struct Node {
+struct Replica {
     member: Member,
     ledger: Ledger,
     offset: u64,
     ppm: u64,
-    /// How far this member's own clock is behind the store's.
+    /// Lag of the local clock behind the store clock.
     behind: Nanos,
     last: Option<Borrow>,
-    /// A message that never left, which its member is not told of yet.
+    /// An unsent message, not yet reported to the ledger.
     unsent: Option<Borrow>,
     numbers: u64,
-    /// Questions whose hits were taken, and which may yet be denied as a whole.
+    /// Checks that spent hits and may still be denied by another limit.
     undecided: Vec<Undecided>,
 }
 
-/// Hits that a question has taken.
 #[derive(Clone, Copy)]
 struct Undecided {
     hits: Hits,
-    /// Of the ledger when they were taken.
+    /// The ledger epoch when the hits were spent.
     grip: u64,
-    /// The last message that had been sent then.
-    told: Option<Borrow>,
-    /// Where in the log.
+    /// The last message sent before.
+    last_message: Option<Borrow>,
+    /// Index in the log.
     at: usize,
 }
 
 #[derive(Clone, Copy)]
-enum Mail {
+enum InTransit {
     ToStore(Member, Borrow),
-    ToMember(Member, Answer),
+    ToReplica(Member, Answer),
     Charge(Hits),
 }
 
-impl Node {
-    /// What this member's clock shows.
+impl Replica {
     fn clock(&self, now: Nanos) -> Nanos {
         let scaled = u128::from(now.0) * u128::from(1_000_000 - DRIFT_PPM + self.ppm) / 1_000_000;
         Nanos(self.offset + u64::try_from(scaled).unwrap())
@@ -177,7 +174,7 @@ impl Node {
     }
 }
 
-impl World {
+impl FleetSimulation {
     pub fn new(seed: u64, kind: Kind, flaw: Flaw) -> Self {
         let mut dice = Dice::new(seed);
         let span = Nanos(dice.pick(&[100, 1_000, 7_000]) * Nanos::MILLI.0);
@@ -191,54 +188,54 @@ impl World {
         let term = Nanos(1_000 * (span.0 * (2 + dice.up_to(30)) / 10_000));
         let size =
             if dice.once_in(2) { Size::Learned } else { Size::Fixed(Hits(1 + dice.up_to(most))) };
-        // From three times what the law earns to a tenth.
+        // From three times the refill rate of the limit to a tenth of it.
         let pace = Nanos(span.0 / most * dice.pick(&[1, 3, 10, 30]) / 2);
         let members = 1 + dice.up_to(dice.clone().pick(&[1, 3, 9]));
-        let mut world = Self {
+        let mut simulation = Self {
             store: Store::new(counted, Terms { overshoot, term, size: Size::Learned }),
             now,
-            nodes: Vec::new(),
-            mail: Vec::new(),
+            replicas: Vec::new(),
+            in_transit: Vec::new(),
             log: Vec::new(),
             dice,
             flaw,
             size,
             span,
             pace,
-            born: 0,
-            passed: HashSet::new(),
-            lent_in: HashMap::new(),
-            seen: Seen::default(),
-            out: 0,
-            out_at_roll: 0,
+            replicas_started: 0,
+            applied: HashSet::new(),
+            grant_windows: HashMap::new(),
+            counts: EventCounts::default(),
+            outstanding: 0,
+            outstanding_at_window_start: 0,
         };
         for _ in 0..members {
-            let node = world.birth();
-            world.nodes.push(node);
+            let replica = simulation.new_replica();
+            simulation.replicas.push(replica);
         }
-        world
+        simulation
     }
 
-    /// How far the log passes the law, after `events` things happened.
+    /// Runs `events` events and returns the overshoot of the log.
     pub fn run(&mut self, events: usize) -> oracle::Overshoot {
         let mut left = events;
         while 0 < left {
             let phase = usize::try_from(10 + self.dice.up_to(150)).unwrap().min(left);
             match self.dice.up_to(3) {
-                0 => self.pass_silently(),
-                1 => self.blast(),
-                _ => (0..phase).for_each(|_| self.happen()),
+                0 => self.idle_phase(),
+                1 => self.worst_case_burst(),
+                _ => (0..phase).for_each(|_| self.random_event()),
             }
             left -= phase;
         }
         oracle::overshoot(&self.store.counted, &self.log)
     }
 
-    fn birth(&mut self) -> Node {
-        self.born += 1;
+    fn new_replica(&mut self) -> Replica {
+        self.replicas_started += 1;
         let (size, term) = (self.size, self.store.terms.term);
-        Node {
-            member: Member(self.born),
+        Replica {
+            member: Member(self.replicas_started),
             ledger: Ledger::new(size, term, Hits(self.store.counted.most())),
             offset: self.dice.up_to(1 << 40),
             ppm: self.dice.up_to(2 * DRIFT_PPM),
@@ -250,41 +247,41 @@ impl World {
         }
     }
 
-    /// Time passes: what is out now is out when the next interval begins.
+    /// Advances the clock: hits outstanding now are outstanding at the start of the next interval.
     fn wait(&mut self, step: Nanos) {
         let window = self.store.counted.window(self.now);
         self.now = self.now.plus(step);
-        self.out = self.store.book.out(self.now).0;
+        self.outstanding = self.store.book.out(self.now).0;
         if self.store.counted.window(self.now) != window {
-            self.out_at_roll = self.out;
+            self.outstanding_at_window_start = self.outstanding;
         }
     }
 
-    /// One thing happens.
-    fn happen(&mut self) {
+    /// Runs one random event.
+    fn random_event(&mut self) {
         if !self.dice.once_in(4) {
             let longest = if self.dice.once_in(20) { self.span.0 / 5 } else { self.pace.0 };
             let step = self.dice.up_to(longest);
             self.wait(Nanos(step));
         }
         self.deliver();
-        let node = usize::try_from(self.dice.up_to(self.nodes.len() as u64 - 1)).unwrap();
+        let replica = usize::try_from(self.dice.up_to(self.replicas.len() as u64 - 1)).unwrap();
         match self.dice.up_to(41) {
-            0 => self.crash(node),
-            1 | 2 => self.send_again(node),
-            3 | 4 => self.give_up(node),
-            5 => self.part(node, true),
-            6 | 7 => self.part(node, false),
-            8..=11 => self.look_ahead(node),
-            12..=15 => self.decide(node),
-            16..=18 => self.undo(node),
-            19 => self.hand_back(node),
+            0 => self.crash(replica),
+            1 | 2 => self.resend(replica),
+            3 | 4 => self.abandon_call(replica),
+            5 => self.return_hits(replica, true),
+            6 | 7 => self.return_hits(replica, false),
+            8..=11 => self.refill(replica),
+            12..=15 => self.decide(replica),
+            16..=18 => self.undo_unsent(replica),
+            19 => self.return_balance(replica),
             _ => {
                 let hits = self.hits();
-                self.question(node, hits);
+                self.check(replica, hits);
             }
         }
-        self.hold_the_invariants();
+        self.assert_invariants();
     }
 
     fn hits(&mut self) -> Hits {
@@ -296,319 +293,328 @@ impl World {
         })
     }
 
-    fn question(&mut self, node: usize, hits: Hits) {
-        let now = self.nodes[node].clock(self.now);
-        match self.nodes[node].ledger.spend(now, hits) {
+    fn check(&mut self, replica: usize, hits: Hits) {
+        let now = self.replicas[replica].clock(self.now);
+        match self.replicas[replica].ledger.spend(now, hits) {
             Spend::Spent(_) => {
-                self.seen.spent += 1;
+                self.counts.spent += 1;
                 if self.dice.once_in(3) {
-                    self.hold(node, hits);
+                    self.mark_undecided(replica, hits);
                 }
-                self.admit(hits);
+                self.record_allowed(hits);
             }
-            Spend::Denied { .. } => self.seen.denied_here += 1,
-            Spend::Ask => self.ask(node, hits),
+            Spend::Denied { .. } => self.counts.denied_here += 1,
+            Spend::Ask => self.call_store(replica, hits),
         }
     }
 
-    fn ask(&mut self, node: usize, hits: Hits) {
-        self.seen.asked += 1;
-        let now = self.nodes[node].clock(self.now);
-        let number = self.nodes[node].number();
-        match self.nodes[node].ledger.borrow(now, number, hits) {
-            Some(borrow) => self.send(node, borrow),
-            None if self.dice.once_in(2) => self.post(Mail::Charge(hits)),
+    fn call_store(&mut self, replica: usize, hits: Hits) {
+        self.counts.asked += 1;
+        let now = self.replicas[replica].clock(self.now);
+        let number = self.replicas[replica].number();
+        match self.replicas[replica].ledger.borrow(now, number, hits) {
+            Some(borrow) => self.send(replica, borrow),
+            None if self.dice.once_in(2) => self.transmit(InTransit::Charge(hits)),
             None => {}
         }
     }
 
-    /// The question that hits were just spent for is not decided yet.
-    fn hold(&mut self, node: usize, hits: Hits) {
-        let (at, node) = (self.log.len(), &mut self.nodes[node]);
-        if self.flaw != Flaw::PutBackAfterAMessage {
-            node.ledger.hold(hits);
+    /// Marks the check that just spent hits as undecided.
+    fn mark_undecided(&mut self, replica: usize, hits: Hits) {
+        let (at, replica) = (self.log.len(), &mut self.replicas[replica]);
+        if self.flaw != Flaw::PutBackAfterReport {
+            replica.ledger.hold(hits);
         }
-        let (grip, told) = (node.ledger.grip(), node.last);
-        node.undecided.push(Undecided { hits, grip, told, at });
+        let (grip, last_message) = (replica.ledger.grip(), replica.last);
+        replica.undecided.push(Undecided { hits, grip, last_message, at });
     }
 
-    /// A question that took hits is decided. One that is denied by another limit puts them back, so that it admitted none.
-    /// Those that nobody undoes count as admitted when they were taken.
-    fn decide(&mut self, node: usize) {
-        let now = self.nodes[node].clock(self.now);
-        let node = &mut self.nodes[node];
-        let Some(last) = node.undecided.len().checked_sub(1) else { return };
+    /// Decides an undecided check. A denied one puts its hits back, so it allowed none.
+    /// Other checks count as allowed at the time of spending.
+    fn decide(&mut self, replica: usize) {
+        let now = self.replicas[replica].clock(self.now);
+        let replica = &mut self.replicas[replica];
+        let Some(last) = replica.undecided.len().checked_sub(1) else { return };
         let which = usize::try_from(self.dice.up_to(last as u64)).unwrap();
-        let Undecided { hits, grip, told, at } = node.undecided.swap_remove(which);
-        let is_admitted = self.dice.once_in(4);
-        if is_admitted {
-            return node.ledger.let_go(hits, grip);
+        let Undecided { hits, grip, last_message, at } = replica.undecided.swap_remove(which);
+        let is_allowed = self.dice.once_in(4);
+        if is_allowed {
+            return replica.ledger.let_go(hits, grip);
         }
         self.log[at].hits = 0;
-        node.ledger.expire(now);
-        let before = node.ledger.balance(now);
+        replica.ledger.expire(now);
+        let before = replica.ledger.balance(now);
         let grip = match self.flaw {
-            Flaw::PutBackAfterAMessage | Flaw::PutBackThoughVoid => node.ledger.grip(),
+            Flaw::PutBackAfterReport | Flaw::PutBackThoughVoided => replica.ledger.grip(),
             _ => grip,
         };
-        if self.flaw == Flaw::PutBackAfterAMessage {
-            node.ledger.hold(hits);
+        if self.flaw == Flaw::PutBackAfterReport {
+            replica.ledger.hold(hits);
         }
-        node.ledger.put_back(now, hits, grip);
-        if before < node.ledger.balance(now) {
-            self.seen.put_back += 1;
-            self.seen.put_back_after_a_message += u64::from(told != node.last);
+        replica.ledger.put_back(now, hits, grip);
+        if before < replica.ledger.balance(now) {
+            self.counts.put_back += 1;
+            self.counts.put_back_after_a_message += u64::from(last_message != replica.last);
         } else if hits != Hits(0) {
-            self.seen.put_back_in_vain += 1;
+            self.counts.put_back_in_vain += 1;
         }
     }
 
-    fn look_ahead(&mut self, node: usize) {
-        let now = self.nodes[node].clock(self.now);
-        let number = self.nodes[node].number();
+    fn refill(&mut self, replica: usize) {
+        let now = self.replicas[replica].clock(self.now);
+        let number = self.replicas[replica].number();
         let at_leisure = self.dice.once_in(2);
         let time = Nanos(self.dice.up_to(self.store.terms.term.0));
-        let ledger = &mut self.nodes[node].ledger;
+        let ledger = &mut self.replicas[replica].ledger;
         let borrow = if at_leisure {
             ledger.at_leisure(now, number, time)
         } else {
             ledger.ahead(now, number)
         };
         if let Some(borrow) = borrow {
-            self.seen.ahead += 1;
-            self.send(node, borrow);
+            self.counts.ahead += 1;
+            self.send(replica, borrow);
         }
     }
 
-    fn part(&mut self, node: usize, with_all: bool) {
-        let now = self.nodes[node].clock(self.now);
-        let number = self.nodes[node].number();
+    fn return_hits(&mut self, replica: usize, with_all: bool) {
+        let now = self.replicas[replica].clock(self.now);
+        let number = self.replicas[replica].number();
         let is_quiet = self.dice.once_in(2);
         let quiet = Nanos(self.dice.up_to(2 * self.store.terms.term.0));
-        let ledger = &mut self.nodes[node].ledger;
-        let parting = match (with_all, is_quiet) {
+        let ledger = &mut self.replicas[replica].ledger;
+        let message = match (with_all, is_quiet) {
             (true, _) => ledger.give_back(now, number),
             (false, true) => ledger.abandon(now, number, quiet),
             (false, false) => ledger.surplus(now, number),
         };
-        if let Some(parting) = parting {
-            self.send(node, parting);
+        if let Some(message) = message {
+            self.send(replica, message);
         }
     }
 
-    /// All that is held goes back before a question that it would cover with what the store has left.
-    fn hand_back(&mut self, node: usize) {
-        let now = self.nodes[node].clock(self.now);
-        let number = self.nodes[node].number();
-        if let Some(all) = self.nodes[node].ledger.hand_back(now, number) {
-            self.send(node, all);
+    /// Returns the whole balance before a check that needs it plus the headroom of the store.
+    fn return_balance(&mut self, replica: usize) {
+        let now = self.replicas[replica].clock(self.now);
+        let number = self.replicas[replica].number();
+        if let Some(all) = self.replicas[replica].ledger.hand_back(now, number) {
+            self.send(replica, all);
         }
     }
 
-    fn send(&mut self, node: usize, borrow: Borrow) {
-        let is_careless = self.flaw == Flaw::UndoneThoughItLeft;
-        if self.dice.once_in(if is_careless { 2 } else { 12 }) {
-            self.nodes[node].unsent = Some(borrow);
-            if !is_careless {
+    fn send(&mut self, replica: usize, borrow: Borrow) {
+        let undoes_sent = self.flaw == Flaw::UndoneThoughSent;
+        if self.dice.once_in(if undoes_sent { 2 } else { 12 }) {
+            self.replicas[replica].unsent = Some(borrow);
+            if !undoes_sent {
                 return;
             }
-            self.undo(node);
+            self.undo_unsent(replica);
         }
-        self.nodes[node].last = Some(borrow);
-        let member = self.nodes[node].member;
-        self.post(Mail::ToStore(member, borrow));
+        self.replicas[replica].last = Some(borrow);
+        let member = self.replicas[replica].member;
+        self.transmit(InTransit::ToStore(member, borrow));
     }
 
-    fn send_again(&mut self, node: usize) {
-        if let Some(borrow) = self.nodes[node].last {
-            let member = self.nodes[node].member;
-            self.post(Mail::ToStore(member, borrow));
+    fn resend(&mut self, replica: usize) {
+        if let Some(borrow) = self.replicas[replica].last {
+            let member = self.replicas[replica].member;
+            self.transmit(InTransit::ToStore(member, borrow));
         }
     }
 
-    /// A member is told that a message never left.
-    fn undo(&mut self, node: usize) {
-        let now = self.nodes[node].clock(self.now);
-        let node = &mut self.nodes[node];
-        let Some(borrow) = node.unsent.take() else { return };
-        let before = node.ledger.balance(now);
-        node.ledger.unsent(now, borrow.number);
-        if before < node.ledger.balance(now) {
-            self.seen.undone += 1;
+    /// Reports to a replica that its message was never sent.
+    fn undo_unsent(&mut self, replica: usize) {
+        let now = self.replicas[replica].clock(self.now);
+        let replica = &mut self.replicas[replica];
+        let Some(borrow) = replica.unsent.take() else { return };
+        let before = replica.ledger.balance(now);
+        replica.ledger.unsent(now, borrow.number);
+        if before < replica.ledger.balance(now) {
+            self.counts.undone += 1;
         } else if borrow.returned != Hits(0) {
-            self.seen.undone_in_vain += 1;
+            self.counts.undone_in_vain += 1;
         }
     }
 
-    fn give_up(&mut self, node: usize) {
-        if let Some(borrow) = self.nodes[node].last {
-            self.nodes[node].ledger.lost(borrow.number);
+    fn abandon_call(&mut self, replica: usize) {
+        if let Some(borrow) = self.replicas[replica].last {
+            self.replicas[replica].ledger.lost(borrow.number);
         }
     }
 
-    fn crash(&mut self, node: usize) {
+    fn crash(&mut self, replica: usize) {
         if self.dice.once_in(2) {
-            self.seen.crashed += 1;
-            self.nodes[node] = self.birth();
+            self.counts.crashed += 1;
+            self.replicas[replica] = self.new_replica();
         }
     }
 
-    /// Loses, doubles or delays.
-    fn post(&mut self, mail: Mail) {
+    /// Sends, loses, duplicates or delays a message.
+    fn transmit(&mut self, in_transit: InTransit) {
         for _ in 0..[1, 1, 1, 1, 1, 1, 1, 2, 0, 1][usize::try_from(self.dice.up_to(9)).unwrap()] {
             let slow = self.dice.once_in(15);
             let longest = if slow { 3 * self.store.terms.term.0 } else { self.span.0 / 100 };
             let due = Nanos(self.now.0 + self.dice.up_to(longest));
-            self.mail.push((due, mail));
+            self.in_transit.push((due, in_transit));
         }
     }
 
     fn deliver(&mut self) {
-        self.mail.sort_by_key(|(due, _)| *due);
-        let due = self.mail.partition_point(|(due, _)| *due <= self.now);
-        for (_, mail) in self.mail.drain(..due).collect::<Vec<_>>() {
-            match mail {
-                Mail::ToStore(member, borrow) => self.arrive(member, borrow),
-                Mail::ToMember(member, answer) => self.answer(member, answer),
-                Mail::Charge(hits) => self.charge(hits),
+        self.in_transit.sort_by_key(|(due, _)| *due);
+        let due = self.in_transit.partition_point(|(due, _)| *due <= self.now);
+        for (_, in_transit) in self.in_transit.drain(..due).collect::<Vec<_>>() {
+            match in_transit {
+                InTransit::ToStore(member, borrow) => self.store_receives(member, borrow),
+                InTransit::ToReplica(member, answer) => self.replica_receives(member, answer),
+                InTransit::Charge(hits) => self.charge(hits),
             }
         }
     }
 
     fn charge(&mut self, hits: Hits) {
         if matches!(self.store.charge(self.now, hits), Step::Admit(_)) {
-            self.admit(hits);
+            self.record_allowed(hits);
         }
     }
 
-    /// A message reaches the store.
-    fn arrive(&mut self, member: Member, borrow: Borrow) {
-        let borrow = self.take_back_carelessly(member, borrow);
+    fn store_receives(&mut self, member: Member, borrow: Borrow) {
+        let borrow = self.apply_store_flaw(member, borrow);
         let out_before = self.store.book.held_by(member, self.now);
         let Some(answer) = self.store.step(self.now, member, &borrow) else {
-            self.seen.superseded += 1;
+            self.counts.superseded += 1;
             return;
         };
         if answer.granted != Hits(0) {
-            self.lent_in.insert((member, answer.number), self.store.counted.window(self.now));
+            self.grant_windows.insert((member, answer.number), self.store.counted.window(self.now));
         }
-        let again = self.passed.contains(&(member, borrow.number));
-        self.seen.repeated += u64::from(again);
-        self.seen.lent += answer.granted.0;
-        if borrow.returned != Hits(0) && !again {
+        let is_repeated = self.applied.contains(&(member, borrow.number));
+        self.counts.repeated += u64::from(is_repeated);
+        self.counts.lent += answer.granted.0;
+        if borrow.returned != Hits(0) && !is_repeated {
             let count = if out_before == Hits(0) {
-                &mut self.seen.voided
+                &mut self.counts.voided
             } else {
-                &mut self.seen.given_back
+                &mut self.counts.given_back
             };
             *count += 1;
         }
-        let admitted = borrow.hits != Hits(0) && matches!(answer.step, Step::Admit(_));
-        if admitted && !again {
-            self.admit(borrow.hits);
+        let is_allowed = borrow.hits != Hits(0) && matches!(answer.step, Step::Admit(_));
+        if is_allowed && !is_repeated {
+            self.record_allowed(borrow.hits);
         }
-        if admitted || borrow.hits == Hits(0) {
-            self.passed.insert((member, borrow.number));
+        if is_allowed || borrow.hits == Hits(0) {
+            self.applied.insert((member, borrow.number));
         }
-        self.post(Mail::ToMember(member, answer));
+        self.transmit(InTransit::ToReplica(member, answer));
     }
 
-    /// An answer reaches its member, or nobody.
-    fn answer(&mut self, member: Member, mut answer: Answer) {
-        let Some(node) = self.nodes.iter_mut().find(|node| node.member == member) else { return };
-        let now = node.clock(self.now);
-        if self.flaw == Flaw::WindowOnMembersClock {
-            answer.good_for = answer.good_for.plus(node.behind);
+    /// Delivers a reply, unless its replica has crashed.
+    fn replica_receives(&mut self, member: Member, mut answer: Answer) {
+        let Some(replica) = self.replicas.iter_mut().find(|replica| replica.member == member)
+        else {
+            return;
+        };
+        let now = replica.clock(self.now);
+        if self.flaw == Flaw::WindowOnReplicaClock {
+            answer.good_for = answer.good_for.plus(replica.behind);
         }
-        if let (Flaw::OldAnswerTaken, Some(last)) = (self.flaw, node.last) {
+        if let (Flaw::OldReplyAccepted, Some(last)) = (self.flaw, replica.last) {
             answer.number = last.number;
         }
-        let before = node.ledger.balance(now);
-        node.ledger.settle(now, &answer);
-        let credited = before < node.ledger.balance(now);
+        let before = replica.ledger.balance(now);
+        replica.ledger.settle(now, &answer);
+        let credited = before < replica.ledger.balance(now);
         if self.flaw == Flaw::CreditedToEachWaiter && credited {
-            self.admit(answer.granted);
+            self.record_allowed(answer.granted);
         }
     }
 
-    /// The flaws of a store that takes back what it must not.
-    fn take_back_carelessly(&mut self, member: Member, borrow: Borrow) -> Borrow {
+    /// Simulates a store that refunds ended leases.
+    fn apply_store_flaw(&mut self, member: Member, borrow: Borrow) -> Borrow {
         let listed = self.store.book.held_by(member, self.now) != Hits(0);
-        let lent_in = self.lent_in.get(&(member, borrow.lease)).copied();
-        let rolled = lent_in.is_some_and(|lent_in| lent_in != self.store.counted.window(self.now));
-        let careless = match self.flaw {
-            Flaw::GivenBackAfterTheRoll => rolled,
-            Flaw::GivenBackAfterExpiry => !listed && !rolled,
+        let grant_window = self.grant_windows.get(&(member, borrow.lease)).copied();
+        let rolled = grant_window
+            .is_some_and(|grant_window| grant_window != self.store.counted.window(self.now));
+        let is_flawed = match self.flaw {
+            Flaw::RefundedAfterWindowEnd => rolled,
+            Flaw::RefundedAfterExpiry => !listed && !rolled,
             _ => false,
         };
-        if !careless {
+        if !is_flawed {
             return borrow;
         }
         self.store.counted.refund_blindly(self.now, borrow.returned);
         Borrow { returned: Hits(0), ..borrow }
     }
 
-    fn admit(&mut self, hits: Hits) {
-        let (out, out_at_roll) = (self.out, self.out_at_roll);
-        self.log.push(Admitted { at: self.now, hits: hits.0, out, out_at_roll });
+    fn record_allowed(&mut self, hits: Hits) {
+        let (outstanding, outstanding_at_window_start) =
+            (self.outstanding, self.outstanding_at_window_start);
+        self.log.push(Allowed {
+            at: self.now,
+            hits: hits.0,
+            outstanding,
+            outstanding_at_window_start,
+        });
     }
 
-    /// Nobody asks for a while.
-    fn pass_silently(&mut self) {
+    /// A phase without checks.
+    fn idle_phase(&mut self) {
         for _ in 0..10 {
             let longest = self.store.terms.term.0.min(self.span.0) / 10;
             let step = self.dice.up_to(longest);
             self.wait(Nanos(step));
             self.deliver();
-            self.hold_the_invariants();
+            self.assert_invariants();
         }
     }
 
-    /// Every member is asked a little, so that it has something to hold.
-    fn gather(&mut self) {
+    /// Sends a few checks to every replica, so that each has a balance.
+    fn fill_balances(&mut self) {
         for _ in 0..3 {
-            for node in 0..self.nodes.len() {
-                self.question(node, Hits(1));
+            for replica in 0..self.replicas.len() {
+                self.check(replica, Hits(1));
             }
             self.wait(Nanos(self.span.0 / 100));
             self.deliver();
         }
     }
 
-    /// The worst clients come to all members at once, at times as a window begins, and then to the
-    /// store itself.
-    fn blast(&mut self) {
-        self.gather();
+    /// Spends every balance and the rest of the limit at once, sometimes as a window begins.
+    fn worst_case_burst(&mut self) {
+        self.fill_balances();
         let window = self.store.counted.window(self.now);
         let waits = window != 0 && self.dice.once_in(2);
         while waits && self.store.counted.window(self.now) == window {
             self.wait(Nanos(self.span.0 / 300));
         }
         self.deliver();
-        for node in 0..self.nodes.len() {
-            let now = self.nodes[node].clock(self.now);
-            while 0 < self.nodes[node].ledger.balance(now).0 {
-                self.question(node, Hits(1));
+        for replica in 0..self.replicas.len() {
+            let now = self.replicas[replica].clock(self.now);
+            while 0 < self.replicas[replica].ledger.balance(now).0 {
+                self.check(replica, Hits(1));
             }
         }
         while matches!(self.store.charge(self.now, Hits(1)), Step::Admit(_)) {
-            self.admit(Hits(1));
+            self.record_allowed(Hits(1));
         }
     }
 
-    /// What the proof rests on. A flawed world breaks it, and is left to the oracle.
-    fn hold_the_invariants(&mut self) {
-        let out = self.store.book.out(self.now).0;
-        self.seen.most_out = self.seen.most_out.max(out);
+    /// Asserts the invariants of the proof. Flawed designs violate them, so only the overshoot
+    /// counts.
+    fn assert_invariants(&mut self) {
+        let outstanding = self.store.book.out(self.now).0;
+        self.counts.most_out = self.counts.most_out.max(outstanding);
         if self.flaw != Flaw::None {
             return;
         }
         if let Overshoot::AtMost(budget) = self.store.terms.overshoot {
-            assert!(out <= budget.0, "{out} out of {budget}");
+            assert!(outstanding <= budget.0, "{outstanding} out of {budget}");
         }
-        for node in &self.nodes {
-            let held = node.ledger.held(node.clock(self.now));
-            let listed = self.store.book.held_by(node.member, self.now);
+        for replica in &self.replicas {
+            let held = replica.ledger.held(replica.clock(self.now));
+            let listed = self.store.book.held_by(replica.member, self.now);
             assert!(held <= listed, "a member may hold {held}, listed are {listed}");
         }
     }
@@ -626,7 +632,7 @@ fn counted(dice: &mut Dice, kind: Kind, span: Nanos) -> Counted {
             Counted::Fixed(FixedWindow::new(limit, windows).unwrap(), Count::default())
         }
         Kind::CoupledCalendar => {
-            // Months are of different lengths.
+            // Months have different lengths.
             let start = |index: u64| Nanos(index * span.0 + index % 3 * (span.0 / 30_000) * 1_000);
             Counted::Calendar(limit, (900..4_000).map(start).collect(), Count::default())
         }

@@ -1,86 +1,85 @@
-//! Who is denied by leased limits, beside the law and beside the same limit that is strict.
+//! Tests that leased limits deny a check only if the limit has too few hits left.
 //!
-//! Real engines on clocks set by hand: 100 a second, of which 10 may be out, asked for 1 to 64 hits at a time. The
-//! law is kept here, from what was admitted and when: nothing of it comes from the store.
+//! Real engines on manual clocks check 1 to 64 hits, with 100 hits per second and 10 outstanding.
+//! An independent model of the limit gives the expected verdicts.
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
-use super::{Far, engine, held, pass, publish, question};
+use super::{RemoteStore, advance_clock, check, engine, publish, total_balance};
 use crate::support::dice::{Dice, seed};
 
 const LIMIT: u64 = 100;
 const MINUTE: u64 = 60_000;
 
-/// A question: when, of whom, and for how many hits.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct TimedCheck {
     millis: u64,
-    who: usize,
+    replica: usize,
     hits: u64,
 }
 
-/// A debt, in thousandths of a hit: a millisecond earns a tenth of a hit.
+/// A GCRA debt in thousandths of a hit. One millisecond frees a tenth of a hit.
 #[derive(Debug, Default)]
-struct Law {
-    owed: u64,
+struct GcraModel {
+    debt: u64,
     at: u64,
 }
 
-/// What a fleet made of a minute.
+/// Totals of a fleet over one minute.
 #[derive(Debug, Default)]
-struct Came {
+struct Totals {
     admitted: u64,
     asked: u64,
     calls: u64,
-    questions: u64,
-    /// Denials beside which the law had enough left.
-    wrong: Vec<(Asked, u64, u64)>,
+    checks: u64,
+    /// Denials although the model had enough hits left: check, remaining, outstanding elsewhere.
+    wrong_denials: Vec<(TimedCheck, u64, u64)>,
 }
 
-impl Law {
+impl GcraModel {
     fn left(&mut self, millis: u64) -> u64 {
-        self.owed = self.owed.saturating_sub((millis - self.at) * LIMIT);
+        self.debt = self.debt.saturating_sub((millis - self.at) * LIMIT);
         self.at = millis;
-        (LIMIT * 1_000).saturating_sub(self.owed) / 1_000
+        (LIMIT * 1_000).saturating_sub(self.debt) / 1_000
     }
 
     fn charge(&mut self, hits: u64) {
-        self.owed += hits * 1_000;
+        self.debt += hits * 1_000;
     }
 }
 
-/// A minute of demand for `percent` of the limit, by members of which some are silent for seconds: 1 hit of half of
-/// the questions, 2 of a quarter, and so on to 64.
-fn minute(members: usize, percent: u64, dice: &mut Dice) -> Vec<Asked> {
-    let (mut asked, mut millis) = (Vec::new(), 0);
-    // Four hits a question, so that a hundred a second are one in 40 ms.
+/// One minute of checks at `percent` of the limit; some replicas are idle for seconds.
+/// Half of the checks cost 1 hit, a quarter 2, and so on up to 64.
+fn one_minute(replicas: usize, percent: u64, dice: &mut Dice) -> Vec<TimedCheck> {
+    let (mut checks, mut millis) = (Vec::new(), 0);
+    // An average check costs 4 hits, so 100 hits per second are one check per 40 ms.
     while millis < MINUTE {
         millis += dice.up_to(2 * 40 * 100 / percent);
-        let awake = members.min(1 + usize::try_from(millis / 5_000 % 3).unwrap() * members / 2);
-        let who = usize::try_from(dice.up_to(awake as u64 - 1)).unwrap();
-        asked.push(Asked { millis, who, hits: 1 << dice.roll().leading_zeros().min(6) });
+        let awake = replicas.min(1 + usize::try_from(millis / 5_000 % 3).unwrap() * replicas / 2);
+        let replica = usize::try_from(dice.up_to(awake as u64 - 1)).unwrap();
+        checks.push(TimedCheck { millis, replica, hits: 1 << dice.roll().leading_zeros().min(6) });
     }
-    asked
+    checks
 }
 
-/// What becomes of `trace`.
-async fn run(words: &str, mode: &str, members: usize, trace: &[Asked]) -> Came {
+/// Replays `trace` on a fleet, and on a model of the limit.
+async fn run(domain_fields: &str, mode: &str, replicas: usize, trace: &[TimedCheck]) -> Totals {
     let limits = format!(
         "- key: k\n  rate_limit: {{unit: second, requests_per_unit: {LIMIT}, strategy: gcra{mode}}}\n"
     );
-    let store = Far::new();
-    let fleet: Vec<Engine> = (0..members).map(|_| engine(&store, &limits)).collect();
+    let store = RemoteStore::new();
+    let fleet: Vec<Engine> = (0..replicas).map(|_| engine(&store, &limits)).collect();
     for engine in &fleet {
-        publish(engine, words, &limits);
+        publish(engine, domain_fields, &limits);
     }
-    let (mut came, mut law, mut now) = (Came::default(), Law::default(), 0);
-    for one in trace {
-        while now < one.millis {
+    let (mut totals, mut model, mut now) = (Totals::default(), GcraModel::default(), 0);
+    for timed in trace {
+        while now < timed.millis {
             now += 1;
             for engine in &fleet {
-                pass(engine, Nanos::MILLI);
+                advance_clock(engine, Nanos::MILLI);
             }
             if now % 1_000 == 0 {
                 for engine in &fleet {
@@ -88,70 +87,70 @@ async fn run(words: &str, mode: &str, members: usize, trace: &[Asked]) -> Came {
                 }
             }
         }
-        let others = fleet.iter().enumerate().filter(|(at, _)| *at != one.who);
-        let out: u64 = others.map(|(_, engine)| out(engine)).sum();
-        let left = law.left(now);
-        let question = question(&[("k", "v")], Cost::Charge(Hits(one.hits)));
-        let answer = fleet[one.who].decide(&question).await.unwrap();
-        settle().await;
-        (came.questions, came.asked) = (came.questions + 1, came.asked + one.hits);
+        let others = fleet.iter().enumerate().filter(|(at, _)| *at != timed.replica);
+        let outstanding: u64 = others.map(|(_, engine)| outstanding(engine)).sum();
+        let left = model.left(now);
+        let check = check(&[("k", "v")], Cost::Charge(Hits(timed.hits)));
+        let answer = fleet[timed.replica].decide(&check).await.unwrap();
+        run_background_tasks().await;
+        (totals.checks, totals.asked) = (totals.checks + 1, totals.asked + timed.hits);
         if answer.verdict == Verdict::Admit {
-            law.charge(one.hits);
-            came.admitted += one.hits;
-        } else if one.hits + out <= left {
-            came.wrong.push((*one, left, out));
+            model.charge(timed.hits);
+            totals.admitted += timed.hits;
+        } else if timed.hits + outstanding <= left {
+            totals.wrong_denials.push((*timed, left, outstanding));
         }
     }
-    came.calls = store.calls();
-    came
+    totals.calls = store.calls();
+    totals
 }
 
 async fn tend(engine: &Engine) {
     if let Some(leases) = engine.leases() {
         leases.tend().await;
-        settle().await;
+        run_background_tasks().await;
     }
 }
 
-fn out(engine: &Engine) -> u64 {
-    if engine.leases().is_some() { held(engine) } else { 0 }
+fn outstanding(engine: &Engine) -> u64 {
+    if engine.leases().is_some() { total_balance(engine) } else { 0 }
 }
 
-/// What was sent in the background is answered.
-async fn settle() {
+/// Lets background messages complete.
+async fn run_background_tasks() {
     for _ in 0..8 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Each of these fleets' minute at each of these loads, and what to call it.
+/// Scenarios for every fleet size and load, each with a label.
 #[expect(clippy::print_stdout, reason = "the seed")]
-fn minutes() -> Vec<(usize, u64, Vec<Asked>, String)> {
+fn scenarios() -> Vec<(usize, u64, Vec<TimedCheck>, String)> {
     let seed = seed();
     let mut dice = Dice::new(seed);
     println!("SLUICEGATE_SEED={seed}");
     let fleets = [1, 2, 8].into_iter();
-    let each = fleets.flat_map(|members| [60, 100, 150].map(|percent| (members, percent)));
-    each.map(|(members, percent)| {
-        let whose = format!("SLUICEGATE_SEED={seed}: {members} replicas, {percent} %");
-        (members, percent, minute(members, percent, &mut dice), whose)
+    let each = fleets.flat_map(|replicas| [60, 100, 150].map(|percent| (replicas, percent)));
+    each.map(|(replicas, percent)| {
+        let label = format!("SLUICEGATE_SEED={seed}: {replicas} replicas, {percent} %");
+        (replicas, percent, one_minute(replicas, percent, &mut dice), label)
     })
     .collect()
 }
 
 #[tokio::test]
-async fn nobody_is_denied_while_the_law_has_enough_left_and_a_question_costs_a_call_at_most() {
-    for (members, percent, trace, whose) in minutes() {
-        let leased = run("", ", mode: leased, max_overshoot: 10%", members, &trace).await;
-        let strict = run("", "", members, &trace).await;
+async fn leased_limits_never_deny_while_hits_remain() {
+    for (replicas, percent, trace, label) in scenarios() {
+        let leased = run("", ", mode: leased, max_overshoot: 10%", replicas, &trace).await;
+        let strict = run("", "", replicas, &trace).await;
         println!(
-            "| {members} | {percent} % | {} asked | leased {} | strict {} | {} calls for {} questions |",
-            leased.asked, leased.admitted, strict.admitted, leased.calls, leased.questions
+            "| {replicas} | {percent} % | {} asked | leased {} | strict {} | {} calls for {} questions |",
+            leased.asked, leased.admitted, strict.admitted, leased.calls, leased.checks
         );
-        assert!(strict.wrong.is_empty(), "{whose}, strict: {:?}", strict.wrong);
-        let (wrong, first) = (leased.wrong.len(), leased.wrong.first());
-        assert!(leased.wrong.is_empty(), "{whose}: {wrong} of {first:?}");
-        assert!(leased.calls <= leased.questions, "{whose}: {} calls", leased.calls);
-        assert!(95 * strict.admitted <= 100 * leased.admitted, "{whose}: {leased:?}");
+        assert!(strict.wrong_denials.is_empty(), "{label}, strict: {:?}", strict.wrong_denials);
+        let (wrong_denials, first) = (leased.wrong_denials.len(), leased.wrong_denials.first());
+        assert!(leased.wrong_denials.is_empty(), "{label}: {wrong_denials} of {first:?}");
+        assert!(leased.calls <= leased.checks, "{label}: {} calls", leased.calls);
+        assert!(95 * strict.admitted <= 100 * leased.admitted, "{label}: {leased:?}");
     }
 }

@@ -1,14 +1,14 @@
-//! The table of `share` as a picture: the share of the limit used, and calls per decision, by replicas.
+//! Draws the table of `share`: used share of the limit and calls per decision, by replicas.
 
 use std::fmt::Write as _;
 
-/// One fleet under one demand.
+/// Result for one fleet size and one demand.
 pub(super) struct Point {
     pub(super) demand: &'static str,
-    pub(super) members: usize,
-    /// 0 to 1.
+    pub(super) replicas: usize,
+    /// Used share of the limit, 0 to 1.
     pub(super) share: f64,
-    /// Per decision.
+    /// Store calls per decision.
     pub(super) calls: f64,
 }
 
@@ -17,11 +17,11 @@ const HEIGHT: f64 = 180.0;
 const LEFT: f64 = 50.0;
 const TOP: f64 = 50.0;
 const GAP: f64 = 60.0;
-const COLOURS: [&str; 4] = ["#1b7f3b", "#c2571a", "#3b5bb5", "#8a3fa0"];
+const COLORS: [&str; 4] = ["#1b7f3b", "#c2571a", "#3b5bb5", "#8a3fa0"];
 
 type Value = fn(&Point) -> f64;
 
-/// Two panels side by side; `bound` is the least share.
+/// Draws two panels side by side; `bound` is the minimum share.
 pub(super) fn svg(strategy: &str, points: &[Point], bound: f64) -> String {
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 740 270\" font-family=\"sans-serif\" \
@@ -29,9 +29,9 @@ pub(super) fn svg(strategy: &str, points: &[Point], bound: f64) -> String {
     );
     let mut demands: Vec<&str> = points.iter().map(|point| point.demand).collect();
     demands.dedup();
-    for (number, (demand, colour)) in demands.iter().zip(COLOURS).enumerate() {
+    for (number, (demand, color)) in demands.iter().zip(COLORS).enumerate() {
         let x = LEFT + 130.0 * f64::from(u32::try_from(number).unwrap());
-        writeln!(svg, "<text x=\"{x}\" y=\"18\" fill=\"{colour}\">{demand}</text>").unwrap();
+        writeln!(svg, "<text x=\"{x}\" y=\"18\" fill=\"{color}\">{demand}</text>").unwrap();
     }
     let panels: [(&str, Value, Option<f64>); 2] = [
         ("share of the limit used", |point| point.share, Some(bound)),
@@ -64,24 +64,24 @@ pub(super) fn svg(strategy: &str, points: &[Point], bound: f64) -> String {
 }
 
 fn lines(svg: &mut String, left: f64, points: &[Point], demands: &[&str], value: Value) {
-    // 2 to 512, each doubling as wide as the next.
-    let x = |members: usize| left + WIDTH * f64::from(members.ilog2() - 1) / 8.0;
-    for (demand, colour) in demands.iter().zip(COLOURS) {
+    // A logarithmic axis from 2 to 512 replicas.
+    let x = |replicas: usize| left + WIDTH * f64::from(replicas.ilog2() - 1) / 8.0;
+    for (demand, color) in demands.iter().zip(COLORS) {
         let mut line = String::new();
         for point in points.iter().filter(|point| point.demand == *demand) {
             let y = TOP + HEIGHT * (1.0 - value(point));
-            write!(line, "{:.1},{y:.1} ", x(point.members)).unwrap();
+            write!(line, "{:.1},{y:.1} ", x(point.replicas)).unwrap();
         }
         writeln!(
             svg,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"/>",
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\"/>",
             line.trim_end()
         )
         .unwrap();
     }
-    for members in [2, 8, 64, 512] {
-        let (x, y) = (x(members), TOP + HEIGHT + 14.0);
-        writeln!(svg, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{members}</text>")
+    for replicas in [2, 8, 64, 512] {
+        let (x, y) = (x(replicas), TOP + HEIGHT + 14.0);
+        writeln!(svg, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{replicas}</text>")
             .unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Hits that are given back, and denials that are remembered.
+//! Tests refunds to leased limits and remembered denials.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,81 +8,81 @@ use sluicegate::kernel::decision::{Cost, Override, Verdict};
 use sluicegate::kernel::units::{Hits, Unit};
 use tokio::task::JoinHandle;
 
-use super::waiting::{K, asked, standing, turns, verdict};
-use super::{Far, admits, question};
+use super::waiting::{K, paused_store, run_other_tasks, spawn_check, verdict};
+use super::{RemoteStore, check, is_allowed};
 
-/// A thousand an hour, of which none may pass above a window.
+/// 1000 hits per hour without overshoot.
 const HOUR: &str = "- key: k\n  rate_limit: {unit: hour, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n";
 
-/// An engine that has spent all of that, and a store whose calls stand from then on.
-async fn spent() -> (Arc<Far>, Arc<Engine>) {
-    let (store, engine) = standing(HOUR);
-    store.stands.store(false, Relaxed);
-    assert!(admits(&engine, K, 1000).await);
-    store.stands.store(true, Relaxed);
+/// An engine that has spent the whole limit, with store calls paused afterwards.
+async fn spent_window() -> (Arc<RemoteStore>, Arc<Engine>) {
+    let (store, engine) = paused_store(HOUR);
+    store.pauses_calls.store(false, Relaxed);
+    assert!(is_allowed(&engine, K, 1000).await);
+    store.pauses_calls.store(true, Relaxed);
     (store, engine)
 }
 
-/// Gives five back in the background.
-async fn refunded(
+/// Refunds five hits in the background.
+async fn spawn_refund(
     engine: &Arc<Engine>,
     limit: Option<Override>,
 ) -> JoinHandle<Result<Answer, Refusal>> {
     let engine = Arc::clone(engine);
-    let asking = tokio::spawn(async move {
-        let mut back = question(K, Cost::Refund(Hits(5)));
+    let pending = tokio::spawn(async move {
+        let mut back = check(K, Cost::Refund(Hits(5)));
         back.descriptors[0].limit = limit;
         engine.decide(&back).await
     });
-    turns().await;
-    asking
+    run_other_tasks().await;
+    pending
 }
 
 #[tokio::test]
-async fn a_denial_that_was_on_its_way_when_hits_came_back_is_not_remembered() {
-    let (store, engine) = spent().await;
-    let denied = asked(&engine, 1).await;
-    store.take(0);
-    turns().await;
-    store.stands.store(false, Relaxed);
-    assert_eq!(verdict(refunded(&engine, None).await).await, Verdict::Admit);
-    store.answer(0);
+async fn a_denial_pending_during_a_refund_is_not_remembered() {
+    let (store, engine) = spent_window().await;
+    let denied = spawn_check(&engine, 1).await;
+    store.receive(0);
+    run_other_tasks().await;
+    store.pauses_calls.store(false, Relaxed);
+    assert_eq!(verdict(spawn_refund(&engine, None).await).await, Verdict::Admit);
+    store.reply(0);
     assert_eq!(verdict(denied).await, Verdict::Deny);
     assert!(
-        admits(&engine, K, 1).await,
+        is_allowed(&engine, K, 1).await,
         "the window counted one that it denied, and five came back"
     );
 }
 
 #[tokio::test]
-async fn a_denial_of_a_question_that_passed_hits_on_their_way_back_is_not_remembered() {
+async fn a_denial_overtaking_a_refund_is_not_remembered() {
     for is_answered_first in [false, true] {
-        let (store, engine) = spent().await;
-        let back = refunded(&engine, None).await;
-        let denied = asked(&engine, 1).await;
+        let (store, engine) = spent_window().await;
+        let back = spawn_refund(&engine, None).await;
+        let denied = spawn_check(&engine, 1).await;
         assert_eq!(store.calls(), 3, "both are on their way");
-        store.take(1);
-        turns().await;
-        store.take(0);
+        store.receive(1);
+        run_other_tasks().await;
+        store.receive(0);
         for at in if is_answered_first { [0, 1] } else { [1, 0] } {
-            store.answer(at);
-            turns().await;
+            store.reply(at);
+            run_other_tasks().await;
         }
         assert_eq!((verdict(back).await, verdict(denied).await), (Verdict::Admit, Verdict::Deny));
-        store.stands.store(false, Relaxed);
-        assert!(admits(&engine, K, 1).await, "{is_answered_first}");
+        store.pauses_calls.store(false, Relaxed);
+        assert!(is_allowed(&engine, K, 1).await, "{is_answered_first}");
     }
 }
 
 #[tokio::test]
-async fn hits_that_come_back_under_a_limit_of_the_question_drop_the_denial_of_their_counter() {
-    let (store, engine) = spent().await;
-    store.stands.store(false, Relaxed);
-    assert!(!admits(&engine, K, 1).await);
+async fn a_refund_with_an_override_clears_the_remembered_denial() {
+    let (store, engine) = spent_window().await;
+    store.pauses_calls.store(false, Relaxed);
+    assert!(!is_allowed(&engine, K, 1).await);
     let calls = store.calls();
-    assert!(!admits(&engine, K, 1).await);
+    assert!(!is_allowed(&engine, K, 1).await);
     assert_eq!(store.calls(), calls, "it is remembered");
     let limit = Override { requests: 1000, unit: Unit::Hour };
-    assert_eq!(verdict(refunded(&engine, Some(limit)).await).await, Verdict::Admit);
-    assert!(admits(&engine, K, 1).await);
+    assert_eq!(verdict(spawn_refund(&engine, Some(limit)).await).await, Verdict::Admit);
+    assert!(is_allowed(&engine, K, 1).await);
 }

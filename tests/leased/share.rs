@@ -1,33 +1,33 @@
-//! How much of a limit a demand that exceeds it uses, and what it calls, in fleets of any size.
+//! Measures the used share of an overloaded limit, and the calls per check, for any fleet size.
 //!
-//! Real engines on clocks set by hand: 6,000 a minute, of which a tenth may be out, asked for half as
-//! much again. `cargo test --test all -- --nocapture leased::share` prints the table of docs/leases.md, and with
-//! `SLUICEGATE_PICTURES=docs/pictures` draws its pictures.
+//! Real engines on manual clocks check at 150 % of 6,000 hits per minute, with 10 % outstanding.
+//! `cargo test --test all -- --nocapture leased::share` prints the table of docs/leases.md. With
+//! `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::plot::{Point, svg};
-use super::{Far, engine, pass, question};
+use super::{RemoteStore, advance_clock, check, engine};
 use crate::support::dice::{Dice, seed};
 
 const FLEETS: [usize; 4] = [2, 8, 64, 512];
 const LIMIT: u64 = 6_000;
-/// Questions in a tenth of a second: 150 a second, where 100 pass.
-const ASKED: u64 = 15;
+/// Checks per 100 ms: 150 per second, and the limit allows 100.
+const CHECKS_PER_TENTH: u64 = 15;
 const MINUTES: u64 = 1;
 
-/// Who asks.
+/// Distribution of the checks over the replicas.
 #[derive(Clone, Copy, Debug)]
 enum Demand {
-    /// Everybody alike.
+    /// All replicas equally.
     Uniform,
-    /// One asks for half, the next for a quarter, and so on.
+    /// One replica gets half of the checks, the next a quarter, and so on.
     Skewed,
-    /// Whoever asks, asks for a second's worth at once.
+    /// One random replica gets all checks of a second.
     Bursty,
-    /// A tenth of the fleet asks, and every ten seconds another.
+    /// A tenth of the replicas; every ten seconds another tenth.
     Drifting,
 }
 
@@ -43,43 +43,43 @@ impl Demand {
         }
     }
 
-    /// Who asks next, of `members`, in this tenth of a second.
-    fn who(self, members: usize, tenth: u64, dice: &mut Dice) -> usize {
-        let members = members as u64;
-        let who = match self {
-            Self::Uniform => dice.up_to(members - 1),
-            Self::Skewed => u64::from(dice.roll().leading_zeros()).min(members - 1),
-            Self::Bursty => Dice::new(tenth / 10).up_to(members - 1),
+    /// Returns the replica of the next check in this tenth of a second.
+    fn next_replica(self, replicas: usize, tenth: u64, dice: &mut Dice) -> usize {
+        let replicas = replicas as u64;
+        let next_replica = match self {
+            Self::Uniform => dice.up_to(replicas - 1),
+            Self::Skewed => u64::from(dice.roll().leading_zeros()).min(replicas - 1),
+            Self::Bursty => Dice::new(tenth / 10).up_to(replicas - 1),
             Self::Drifting => {
-                let some = members.div_ceil(10);
-                (tenth / 100 * some + dice.up_to(some - 1)) % members
+                let some = replicas.div_ceil(10);
+                (tenth / 100 * some + dice.up_to(some - 1)) % replicas
             }
         };
-        usize::try_from(who).unwrap()
+        usize::try_from(next_replica).unwrap()
     }
 }
 
-/// Admitted hits and calls per question.
-async fn run(strategy: &str, members: usize, demand: Demand, dice: &mut Dice) -> (u64, f64) {
-    let store = Far::new();
+/// Returns the allowed hits and the calls per check.
+async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -> (u64, f64) {
+    let store = RemoteStore::new();
     let burst = if strategy == "gcra" { ", burst: 100" } else { "" };
     let limits = format!(
         "- key: k\n  rate_limit: {{unit: minute, requests_per_unit: {LIMIT}, strategy: {strategy}{burst}, \
          mode: leased, max_overshoot: 10%}}\n"
     );
-    let fleet: Vec<Engine> = (0..members).map(|_| engine(&store, &limits)).collect();
-    let (mut admitted, mut asked) = (0, 0_u32);
+    let fleet: Vec<Engine> = (0..replicas).map(|_| engine(&store, &limits)).collect();
+    let (mut allowed, mut checks) = (0, 0_u32);
     for tenth in 0..MINUTES * 600 {
-        for _ in 0..ASKED {
-            let engine = &fleet[demand.who(members, tenth, dice)];
-            let question = question(&[("k", "v")], Cost::Charge(Hits(1)));
-            let answer = engine.decide(&question).await.unwrap();
-            admitted += u64::from(answer.verdict == Verdict::Admit);
-            asked += 1;
+        for _ in 0..CHECKS_PER_TENTH {
+            let engine = &fleet[demand.next_replica(replicas, tenth, dice)];
+            let check = check(&[("k", "v")], Cost::Charge(Hits(1)));
+            let answer = engine.decide(&check).await.unwrap();
+            allowed += u64::from(answer.verdict == Verdict::Admit);
+            checks += 1;
             tokio::task::yield_now().await;
         }
         for engine in &fleet {
-            pass(engine, Nanos(100 * Nanos::MILLI.0));
+            advance_clock(engine, Nanos(100 * Nanos::MILLI.0));
         }
         if tenth % 10 == 9 {
             for engine in &fleet {
@@ -88,35 +88,35 @@ async fn run(strategy: &str, members: usize, demand: Demand, dice: &mut Dice) ->
         }
     }
     let calls = u32::try_from(store.calls()).unwrap();
-    (admitted, f64::from(calls) / f64::from(asked))
+    (allowed, f64::from(calls) / f64::from(checks))
 }
 
 #[tokio::test]
-async fn a_demand_that_exceeds_it_uses_nearly_all_of_windows_in_a_fleet_of_any_size() {
+async fn excess_demand_uses_nearly_all_of_a_window() {
     uses_nearly_all("fixed_window").await;
 }
 
 #[tokio::test]
-async fn a_demand_that_exceeds_it_uses_nearly_all_of_a_rate_in_a_fleet_of_any_size() {
+async fn excess_demand_uses_nearly_all_of_a_rate() {
     uses_nearly_all("gcra").await;
 }
 
 #[expect(clippy::print_stdout, reason = "the table is what this is run for")]
 async fn uses_nearly_all(strategy: &str) {
     let seed = seed();
-    let (mut dice, mut wrong, mut points) = (Dice::new(seed), Vec::new(), Vec::new());
-    let law = LIMIT * MINUTES + if strategy == "gcra" { 100 } else { 0 };
+    let (mut dice, mut failures, mut points) = (Dice::new(seed), Vec::new(), Vec::new());
+    let allowed_hits = LIMIT * MINUTES + if strategy == "gcra" { 100 } else { 0 };
     println!("SLUICEGATE_SEED={seed}");
     for demand in DEMANDS {
-        for members in FLEETS {
-            let (admitted, calls) = run(strategy, members, demand, &mut dice).await;
-            let share = admitted * 1_000 / law;
+        for replicas in FLEETS {
+            let (allowed, calls) = run(strategy, replicas, demand, &mut dice).await;
+            let share = allowed * 1_000 / allowed_hits;
             let used = f64::from(u32::try_from(share).unwrap()) / 1_000.0;
-            points.push(Point { demand: demand.name(), members, share: used, calls });
+            points.push(Point { demand: demand.name(), replicas, share: used, calls });
             let shown = format!("{}.{:03}", share / 1_000, share % 1_000);
-            println!("| `{strategy}` | {demand:?} | {members} | {shown} | {calls:.3} |");
-            if share < 950 || law + LIMIT / 10 < admitted {
-                wrong.push((demand, members, share));
+            println!("| `{strategy}` | {demand:?} | {replicas} | {shown} | {calls:.3} |");
+            if share < 950 || allowed_hits + LIMIT / 10 < allowed {
+                failures.push((demand, replicas, share));
             }
         }
     }
@@ -124,5 +124,5 @@ async fn uses_nearly_all(strategy: &str) {
         std::fs::write(format!("{pictures}/leases_{strategy}.svg"), svg(strategy, &points, 0.95))
             .unwrap();
     }
-    assert!(wrong.is_empty(), "SLUICEGATE_SEED={seed}: {wrong:?}");
+    assert!(failures.is_empty(), "SLUICEGATE_SEED={seed}: {failures:?}");
 }

@@ -1,4 +1,4 @@
-//! Leased limits of questions that are charged as one, and wait while the store is asked for another limit.
+//! Tests atomic checks that reserve leased hits while they wait for a strict limit.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,91 +9,92 @@ use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::units::Hits;
 
-use super::waiting::turns;
-use super::{Far, admits, ask, engine, held, publish, question};
+use super::waiting::run_other_tasks;
+use super::{RemoteStore, check, engine, is_allowed, publish, send_check, total_balance};
 
 const LIMITS: &str = "- key: b\n  rate_limit: {unit: day, requests_per_unit: 1000, mode: leased, max_overshoot: 0}\n\
                       - key: s\n  rate_limit: {unit: day, requests_per_unit: 7}\n";
-const AS_ONE: &str = "charge: all_or_nothing\n";
+const ALL_OR_NOTHING: &str = "charge: all_or_nothing\n";
 const B: &[(&str, &str)] = &[("b", "v")];
 const BOTH: &[(&str, &str)] = &[("b", "v"), ("s", "v")];
 
-/// What becomes of a question that waits.
+/// Result of a waiting check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum CheckEnd {
     Denied,
     Admitted,
-    GivenUp,
+    Canceled,
 }
 
-/// Of `b` 20 are held here at least, and so many were asked for. `s` has `left`; the store leaves its callers standing.
-async fn stocked(left: u64) -> (Arc<Far>, Engine, u64) {
-    let store = Far::new();
+/// Spends `b` until its balance is at least 20, leaves `left` hits of `s`, and pauses store calls.
+/// The number is the allowed hits of `b`.
+async fn filled_balance(left: u64) -> (Arc<RemoteStore>, Engine, u64) {
+    let store = RemoteStore::new();
     let (engine, mut asked) = (engine(&store, LIMITS), 0);
-    publish(&engine, AS_ONE, LIMITS);
-    assert!(left == 7 || admits(&engine, &[("s", "v")], 7 - left).await);
-    while held(&engine) < 20 {
-        assert!(admits(&engine, B, 1).await);
+    publish(&engine, ALL_OR_NOTHING, LIMITS);
+    assert!(left == 7 || is_allowed(&engine, &[("s", "v")], 7 - left).await);
+    while total_balance(&engine) < 20 {
+        assert!(is_allowed(&engine, B, 1).await);
         asked += 1;
     }
-    store.stands.store(true, Relaxed);
+    store.pauses_calls.store(true, Relaxed);
     (store, engine, asked)
 }
 
-/// Of `b`, what the store has left and what is held here.
-async fn left(store: &Arc<Far>, engine: &Engine) -> u64 {
-    store.stands.store(false, Relaxed);
+/// Hits of `b` that remain in the store, plus the local balance.
+async fn total_left(store: &Arc<RemoteStore>, engine: &Engine) -> u64 {
+    store.pauses_calls.store(false, Relaxed);
     let other = super::engine(store, LIMITS);
-    publish(&other, AS_ONE, LIMITS);
-    let there = ask(&other, B, 0).await.unwrap().statuses[0].finding.room.remaining.0;
-    there + held(engine)
+    publish(&other, ALL_OR_NOTHING, LIMITS);
+    let in_store = send_check(&other, B, 0).await.unwrap().statuses[0].finding.room.remaining.0;
+    in_store + total_balance(engine)
 }
 
-/// Whatever the store is told meanwhile, and whether it hears of it or not.
+/// Tries every result of the check, with a delivered or lost message in the meantime.
 #[tokio::test]
-async fn what_a_question_has_in_hand_while_it_waits_is_spent_by_it_or_by_others() {
-    for end in [End::Denied, End::Admitted, End::GivenUp] {
+async fn undecided_hits_are_never_lost_or_spent_twice() {
+    for end in [CheckEnd::Denied, CheckEnd::Admitted, CheckEnd::Canceled] {
         for is_lost in [false, true] {
             let (store, engine, mut admitted) =
-                stocked(if end == End::Denied { 0 } else { 7 }).await;
+                filled_balance(if end == CheckEnd::Denied { 0 } else { 7 }).await;
             let calls = store.calls();
-            let asked = question(BOTH, Cost::Charge(Hits(5)));
+            let check = check(BOTH, Cost::Charge(Hits(5)));
             {
-                let mut waits = pin!(engine.decide(&asked));
-                assert!(poll_immediate(&mut waits).await.is_none(), "it is asked for `s`");
+                let mut pending = pin!(engine.decide(&check));
+                assert!(poll_immediate(&mut pending).await.is_none(), "it is asked for `s`");
                 while store.calls() == calls + 1 {
-                    assert!(admits(&engine, B, 1).await);
+                    assert!(is_allowed(&engine, B, 1).await);
                     admitted += 1;
                 }
-                store.is_away.store(is_lost, Relaxed);
-                store.take(1);
-                store.answer(1);
-                turns().await;
-                store.is_away.store(false, Relaxed);
-                if end != End::GivenUp {
-                    store.take(0);
-                    store.answer(0);
-                    let denies = waits.await.unwrap().verdict == Verdict::Deny;
-                    assert_eq!(denies, end == End::Denied);
+                store.is_unavailable.store(is_lost, Relaxed);
+                store.receive(1);
+                store.reply(1);
+                run_other_tasks().await;
+                store.is_unavailable.store(false, Relaxed);
+                if end != CheckEnd::Canceled {
+                    store.receive(0);
+                    store.reply(0);
+                    let denies = pending.await.unwrap().verdict == Verdict::Deny;
+                    assert_eq!(denies, end == CheckEnd::Denied);
                     admitted += if denies { 0 } else { 5 };
                 }
             }
-            turns().await;
-            assert_eq!(left(&store, &engine).await, 1_000 - admitted, "{end:?}, {is_lost}");
+            run_other_tasks().await;
+            assert_eq!(total_left(&store, &engine).await, 1_000 - admitted, "{end:?}, {is_lost}");
         }
     }
 }
 
 #[tokio::test]
-async fn what_a_question_puts_back_is_given_back_with_the_rest() {
-    let (store, engine, admitted) = stocked(0).await;
-    let asked = question(BOTH, Cost::Charge(Hits(5)));
-    let mut waits = Box::pin(engine.decide(&asked));
-    assert!(poll_immediate(&mut waits).await.is_none(), "it is asked for `s`");
-    store.stands.store(false, Relaxed);
+async fn hits_of_a_dropped_check_are_returned() {
+    let (store, engine, admitted) = filled_balance(0).await;
+    let check = check(BOTH, Cost::Charge(Hits(5)));
+    let mut pending = Box::pin(engine.decide(&check));
+    assert!(poll_immediate(&mut pending).await.is_none(), "it is asked for `s`");
+    store.pauses_calls.store(false, Relaxed);
     let leases = engine.leases().unwrap();
     leases.give_back().await;
-    drop(waits);
+    drop(pending);
     leases.give_back().await;
-    assert_eq!((held(&engine), left(&store, &engine).await), (0, 1_000 - admitted));
+    assert_eq!((total_balance(&engine), total_left(&store, &engine).await), (0, 1_000 - admitted));
 }

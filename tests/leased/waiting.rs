@@ -1,4 +1,4 @@
-//! Questions that wait for each other's messages, and what goes back or is borrowed without a question.
+//! Tests checks that wait for a pending lease message, and background refills and returns.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -15,300 +15,311 @@ use tokio::task::JoinHandle;
 
 use crate::waiting::PATIENCE;
 
-use super::{Far, NEW_YEAR, admits, ask, at_once, engine, held, pass, publish, question};
+use super::{
+    NEW_YEAR, RemoteStore, advance_clock, check, engine, is_allowed, poll_once, publish,
+    send_check, total_balance,
+};
 
-/// A hundred at one instant, of which ten may be out, borrowed by ten.
+/// 100 hits per day as GCRA, with at most 10 outstanding and leases of 10.
 pub(super) const TEN: &str = "- key: k\n  rate_limit: {unit: day, requests_per_unit: 100, strategy: gcra, mode: leased, max_overshoot: 10%, lease_hits: 10}\n";
 pub(super) const K: &[(&str, &str)] = &[("k", "v")];
 
-/// Asks in the background; until that question waits for something.
-pub(super) async fn asked(engine: &Arc<Engine>, hits: u64) -> JoinHandle<Result<Answer, Refusal>> {
+/// Starts a check in the background and runs it until it waits.
+pub(super) async fn spawn_check(
+    engine: &Arc<Engine>,
+    hits: u64,
+) -> JoinHandle<Result<Answer, Refusal>> {
     let engine = Arc::clone(engine);
-    let asking = tokio::spawn(async move { ask(&engine, K, hits).await });
-    turns().await;
-    asking
+    let pending = tokio::spawn(async move { send_check(&engine, K, hits).await });
+    run_other_tasks().await;
+    pending
 }
 
-/// All others have their turns.
-pub(super) async fn turns() {
+pub(super) async fn run_other_tasks() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
 }
 
-pub(super) fn standing(limits: &str) -> (Arc<Far>, Arc<Engine>) {
-    let store = Far::new();
+pub(super) fn paused_store(limits: &str) -> (Arc<RemoteStore>, Arc<Engine>) {
+    let store = RemoteStore::new();
     let engine = Arc::new(engine(&store, limits));
-    store.stands.store(true, Relaxed);
+    store.pauses_calls.store(true, Relaxed);
     (store, engine)
 }
 
-pub(super) async fn verdict(asking: JoinHandle<Result<Answer, Refusal>>) -> Verdict {
-    let answered = tokio::time::timeout(PATIENCE, asking).await.expect("it waits for nothing");
+pub(super) async fn verdict(pending: JoinHandle<Result<Answer, Refusal>>) -> Verdict {
+    let answered = tokio::time::timeout(PATIENCE, pending).await.expect("it waits for nothing");
     answered.unwrap().unwrap().verdict
 }
 
 #[tokio::test]
-async fn who_waits_for_anothers_message_is_answered_by_what_it_brings() {
-    let (store, engine) = standing(TEN);
-    let first = asked(&engine, 1).await;
-    let others = [asked(&engine, 4).await, asked(&engine, 6).await];
+async fn waiting_checks_use_the_lease_of_a_pending_message() {
+    let (store, engine) = paused_store(TEN);
+    let first = spawn_check(&engine, 1).await;
+    let others = [spawn_check(&engine, 4).await, spawn_check(&engine, 6).await];
     assert_eq!(store.calls(), 1, "the others wait");
-    store.take(0);
-    store.answer(0);
+    store.receive(0);
+    store.reply(0);
     assert_eq!(verdict(first).await, Verdict::Admit);
     for other in others {
         assert_eq!(verdict(other).await, Verdict::Admit);
     }
-    assert_eq!((store.calls(), held(&engine)), (1, 0), "ten were lent");
+    assert_eq!((store.calls(), total_balance(&engine)), (1, 0), "ten were lent");
 }
 
 #[tokio::test]
-async fn what_a_message_brings_whose_question_was_given_up_is_held_for_the_next() {
-    let (store, engine) = standing(TEN);
-    asked(&engine, 1).await.abort();
-    turns().await;
-    let next = asked(&engine, 4).await;
+async fn the_lease_of_a_canceled_check_serves_the_next() {
+    let (store, engine) = paused_store(TEN);
+    spawn_check(&engine, 1).await.abort();
+    run_other_tasks().await;
+    let next = spawn_check(&engine, 4).await;
     assert_eq!(store.calls(), 1, "the next waits for it");
-    store.take(0);
-    store.answer(0);
+    store.receive(0);
+    store.reply(0);
     assert_eq!(verdict(next).await, Verdict::Admit);
-    assert_eq!(at_once(&engine, K, 1).map(|answer| answer.verdict), Some(Verdict::Admit));
-    assert_eq!((store.calls(), held(&engine)), (1, 10 - 4 - 1));
+    assert_eq!(poll_once(&engine, K, 1).map(|answer| answer.verdict), Some(Verdict::Admit));
+    assert_eq!((store.calls(), total_balance(&engine)), (1, 10 - 4 - 1));
 }
 
 #[test]
-fn a_message_is_given_up_where_no_runtime_is_or_it_ends() {
-    let (store, engine) = standing(TEN);
-    assert!(at_once(&engine, K, 1).is_none(), "the store has to be asked");
+fn a_message_is_abandoned_without_a_runtime() {
+    let (store, engine) = paused_store(TEN);
+    assert!(poll_once(&engine, K, 1).is_none(), "the store has to be asked");
     for calls in 2..=3 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { drop(asked(&engine, 1).await) });
+        runtime.block_on(async { drop(spawn_check(&engine, 1).await) });
         assert_eq!(store.calls(), calls, "none is believed to be on its way");
     }
 }
 
 #[tokio::test]
-async fn questions_that_are_each_answered_too_late_charge_their_own_hits_and_one_lease() {
+async fn timed_out_checks_charge_at_most_one_lease() {
     let (store, engine) =
-        standing(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
-    store.takes.store(true, Relaxed);
-    let question = question(K, Cost::Charge(Hits(5)));
+        paused_store(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
+    store.pauses_only_replies.store(true, Relaxed);
+    let check = check(K, Cost::Charge(Hits(5)));
     for _ in 0..6 {
-        engine.decide_within(&question, Some(Nanos(0))).await.unwrap();
-        turns().await;
-        store.answer_all();
-        turns().await;
+        engine.decide_within(&check, Some(Nanos(0))).await.unwrap();
+        run_other_tasks().await;
+        store.reply_all();
+        run_other_tasks().await;
     }
-    let left = left(&store, TEN).await;
+    let left = remaining_under(&store, TEN).await;
     assert!(100 - 6 * 5 - 10 <= left, "{left}");
 }
 
 #[tokio::test]
-async fn who_waits_for_a_message_that_fails_is_told_so_and_does_not_wait_again() {
+async fn a_failed_message_also_fails_its_waiting_checks() {
     let limits = TEN.replace("unit: day", "on_backend_failure: deny, unit: day");
-    let (store, engine) = standing(&limits);
-    store.is_away.store(true, Relaxed);
-    let (first, other) = (asked(&engine, 1).await, asked(&engine, 1).await);
-    store.take(0);
-    store.answer(0);
+    let (store, engine) = paused_store(&limits);
+    store.is_unavailable.store(true, Relaxed);
+    let (first, other) = (spawn_check(&engine, 1).await, spawn_check(&engine, 1).await);
+    store.receive(0);
+    store.reply(0);
     assert_eq!(verdict(first).await, Verdict::Deny);
-    turns().await;
+    run_other_tasks().await;
     assert!(other.is_finished(), "it was put to the store by itself");
     assert_eq!((verdict(other).await, store.calls()), (Verdict::Deny, 1));
 }
 
-/// The same, where each replica counts in its own memory what the store does not answer.
-fn counting_here(store: &Arc<Far>) -> Arc<Engine> {
+/// An engine whose own memory decides while the store does not answer.
+fn engine_with_local_fallback(store: &Arc<RemoteStore>) -> Arc<Engine> {
     let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
     let local = Local::new(memory, Arc::new(Membership::new("me", 1, NonZeroU32::MIN)));
     let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), Policy::default());
     let engine = Arc::new(engine.with_local(local));
     publish(&engine, "", &TEN.replace("unit: day", "on_backend_failure: local, unit: day"));
-    store.stands.store(true, Relaxed);
+    store.pauses_calls.store(true, Relaxed);
     engine
 }
 
-/// What the store has left once it answers and what is owed to it was paid.
-async fn left_after_paying(store: &Arc<Far>, engine: &Arc<Engine>) -> Hits {
-    store.is_away.store(false, Relaxed);
-    store.stands.store(false, Relaxed);
+/// Pays the fallback debt to the recovered store and returns its remaining hits.
+async fn remaining_after_debt_is_paid(store: &Arc<RemoteStore>, engine: &Arc<Engine>) -> Hits {
+    store.is_unavailable.store(false, Relaxed);
+    store.pauses_calls.store(false, Relaxed);
     let paying = Arc::clone(engine);
     let paying = tokio::spawn(async move { paying.pay_on().await });
-    turns().await;
+    run_other_tasks().await;
     paying.abort();
     let other = super::engine(store, TEN);
-    ask(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining
+    send_check(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining
 }
 
 #[tokio::test]
-async fn who_waited_for_a_message_that_was_late_is_owed_to_the_store_and_who_went_with_it_is_not() {
-    let store = Far::new();
-    let engine = counting_here(&store);
-    let first = asked(&engine, 10).await;
+async fn only_waiting_checks_become_fallback_debt() {
+    let store = RemoteStore::new();
+    let engine = engine_with_local_fallback(&store);
+    let first = spawn_check(&engine, 10).await;
     let mut others = Vec::new();
     for _ in 0..3 {
-        others.push(asked(&engine, 1).await);
+        others.push(spawn_check(&engine, 1).await);
     }
     assert_eq!(store.calls(), 1, "the others wait");
-    store.is_away.store(true, Relaxed);
-    store.take(0);
-    store.answer(0);
-    for asking in std::iter::once(first).chain(others) {
-        assert_eq!(verdict(asking).await, Verdict::Admit);
+    store.is_unavailable.store(true, Relaxed);
+    store.receive(0);
+    store.reply(0);
+    for pending in std::iter::once(first).chain(others) {
+        assert_eq!(verdict(pending).await, Verdict::Admit);
     }
-    assert_eq!(left_after_paying(&store, &engine).await, Hits(100 - 3));
+    assert_eq!(remaining_after_debt_is_paid(&store, &engine).await, Hits(100 - 3));
 }
 
 #[tokio::test]
-async fn who_waited_all_of_its_time_is_owed_to_the_store() {
-    let store = Far::new();
-    store.deadline.store(Nanos::from_secs(10).0, Relaxed);
-    let all = (store.clone(), counting_here(&store));
-    for asking in behind(&all, 50, [11, 11], Nanos(0)).await {
-        assert_eq!(verdict(asking).await, Verdict::Admit);
+async fn a_timed_out_wait_becomes_fallback_debt() {
+    let store = RemoteStore::new();
+    store.timeout_ns.store(Nanos::from_secs(10).0, Relaxed);
+    let all = (store.clone(), engine_with_local_fallback(&store));
+    for pending in queue_two_checks(&all, 50, [11, 11], Nanos(0)).await {
+        assert_eq!(verdict(pending).await, Verdict::Admit);
     }
-    assert_eq!(left_after_paying(&store, &all.1).await, Hits(100 - 50 - 10 - 22));
+    assert_eq!(remaining_after_debt_is_paid(&store, &all.1).await, Hits(100 - 50 - 10 - 22));
 }
 
-/// A store of which an answer may take ten seconds, and a limit that denies where none comes.
-fn with_ten_seconds() -> (Arc<Far>, Arc<Engine>) {
+/// A store timeout of ten seconds, and a limit that denies on a store failure.
+fn ten_second_timeout() -> (Arc<RemoteStore>, Arc<Engine>) {
     let (store, engine) =
-        standing(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
-    store.deadline.store(Nanos::from_secs(10).0, Relaxed);
+        paused_store(&TEN.replace("unit: day", "on_backend_failure: deny, unit: day"));
+    store.timeout_ns.store(Nanos::from_secs(10).0, Relaxed);
     (store, engine)
 }
 
-/// Asks for `hits` behind a question for `first`, which is answered when all of its time but `left` is over.
-async fn behind(
-    (store, engine): &(Arc<Far>, Arc<Engine>),
+/// Queues two checks of `hits` behind a check of `first`.
+/// The store answers when only `left` of the timeout remains.
+async fn queue_two_checks(
+    (store, engine): &(Arc<RemoteStore>, Arc<Engine>),
     first: u64,
     hits: [u64; 2],
     left: Nanos,
 ) -> [JoinHandle<Result<Answer, Refusal>>; 2] {
-    let first = asked(engine, first).await;
-    let both = [asked(engine, hits[0]).await, asked(engine, hits[1]).await];
+    let first = spawn_check(engine, first).await;
+    let both = [spawn_check(engine, hits[0]).await, spawn_check(engine, hits[1]).await];
     assert_eq!(store.calls(), 1, "both wait");
-    pass(engine, Nanos::from_secs(10).since(left));
-    store.take(0);
-    store.answer(0);
+    advance_clock(engine, Nanos::from_secs(10).since(left));
+    store.receive(0);
+    store.reply(0);
     assert_eq!(verdict(first).await, Verdict::Admit);
     both
 }
 
 #[tokio::test]
-async fn who_waited_for_anothers_message_waits_for_its_own_only_in_what_is_left_of_its_time() {
-    let all = with_ten_seconds();
-    // Three are left beside the 10 that are lent, of which one takes 6.
-    let [one, other] = behind(&all, 87, [6, 6], Nanos::MILLI).await;
+async fn a_second_message_waits_only_the_remaining_timeout() {
+    let all = ten_second_timeout();
+    // 3 hits remain and 10 are leased; one check spends 6 of them.
+    let [one, other] = queue_two_checks(&all, 87, [6, 6], Nanos::MILLI).await;
     let verdicts = [verdict(one).await, verdict(other).await];
     assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Admit).count(), 1);
     let (store, engine) = all;
-    assert_eq!((store.calls(), held(&engine)), (2, 0), "its message is not answered");
-    store.take(1);
-    store.answer(1);
-    turns().await;
-    assert_eq!(held(&engine), 1, "of 3 and 4 it was charged 6: what else it brings is held");
+    assert_eq!((store.calls(), total_balance(&engine)), (2, 0), "its message is not answered");
+    store.receive(1);
+    store.reply(1);
+    run_other_tasks().await;
+    assert_eq!(
+        total_balance(&engine),
+        1,
+        "of 3 and 4 it was charged 6: what else it brings is held"
+    );
 }
 
 #[tokio::test]
-async fn who_is_charged_alone_after_a_wait_waits_only_in_what_is_left_of_its_time() {
-    let all = with_ten_seconds();
-    let both = behind(&all, 50, [11, 11], Nanos::MILLI).await;
-    for asking in both {
-        assert_eq!(verdict(asking).await, Verdict::Deny);
+async fn a_direct_charge_waits_only_the_remaining_timeout() {
+    let all = ten_second_timeout();
+    let both = queue_two_checks(&all, 50, [11, 11], Nanos::MILLI).await;
+    for pending in both {
+        assert_eq!(verdict(pending).await, Verdict::Deny);
     }
     assert_eq!(all.0.calls(), 3, "a message, and a charge");
 }
 
 #[tokio::test]
-async fn who_waited_all_of_its_time_asks_no_more() {
-    let all = with_ten_seconds();
-    let both = behind(&all, 50, [11, 11], Nanos(0)).await;
-    for asking in both {
-        assert_eq!(verdict(asking).await, Verdict::Deny);
+async fn a_check_past_its_timeout_sends_nothing() {
+    let all = ten_second_timeout();
+    let both = queue_two_checks(&all, 50, [11, 11], Nanos(0)).await;
+    for pending in both {
+        assert_eq!(verdict(pending).await, Verdict::Deny);
     }
-    assert_eq!((all.0.calls(), held(&all.1)), (1, 10), "and takes nothing along");
+    assert_eq!((all.0.calls(), total_balance(&all.1)), (1, 10), "and takes nothing along");
 }
 
 #[tokio::test]
-async fn who_asks_again_after_a_wait_asks_with_what_is_left_of_the_balance() {
-    let (store, engine) = standing(TEN);
-    let first = asked(&engine, 87).await;
-    let both = [asked(&engine, 6).await, asked(&engine, 6).await];
-    // Three are left beside the 10 that are lent, of which one takes 6: with the others there are enough.
-    store.take(0);
-    store.answer(0);
+async fn a_second_message_includes_the_remaining_balance() {
+    let (store, engine) = paused_store(TEN);
+    let first = spawn_check(&engine, 87).await;
+    let both = [spawn_check(&engine, 6).await, spawn_check(&engine, 6).await];
+    // 3 hits remain and 10 are leased. One check spends 6; the other 4 and the 3 cover the second
+    // check.
+    store.receive(0);
+    store.reply(0);
     assert_eq!(verdict(first).await, Verdict::Admit);
-    turns().await;
+    run_other_tasks().await;
     assert_eq!(store.calls(), 2);
-    store.take(1);
-    store.answer(1);
-    turns().await;
+    store.receive(1);
+    store.reply(1);
+    run_other_tasks().await;
     assert_eq!(store.calls(), 2, "one call for it");
-    for asking in both {
-        assert_eq!(verdict(asking).await, Verdict::Admit);
+    for pending in both {
+        assert_eq!(verdict(pending).await, Verdict::Admit);
     }
 }
 
 #[tokio::test]
-async fn who_is_denied_what_the_rest_and_the_balance_cover_together_is_asked_again_with_both() {
+async fn a_denied_direct_charge_retries_with_the_balance() {
     let limits = TEN.replace("max_overshoot: 10%", "max_overshoot: 40%");
-    let (store, engine) = standing(&limits);
-    // Another replica asks for as much, so that each is lent half of what is left.
+    let (store, engine) = paused_store(&limits);
+    // Another replica has the same demand, so each gets half of the remaining hits.
     let other = super::engine(&store, &limits);
-    store.stands.store(false, Relaxed);
-    assert!(admits(&other, K, 10).await);
-    store.stands.store(true, Relaxed);
-    let first = asked(&engine, 56).await;
-    let both = [asked(&engine, 11).await, asked(&engine, 11).await];
-    // Of 24 ten are lent: too few for either, who ask again, one with them and one alone.
-    store.take(0);
-    store.answer(0);
+    store.pauses_calls.store(false, Relaxed);
+    assert!(is_allowed(&other, K, 10).await);
+    store.pauses_calls.store(true, Relaxed);
+    let first = spawn_check(&engine, 56).await;
+    let both = [spawn_check(&engine, 11).await, spawn_check(&engine, 11).await];
+    // 10 of 24 hits are leased, too few for either check. Both send again, one with the balance.
+    store.receive(0);
+    store.reply(0);
     assert_eq!(verdict(first).await, Verdict::Admit);
-    turns().await;
+    run_other_tasks().await;
     assert_eq!(store.calls(), 4);
-    // Of 24 eleven are charged and six lent. Seven are left: eleven are denied.
-    store.take(1);
-    turns().await;
-    store.take(2);
-    store.answer(2);
-    turns().await;
-    store.answer(1);
-    turns().await;
+    // 11 of the 24 are charged and 6 are leased. 7 remain, so a check of 11 is denied.
+    store.receive(1);
+    run_other_tasks().await;
+    store.receive(2);
+    store.reply(2);
+    run_other_tasks().await;
+    store.reply(1);
+    run_other_tasks().await;
     assert_eq!(store.calls(), 5, "with the six");
-    store.take(3);
-    store.answer(3);
-    for asking in both {
-        assert_eq!(verdict(asking).await, Verdict::Admit);
+    store.receive(3);
+    store.reply(3);
+    for pending in both {
+        assert_eq!(verdict(pending).await, Verdict::Admit);
     }
 }
 
 #[tokio::test]
-async fn what_will_soon_run_out_is_borrowed_at_leisure() {
+async fn a_low_balance_is_refilled_in_the_background() {
     let limits = TEN.replace(", lease_hits: 10", "").replace("100,", "10000,");
-    let store = Far::new();
+    let store = RemoteStore::new();
     let engine = engine(&store, &limits);
-    while held(&engine) < 200 {
-        assert!(admits(&engine, K, 1).await);
+    while total_balance(&engine) < 200 {
+        assert!(is_allowed(&engine, K, 1).await);
     }
-    // Nothing was lent to the first question, which is not tried again at once. More than 100 in ten seconds are
-    // 20 in two.
-    pass(&engine, Nanos::from_secs(2));
-    while 20 < held(&engine) {
-        assert!(admits(&engine, K, 1).await);
+    // The first check got no lease, which delays the next attempt.
+    // Over 100 hits in 10 s are 20 hits in 2 s.
+    advance_clock(&engine, Nanos::from_secs(2));
+    while 20 < total_balance(&engine) {
+        assert!(is_allowed(&engine, K, 1).await);
     }
-    let (calls, left) = (store.calls(), held(&engine));
+    let (calls, left) = (store.calls(), total_balance(&engine));
     engine.leases().unwrap().tend().await;
-    turns().await;
+    run_other_tasks().await;
     assert_eq!(store.calls(), calls + 1);
-    assert!(left < held(&engine), "{left} before");
+    assert!(left < total_balance(&engine), "{left} before");
 }
 
 #[tokio::test]
-async fn who_borrows_ahead_takes_along_what_others_will_soon_need_but_not_all_the_time() {
+async fn a_refill_batches_other_low_balances_periodically() {
     let limits = TEN.replace(", lease_hits: 10", "").replace("100,", "10000,");
-    let store = Far::new();
+    let store = RemoteStore::new();
     let engine = engine(&store, &limits);
     let balance = |name| {
         let key = CounterKey::injective("d", [("k", name)].into_iter(), Counting::Gcra);
@@ -316,276 +327,288 @@ async fn who_borrows_ahead_takes_along_what_others_will_soon_need_but_not_all_th
     };
     let until = async |name, fits: &dyn Fn(u64) -> bool| {
         while !fits(balance(name)) {
-            assert!(admits(&engine, &[("k", name)], 1).await);
+            assert!(is_allowed(&engine, &[("k", name)], 1).await);
         }
     };
     for name in ["a", "b"] {
-        until(name, &|held| 200 <= held).await;
+        until(name, &|hits| 200 <= hits).await;
     }
-    pass(&engine, Nanos::from_secs(2));
+    advance_clock(&engine, Nanos::from_secs(2));
     for (passes, messages) in [(0, 2), (99, 1), (1, 2)] {
-        pass(&engine, Nanos(passes * 1_000_000));
-        until("a", &|held| held <= 20).await;
-        until("b", &|held| held <= 2).await;
-        let (calls, together) = (store.calls(), store.together.load(Relaxed));
-        assert!(admits(&engine, &[("k", "b")], 1).await);
-        turns().await;
+        advance_clock(&engine, Nanos(passes * 1_000_000));
+        until("a", &|hits| hits <= 20).await;
+        until("b", &|hits| hits <= 2).await;
+        let (calls, batched) = (store.calls(), store.batched_calls.load(Relaxed));
+        assert!(is_allowed(&engine, &[("k", "b")], 1).await);
+        run_other_tasks().await;
         assert_eq!(store.calls(), calls + messages, "{passes} ms later");
         let with_another = if messages == 2 { 2 } else { 0 };
-        assert_eq!(store.together.load(Relaxed), together + with_another, "{passes} ms later");
+        assert_eq!(store.batched_calls.load(Relaxed), batched + with_another, "{passes} ms later");
         assert!(20 < balance("b") && (20 < balance("a")) == (messages == 2));
     }
 }
 
 #[tokio::test]
-async fn so_many_keys_are_borrowed_for_at_leisure_at_one_time_and_the_others_at_the_next_look() {
+async fn early_refills_are_limited_per_pass() {
     const KEYS: u64 = 100;
-    let (store, engine) = standing(TEN);
-    store.stands.store(false, Relaxed);
+    let (store, engine) = paused_store(TEN);
+    store.pauses_calls.store(false, Relaxed);
     let names: Vec<String> = (0..KEYS).map(|name| name.to_string()).collect();
     for name in &names {
-        assert!(admits(&engine, &[("k", name)], 1).await);
+        assert!(is_allowed(&engine, &[("k", name)], 1).await);
     }
-    // Somebody asked of late, so that nothing is given back, and each lease ends within two seconds.
-    pass(&engine, Nanos::from_secs(28));
+    // Recent checks prevent returns, and each lease expires within 2 s.
+    advance_clock(&engine, Nanos::from_secs(28));
     for name in &names {
-        assert!(admits(&engine, &[("k", name)], 1).await);
+        assert!(is_allowed(&engine, &[("k", name)], 1).await);
     }
-    pass(&engine, Nanos::SECOND);
-    assert_eq!((store.calls(), held(&engine)), (KEYS, KEYS * 9));
-    store.stands.store(true, Relaxed);
+    advance_clock(&engine, Nanos::SECOND);
+    assert_eq!((store.calls(), total_balance(&engine)), (KEYS, KEYS * 9));
+    store.pauses_calls.store(true, Relaxed);
     for sent in [MOST_AT_LEISURE as u64, KEYS] {
         engine.leases().unwrap().tend().await;
-        turns().await;
-        assert_eq!((store.calls(), store.together.load(Relaxed)), (KEYS + sent, sent));
-        store.go_on();
-        turns().await;
+        run_other_tasks().await;
+        assert_eq!((store.calls(), store.batched_calls.load(Relaxed)), (KEYS + sent, sent));
+        store.resume_all();
+        run_other_tasks().await;
     }
 }
 
 #[tokio::test]
-async fn who_finds_more_at_leisure_than_goes_at_one_time_looks_again_of_itself() {
+async fn remaining_early_refills_start_without_another_check() {
     const KEYS: u64 = 100;
-    let store = Far::new();
+    let store = RemoteStore::new();
     let engine = engine(&store, TEN);
     let names: Vec<String> = (0..KEYS).map(|name| name.to_string()).collect();
     for (wait, name) in [0, 28].into_iter().flat_map(|wait| names.iter().map(move |n| (wait, n))) {
         if name == "0" {
-            pass(&engine, Nanos::from_secs(wait));
+            advance_clock(&engine, Nanos::from_secs(wait));
         }
-        assert!(admits(&engine, &[("k", name)], 1).await);
+        assert!(is_allowed(&engine, &[("k", name)], 1).await);
     }
-    pass(&engine, Nanos::SECOND);
-    assert_eq!((store.calls(), held(&engine)), (KEYS, KEYS * 9));
-    // One of them runs out, and all others end within two seconds.
+    advance_clock(&engine, Nanos::SECOND);
+    assert_eq!((store.calls(), total_balance(&engine)), (KEYS, KEYS * 9));
+    // One balance runs out, and all other leases expire within 2 s.
     for _ in 0..8 {
-        assert!(admits(&engine, &[("k", "0")], 1).await);
+        assert!(is_allowed(&engine, &[("k", "0")], 1).await);
     }
-    turns().await;
+    run_other_tasks().await;
     assert_eq!(store.calls(), KEYS + 1 + MOST_AT_LEISURE as u64);
-    pass(&engine, Nanos(100_000_000));
-    let the_others = async {
+    advance_clock(&engine, Nanos(100_000_000));
+    let other_refills = async {
         while store.calls() != KEYS + KEYS {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, the_others).await.expect("it looks again");
+    tokio::time::timeout(PATIENCE, other_refills).await.expect("it looks again");
 }
 
 #[tokio::test]
-async fn what_is_given_back_for_many_keys_goes_together() {
+async fn returns_of_many_keys_are_batched() {
     const KEYS: u64 = 40;
-    let store = Far::new();
+    let store = RemoteStore::new();
     let engine = engine(&store, TEN);
     for name in 0..KEYS {
-        assert!(admits(&engine, &[("k", &name.to_string())], 1).await);
+        assert!(is_allowed(&engine, &[("k", &name.to_string())], 1).await);
     }
-    assert_eq!((held(&engine), store.together.load(Relaxed)), (KEYS * 10, 0));
+    assert_eq!((total_balance(&engine), store.batched_calls.load(Relaxed)), (KEYS * 10, 0));
     engine.leases().unwrap().give_back().await;
-    assert_eq!((held(&engine), store.together.load(Relaxed)), (0, KEYS));
+    assert_eq!((total_balance(&engine), store.batched_calls.load(Relaxed)), (0, KEYS));
 }
 
 #[tokio::test]
-async fn what_was_held_under_other_numbers_goes_back() {
-    let store = Far::new();
+async fn a_changed_limit_returns_the_old_balance() {
+    let store = RemoteStore::new();
     let (one, other) = (engine(&store, TEN), engine(&store, TEN));
-    assert!(admits(&one, K, 1).await);
-    assert_eq!(held(&one), 10);
+    assert!(is_allowed(&one, K, 1).await);
+    assert_eq!(total_balance(&one), 10);
     let changed = TEN.replace("day", "hour");
     for engine in [&one, &other] {
         publish(engine, "", &changed);
     }
-    let peek = async || ask(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining;
+    let peek = async || send_check(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining;
     assert_eq!(peek().await, Hits(89));
-    assert!(admits(&one, K, 1).await);
-    turns().await;
-    assert_eq!(held(&one), 10, "a lease of the new limit");
+    assert!(is_allowed(&one, K, 1).await);
+    run_other_tasks().await;
+    assert_eq!(total_balance(&one), 10, "a lease of the new limit");
     assert_eq!(peek().await, Hits(100 - 2 - 10), "and nothing of the old one is parked");
 }
 
-/// What a replica over `store` that holds nothing sees of what is left, under `limits`.
-async fn left(store: &Arc<Far>, limits: &str) -> u64 {
-    store.stands.store(false, Relaxed);
-    ask(&super::engine(store, limits), K, 0).await.unwrap().statuses[0].finding.room.remaining.0
+/// Remaining hits under `limits`, as seen by a replica without a balance.
+async fn remaining_under(store: &Arc<RemoteStore>, limits: &str) -> u64 {
+    store.pauses_calls.store(false, Relaxed);
+    send_check(&super::engine(store, limits), K, 0).await.unwrap().statuses[0]
+        .finding
+        .room
+        .remaining
+        .0
 }
 
-/// [`TEN`] after a reload.
-fn other() -> String {
+/// [`TEN`] per hour instead of per day.
+fn reloaded_limit() -> String {
     TEN.replace("day", "hour")
 }
 
-fn tending(engine: &Engine) -> JoinHandle<()> {
+fn spawn_tending(engine: &Engine) -> JoinHandle<()> {
     tokio::spawn(Arc::clone(engine.leases().unwrap()).tend_on())
 }
 
 #[tokio::test]
-async fn what_a_message_brings_after_other_limits_came_into_force_goes_back() {
-    let (store, engine) = standing(TEN);
-    let tending = tending(&engine);
-    let asking = asked(&engine, 1).await;
-    publish(&engine, "", &other());
-    turns().await;
-    store.take(0);
-    store.stands.store(false, Relaxed);
-    store.answer(0);
-    assert_eq!(verdict(asking).await, Verdict::Admit);
-    turns().await;
-    assert_eq!((held(&engine), left(&store, &other()).await), (0, 99));
+async fn a_lease_granted_after_a_reload_is_returned() {
+    let (store, engine) = paused_store(TEN);
+    let tending = spawn_tending(&engine);
+    let pending = spawn_check(&engine, 1).await;
+    publish(&engine, "", &reloaded_limit());
+    run_other_tasks().await;
+    store.receive(0);
+    store.pauses_calls.store(false, Relaxed);
+    store.reply(0);
+    assert_eq!(verdict(pending).await, Verdict::Admit);
+    run_other_tasks().await;
+    assert_eq!((total_balance(&engine), remaining_under(&store, &reloaded_limit()).await), (0, 99));
     tending.abort();
 }
 
-/// Asks until more is borrowed ahead, by a message that stands. The hits asked for.
-async fn ahead((store, engine): &(Arc<Far>, Arc<Engine>)) -> u64 {
-    store.stands.store(false, Relaxed);
-    assert!(admits(engine, K, 1).await);
-    store.stands.store(true, Relaxed);
+/// Sends checks until a refill starts and its call is paused. Returns the number of checks.
+async fn start_refill((store, engine): &(Arc<RemoteStore>, Arc<Engine>)) -> u64 {
+    store.pauses_calls.store(false, Relaxed);
+    assert!(is_allowed(engine, K, 1).await);
+    store.pauses_calls.store(true, Relaxed);
     let mut asked = 1;
     while store.calls() == 1 {
-        assert!(admits(engine, K, 1).await);
+        assert!(is_allowed(engine, K, 1).await);
         asked += 1;
     }
-    assert!(0 < held(engine), "it is borrowed ahead");
+    assert!(0 < total_balance(engine), "it is borrowed ahead");
     asked
 }
 
-/// The store takes the one message that stands, and answers it or not; nothing stands from then on.
-async fn settle(store: &Far, is_lost: bool) {
-    store.is_away.store(is_lost, Relaxed);
-    store.take(0);
-    turns().await;
-    store.is_away.store(false, Relaxed);
-    store.stands.store(false, Relaxed);
-    store.answer(0);
-    turns().await;
+/// Completes or loses the paused call, and stops pausing.
+async fn finish_refill(store: &RemoteStore, is_lost: bool) {
+    store.is_unavailable.store(is_lost, Relaxed);
+    store.receive(0);
+    run_other_tasks().await;
+    store.is_unavailable.store(false, Relaxed);
+    store.pauses_calls.store(false, Relaxed);
+    store.reply(0);
+    run_other_tasks().await;
 }
 
 #[tokio::test]
-async fn what_is_held_when_more_is_on_its_way_goes_back_once_that_is_there_or_lost() {
+async fn reload_returns_the_balance_after_pending_borrows_settle() {
     for is_lost in [false, true] {
-        let all = standing(&TEN.replace("max_overshoot: 10%", "max_overshoot: 40%"));
-        let tending = tending(&all.1);
-        let asked = ahead(&all).await;
+        let all = paused_store(&TEN.replace("max_overshoot: 10%", "max_overshoot: 40%"));
+        let tending = spawn_tending(&all.1);
+        let asked = start_refill(&all).await;
         let (store, engine) = all;
-        publish(&engine, "", &other());
-        turns().await;
-        settle(&store, is_lost).await;
-        assert_eq!((held(&engine), left(&store, &other()).await), (0, 100 - asked), "{is_lost}");
+        publish(&engine, "", &reloaded_limit());
+        run_other_tasks().await;
+        finish_refill(&store, is_lost).await;
+        assert_eq!(
+            (total_balance(&engine), remaining_under(&store, &reloaded_limit()).await),
+            (0, 100 - asked),
+            "{is_lost}"
+        );
         tending.abort();
     }
 }
 
 #[tokio::test]
-async fn what_is_held_at_a_drain_when_more_is_on_its_way_goes_back_once_that_is_there_or_lost() {
+async fn drain_returns_the_balance_after_pending_borrows_settle() {
     let limits = TEN.replace("max_overshoot: 10%", "max_overshoot: 40%");
     for is_lost in [false, true] {
-        let all = standing(&limits);
-        let tending = tending(&all.1);
-        let asked = ahead(&all).await;
+        let all = paused_store(&limits);
+        let tending = spawn_tending(&all.1);
+        let asked = start_refill(&all).await;
         let (store, engine) = all;
         let leases = Arc::clone(engine.leases().unwrap());
         let draining = tokio::spawn(async move { leases.give_back().await });
-        turns().await;
+        run_other_tasks().await;
         assert_eq!(store.calls(), 2, "it waits for the answer");
-        settle(&store, is_lost).await;
+        finish_refill(&store, is_lost).await;
         tokio::time::timeout(PATIENCE, draining).await.expect("it waits for nothing").unwrap();
-        assert_eq!((held(&engine), left(&store, &limits).await), (0, 100 - asked), "{is_lost}");
+        assert_eq!(
+            (total_balance(&engine), remaining_under(&store, &limits).await),
+            (0, 100 - asked),
+            "{is_lost}"
+        );
         tending.abort();
     }
 }
 
 #[tokio::test]
-async fn nothing_is_borrowed_at_leisure_while_a_drain_waits_for_what_is_on_its_way() {
+async fn no_early_refill_starts_during_a_drain() {
     const OTHER: &[(&str, &str)] = &[("k", "w")];
-    let (store, engine) = standing(TEN);
-    let first = asked(&engine, 1).await;
+    let (store, engine) = paused_store(TEN);
+    let first = spawn_check(&engine, 1).await;
     let slow = Arc::clone(&engine);
-    let slow = tokio::spawn(async move { ask(&slow, OTHER, 1).await });
-    // Somebody asks of late, so that the tending gives nothing back, and the lease ends within two seconds.
-    pass(&engine, Nanos::from_secs(28));
-    let second = asked(&engine, 4).await;
-    pass(&engine, Nanos::SECOND);
+    let slow = tokio::spawn(async move { send_check(&slow, OTHER, 1).await });
+    // Recent checks prevent returns, and the lease expires within 2 s.
+    advance_clock(&engine, Nanos::from_secs(28));
+    let second = spawn_check(&engine, 4).await;
+    advance_clock(&engine, Nanos::SECOND);
     let leases = Arc::clone(engine.leases().unwrap());
     let draining = tokio::spawn(async move { leases.give_back().await });
-    turns().await;
-    store.take(0);
-    store.answer(0);
-    for asking in [first, second] {
-        assert_eq!(verdict(asking).await, Verdict::Admit);
+    run_other_tasks().await;
+    store.receive(0);
+    store.reply(0);
+    for pending in [first, second] {
+        assert_eq!(verdict(pending).await, Verdict::Admit);
     }
-    assert_eq!(held(&engine), 10 - 4);
+    assert_eq!(total_balance(&engine), 10 - 4);
     engine.leases().unwrap().tend().await;
-    turns().await;
+    run_other_tasks().await;
     assert_eq!(store.calls(), 2, "it would be given back before it is there");
-    store.stands.store(false, Relaxed);
-    store.take(1);
-    store.answer(1);
+    store.pauses_calls.store(false, Relaxed);
+    store.receive(1);
+    store.reply(1);
     assert_eq!(verdict(slow).await, Verdict::Admit);
     tokio::time::timeout(PATIENCE, draining).await.expect("it waits for nothing").unwrap();
-    assert_eq!((held(&engine), left(&store, TEN).await), (0, 100 - 1 - 4));
+    assert_eq!((total_balance(&engine), remaining_under(&store, TEN).await), (0, 100 - 1 - 4));
 }
 
 #[tokio::test]
-async fn what_is_asked_under_other_limits_while_a_message_is_on_its_way_strands_nothing() {
+async fn a_reload_during_a_borrow_strands_no_hits() {
     for charge in ["", "charge: all_or_nothing\n"] {
-        let (store, engine) = standing(TEN);
-        let first = asked(&engine, 1).await;
-        publish(&engine, charge, &other());
-        let second = asked(&engine, 2).await;
-        store.take(0);
-        store.take(1);
-        store.answer(1);
+        let (store, engine) = paused_store(TEN);
+        let first = spawn_check(&engine, 1).await;
+        publish(&engine, charge, &reloaded_limit());
+        let second = spawn_check(&engine, 2).await;
+        store.receive(0);
+        store.receive(1);
+        store.reply(1);
         assert_eq!(verdict(second).await, Verdict::Admit, "it waits for no other");
-        store.answer(0);
+        store.reply(0);
         assert_eq!(verdict(first).await, Verdict::Admit);
-        store.stands.store(false, Relaxed);
-        assert!(admits(&engine, K, 1).await);
-        turns().await;
-        let held = held(&engine);
-        assert!(!charge.is_empty() || held == 10, "a lease of the new limit");
+        store.pauses_calls.store(false, Relaxed);
+        assert!(is_allowed(&engine, K, 1).await);
+        run_other_tasks().await;
+        let total_balance = total_balance(&engine);
+        assert!(!charge.is_empty() || total_balance == 10, "a lease of the new limit");
         assert_eq!(
-            left(&store, &other()).await,
-            100 - 4 - held,
+            remaining_under(&store, &reloaded_limit()).await,
+            100 - 4 - total_balance,
             "and nothing of the old one is parked"
         );
     }
 }
 
 #[tokio::test]
-async fn a_quota_group_does_not_deny_where_one_of_it_is_held() {
+async fn a_leased_quota_rule_keeps_its_group_allowed() {
     let strict = |key: &str, words: &str, requests: u32| {
         format!("- key: {key}\n{words}  rate_limit: {{unit: day, requests_per_unit: {requests}}}\n")
     };
     let quota = "  quota_mode: true\n";
     let leased = TEN.replace("key: k\n", &format!("key: k\n{quota}"));
-    let store = Far::new();
+    let store = RemoteStore::new();
     let engine = engine(&store, &leased);
     let all = format!("{leased}{}{}", strict("full", quota, 1), strict("plain", "", 50));
     publish(&engine, "charge: all_or_nothing\n", &all);
-    while held(&engine) == 0 {
-        assert!(admits(&engine, K, 1).await);
+    while total_balance(&engine) == 0 {
+        assert!(is_allowed(&engine, K, 1).await);
     }
-    assert!(admits(&engine, &[("full", "v")], 1).await);
-    assert!(admits(&engine, &[("k", "v"), ("full", "v"), ("plain", "v")], 1).await);
-    let left = ask(&engine, &[("plain", "v")], 0).await.unwrap().statuses[0].finding.room;
+    assert!(is_allowed(&engine, &[("full", "v")], 1).await);
+    assert!(is_allowed(&engine, &[("k", "v"), ("full", "v"), ("plain", "v")], 1).await);
+    let left = send_check(&engine, &[("plain", "v")], 0).await.unwrap().statuses[0].finding.room;
     assert_eq!(left.remaining, Hits(49), "what is admitted is charged");
 }

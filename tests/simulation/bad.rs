@@ -1,32 +1,34 @@
-//! The protocol with one rule left out, each as it has been published or proposed somewhere, and what a schedule shows.
+//! Variants of the protocol with one rule omitted, and the violations that a schedule finds.
+//!
+//! Each variant has been published or proposed somewhere.
 
 use std::fmt;
 
-/// Which rule is left out.
+/// The omitted rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bad {
-    /// None.
+pub enum Flaw {
+    /// The complete protocol.
     No,
-    /// Nothing is numbered: any grant is applied as it comes, and a heartbeat that reports a share
-    /// of the size last granted acknowledges that grant.
+    /// Grants have no numbers. A replica applies any grant, and a report of the size that was last
+    /// granted confirms that grant.
     ByValue,
-    /// A grant counts as applied when it is given.
+    /// A grant counts as confirmed when it is sent.
     NoAcknowledgement,
     /// The in-flight count of a heartbeat is older than its generation.
     Torn,
-    /// A member's new life takes over the seat of its old one.
+    /// A replica's new incarnation takes over the share state of the old one.
     NoMemberIncarnation,
-    /// A generation of another life of the coordinator counts as one of this.
+    /// A generation of another incarnation of the coordinator counts as a current one.
     NoCoordinatorIncarnation,
-    /// A coordinator that lost its state grants as if nobody held anything.
+    /// A coordinator without state grants as if no share were in use.
     NoGrace,
-    /// A lost member's seat is reserved its last reported requests in flight.
+    /// For a lost replica, only the last reported requests in flight are reserved.
     InFlightForExposure,
-    /// Members stop one tick later.
+    /// Replicas stop using a share one tick later.
     ShortMargin,
 }
 
-impl Bad {
+impl Flaw {
     pub const ALL: [Self; 8] = [
         Self::ByValue,
         Self::NoAcknowledgement,
@@ -39,28 +41,28 @@ impl Bad {
     ];
 }
 
-/// What a schedule shows to be wrong.
 #[derive(Debug)]
-pub enum Wrong {
-    /// More is in use, or may be, than the ceiling allows.
-    Above(String),
-    /// Somebody has to wait, or something is kept, for nobody's sake.
-    InVain(String),
+pub enum Violation {
+    /// More permits are in use, or may be, than the limit allows.
+    LimitExceeded(String),
+    /// A request waits, or a permit is reserved, without need.
+    Starvation(String),
 }
 
-impl Wrong {
-    /// What is above the ceiling. A rule without which all would have to wait does not guard it.
-    pub fn above(self) -> Option<String> {
+impl Violation {
+    /// Returns the violation of the limit. Starvation is none, and does not prove that a rule
+    /// protects the limit.
+    pub fn limit_exceeded(self) -> Option<String> {
         match self {
-            Self::Above(what) => Some(what),
-            Self::InVain(_) => None,
+            Self::LimitExceeded(what) => Some(what),
+            Self::Starvation(_) => None,
         }
     }
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Above(what) | Self::InVain(what)) = self;
+        let (Self::LimitExceeded(what) | Self::Starvation(what)) = self;
         f.write_str(what)
     }
 }

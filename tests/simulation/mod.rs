@@ -1,4 +1,4 @@
-//! Seeded schedules with faults by name: what a fleet does when everything that can go wrong does.
+//! Simulates a fleet under random faults, from a seed.
 
 mod bad;
 mod coordinator;

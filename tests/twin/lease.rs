@@ -1,8 +1,8 @@
-//! `spec/Lease.tla` once more, with the kernel's own functions for its actions.
+//! The model of `spec/Lease.tla` with the kernel's own functions as actions.
 //!
-//! A message stays when it is received: it may come again at any time, or never come. Time is in
-//! whole ticks up to a horizon. `Moves` is the model's account of what the law still allows; the
-//! rest of the state is the kernel's.
+//! A message stays in the network: it arrives at any time, repeatedly or never. Time is in whole
+//! ticks, up to a horizon. The fields `room` and `plain` of [`State`] belong to the model; the rest
+//! is the kernel's state.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -16,12 +16,11 @@ use stateright::{Model, Property};
 
 use crate::lease::store::{Counted, Store};
 
-/// A tick.
 pub const TICK: Nanos = Nanos::SECOND;
-/// When it begins: a boundary of every window.
+/// The start of the model, a boundary of every window.
 pub const START: Nanos = Nanos::from_secs(3_600);
 
-/// What a careless design does, as in the simulation.
+/// The flaw of a careless design, as in the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
@@ -32,26 +31,23 @@ pub enum Flaw {
     OutlivesItsWindow,
 }
 
-/// The sizes of a model.
 #[derive(Debug)]
 pub struct Twin {
     pub counted: Counted,
     pub overshoot: Overshoot,
-    /// Ticks that a lease is good for.
+    /// The lease duration in ticks.
     pub term: u64,
-    /// The most messages that each member sends.
+    /// The maximum number of messages of each replica.
     pub messages: Vec<u64>,
-    /// The hits that questions have.
     pub hits: Vec<u64>,
     pub want: u64,
-    /// Ticks until the model ends.
+    /// The duration of the model in ticks.
     pub horizon: u64,
     pub flaw: Flaw,
-    /// What happened so far, anywhere.
+    /// The events that occurred so far, in any state.
     pub seen: AtomicU32,
 }
 
-/// What the model is about: each must happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Happens {
@@ -68,7 +64,7 @@ pub enum Happens {
     EndedUnspent = 1_024,
     CrashedHolding = 2_048,
     AnswerIgnored = 4_096,
-    AllThatMayBe = 8_192,
+    MaximumAllowed = 8_192,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -78,17 +74,18 @@ pub struct State {
     nodes: Vec<Node>,
     asks: BTreeSet<(Member, Borrow)>,
     answers: Vec<(Member, Answer)>,
-    /// Questions whose own hits passed: they pass once.
+    /// Checks whose hits were allowed, so that each counts once.
     passed: BTreeSet<(Member, Number)>,
-    /// What every interval until now still allows, by the law and what was out when it began.
+    /// The hits that every interval until now still allows: by the limit, and the hits outstanding
+    /// at its start.
     room: i64,
-    /// The same by the law alone.
+    /// The same by the limit alone.
     plain: i64,
 }
 
 impl State {
-    /// No interval admitted more than the law and what was out when it began.
-    fn keeps_the_theorem(&self) -> bool {
+    /// No interval allowed more than the limit plus the hits outstanding at its start.
+    fn keeps_the_bound(&self) -> bool {
         0 <= self.room
     }
 }
@@ -98,7 +95,7 @@ struct Node {
     member: Member,
     ledger: Ledger,
     numbers: u64,
-    /// Messages that it may still send.
+    /// The number of messages left to send.
     left: u64,
     lives: bool,
 }
@@ -128,7 +125,7 @@ impl Twin {
         i64::try_from(self.counted.most()).unwrap()
     }
 
-    /// The hits that may be admitted above the law: none where leases end with their window.
+    /// The hits that may exceed the limit: none if leases end with their window.
     fn above(&self) -> i64 {
         match self.overshoot {
             Overshoot::AtMost(budget) => i64::try_from(budget.0).unwrap(),
@@ -136,16 +133,17 @@ impl Twin {
         }
     }
 
-    /// No interval admitted more than the law and the budget, nor a window more than the limit.
+    /// No interval allowed more than the limit plus the budget.
     fn keeps_the_limit(&self, state: &State) -> bool {
         -self.above() <= state.plain
     }
 
-    /// What its careless design breaks: the limit where leases outlive their window, else the theorem.
+    /// The property that the flaw endangers: the limit if leases outlive their window, else the
+    /// bound.
     pub fn keeps_what_is_at_stake(&self, state: &State) -> bool {
         match self.flaw {
             Flaw::OutlivesItsWindow => self.keeps_the_limit(state),
-            _ => state.keeps_the_theorem(),
+            _ => state.keeps_the_bound(),
         }
     }
 
@@ -159,7 +157,7 @@ impl Twin {
         }
         let out = i64::try_from(state.store.book.out(state.now).0).unwrap();
         let begins = match &self.counted {
-            // One hit comes back in a tick.
+            // One hit drains per tick.
             Counted::Gcra(..) => Some((1, true)),
             counted if counted.window(before) == counted.window(state.now) => None,
             _ => Some((0, false)),
@@ -178,7 +176,7 @@ impl Twin {
         state.room -= hits;
         state.plain -= hits;
         if state.plain == -self.above() {
-            self.note(Happens::AllThatMayBe);
+            self.note(Happens::MaximumAllowed);
         }
     }
 
@@ -213,7 +211,7 @@ impl Twin {
         self.forget_old_answers(state);
     }
 
-    /// Answers that no ledger takes need not be kept to be ignored at every step.
+    /// Drops replies that every ledger would ignore, for fewer states.
     fn forget_old_answers(&self, state: &mut State) {
         let nodes = &state.nodes;
         state.answers.retain(|(member, answer)| {
@@ -299,7 +297,7 @@ impl Model for Twin {
     fn init_states(&self) -> Vec<State> {
         let terms = Terms {
             overshoot: match self.flaw {
-                // Good for the whole term, with nothing but the law to bound what is out.
+                // Leases last the whole term, and only the limit bounds the outstanding hits.
                 Flaw::OutlivesItsWindow => Overshoot::AtMost(Hits(u64::MAX)),
                 _ => self.overshoot,
             },
@@ -364,7 +362,7 @@ impl Model for Twin {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("theorem", |_, state: &State| state.keeps_the_theorem()),
+            Property::always("theorem", |_, state: &State| state.keeps_the_bound()),
             Property::always("within the limit", Self::keeps_the_limit),
             Property::always("within budget", |twin: &Self, state: &State| match twin.overshoot {
                 Overshoot::AtMost(budget) => state.store.book.out(state.now) <= budget,
@@ -385,7 +383,7 @@ impl Model for Twin {
 }
 
 impl Twin {
-    /// From here, once all leases are over and the law has room again, does a question pass?
+    /// Returns `true` if a check is allowed once all leases have expired and the limit has room.
     fn is_served_again(&self, state: &State) -> bool {
         let mut state = state.clone();
         state.now = state.now.plus(Nanos(10 * (self.term + self.horizon) * TICK.0));

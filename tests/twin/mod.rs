@@ -1,7 +1,9 @@
-//! Every order of events, on the kernel's own functions: small models, looked at exhaustively.
+//! Explores every order of lease events in small models, with the kernel's own functions.
 //!
-//! A model that finds nothing wrong proves nothing unless everything it is about happened in it:
-//! each says so, and each careless design is refuted by the same model.
+//! Guarantees:
+//! - Every state of a model keeps the bound on allowed hits.
+//! - Every event that a model is about occurs in it.
+//! - Each careless design is refuted by the same model.
 
 mod lease;
 
@@ -17,15 +19,15 @@ use self::lease::{Flaw, Happens, TICK, Twin};
 use crate::lease::store::Counted;
 use crate::support::dice::Dice;
 
-/// A design is given up on after so many ways.
-const MOST_WAYS: u64 = 10_000;
+/// The most random walks for each design.
+const MAX_WALKS: u64 = 10_000;
 
 fn window(limit: u32, ticks: u64) -> Counted {
     let windows = Windows::Every(Nanos(ticks * TICK.0));
     Counted::Fixed(FixedWindow::new(limit, windows).unwrap(), Count::default())
 }
 
-/// One hit a tick.
+/// One hit drains per tick.
 fn bucket(burst: u32) -> Counted {
     Counted::Gcra(Gcra::new(1, TICK, burst).unwrap(), Tat::default())
 }
@@ -44,23 +46,24 @@ fn twin(counted: Counted, overshoot: Overshoot) -> Twin {
     }
 }
 
-/// Looks at all `states`: none breaks a law, and everything that must happen does.
-fn holds(twin: Twin, states: usize, must_happen: &[Happens]) {
+/// Explores all states. Asserts their number, every property, and that each event in `must_happen`
+/// occurs.
+fn explore(twin: Twin, states: usize, must_happen: &[Happens]) {
     let checker = twin.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let found = checker.discoveries().into_iter().next();
     let refuted = found.map(|(name, path)| format!("{name}: {:?}", path.into_actions()));
     assert_eq!(refuted, None);
-    // Pinned: a model that lost an action holds all too easily.
+    // Pinned, because a model that lost an action would pass too easily.
     assert_eq!(checker.unique_state_count(), states);
     let happened = |what: &&Happens| checker.model().happened(**what);
     let missing: Vec<&Happens> = must_happen.iter().filter(|what| !happened(what)).collect();
     assert!(missing.is_empty(), "never happened: {missing:?}");
 }
 
-/// Takes ways at random, the same at every run, until one breaks what its flaw puts at stake.
-fn fails(twin: &Twin) {
+/// Takes random walks from a fixed seed until one breaks the property that the flaw endangers.
+fn assert_refuted(twin: &Twin) {
     let mut dice = Dice::new(0);
-    for _ in 0..MOST_WAYS {
+    for _ in 0..MAX_WALKS {
         let mut state = twin.init_states().remove(0);
         loop {
             if !twin.keeps_what_is_at_stake(&state) {
@@ -77,7 +80,7 @@ fn fails(twin: &Twin) {
     panic!("{:?} is not refuted", twin.flaw);
 }
 
-/// What happens between two members that each send a message.
+/// Events between two replicas that each send one message.
 const BETWEEN_TWO: [Happens; 10] = [
     Happens::LentInFull,
     Happens::NothingLent,
@@ -88,10 +91,10 @@ const BETWEEN_TWO: [Happens; 10] = [
     Happens::EndedUnspent,
     Happens::CrashedHolding,
     Happens::AnswerIgnored,
-    Happens::AllThatMayBe,
+    Happens::MaximumAllowed,
 ];
 
-/// What happens between the two messages of one member.
+/// Events between two messages of one replica.
 const SUPERSEDING: [Happens; 6] = [
     Happens::LentInPart,
     Happens::DeniedHere,
@@ -106,35 +109,35 @@ fn superseding(counted: Counted, overshoot: Overshoot) -> Twin {
 }
 
 #[test]
-fn leases_over_windows_keep_the_theorem_in_every_order_of_events() {
-    holds(twin(window(2, 2), Overshoot::AtMost(Hits(1))), 35_605, &BETWEEN_TWO);
+fn window_leases_keep_the_bound() {
+    explore(twin(window(2, 2), Overshoot::AtMost(Hits(1))), 35_605, &BETWEEN_TWO);
 }
 
 #[test]
-fn leases_that_end_with_their_window_keep_the_limit_in_every_order_of_events() {
-    holds(twin(window(2, 2), Overshoot::InWindow), 34_233, &BETWEEN_TWO);
+fn leases_ending_with_their_window_keep_the_limit() {
+    explore(twin(window(2, 2), Overshoot::InWindow), 34_233, &BETWEEN_TWO);
 }
 
 #[test]
-fn leases_of_a_debt_keep_the_theorem_in_every_order_of_events() {
-    // Good for longer than the debt takes to drain: only then is all of it above the law.
+fn gcra_leases_keep_the_bound() {
+    // The lease outlives the drain of the debt. Only then can all its hits exceed the limit.
     let long = Twin { term: 3, ..twin(bucket(2), Overshoot::AtMost(Hits(1))) };
-    holds(long, 50_755, &BETWEEN_TWO);
+    explore(long, 50_755, &BETWEEN_TWO);
 }
 
 #[test]
-fn messages_that_supersede_each_other_keep_the_theorem_in_every_order_of_events() {
-    holds(superseding(window(4, 2), Overshoot::AtMost(Hits(2))), 14_686, &SUPERSEDING);
+fn superseding_window_messages_keep_the_bound() {
+    explore(superseding(window(4, 2), Overshoot::AtMost(Hits(2))), 14_686, &SUPERSEDING);
 }
 
 #[test]
-fn messages_that_supersede_each_other_keep_the_limit_in_every_order_of_events() {
-    holds(superseding(window(4, 2), Overshoot::InWindow), 12_109, &SUPERSEDING);
+fn superseding_messages_keep_the_limit() {
+    explore(superseding(window(4, 2), Overshoot::InWindow), 12_109, &SUPERSEDING);
 }
 
 #[test]
-fn messages_that_supersede_each_other_over_a_debt_keep_the_theorem_in_every_order_of_events() {
-    holds(superseding(bucket(4), Overshoot::AtMost(Hits(2))), 17_781, &SUPERSEDING);
+fn superseding_gcra_messages_keep_the_bound() {
+    explore(superseding(bucket(4), Overshoot::AtMost(Hits(2))), 17_781, &SUPERSEDING);
 }
 
 #[test]
@@ -145,10 +148,10 @@ fn careless_designs_are_refuted() {
     let drains = || Twin { term: 1, counted: bucket(2), overshoot: budget, ..ends() };
     let of_two = Overshoot::AtMost(Hits(2));
     let answers = || Twin { messages: vec![2, 2], overshoot: of_two, want: 2, ..windows() };
-    fails(&Twin { flaw: Flaw::CreditedToEachWaiter, ..windows() });
-    fails(&Twin { flaw: Flaw::WindowOnMembersClock, ..ends() });
-    fails(&Twin { flaw: Flaw::GivenBackTooLate, ..ends() });
-    fails(&Twin { flaw: Flaw::GivenBackTooLate, ..drains() });
-    fails(&Twin { flaw: Flaw::OldAnswerTaken, ..answers() });
-    fails(&Twin { flaw: Flaw::OutlivesItsWindow, ..ends() });
+    assert_refuted(&Twin { flaw: Flaw::CreditedToEachWaiter, ..windows() });
+    assert_refuted(&Twin { flaw: Flaw::WindowOnMembersClock, ..ends() });
+    assert_refuted(&Twin { flaw: Flaw::GivenBackTooLate, ..ends() });
+    assert_refuted(&Twin { flaw: Flaw::GivenBackTooLate, ..drains() });
+    assert_refuted(&Twin { flaw: Flaw::OldAnswerTaken, ..answers() });
+    assert_refuted(&Twin { flaw: Flaw::OutlivesItsWindow, ..ends() });
 }

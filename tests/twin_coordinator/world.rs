@@ -1,4 +1,4 @@
-//! The state of such a world, and its steps.
+//! The state of a model, and its steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,47 +10,44 @@ use sluicegate::kernel::coordinator::{
 use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 use stateright::{Model, Property};
 
-/// Late enough that a fleet's table from 0 is complete.
+/// Late enough that a fleet table since 0 is complete.
 const START: u64 = 100;
 
-/// How large a world, and what may happen in it.
 #[derive(Clone)]
 pub struct Twin {
     pub ceiling: u64,
-    /// What it is set to later, in this order.
+    /// The later limits, in order.
     pub moves: &'static [u64],
-    /// For how long requests go on at most, at first and after each reload.
+    /// The longest request duration, at first and after each reload.
     pub lasts: &'static [u64],
-    /// Heartbeats of each life of each member.
+    /// The number of heartbeats of each replica in each incarnation.
     pub beats: &'static [u64],
-    /// Requests are admitted and end; else it is shares alone that count.
+    /// Requests are admitted and end. Otherwise only shares count.
     pub requests: bool,
-    /// Messages come late, twice and out of order; else in time or never.
+    /// Messages arrive late, twice and out of order. Otherwise they arrive in time or never.
     pub late: bool,
     /// Ticks of the store's clock.
     pub ticks: u64,
-    /// Ticks that the first member's clock may lose.
+    /// Ticks that the first replica's clock may lose.
     pub lag: u64,
-    /// Lives of the first member.
+    /// Incarnations of the first replica.
     pub lives: u64,
     pub losses: u64,
-    /// Whether the first member may leave in order.
     pub leaving: Leaving,
-    /// A coordinator that forgot trusts what it knows.
+    /// A coordinator without state skips its recovery.
     pub trusts: bool,
-    /// What must be found possible.
+    /// Properties that some state must have.
     pub must: &'static [&'static str],
 }
 
-/// How a member leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
     Never,
-    /// And says what it still has in flight.
+    /// It reports its requests in flight.
     InOrder,
-    /// The same, and comes back in the same life, whether anybody heard of it or not.
+    /// The same, and it may return in the same incarnation, even if its report was lost.
     ForAWhile,
-    /// And does not say so.
+    /// It reports no requests in flight.
     Hiding,
 }
 
@@ -75,13 +72,13 @@ impl Default for Twin {
 }
 
 impl Twin {
-    /// A ceiling of one, which is enough where it is about who has it.
+    /// A limit of one, enough for models about its owner.
     pub fn one() -> Self {
         Self { ceiling: 1, ..Self::default() }
     }
 
-    /// A term of 3 less 1, requests of one tick unless it says so: enough for a clock that loses 2, since one that is
-    /// admitted within a tick ends with the next.
+    /// A share of 3 ticks with a margin of 1, and by default requests of one tick. This allows a
+    /// clock that loses 2: a request that is admitted within a tick ends with the next.
     fn law(&self, ceiling: u64, reloads: usize) -> Law {
         let (heartbeat, term, max_duration) = (Nanos(1), Nanos(3), Nanos(self.lasts[reloads]));
         let terms = Terms { heartbeat, term, margin: Nanos(1), max_duration };
@@ -90,43 +87,42 @@ impl Twin {
     }
 }
 
-/// One replica.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Replica {
     member: Member,
     life: u64,
     beats: u64,
     lag: u64,
-    /// When its requests end at the latest, on its clock.
+    /// The latest ends of its requests, on its clock.
     ends: Vec<u64>,
     lost_some: bool,
     left: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Letter {
+pub enum Message {
     Beat(Heartbeat),
     Grant(Grant),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct World {
+pub struct FleetState {
     now: u64,
     ceiling: u64,
-    /// How often it was set.
+    /// The number of changes of the limit.
     moves: usize,
     reloads: usize,
-    /// What may be in use: the ceiling, or what was in use when it fell.
+    /// The most permits that may be in use: the limit, or the use when it decreased.
     bound: u64,
     coordinator: Coordinator,
     life: Life,
-    /// The fleet's table: a line for each life of each member.
+    /// The fleet table: a line for each incarnation of each replica.
     under: BTreeMap<(u64, u64), Option<Incarnation>>,
     replicas: Vec<Replica>,
-    /// Ends of requests whose replica is gone, on the store's clock.
+    /// The ends of requests whose replica crashed, on the store's clock.
     orphans: Vec<u64>,
-    letters: BTreeSet<Letter>,
-    /// One member lost some of its share and another has more since.
+    messages: BTreeSet<Message>,
+    /// One replica's share shrank, and another's has grown since.
     moved: bool,
 }
 
@@ -136,19 +132,19 @@ pub enum Act {
     End(usize),
     OrphanEnds,
     Beat(usize),
-    Read(Letter),
+    Read(Message),
     Leave(usize),
     ComeBack(usize),
     Crash(usize),
     Set(u64),
-    /// All go on under another law.
+    /// All replicas use the next request duration.
     Reload,
     Forget,
-    /// A tick; the member's clock loses it.
+    /// A tick, which the clock of the given replica loses.
     Tick(Option<usize>),
 }
 
-impl World {
+impl FleetState {
     fn clock(&self, at: usize) -> Nanos {
         Nanos(self.now - self.replicas[at].lag)
     }
@@ -175,7 +171,6 @@ impl World {
         self.post(beat, late);
     }
 
-    /// It admits nobody any more.
     fn leave(&mut self, at: usize, twin: &Twin) {
         let now = self.clock(at);
         let replica = &mut self.replicas[at];
@@ -194,12 +189,12 @@ impl World {
     }
 
     fn post(&mut self, beat: Heartbeat, late: bool) {
-        self.letters.retain(|letter| !letter.is_void(&beat, late));
-        self.letters.insert(Letter::Beat(beat));
+        self.messages.retain(|message| !message.is_void(&beat, late));
+        self.messages.insert(Message::Beat(beat));
     }
 
-    /// The store hears a heartbeat; whether anything changed.
-    fn hear(&mut self, law: &Law, beat: &Heartbeat) -> bool {
+    /// Applies a heartbeat at the store. Returns `true` if anything changed.
+    fn apply_heartbeat(&mut self, law: &Law, beat: &Heartbeat) -> bool {
         let name = (beat.member.0, beat.life.0);
         if beat.leaves && beat.in_flight == Share(0) {
             self.under.remove(&name);
@@ -209,7 +204,7 @@ impl World {
         let records: Vec<Record> = self.records();
         self.life.settle(Nanos(self.now), law.terms.longest(), Nanos(0), &records);
         match self.coordinator.on_heartbeat(Nanos(self.now), &self.life, law, beat) {
-            Reply::Grant(grant) => self.letters.insert(Letter::Grant(grant)),
+            Reply::Grant(grant) => self.messages.insert(Message::Grant(grant)),
             Reply::Left => true,
             Reply::Late | Reply::Superseded => false,
             other => panic!("{other:?}"),
@@ -225,8 +220,8 @@ impl World {
         self.under.iter().map(record).collect()
     }
 
-    /// A member applies a grant; whether anything changed.
-    fn apply(&mut self, grant: &Grant) -> bool {
+    /// Applies a grant at its replica. Returns `true` if anything changed.
+    fn apply_grant(&mut self, grant: &Grant) -> bool {
         let at = usize::try_from(grant.member.0).unwrap();
         let now = self.clock(at);
         match self.replicas[at].member.on_grant(now, grant) {
@@ -259,17 +254,17 @@ impl World {
         self.orphans.retain(|end| now < *end);
     }
 
-    /// Whether a member holds nothing of before the ceiling fell, and nothing that is under way can give it such.
+    /// Returns `true` if the replica has no grant from before the decrease, and none can arrive.
     fn is_aware(&self, at: usize) -> bool {
         let (now, member) = (self.clock(at), &self.replicas[at].member);
         let is_old = |grant: &Grant| Share(self.ceiling) < grant.ceiling;
-        let may_come = |letter: &Letter| match letter {
-            Letter::Grant(grant) if is_old(grant) => {
+        let may_come = |message: &Message| match message {
+            Message::Grant(grant) if is_old(grant) => {
                 member.clone().on_grant(now, grant) != Applied::Late
             }
             _ => false,
         };
-        !member.grant(now).is_some_and(is_old) && !self.letters.iter().any(may_come)
+        !member.grant(now).is_some_and(is_old) && !self.messages.iter().any(may_come)
     }
 
     fn in_use(&self) -> u64 {
@@ -277,7 +272,7 @@ impl World {
         self.orphans.len() as u64 + (0..self.replicas.len()).map(of).sum::<u64>()
     }
 
-    /// After a fall: never above what it was; once all know of it, only downwards.
+    /// Updates the bound. After a decrease it never rises, and it falls once all replicas know.
     fn watch(&mut self) {
         if self.bound <= self.ceiling {
             self.bound = self.ceiling;
@@ -286,13 +281,13 @@ impl World {
         }
     }
 
-    /// A member had a share that is over by its clock, and not because it was granted less.
+    /// The replica's share expired by its clock, and was not reduced by a grant.
     fn is_fenced(&self, at: usize) -> bool {
         let granted = self.replicas[at].member.grant(Nanos(START)).map(|grant| grant.share);
         granted.is_some_and(|share| Share(0) < share) && self.in_force(at) == 0
     }
 
-    /// A share is in force at one member that another lost by a fence or a crash, or left.
+    /// One replica has a share in force after another was fenced, crashed or left.
     fn was_inherited(&self) -> bool {
         let lost = |at: usize| {
             let replica = &self.replicas[at];
@@ -304,9 +299,9 @@ impl World {
     }
 }
 
-impl Letter {
-    /// Answers to heartbeats before this one change nothing any more; where nothing comes late,
-    /// those heartbeats do not come either.
+impl Message {
+    /// Replies to heartbeats before `newer` have no effect. Without late messages, those heartbeats
+    /// do not arrive, either.
     fn is_void(&self, newer: &Heartbeat, late: bool) -> bool {
         let (member, life, number, lost) = match self {
             Self::Grant(grant) => (grant.member, grant.life, grant.number, true),
@@ -322,13 +317,13 @@ fn replica_of(id: u64, life: u64, lag: u64, terms: Terms) -> Replica {
 }
 
 impl Model for Twin {
-    type State = World;
+    type State = FleetState;
     type Action = Act;
 
-    fn init_states(&self) -> Vec<World> {
+    fn init_states(&self) -> Vec<FleetState> {
         let replica = |id| replica_of(id, 1, 0, self.law(self.ceiling, 0).terms);
         let members = 0..self.beats.len() as u64;
-        vec![World {
+        vec![FleetState {
             now: START,
             ceiling: self.ceiling,
             moves: 0,
@@ -339,14 +334,14 @@ impl Model for Twin {
             under: members.clone().map(|id| ((id, 1), None)).collect(),
             replicas: members.map(replica).collect(),
             orphans: Vec::new(),
-            letters: BTreeSet::new(),
+            messages: BTreeSet::new(),
             moved: false,
         }]
     }
 
-    fn actions(&self, world: &World, acts: &mut Vec<Act>) {
-        for (at, replica) in world.replicas.iter().enumerate() {
-            if self.requests && (replica.ends.len() as u64) < world.in_force(at) {
+    fn actions(&self, fleet: &FleetState, acts: &mut Vec<Act>) {
+        for (at, replica) in fleet.replicas.iter().enumerate() {
+            if self.requests && (replica.ends.len() as u64) < fleet.in_force(at) {
                 acts.push(Act::Admit(at));
             }
             if !replica.ends.is_empty() {
@@ -365,29 +360,29 @@ impl Model for Twin {
             if at == 0 && replica.life < self.lives {
                 acts.push(Act::Crash(at));
             }
-            if at == 0 && world.now < START + self.ticks && replica.lag < self.lag {
+            if at == 0 && fleet.now < START + self.ticks && replica.lag < self.lag {
                 acts.push(Act::Tick(Some(at)));
             }
         }
-        acts.extend(world.letters.iter().copied().map(Act::Read));
-        if !world.orphans.is_empty() {
+        acts.extend(fleet.messages.iter().copied().map(Act::Read));
+        if !fleet.orphans.is_empty() {
             acts.push(Act::OrphanEnds);
         }
-        if world.now < START + self.ticks {
+        if fleet.now < START + self.ticks {
             acts.push(Act::Tick(None));
         }
-        if world.life.incarnation.0 <= self.losses {
+        if fleet.life.incarnation.0 <= self.losses {
             acts.push(Act::Forget);
         }
-        acts.extend(self.moves.get(world.moves).copied().map(Act::Set));
-        if world.reloads + 1 < self.lasts.len() {
+        acts.extend(self.moves.get(fleet.moves).copied().map(Act::Set));
+        if fleet.reloads + 1 < self.lasts.len() {
             acts.push(Act::Reload);
         }
     }
 
-    fn next_state(&self, world: &World, act: Act) -> Option<World> {
-        let mut next = world.clone();
-        let law = self.law(world.ceiling, world.reloads);
+    fn next_state(&self, fleet: &FleetState, act: Act) -> Option<FleetState> {
+        let mut next = fleet.clone();
+        let law = self.law(fleet.ceiling, fleet.reloads);
         match act {
             Act::Admit(at) => {
                 let end = next.clock(at).plus(law.terms.max_duration).0;
@@ -396,13 +391,13 @@ impl Model for Twin {
             Act::End(at) => drop(next.replicas[at].ends.pop()),
             Act::OrphanEnds => drop(next.orphans.pop()),
             Act::Beat(at) => next.beat(at, self.late),
-            Act::Read(letter) => {
+            Act::Read(message) => {
                 if !self.late {
-                    next.letters.remove(&letter);
+                    next.messages.remove(&message);
                 }
-                let changed = match letter {
-                    Letter::Beat(beat) => next.hear(&law, &beat),
-                    Letter::Grant(grant) => next.apply(&grant),
+                let changed = match message {
+                    Message::Beat(beat) => next.apply_heartbeat(&law, &beat),
+                    Message::Grant(grant) => next.apply_grant(&grant),
                 };
                 changed.then_some(())?;
             }
@@ -430,30 +425,31 @@ impl Model for Twin {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::always("the shares fit", |_: &Self, world: &World| {
-                world.shares() <= world.bound
+            Property::always("the shares fit", |_: &Self, fleet: &FleetState| {
+                fleet.shares() <= fleet.bound
             }),
-            Property::always("what is in flight fits", |_: &Self, world: &World| {
-                world.in_flight() <= world.bound
+            Property::always("what is in flight fits", |_: &Self, fleet: &FleetState| {
+                fleet.in_flight() <= fleet.bound
             }),
         ];
         let possible: [Property<Self>; 6] = [
-            Property::sometimes("a share moves", |_, world: &World| world.moved),
-            Property::sometimes("a share moves to another", |_, world: &World| {
-                world.was_inherited()
+            Property::sometimes("a share moves", |_, fleet: &FleetState| fleet.moved),
+            Property::sometimes("a share moves to another", |_, fleet: &FleetState| {
+                fleet.was_inherited()
             }),
-            Property::sometimes("a fence happens", |_, world: &World| {
-                (0..world.replicas.len()).any(|at| world.is_fenced(at))
+            Property::sometimes("a fence happens", |_, fleet: &FleetState| {
+                (0..fleet.replicas.len()).any(|at| fleet.is_fenced(at))
             }),
-            Property::sometimes("an amnesia is survived", |_, world: &World| {
-                let knows = 1 < world.life.incarnation.0 && world.life.settled;
-                knows && world.shares() == world.ceiling
+            Property::sometimes("an amnesia is survived", |_, fleet: &FleetState| {
+                let knows = 1 < fleet.life.incarnation.0 && fleet.life.settled;
+                knows && fleet.shares() == fleet.ceiling
             }),
-            Property::sometimes("more is in use than a lowered ceiling", |_, world: &World| {
-                world.ceiling < world.in_use()
-            }),
-            Property::sometimes("a raised ceiling is used", |_, world: &World| {
-                1 < world.moves && world.shares() == world.ceiling
+            Property::sometimes(
+                "more is in use than a lowered ceiling",
+                |_, fleet: &FleetState| fleet.ceiling < fleet.in_use(),
+            ),
+            Property::sometimes("a raised ceiling is used", |_, fleet: &FleetState| {
+                1 < fleet.moves && fleet.shares() == fleet.ceiling
             }),
         ];
         properties.extend(possible.into_iter().filter(|known| self.must.contains(&known.name)));

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_grow_by_half_and_by_a_third_in_turns() {
+    fn capacity_grows_by_half_then_by_a_third() {
         let mut sizes = vec![slots_for(0)];
         while sizes.len() < 9 {
             sizes.push(slots_for(sizes[sizes.len() - 1] + 1));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_holds_what_was_put_in_and_kept_and_nothing_else() {
+    fn table_agrees_with_a_hash_map() {
         let (mut table, mut model) = (Table::default(), HashMap::new());
         for round in 0_u32..200 {
             for number in (0..40).map(|n| n * u64::from(round % 5 + 1)) {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_never_more_than_four_fifths_full_and_shrinks_when_it_is_nearly_empty() {
+    fn load_factor_is_bounded_and_sparse_tables_shrink() {
         let mut table = Table::default();
         for number in 0..2_000 {
             table.insert((hash(number), 0));

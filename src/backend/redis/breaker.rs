@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_after_it_was_closed_is_not_told_that_it_opened_and_of_the_next_time_is() {
+    fn closing_clears_a_pending_opened_notification() {
         let breaker = Breaker::default();
         open(&breaker);
         breaker.close();
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_at_the_last_of_so_many_late_answers_in_a_row_and_once() {
+    fn consecutive_late_replies_open_the_breaker_once() {
         let breaker = Breaker::default();
         for _ in 1..LATE_IN_A_ROW {
             assert!(!breaker.late());

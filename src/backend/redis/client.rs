@@ -273,7 +273,7 @@ mod tests {
     use super::{Error, ErrorKind, in_words};
 
     #[test]
-    fn of_what_the_system_said_the_sentence_alone_is_shown() {
+    fn io_errors_show_only_their_message() {
         let shown = |error: &dyn std::fmt::Debug| {
             in_words(&Error::new(ErrorKind::IO, format!("{error:?}")))
         };
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_command_that_is_not_known_no_argument_is_shown() {
+    fn unknown_command_errors_omit_the_arguments() {
         let shown = |said: &'static str| in_words(&Error::new(ErrorKind::Unknown, said));
         let of_7 = "ERR unknown command 'AUTH', with args beginning with: 'gate' 's3cret' ";
         assert_eq!(shown(of_7), "ERR unknown command 'AUTH'");

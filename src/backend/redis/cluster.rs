@@ -245,7 +245,7 @@ mod tests {
     use super::{Address, Redirect};
 
     #[test]
-    fn a_redirect_is_understood_and_nothing_else_is_one() {
+    fn moved_and_ask_errors_parse_as_redirects() {
         let of = |text: &'static str| {
             Redirect::of(&Error::new(ErrorKind::Cluster, text), "redis-1.local")
         };

@@ -131,14 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_is_looked_at_once_in_a_term() {
+    fn a_counter_is_due_once_per_interval() {
         let (overdue, term) = (Overdue::default(), Nanos(10));
         let due = |now| overdue.is_due(&key("a"), Nanos(now), term);
         assert_eq!([0, 1, 10, 11, 20, 21].map(due), [true, false, false, true, false, true]);
     }
 
     #[test]
-    fn of_however_many_counters_no_more_are_looked_at_in_a_term_than_there_are_places() {
+    fn table_size_limits_the_counters_due_per_interval() {
         let overdue = Overdue::default();
         let due = |name: &u32| overdue.is_due(&key(&name.to_string()), Nanos(1), Nanos(10));
         let looks = (0..100_000).filter(due).count();

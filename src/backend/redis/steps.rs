@@ -104,7 +104,7 @@ mod tests {
     use crate::kernel::units::{Hits, Nanos};
 
     #[test]
-    fn who_did_not_answer_is_not_asked_again() {
+    fn the_second_step_skips_timed_out_counters() {
         let day = Nanos::from_secs(86_400);
         let key = |value| {
             CounterKey::injective("d", [("k", value)].into_iter(), Counting::FixedWindow(day))

@@ -294,14 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_store_and_one_of_which_nothing_is_known_have_no_findings() {
+    fn a_healthy_or_unknown_store_has_no_findings() {
         assert!(codes(&sound(), WANTED).is_empty());
         let unknown = Facts { at: "h:1".to_owned(), ..Facts::default() };
         assert!(codes(&unknown, WANTED).is_empty());
     }
 
     #[test]
-    fn each_fact_that_is_amiss_is_one_finding() {
+    fn each_defect_is_reported_once() {
         let text = |text: &str| Some(text.to_owned());
         let refused = || Some(Err("NOPERM".to_owned()));
         let ok = Cluster { is_ok: true, slots: SLOTS };
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_refused_for_want_of_memory_is_cured_by_memory_and_not_by_rights() {
+    fn oom_script_errors_suggest_raising_maxmemory() {
         let cure = |why: &str| {
             let facts = Facts { script: Some(Err(why.to_owned())), ..sound() };
             judge(&facts, WANTED).into_iter().map(|it| it.help).collect::<String>()
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_references_keys_take_a_clock_more_seriously_and_several_places() {
+    fn compatibility_keys_make_clock_skew_an_error_and_report_two_steps() {
         let wanted = Wanted { reference: true, ..WANTED };
         assert_eq!(codes(&Facts { skew: Some(FAR), ..sound() }, wanted), ["!clock"]);
         assert!(codes(&sound(), wanted).is_empty());

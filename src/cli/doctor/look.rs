@@ -205,7 +205,7 @@ mod tests {
     use super::{Info, Nanos, Said, instant, refused, version};
 
     #[test]
-    fn what_redis_says_of_itself_is_read_and_nonsense_is_nothing() {
+    fn info_and_time_replies_tolerate_malformed_values() {
         let info = Info::parse("# Server\r\nredis_version:7.0.15\r\nmaxmemory:0\r\nodd\r\n");
         assert_eq!(info.text("redis_version").and_then(version), Some((7, 0)));
         assert_eq!((info.number("maxmemory"), info.number("redis_version")), (Some(0), None));
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(instant(&Said::Nil), None);
     }
     #[test]
-    fn refused_commands_are_named_together() {
+    fn one_error_lists_all_refused_commands() {
         let text = |text: &str| Said::Text(text.to_owned());
         assert_eq!(refused(Said::List(Vec::new())), Ok(()));
         let both = Said::List(vec![text("set: OOM no: memory"), text("zadd: OOM no: memory")]);

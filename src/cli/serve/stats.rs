@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_is_as_long_as_fits_a_frame_of_ethernet_and_no_longer() {
+    fn lines_share_datagrams_of_up_to_1432_bytes() {
         // StatsD recommends 1432 bytes for fast Ethernet
         // (docs/metric_types.md, "Multi-Metric Packets").
         let of = |its: [usize; 3]| -> Vec<usize> {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_that_a_connection_did_not_take_wait_and_no_others() {
+    async fn a_send_timeout_keeps_exactly_the_unsent_lines() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         // The buffers of both sides are far smaller than the data.
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_hung_up_is_called_again_before_anything_is_sent() {
+    async fn a_closed_connection_reconnects_before_the_next_send() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut sink = sink(To::Tcp(address(listener.local_addr().unwrap()), None));
         for line in ["a:1|c", "b:2|c"] {
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn datagrams_that_nobody_takes_wait_for_somebody() {
+    async fn a_refused_datagram_is_sent_again_after_recovery() {
         // This socket accepts only its own datagrams. For all other senders, the port is closed.
         let nobody = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = nobody.local_addr().unwrap();
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_is_too_long_for_any_datagram_holds_no_other_back() {
+    async fn an_oversized_line_is_dropped_without_blocking_others() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let mut sink = sink(To::Udp(address(socket.local_addr().unwrap()), None));
         sink.take(vec!["x".repeat(LONGEST + 1), "a:1|c".to_owned()]);
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_datagrams_go_is_looked_up_again_and_they_come_from_another_port() {
+    async fn another_lookup_opens_a_new_source_port() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let mut sink = sink(To::Udp(address(socket.local_addr().unwrap()), None));
         sink.to.look_up().await;

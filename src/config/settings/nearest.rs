@@ -36,7 +36,7 @@ mod tests {
     use super::{edits, nearest};
 
     #[test]
-    fn an_edit_is_an_insertion_a_deletion_a_replacement_or_a_swap() {
+    fn insertion_deletion_replacement_and_swap_cost_one_edit() {
         assert_eq!(edits("port", "port"), 0);
         assert_eq!(edits("prt", "port"), 1);
         assert_eq!(edits("poort", "port"), 1);
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_like_no_other_is_given_no_neighbour() {
+    fn an_unfamiliar_name_gets_no_suggestion() {
         assert_eq!(nearest("grpc_prot", ["http_port", "grpc_port"]), Some("grpc_port"));
         assert_eq!(nearest("colour", ["http_port", "grpc_port"]), None);
     }

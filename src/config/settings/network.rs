@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_in_a_network_by_its_first_bits_and_its_family() {
+    fn networks_match_addresses_by_prefix_and_family() {
         let networks = Networks::new("10.1.0.0/16, 192.0.2.7,2001:db8::/32, 128.0.0.0/1").unwrap();
         for (address, inside) in [
             ("10.1.255.255", true),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused() {
+    fn malformed_networks_are_rejected() {
         for text in ["10.0.0.1/8", "10.0.0.0/33", "10.0.0.0/", "10.0.0.0/+8", "::/129", "host", "1"]
         {
             assert_eq!(Networks::new(text), None, "{text}");

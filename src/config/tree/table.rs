@@ -160,7 +160,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_name_is_found_if_and_only_if_it_was_put_however_it_hashes() {
+    fn lookups_compare_names_despite_equal_hashes() {
         let names: String = NAMES.iter().map(|(_, name)| *name).collect();
         let mut start = 0;
         let all: Vec<_> = (0_u32..)

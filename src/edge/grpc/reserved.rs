@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_reserved_word_at_its_end_is_left_alone() {
+    fn requests_without_a_trailing_reserved_key_are_unchanged() {
         let mut asked =
             request(&[(&[("sluicegate.acquire", ID), ("k", "v")], None), (&[("k", "v")], None)]);
         let before = asked.clone();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acquire_is_taken_off_and_covers_its_own_descriptors() {
+    fn acquire_entries_are_removed_and_cover_only_their_descriptors() {
         let mut asked = request(&[
             (&[("k", "v"), ("sluicegate.acquire", ID)], None),
             (&[("other", "v")], None),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_tells_how_its_request_ended() {
+    fn status_and_latency_entries_determine_the_release_outcome() {
         let release = [("sluicegate.release", ID)];
         let (rtt, status) = ([("sluicegate.rtt_us", "-")], [("sluicegate.status", "-")]);
         let took = [("sluicegate.duration_ms", "-")];
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_may_name_the_owner() {
+    fn only_a_release_may_name_an_owner() {
         let (release, owner) = ([("sluicegate.release", ID)], [("sluicegate.owner", "x")]);
         let named = |descriptors: &[Written<'_>]| match take_off(&mut request(descriptors)) {
             Ok(Call::Release { owner, .. }) => owner,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_or_stands_where_it_cannot_is_refused() {
+    fn malformed_ids_and_misplaced_reserved_keys_are_rejected() {
         let long = "x".repeat(129);
         for id in ["", "0123456789abcde", "0123456789abcde!", "0123456789abcdé", &long] {
             assert_eq!(refused(&[(&[("k", "v"), ("sluicegate.acquire", id)], None)]), 0);

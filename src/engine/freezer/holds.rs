@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_replica_holds_the_others_hold_as_long_and_let_go_together() {
+    fn forced_decisions_spread_and_end_together_on_all_replicas() {
         let [mut a, mut b, mut c] = [(); 3].map(|()| Holds::default());
         assert!(a.change(RULE, (Some(deny(60)), "a"), at(0)));
         tell(&a, &mut b, at(1));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_no_news_to_who_forgot_it_and_what_ends_a_hold_is() {
+    fn an_expired_decision_is_no_change_but_an_early_end_is() {
         let [mut a, mut b] = [(); 2].map(|()| Holds::default());
         assert!(a.change(RULE, (Some(deny(60)), "a"), at(0)));
         let told = a.told(at(1));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_hold_that_is_over_is_not_undone_by_a_longer_one_that_it_replaced() {
+    fn an_expired_decision_is_not_undone_by_its_longer_predecessor() {
         let (mut a, mut cut_off) = (Holds::default(), Holds::default());
         a.change(RULE, (Some(deny(3_600)), "a"), at(0));
         tell(&a, &mut cut_off, at(1));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_changes_at_one_time_all_take_the_same() {
+    fn replicas_agree_on_simultaneous_changes() {
         let [mut a, mut b] = [(); 2].map(|()| Holds::default());
         a.change(RULE, (Some(deny(60)), "a"), at(0));
         b.change(RULE, (Some(Frozen { verdict: Verdict::Admit, until: at(60) }), "b"), at(0));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_bounded_whatever_is_told() {
+    fn decisions_from_peers_are_bounded() {
         let mut holds = Holds::default();
         let told = |n: usize, domain: &str| Told {
             domain: domain.into(),

@@ -1,9 +1,14 @@
-//! What is borrowed before it is asked for, in the background.
+//! Refills leases in the background, before their balances run out.
 //!
-//! Guarantees: what a key needs now is sent at once, or within about [`LOOKED_FOR`] where it takes along what others will
-//! soon need; no more than [`MOST_AT_LEISURE`](super::MOST_AT_LEISURE) of these are on their way at one time, and while
-//! there are more, looks follow of themselves; looking takes no more than one part in [`LOOKING_PART`] of the time.
-//! Leaves out: when a key needs more ([`Held`]); what goes back.
+//! Guarantees:
+//! - A due refill is sent at once, or within [`LOOKED_FOR`] together with early refills.
+//! - At most [`MOST_AT_LEISURE`](super::MOST_AT_LEISURE) early refills are in flight.
+//! - While more are needed than fit, scans repeat by themselves.
+//! - Scans take at most 1/[`LOOKING_PART`] of the time.
+//!
+//! Not covered:
+//! - The time of a refill (see [`Held`]).
+//! - Returning hits.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -20,24 +25,24 @@ use super::shard::Ledgers;
 use crate::backend::lease::Message;
 use crate::kernel::units::Nanos;
 
-/// What would be borrowed before the one after the next is borrowed now, so that messages about many keys go
-/// in few calls.
+/// A refill that would be due within this time, two upkeep rounds,
+/// is sent early. Refills of many keys then share few store calls.
 const LEISURE: Nanos = Nanos::from_secs(2);
 
-/// Who borrows ahead for one key looks at the others too, but no sooner than this after the last look.
+/// The shortest interval between scans. A refill of one key scans all others for early refills.
 const LOOKED_EVERY: Nanos = Nanos(100_000_000);
 
-/// What goes at once waits no longer than this, and the end of a shard, for what a look finds.
+/// The longest time that a due refill waits for a scan, plus the scan of one shard.
 const LOOKED_FOR: Nanos = Nanos(200_000);
 
-/// Looking takes no more than one part in so many of the time.
+/// Scans take at most 1/100 of the time.
 const LOOKING_PART: u64 = 100;
 
-/// A message to be sent, and the turn that it takes, which is over when it is settled.
+/// A message to send, and its slot if it is an early refill. The slot is freed after the reply.
 type Going = (Message, Option<OwnedSemaphorePermit>);
 
 impl Leases {
-    /// Borrows in the background, where it is time to; and with it what others will soon need.
+    /// Sends a refill if one is due, together with early refills of other keys.
     pub(super) fn borrow_ahead(self: &Arc<Self>, held: &mut Held, now: Nanos) {
         if self.is_leaving() {
             return;
@@ -53,15 +58,15 @@ impl Leases {
         }
     }
 
-    /// Whether it is time to look at all ledgers; who is told so does.
+    /// Returns `true` if the caller may scan all shards now.
     fn may_look(&self, now: Nanos) -> bool {
         let next = self.next_look.load(Relaxed);
         let after = now.plus(LOOKED_EVERY).0;
         next <= now.0 && self.next_look.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
     }
 
-    /// Sends `first`, and takes along what others will soon need; looks again for as long as there is more of that than finds
-    /// a turn, so that it goes in full calls and not one by one once it is urgent.
+    /// Sends `first` together with early refills of other keys. Repeats while there are more
+    /// early refills than slots, so that they are sent in full calls before they become urgent.
     async fn look_around(self: &Arc<Self>, first: Message) {
         let mut urgent = Some((first, None));
         loop {
@@ -74,15 +79,15 @@ impl Leases {
                 return;
             }
             tokio::time::sleep(Duration::from_nanos(patience.0)).await;
-            // Who looks meanwhile goes on in place of this.
+            // A scan that another task started meanwhile replaces this one.
             if self.is_leaving() || !self.may_look(self.clock.now()) {
                 return;
             }
         }
     }
 
-    /// Borrows in the background for keys that it will soon be time for; false where some of them may have found no turn,
-    /// which are found again. What is found travels with what is `urgent`, which does not wait for long.
+    /// Scans all keys, and sends the early refills together with the `urgent` message, which
+    /// does not wait long. Returns `false` if slots ran out; a later scan finds the rest.
     pub(super) async fn borrow_at_leisure(
         self: &Arc<Self>,
         now: Nanos,
@@ -99,7 +104,7 @@ impl Leases {
             if is_urgent && late <= self.clock.now() {
                 is_urgent = false;
                 self.send_together(take(&mut goes));
-                // What was spawned goes before this goes on.
+                // Lets the spawned task send the urgent message before the scan continues.
                 tokio::task::yield_now().await;
             }
         }
@@ -107,7 +112,7 @@ impl Leases {
         is_all
     }
 
-    /// Whether there may be more turns for what a shard's keys will soon need, which comes to `goes`.
+    /// Adds the early refills of one shard to `goes`. Returns `false` if slots ran out.
     fn find_at_leisure(&self, shard: &mut Ledgers, now: Nanos, goes: &mut Vec<Going>) -> bool {
         let turn = || Arc::clone(&self.leisure).try_acquire_owned().ok();
         let mut next = turn();

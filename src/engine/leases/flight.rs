@@ -1,8 +1,13 @@
-//! A message on its way.
+//! A lease call in flight.
 //!
-//! Guarantees: it goes on when who asked gives up, as long as the runtime does: what it brings was charged, and would be
-//! spent by nobody. Whatever becomes of it, those who wait are told.
-//! Leaves out: what it says; its deadline, which is the backend's.
+//! Guarantees:
+//! - It continues after its check is canceled, because its grant is charged.
+//! - Its end wakes the waiting checks, with or without a reply.
+//!
+//! Not covered:
+//! - The content of the message.
+//! - The deadline, which the store enforces.
+//! - A runtime that shuts down: the call is then dropped.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -16,7 +21,7 @@ use crate::backend::lease::{Lent, Message};
 use crate::backend::{Backend, Cause};
 use crate::kernel::lease::{Answer, Number};
 
-/// What a message comes to. Dropped before that, it goes on in the background.
+/// The call of a check. If it is dropped before its end, it continues in the background.
 pub(super) struct Sending(Option<Pin<Box<dyn Future<Output = Lent> + Send>>>);
 
 impl Sending {
@@ -29,7 +34,7 @@ impl Future for Sending {
     type Output = Lent;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Lent> {
-        // Taken out, so that what panicked is not polled again in the background.
+        // Taken out, so that a future that panicked is not polled again in the background.
         let Some(mut sending) = self.0.take() else { return Poll::Pending };
         let polled = sending.as_mut().poll(context);
         if polled.is_pending() {
@@ -41,14 +46,14 @@ impl Future for Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        // A runtime that ends drops it once more.
+        // A runtime that shuts down drops the spawned future.
         if let (Some(sending), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
             runtime.spawn(sending);
         }
     }
 }
 
-/// What `sends` come to, which travel together.
+/// Runs `sends` such that their messages share a store call.
 pub(super) async fn together<F: Future>(
     backend: &dyn Backend,
     sends: JoinAll<F>,
@@ -66,7 +71,7 @@ pub(super) async fn together<F: Future>(
     .await
 }
 
-/// What is told when a message is settled, or dropped.
+/// Settles its message when it is dropped.
 pub(super) struct Flight<'l> {
     leases: &'l Leases,
     place: Place,

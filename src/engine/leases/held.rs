@@ -1,8 +1,12 @@
-//! What this replica holds of one key, and who waits for more of it.
+//! The lease of one key in this replica, and the checks that wait for its pending message.
 //!
-//! Guarantees: what a question took that is not admitted goes back to the ledger that it was taken from, and only while the
-//! store lists it, so that it never lists less than is held.
-//! Leaves out: which key; sending.
+//! Guarantees:
+//! - Hits of a denied check return only to the lease that they came from.
+//! - They return only while the store lists them, so it never lists less than the balance.
+//!
+//! Not covered:
+//! - The choice of the key.
+//! - Sending messages.
 
 use tokio::sync::watch;
 
@@ -15,32 +19,30 @@ use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 use crate::telemetry::event::{LeaseEnd, LeasedHits};
 
-/// A key that nobody asked for in so many spans of demand is forgotten: as much as its sizer would remember.
+/// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.
 const IDLE_SPANS: u64 = 2;
 
-/// Bits for the epochs of one ledger.
+/// The number of bits for the epochs of one lease.
 const EPOCHS: u32 = 20;
 
-/// What is held of one key.
 #[derive(Debug)]
 pub(super) struct Held {
     ledger: Ledger,
     pub(super) charge: Charge,
     pub(super) terms: Terms,
-    /// The last question.
     asked: Nanos,
-    /// The first of the epochs of this ledger, which no other one of the key has.
+    /// The first epoch of this lease; every lease of the key has its own range.
     first: u64,
-    /// The message whose answer is awaited.
     awaits: Option<Number>,
-    /// All is to be given back once that answer is there.
+    /// `true` if all hits are to be returned after the pending reply.
     leaves: bool,
-    /// Tells those who wait that a message was settled, or why it was not.
+    /// Wakes the waiting checks when a message is settled.
+    /// The value is the failure, if there was one.
     settled: watch::Sender<Option<Cause>>,
 }
 
 impl Held {
-    /// Nothing yet. `number` is one that nothing else of this process has.
+    /// Creates an empty lease. `number` must be unique in this process.
     pub(super) fn new(leased: Leased<'_>, now: Nanos, number: Number) -> Self {
         let Leased { charge, terms } = leased;
         let ledger = Ledger::new(terms.size, terms.term, sizer::most(charge.strategy.most()));
@@ -56,7 +58,7 @@ impl Held {
         }
     }
 
-    /// Whether this is held under `leased`'s numbers.
+    /// Returns `true` if this lease has the limit and the settings of `leased`.
     pub(super) fn is_of(&self, leased: Leased<'_>) -> bool {
         self.terms == leased.terms && self.charge.strategy == leased.charge.strategy
     }
@@ -65,13 +67,14 @@ impl Held {
         Leased { charge: &self.charge, terms: self.terms }
     }
 
-    /// Counts a question, whatever becomes of it.
+    /// Records a check as demand, also if it is denied.
     pub(super) fn count(&mut self, now: Nanos, hits: Hits) {
         self.asked = now;
         self.ledger.asked(now, hits);
     }
 
-    /// The outcome where the ledger knows it, a denial's wait included: who asks for more waits longer.
+    /// Returns the outcome if the balance or a remembered denial decides. A
+    /// check of more hits than the remembered one gets a longer retry-after.
     pub(super) fn look(&mut self, now: Nanos, hits: Hits) -> Option<Outcome> {
         self.expire(now);
         let step = match self.ledger.look(now, hits) {
@@ -88,7 +91,8 @@ impl Held {
         Some(Outcome::Stepped(step))
     }
 
-    /// The same; hits that pass are in hand until their question is decided: [`Held::put_back`], [`Held::let_go`].
+    /// Decides like [`Held::look`]. Hits that are allowed stay
+    /// undecided until [`Held::put_back`] or [`Held::let_go`].
     pub(super) fn take(&mut self, now: Nanos, hits: Hits) -> Option<Outcome> {
         let outcome = self.look(now, hits)?;
         if !outcome.denies() {
@@ -97,12 +101,12 @@ impl Held {
         Some(outcome)
     }
 
-    /// Until when what is in hand may be put back: while this stays.
+    /// Returns the epoch of the undecided hits. They can be put back until it changes.
     pub(super) const fn epoch(&self) -> u64 {
         self.first + self.ledger.grip()
     }
 
-    /// Puts back hits that were taken in `epoch`.
+    /// Puts back hits that were taken in `epoch`, unless they were voided since.
     pub(super) fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
         self.expire(now);
         if epoch == self.epoch() {
@@ -110,7 +114,6 @@ impl Held {
         }
     }
 
-    /// Hits that were taken in `epoch` are spent.
     pub(super) fn let_go(&mut self, hits: Hits, epoch: u64) {
         if epoch == self.epoch() {
             self.ledger.let_go(hits, self.ledger.grip());
@@ -129,7 +132,6 @@ impl Held {
         self.ledger.forget_denial(now);
     }
 
-    /// The message for more, where it is time to.
     pub(super) fn ahead(&mut self, now: Nanos, number: impl Fn() -> Number) -> Option<Borrow> {
         if self.awaits.is_some() || !self.ledger.is_near_its_end(now) {
             return None;
@@ -138,13 +140,13 @@ impl Held {
         self.awaited(ahead)
     }
 
-    /// The message for more that will be needed within `time`.
+    /// Returns the message of an early refill, if a refill would be due within `time`.
     pub(super) fn at_leisure(&mut self, now: Nanos, number: Number, time: Nanos) -> Option<Borrow> {
         let more = self.ledger.at_leisure(now, number, time);
         self.awaited(more)
     }
 
-    /// The message for a question; none while another is on its way.
+    /// Returns the message of a check; `None` while another message is pending.
     pub(super) fn borrow(&mut self, now: Nanos, number: Number, hits: Hits) -> Option<Borrow> {
         self.expire(now);
         let borrow = self.ledger.borrow(now, number, hits);
@@ -165,20 +167,22 @@ impl Held {
         self.wrote(all, None)
     }
 
-    /// Gives everything back; where an answer is awaited, only once it is there: the store may have lent already, and
-    /// takes nothing back from who has not heard of it.
+    /// Returns the message that returns all hits. Marks the lease instead while a reply is
+    /// pending: the store may have granted hits, which can be returned only after the reply.
     pub(super) fn leave(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         self.leaves = self.awaits();
         if self.leaves { None } else { self.give_back(now, number) }
     }
 
-    /// Gives back what waited for an answer. One that awaits the next by then is of a limit that is in force and in use.
+    /// Returns the message that returns all hits of a marked lease. A lease with a
+    /// new pending message has checks under the current configuration, so it stays.
     pub(super) fn leave_at_last(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
         let leaves = std::mem::take(&mut self.leaves);
         if leaves && !self.awaits() { self.give_back(now, number) } else { None }
     }
 
-    /// Waits for the answer that is awaited, if one is. Whoever does gives back in place of [`Held::leave_at_last`].
+    /// Returns a receiver for the pending reply. Its caller
+    /// returns the hits in place of [`Held::leave_at_last`].
     pub(super) fn last_wait(&mut self) -> Option<watch::Receiver<Option<Cause>>> {
         self.leaves = false;
         self.awaited_now()
@@ -188,12 +192,11 @@ impl Held {
         self.leaves
     }
 
-    /// Takes back what message `number` took, because it surely never left.
     pub(super) fn unsent(&mut self, now: Nanos, number: Number) {
         self.ledger.unsent(now, number);
     }
 
-    /// Takes the answer to message `number`, or that none came and why. Those who wait are told.
+    /// Applies the reply to message `number`, or its failure, and wakes the waiting checks.
     pub(super) fn settle(
         &mut self,
         now: Nanos,
@@ -211,7 +214,7 @@ impl Held {
                 cause
             }
         };
-        // Those who wait for a newer message are not told of an older one's fate.
+        // Checks that wait for a newer message ignore the end of an older one.
         if self.awaits.is_none_or(|awaited| awaited == number) {
             self.awaits = None;
             self.settled.send_replace(lost);
@@ -226,12 +229,11 @@ impl Held {
         self.awaits.is_some()
     }
 
-    /// Waits for the answer that is awaited, if one is.
     pub(super) fn awaited_now(&self) -> Option<watch::Receiver<Option<Cause>>> {
         self.awaits().then(|| self.wait())
     }
 
-    /// When the last question came; none while an answer is awaited.
+    /// Returns the time of the last check; `None` while a reply is pending.
     pub(super) const fn last_asked(&self) -> Option<Nanos> {
         if self.awaits() { None } else { Some(self.asked) }
     }

@@ -1,7 +1,7 @@
 //! Charges the limits of one check, some of which are leased.
 //!
-//! - `charge: each`: every leased limit is charged by itself, from its balance or with a lease call.
-//! - `charge: all_or_nothing`: a leased limit is charged from its balance if the balance covers the
+//! - [`Rule::Each`]: every leased limit is charged alone, from its balance or with a lease call.
+//! - [`Rule::AllOrNothing`]: a leased limit is charged from its balance if the balance covers the
 //!   hits. All other limits are charged in one atomic store call. A denial returns the balances.
 //!
 //! Guarantees:
@@ -26,14 +26,15 @@ use crate::kernel::lease::Terms;
 use crate::kernel::rate::{Room, Step};
 use crate::kernel::units::{Hits, Nanos};
 
-/// What leases of each charge are granted under; nothing for one that is not leased.
+/// The lease settings of each charge; `None` if it is not leased.
 pub type AllTerms<'t> = SmallVec<[Option<&'t Terms>; 2]>;
 
 impl Leases {
-    /// Puts the outcomes into `outcomes`, which is empty, where every charge is leased and can be answered here: no call,
-    /// no wait. Otherwise `None`: nothing was spent, and what is in `outcomes` means nothing.
+    /// Decides a check if all its charges are leased and none needs a store
+    /// call. Appends their outcomes to `outcomes`, which must be empty.
     ///
-    /// Must be called within a runtime.
+    /// Otherwise returns `None`. Then nothing was spent, and the contents of
+    /// `outcomes` are meaningless. Must be called within a Tokio runtime.
     pub fn at_once<'t>(
         self: &Arc<Self>,
         now: Nanos,
@@ -59,7 +60,7 @@ impl Leases {
         Some(())
     }
 
-    /// Charges a check that [`at_once`](Self::at_once) does not answer.
+    /// Charges a check that [`at_once`](Self::at_once) does not decide.
     pub async fn charge(
         self: &Arc<Self>,
         now: Nanos,
@@ -68,13 +69,13 @@ impl Leases {
     ) -> Outcomes {
         match charges.rule {
             Rule::Each => self.each(now, charges, terms).await,
-            // A single charge, too: a window counts the hits of a lease call that it denies.
+            // Also for a single charge: a fixed window would count the denied hits of a lease call.
             Rule::AllOrNothing { .. } | Rule::Ask => self.together(now, charges, terms).await,
         }
     }
 
-    /// Forgets what is remembered of counters that `charges` give hits back to, under whatever limit: once before these are
-    /// sent, and once when that is answered.
+    /// Forgets the remembered denials of counters that `charges` refund, under
+    /// any limit. Call it before the refunds are sent, and again after the reply.
     pub fn forget_denials(&self, charges: &Charges) {
         let refunds = charges.list.iter().filter(|charge| matches!(charge.cost, Cost::Refund(_)));
         for charge in refunds {
@@ -111,8 +112,8 @@ impl Leases {
         outcomes
     }
 
-    /// Charges all or nothing: each leased limit from its balance if that covers the hits, all other
-    /// limits in one atomic store call.
+    /// Charges all or nothing: each leased limit from its balance if that
+    /// covers the hits, and all other limits in one atomic store call.
     async fn together(
         self: &Arc<Self>,
         now: Nanos,
@@ -151,18 +152,16 @@ impl Leases {
         outcomes
     }
 
-    /// Hits that are held of a key.
     pub(super) fn held(&self, now: Nanos, leased: Leased<'_>) -> Hits {
         self.with(leased, |held| held.balance(now)).unwrap_or_default()
     }
 
-    /// Counts a question where there is a ledger, and borrows ahead where it is time to.
     fn count(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) {
         self.with(leased, |held| held.count(now, hits));
     }
 
-    /// Borrows in the background for a key that was charged without a lease; for one that nobody asked
-    /// for before, nothing but a ledger is begun.
+    /// Refills a lease in the background after a strict charge.
+    /// The first check of a key only creates the lease.
     fn stock(self: &Arc<Self>, now: Nanos, leased: Leased<'_>, hits: Hits) {
         let place = self.place(&leased.charge.key);
         let mut shard = self.shard(place);
@@ -194,16 +193,15 @@ impl Leases {
     }
 }
 
-/// What a question has taken from balances; put back unless the question is admitted.
+/// The hits that a check took from balances. They are put back unless the check is allowed.
 struct Taken<'l> {
     leases: &'l Arc<Leases>,
-    /// Whether anything stays taken: of a question that is denied whatever is left, all is put back where it is looked for,
-    /// so that others need not do without while it waits.
+    /// `false` if the check is denied in any case. Then its hits are put
+    /// back at once, so that other checks can use them while this one waits.
     is_spent: bool,
     parts: SmallVec<[Part; 2]>,
 }
 
-/// Hits taken for one charge.
 struct Part {
     at: usize,
     place: Place,
@@ -216,7 +214,8 @@ impl<'l> Taken<'l> {
         Self { leases, is_spent: is_spent(charges.rule), parts: SmallVec::new() }
     }
 
-    /// What the ledger knows of charge `at`, if anything: its hits are taken where they pass.
+    /// Returns the outcome of charge `at`, if its lease
+    /// can decide. Takes the hits if they are allowed.
     fn take(&mut self, at: usize, now: Nanos, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {
         let place = self.leases.place(&leased.charge.key);
         let mut shard = self.leases.shard(place);
@@ -233,8 +232,8 @@ impl<'l> Taken<'l> {
         Some(Outcome::Stepped(Step::Admit(held.room(now))))
     }
 
-    /// Keeps what was taken, or puts it back where `outcomes` come to a denial of the whole question; an
-    /// outcome is then what is left without it.
+    /// Marks the hits as spent, or puts them back if `outcomes` deny the check.
+    /// Then the outcomes of these charges show the headroom without them.
     fn settle(mut self, charges: &Charges, outcomes: &mut Outcomes) -> Verdict {
         let now = self.leases.clock.now();
         if again::denied(charges, outcomes) {
@@ -273,7 +272,7 @@ impl Part {
     }
 }
 
-/// Whether what is held may be spent at all.
+/// Returns `false` if the check is denied in any case.
 const fn is_spent(rule: Rule) -> bool {
     match rule {
         Rule::Each | Rule::AllOrNothing { .. } => true,
@@ -281,7 +280,6 @@ const fn is_spent(rule: Rule) -> bool {
     }
 }
 
-/// The counter of a charge and its hits, where it is leased.
 fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, Hits)> {
     match (charge.cost, terms) {
         (Cost::Charge(hits), Some(terms)) => Some((Leased { charge, terms: *terms }, hits)),
@@ -289,7 +287,8 @@ fn leased<'c>(charge: &'c Charge, terms: Option<&Terms>) -> Option<(Leased<'c>, 
     }
 }
 
-/// How the charges that are not known are made: not at all where those that are deny the question.
+/// Returns the charge mode for the charges without an outcome. If the
+/// known outcomes deny the check, the others must not be charged.
 fn rest(charges: &Charges, outcomes: &Outcomes, is_known: &[bool]) -> Rule {
     let Rule::AllOrNothing { quota_for_all, rescued } = charges.rule else { return charges.rule };
     if again::denied(charges, outcomes) {
@@ -304,7 +303,7 @@ fn rest(charges: &Charges, outcomes: &Outcomes, is_known: &[bool]) -> Rule {
     Rule::AllOrNothing { quota_for_all, rescued }
 }
 
-/// An outcome for each charge that none has yet: it denies nothing.
+/// Returns a placeholder outcome for each charge; it is not a denial.
 fn unknown(charges: &Charges) -> Outcomes {
     charges.list.iter().map(|_| Outcome::Failed(Cause::NotUnderstood)).collect()
 }

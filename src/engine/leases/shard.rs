@@ -1,8 +1,13 @@
-//! The ledgers of one shard.
+//! The leases of one shard.
 //!
-//! Guarantees: at most [`WAYS`] ledgers, and at most [`MOST_BYTES`] of their keys; where a new one finds no room, those that
-//! nobody asked for longest go, and none goes in vain.
-//! Leaves out: what one that goes gives back; which shard.
+//! Guarantees:
+//! - At most [`WAYS`] leases, and at most [`MOST_BYTES`] bytes of keys.
+//! - A full shard evicts the leases without a check for the longest time.
+//! - It evicts none if that does not make enough room.
+//!
+//! Not covered:
+//! - Returning the hits of an evicted lease.
+//! - The choice of the shard.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,20 +16,17 @@ use smallvec::SmallVec;
 
 use super::held::Held;
 
-/// The most ledgers of one shard.
 pub(super) const WAYS: usize = 256;
 
-/// The most bytes of their keys: of a full shard, 512 of each.
+/// The largest total size of the keys in a shard, in bytes: 512 for each lease.
 pub(super) const MOST_BYTES: usize = 128 << 10;
 
-/// A keyed hash of a counter's key: the first half says which shard.
+/// A keyed hash of a counter's key. The first half selects the shard.
 pub(super) type Place = [u64; 2];
 
-/// The ledgers, by their places.
 #[derive(Debug, Default)]
 pub(super) struct Ledgers {
     held: HashMap<Place, Held, BuildHasherDefault<Second>>,
-    /// Of all their keys.
     bytes: usize,
 }
 
@@ -64,8 +66,8 @@ impl Ledgers {
         });
     }
 
-    /// Takes `new` in at a place where none is, and says who had to go for it. None goes, and `new` does not come in, where
-    /// that would not make enough room.
+    /// Inserts `new` for a key without a lease, and returns the evicted leases.
+    /// If eviction cannot make enough room, evicts nothing and drops `new`.
     pub(super) fn insert(&mut self, place: Place, new: Held) -> SmallVec<[Held; 1]> {
         let (mut gone, its) = (SmallVec::new(), size(&new));
         if !self.can_make_room(its) {
@@ -82,7 +84,7 @@ impl Ledgers {
         gone
     }
 
-    /// Whether so many bytes find room once all have gone that can.
+    /// Returns `true` if a key of this size fits after evicting all leases without a pending reply.
     fn can_make_room(&self, bytes: usize) -> bool {
         if has_room(self.len(), self.bytes, bytes) {
             return true;
@@ -93,7 +95,6 @@ impl Ledgers {
     }
 }
 
-/// Whether there is room for one more, whose key is of so many bytes.
 const fn has_room(ledgers: usize, held: usize, bytes: usize) -> bool {
     ledgers < WAYS && held.saturating_add(bytes) <= MOST_BYTES
 }
@@ -102,7 +103,7 @@ fn size(held: &Held) -> usize {
     held.charge.key.as_bytes().len()
 }
 
-/// The second half of a [`Place`], which is a hash already.
+/// Uses the second half of a [`Place`] as it is, because it is already a hash.
 #[derive(Debug, Default)]
 pub(super) struct Second(u64);
 

@@ -1,4 +1,4 @@
-//! What is remembered of a denial against the counter that gave it.
+//! Compares cached denials with the counters that denied.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::kernel::units::{Hits, Nanos, Revision};
 
 const NOW: Nanos = Nanos::from_secs(1_000_000_007);
 
-/// A counter: each charge, and what it would answer later.
+/// A counter of each strategy.
 enum Counter {
     Gcra(Gcra, Tat),
     Fixed(FixedWindow, Count),
@@ -68,7 +68,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_000))]
 
     #[test]
-    fn what_is_answered_from_memory_is_denied_by_the_counter_too_and_told_no_wait_too_short(
+    fn cached_denials_agree_with_the_counter_and_never_shorten_retry_after(
         which in 0_u8..4,
         limit in 1_u32..20,
         period in 1_u64..100,
@@ -84,7 +84,7 @@ proptest! {
             sent = sent.plus(Nanos(pause));
             counter.step(sent, Hits(cost));
         }
-        // The store answers somewhere between sending and answering; that is when it counts.
+        // The store decides at some instant between sending and reply.
         let (stored, answered) = (sent.plus(Nanos(took / 2)), sent.plus(Nanos(took)));
         let Step::Deny { retry_after, room } = counter.step(stored, Hits(denied)) else {
             return Ok(());
@@ -134,7 +134,7 @@ fn known(shard: &Shard) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_full_shard_gives_up_what_ends_first_and_never_grows() {
+fn full_shards_evict_the_soonest_expiry() {
     let mut shard = Shard::default();
     let most = u64::try_from(WAYS).unwrap();
     for number in 0..most {
@@ -146,7 +146,7 @@ fn a_full_shard_gives_up_what_ends_first_and_never_grows() {
 }
 
 #[test]
-fn of_two_denials_of_one_counter_that_for_fewer_hits_is_kept_while_it_lasts() {
+fn the_denial_for_fewer_hits_is_kept_until_it_expires() {
     let mut shard = Shard::default();
     shard.put(ledger(1, 3, 100), Nanos(0));
     shard.put(ledger(1, 5, 200), Nanos(99));
@@ -158,7 +158,7 @@ fn of_two_denials_of_one_counter_that_for_fewer_hits_is_kept_while_it_lasts() {
 }
 
 #[test]
-fn a_denial_that_may_be_due_to_a_hold_is_known_for_that_long_and_tells_the_whole_wait() {
+fn leases_shorten_how_long_a_denial_is_cached() {
     let (sent, answered, revision) = (Nanos(10), Nanos(15), Revision(1));
     let under = ledger(0, 1, 0).under;
     let known = |retry_after: u64, held_for: u64, at: u64| {
@@ -178,7 +178,7 @@ fn a_denial_that_may_be_due_to_a_hold_is_known_for_that_long_and_tells_the_whole
 }
 
 #[test]
-fn a_denial_that_may_be_of_before_a_refund_is_not_remembered() {
+fn denials_from_before_a_refund_are_dropped() {
     let ledgers = Ledgers::new();
     let strategy = ledger(0, 1, 0).under.1;
     let key = CounterKey::injective("d", std::iter::empty(), Counting::Gcra);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_the_soonest_of_all_whatever_was_set_moved_and_removed() {
+    fn first_returns_the_earliest_deadline_after_any_changes() {
         for seed in 1..200 {
             let (mut tried, mut law) = (Deadlines::default(), BTreeMap::new());
             for (slot, until, goes) in acts(seed).take(300) {

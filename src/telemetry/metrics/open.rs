@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_traced_question_of_a_bucket_is_its_exemplar() {
+    fn exemplars_show_the_last_traced_check() {
         let metrics = Metrics::new();
         assert!(exemplars(&metrics).is_empty());
         asked(&metrics, 900, 1);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_more_exemplars_than_buckets() {
+    fn each_bucket_has_at_most_one_exemplar() {
         let metrics = Metrics::new();
         (0..10_000_u64).for_each(|n| asked(&metrics, n * 50_000, n.into()));
         assert!(exemplars(&metrics).len() <= BOUNDS.len() + 1);

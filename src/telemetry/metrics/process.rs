@@ -85,7 +85,7 @@ mod tests {
     use super::{Nanos, Process};
 
     #[test]
-    fn what_the_system_says_is_read_whatever_the_process_is_called() {
+    fn proc_files_parse_despite_odd_process_names() {
         let status = "Name:\tx\nVmSize:\t    2048 kB\nVmRSS:\t    1024 kB\n";
         let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20";
         let limits =
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_takes_something() {
+    fn process_metrics_of_this_process_are_plausible() {
         let seen = Process::look().unwrap();
         assert!(1 << 20 < seen.resident && seen.resident <= seen.virtual_size, "{seen:?}");
         assert!(3 <= seen.files && seen.files <= seen.most_files, "{seen:?}");

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_families_that_are_told_twice_take_two_pages_in_any_order() {
+    fn two_readers_share_one_page_per_round() {
         let made = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&made);
         let page = move || (counted.fetch_add(1, Relaxed) + 1).to_string();

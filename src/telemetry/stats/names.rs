@@ -55,7 +55,7 @@ mod tests {
     use super::sound;
 
     #[test]
-    fn colons_pipes_and_the_dots_of_addresses_give_way() {
+    fn colons_pipes_and_address_dots_become_underscores() {
         for (name, wanted) in [
             ("d.k_v", "d.k_v"),
             ("d.ip_10.0.0.1", "d.ip_10_0_0_1"),

@@ -84,7 +84,7 @@ mod tests {
     use crate::kernel::units::Nanos;
 
     #[test]
-    fn a_quantile_is_the_least_time_that_its_part_did_not_exceed() {
+    fn quantiles_are_nearest_rank() {
         let mut recent = Recent::default();
         assert_eq!(recent.quantile(0.5), None);
         for millis in (1..=100).rev() {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_forgotten_after_ten_minutes_and_not_before_eight() {
+    fn samples_expire_after_eight_to_ten_minutes() {
         let mut recent = Recent::default();
         let came = SLICE.0 - 1;
         recent.took(Nanos(came), 7);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn long_times_lose_a_hundredth_part_at_most_and_few_are_kept() {
+    fn long_latencies_are_rounded_by_at_most_one_percent() {
         let mut recent = Recent::default();
         for millis in [999, 1_000, 1_009, 123_456] {
             let mut alone = Recent::default();

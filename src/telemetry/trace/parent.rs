@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_trace_is_found_in_every_form_of_its_headers() {
+    fn w3c_and_b3_headers_yield_the_parent_span() {
         let w3c = |flags: &str| format!("00-{TRACE}-{SPAN}-{flags}");
         assert_eq!(parent(&[("traceparent", &w3c("01"))]), is(TRACE, true));
         assert_eq!(parent(&[("traceparent", &w3c("00"))]), is(TRACE, false));
@@ -157,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn who_says_no_more_than_not_to_sample_is_heard() {
+    fn a_bare_do_not_sample_header_is_honored() {
         assert_eq!(parent(&[("b3", "0")]), "do not sample");
         assert_eq!(parent(&[("x-b3-sampled", "0")]), "do not sample");
     }
 
     #[test]
-    fn what_is_no_trace_is_none() {
+    fn malformed_trace_headers_are_ignored() {
         let zero = "0".repeat(32);
         for sent in [
             &[][..],
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_propagators_that_are_named_are_read() {
+    fn only_configured_propagators_are_used() {
         let read = |text| Propagators::read(text).map(|found| (found.w3c, found.b3));
         assert_eq!(read(None), Some((true, true)));
         assert_eq!(read(Some("tracecontext,baggage")), Some((true, false)));

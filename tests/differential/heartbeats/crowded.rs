@@ -1,7 +1,10 @@
-//! A ceiling with more seats than the script writes with one command, and with as many as there may be.
+//! Compares the heartbeat script with the kernel in fleets up to the maximum size.
 //!
-//! All seats are written for each that comes, so a fleet of that size does not come here one by one: kernel and store begin with the
-//! same seats, in the store as `heartbeat.lua` lays them out, and every field of every seat is compared after each heartbeat.
+//! Each join rewrites all share states, so joining one by one would be slow. The kernel and the
+//! store start with the same share states instead, laid out as in `heartbeat.lua`.
+//!
+//! Guarantees:
+//! - Every field of every share state is compared after each heartbeat.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +18,13 @@ use sluicegate::kernel::coordinator::seat::{Granted, Seat};
 use sluicegate::kernel::coordinator::{Coordinator, Heartbeat, Law, Life, Reply};
 use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
 
-use super::{START, Speaker, bucket, joins, terms};
+use super::{Reporter, START, bucket, join_round, terms};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 
 const LIFE: Life = Life { incarnation: Incarnation(7), born: Nanos(0), settled: true };
-/// So many bytes of the head tell what the kernel knows as well; the wants begin after so many.
+/// The leading bytes of the head that the kernel knows, too. The wants start at `HEAD`.
 const KNOWN: usize = 50;
 const HEAD: usize = 122;
 
@@ -40,7 +43,7 @@ fn int(number: u64) -> [u8; 4] {
     u32::try_from(number).unwrap().to_le_bytes()
 }
 
-/// One more than its ratio, and 0 for none.
+/// The ratio plus one, or 0 without a vote.
 fn ballot(vote: Option<Ratio>) -> [u8; 4] {
     int(vote.map_or(0, |Ratio(ratio)| u64::from(ratio) + 1))
 }
@@ -49,7 +52,7 @@ fn name(seat: &Seat) -> Vec<u8> {
     [double(seat.member.0), double(seat.life.0)].concat()
 }
 
-/// The SEAT of the one in that place, counted from 1.
+/// The SEAT at `place`, counted from 1.
 fn field(place: u64, seat: &Seat) -> Vec<u8> {
     let seen = [seat.held.share, seat.granted.share, seat.in_flight, seat.told].map(|it| int(it.0));
     let generations = [seat.held, seat.granted].map(|granted| double(granted.generation.0));
@@ -72,7 +75,7 @@ fn seats(of: &Coordinator) -> Fields {
     (1..).zip(&of.seats).map(|(place, seat)| (name(seat), field(place, seat))).collect()
 }
 
-/// What the kernel knows as well of what the head tells.
+/// The start of the head, from the kernel's values.
 fn known(of: &Coordinator) -> Vec<u8> {
     let votes = of.seats.iter().filter(|seat| seat.vote.is_some()).count();
     [
@@ -92,7 +95,7 @@ fn wants(of: &Coordinator) -> Vec<u8> {
     of.seats.iter().flat_map(|seat| int(seat.wanted.0)).collect()
 }
 
-/// That of one whose term goes on for longer than this lasts, or of whom nothing is left but what it admitted.
+/// A random share state. Its share outlives the test, or has expired and only requests remain.
 fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> Seat {
     let granted = |dice: &mut Dice| Granted {
         generation: Generation(1 + dice.up_to(98)),
@@ -119,16 +122,15 @@ fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> Seat {
     }
 }
 
-/// One ceiling in the kernel and in the store.
 struct Crowd<'s> {
-    speaker: &'s mut Speaker,
+    reporter: &'s mut Reporter,
     coordinator: Coordinator,
     law: Law,
     now: Nanos,
 }
 
 impl<'s> Crowd<'s> {
-    fn new(speaker: &'s mut Speaker, dice: &mut Dice, count: u64, ceiling: u64) -> Self {
+    fn new(reporter: &'s mut Reporter, dice: &mut Dice, count: u64, ceiling: u64) -> Self {
         let law = Law::new(terms(10), Share(1), Share(ceiling), Share(1 << 24)).unwrap();
         let coordinator = Coordinator {
             incarnation: LIFE.incarnation,
@@ -139,8 +141,8 @@ impl<'s> Crowd<'s> {
             counted: START,
             seats: (1..=count).map(|number| seat(dice, number, ceiling)).collect(),
         };
-        let mut crowd = Self { speaker, coordinator, law, now: START };
-        crowd.put_down();
+        let mut crowd = Self { reporter, coordinator, law, now: START };
+        crowd.write_to_store();
         crowd
     }
 
@@ -148,42 +150,42 @@ impl<'s> Crowd<'s> {
         state(&bucket(0), b"test:")
     }
 
-    fn tell(&mut self, parts: &[&[u8]]) -> Value {
-        self.speaker.client.call(&parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>())
+    fn call(&mut self, parts: &[&[u8]]) -> Value {
+        self.reporter.client.call(&parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>())
     }
 
-    /// Has the store begin with what the kernel has: a life that is settled, and a head whose sums hold no longer.
-    fn put_down(&mut self) {
+    /// Writes the kernel's state to the store: a settled incarnation, and a head with invalid sums.
+    fn write_to_store(&mut self) {
         let (lives, key) = (lives(b"test:"), Self::key());
         let life = [7, 0, 1, 0].map(double).concat();
-        self.tell(&[b"HSET", &lives, b"life", &life, b"store", b"a"]);
-        self.tell(&[b"DEL", &key]);
+        self.call(&[b"HSET", &lives, b"life", &life, b"store", b"a"]);
+        self.call(&[b"DEL", &key]);
         let head = [known(&self.coordinator), vec![0; HEAD - KNOWN], wants(&self.coordinator)];
-        self.tell(&[b"HSET", &key, b"head", &head.concat()]);
+        self.call(&[b"HSET", &key, b"head", &head.concat()]);
         for (name, field) in seats(&self.coordinator) {
-            self.speaker.client.queue(&[&b"HSET"[..], &key, &name, &field]);
+            self.reporter.client.queue(&[&b"HSET"[..], &key, &name, &field]);
         }
-        self.speaker.client.flush();
+        self.reporter.client.flush();
         for _ in 0..self.coordinator.seats.len() {
-            assert_eq!(self.speaker.client.receive(), Value::Int(1));
+            assert_eq!(self.reporter.client.receive(), Value::Int(1));
         }
     }
 
-    /// What both answer, and that both know the same after it.
-    fn hears(&mut self, said: Heartbeat) -> Reply {
+    /// Sends a heartbeat to both. Asserts equal replies and equal states.
+    fn send(&mut self, said: Heartbeat) -> Reply {
         let record = Record { member: said.member, life: said.life, under: None };
         let beats = vec![Beat { bucket: bucket(0), law: self.law, said }];
-        let round = Round { record, beats, ..joins(1) };
-        let heard = self.speaker.say_at(&round, Some(self.now));
+        let round = Round { record, beats, ..join_round(1) };
+        let heard = self.reporter.send_at(&round, Some(self.now));
         let reply = self.coordinator.on_heartbeat(self.now, &LIFE, &self.law, &said);
         let count = self.coordinator.seats.len();
         assert_eq!(heard.replies, [Some(reply)], "{count} seats: {said:?}");
-        self.is_alike();
+        self.assert_same_state();
         reply
     }
 
-    fn is_alike(&mut self) {
-        let told = self.tell(&[b"HGETALL", &Self::key()]);
+    fn assert_same_state(&mut self) {
+        let told = self.call(&[b"HGETALL", &Self::key()]);
         let bytes = |value: &Value| match value {
             Value::Text(bytes) => bytes.clone(),
             other => panic!("{other:?}"),
@@ -198,14 +200,12 @@ impl<'s> Crowd<'s> {
         assert_eq!((stored.len(), differs), (wanted.len(), None));
     }
 
-    /// One that speaks for the first time.
-    fn joins(&mut self, member: u64) -> Reply {
-        let said = joins(member).beats[0].said;
-        self.hears(Heartbeat { life: Incarnation(9), ..said })
+    fn join(&mut self, member: u64) -> Reply {
+        let said = join_round(member).beats[0].said;
+        self.send(Heartbeat { life: Incarnation(9), ..said })
     }
 
-    /// What the one in that place says next.
-    fn next_of(&self, at: usize) -> Heartbeat {
+    fn next_heartbeat(&self, at: usize) -> Heartbeat {
         let seat = &self.coordinator.seats[at];
         let Granted { generation, share } = seat.granted;
         let (coordinator, ceiling) = (LIFE.incarnation, self.coordinator.ceiling());
@@ -222,40 +222,39 @@ impl<'s> Crowd<'s> {
     }
 }
 
-/// Somebody comes to so many, somebody speaks, a vote is counted, the last leaves, and others come first and last; what the first
-/// of them was answered.
-fn is_walked_alike(crowd: &mut Crowd<'_>) -> Reply {
+/// One replica joins, one reports, a vote is counted, the last two leave, and two join at both
+/// ends. Returns the reply to the first join.
+fn assert_same_walk(crowd: &mut Crowd<'_>) -> Reply {
     let count = crowd.coordinator.seats.len();
-    let first = crowd.joins(count as u64 / 2 * 2 + 1);
+    let first = crowd.join(count as u64 / 2 * 2 + 1);
     crowd.now = START.plus(Nanos::SECOND);
-    crowd.hears(crowd.next_of(count / 3));
+    crowd.send(crowd.next_heartbeat(count / 3));
     crowd.now = START.plus(Nanos::from_secs(2));
-    crowd.hears(Heartbeat { vote: Some(Ratio::TWICE), ..crowd.next_of(count / 2) });
+    crowd.send(Heartbeat { vote: Some(Ratio::TWICE), ..crowd.next_heartbeat(count / 2) });
     assert_eq!(crowd.coordinator.counted, crowd.now);
     assert!(crowd.coordinator.seats.iter().all(|seat| seat.vote.is_none()));
     for _ in 0..2 {
-        let leaves = crowd.next_of(crowd.coordinator.seats.len() - 1);
-        assert_eq!(crowd.hears(Heartbeat { leaves: true, ..leaves }), Reply::Left);
+        let leaves = crowd.next_heartbeat(crowd.coordinator.seats.len() - 1);
+        assert_eq!(crowd.send(Heartbeat { leaves: true, ..leaves }), Reply::Left);
     }
     for member in [1, 1 << 40] {
-        assert!(matches!(crowd.joins(member), Reply::Grant(_)));
+        assert!(matches!(crowd.join(member), Reply::Grant(_)));
     }
     first
 }
 
-/// The head is written with 999 of them, and as many as 1,000 with each command after that.
+/// The script writes the head with 999 share states, then 1,000 with each further command.
 #[test]
-fn a_ceiling_of_very_many_seats_is_kept_as_the_kernel_does_and_one_more_than_there_may_be_is_refused()
- {
+fn largest_fleet_matches_and_one_more_is_rejected() {
     let (redis, seed) = (Redis::start(), seed());
     println!("seed {seed}");
-    let (mut speaker, mut dice) = (Speaker::new(&redis), Dice::new(seed));
+    let (mut reporter, mut dice) = (Reporter::new(&redis), Dice::new(seed));
     for with_one_more in [999, 1_000, 1_001, 1_999, 2_000, MOST_SEATS, MOST_SEATS + 1] {
-        // Some wait for their turn; not all have what they want; there is enough.
+        // Limits below the number of replicas, below their demand, and above it.
         for ceiling in [64, 5_000, 100_000] {
             let count = with_one_more as u64 - 1;
-            let mut crowd = Crowd::new(&mut speaker, &mut dice, count, ceiling);
-            let reply = is_walked_alike(&mut crowd);
+            let mut crowd = Crowd::new(&mut reporter, &mut dice, count, ceiling);
+            let reply = assert_same_walk(&mut crowd);
             assert_eq!(reply == Reply::Full, MOST_SEATS < with_one_more, "{with_one_more} seats");
         }
     }

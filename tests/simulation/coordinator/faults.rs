@@ -1,28 +1,27 @@
-//! What goes wrong, by name.
+//! The faults of a schedule.
 
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::Flaw;
 
-/// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// One replica's messages are lost, both ways, for a while.
     Partition,
-    /// Replicas are cut off one after the other and let back in another order; what was sent
-    /// meanwhile arrives then.
+    /// Replicas are disconnected one by one and reconnected in another order. Their messages arrive
+    /// late.
     Swizzle,
-    /// A replica stands still, its clock and its requests in the proxy do not.
+    /// A replica pauses. Its clock and its requests in the proxy continue.
     Pause,
-    /// A replica dies; its requests go on in the proxy. It comes back in a new life.
+    /// A replica crashes and returns in a new incarnation. Its requests in the proxy continue.
     Crash,
-    /// The store loses all it knew of ceilings, and every other time of the fleet too.
+    /// The store loses the state of its limits and, in half of the cases, the fleet table.
     Amnesia,
-    /// Clocks show different times, and the store's steps back.
+    /// Clocks differ, and the store's clock steps back.
     Skew,
     /// Clocks run at different speeds.
     Drift,
-    /// The ceiling is set lower, or higher again.
+    /// The limit decreases or increases.
     Move,
-    /// A replica leaves in order, and another comes.
+    /// A replica leaves in order, and another joins.
     Roll,
 }
 
@@ -39,10 +38,10 @@ impl Fault {
         Self::Roll,
     ];
 
-    /// Those under which a rule's lack shows: the narrower ones only for speed.
-    pub const fn that_show(bad: Bad) -> &'static [Self] {
-        match bad {
-            Bad::ShortMargin => &[Self::Partition, Self::Drift],
+    /// The faults that reveal a flaw. A shorter list only saves time.
+    pub const fn revealing(flaw: Flaw) -> &'static [Self] {
+        match flaw {
+            Flaw::ShortMargin => &[Self::Partition, Self::Drift],
             _ => &Self::ALL,
         }
     }

@@ -1,7 +1,8 @@
-//! How soon a joiner has its part, and how much of a ceiling is used where demand is uneven.
+//! Measures the time until a joining replica has its share, and the use of a limit under uneven
+//! demand.
 //!
-//! Here nothing goes wrong and a tick is a millisecond: heartbeats of a second, a store 1 ms away. A replica looks a hundred
-//! times a heartbeat whether one is due, as the engine does.
+//! There are no faults. A tick is a millisecond, a heartbeat is a second, and the store is 1 ms
+//! away. As in the engine, a replica checks 100 times per heartbeat if one is due.
 
 use sluicegate::kernel::coordinator::aggregate::Level;
 use std::collections::VecDeque;
@@ -12,44 +13,43 @@ use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reading, Te
 use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
 
 use super::store::Store;
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::Flaw;
 use crate::support::dice::{Dice, seed};
 
 const HEARTBEAT: u64 = 1_000;
-/// By how much the store's clock is ahead of a replica's.
-const AHEAD: u64 = 123_456_789;
-/// From one look whether a heartbeat is due to the next.
-const LOOK: u64 = HEARTBEAT / 100;
+/// The lead of the store's clock over a replica's clock, in ticks.
+const CLOCK_LEAD: u64 = 123_456_789;
+/// Ticks between two checks for a due heartbeat.
+const POLL_TICKS: u64 = HEARTBEAT / 100;
 
-/// A replica and the requests that come to it.
-struct Busy {
+struct LoadedReplica {
     member: Member,
-    /// When it starts.
     starts: u64,
-    /// When it speaks though nothing is due.
-    speaks_at: u64,
-    /// Requests that come in a thousand ticks.
+    /// The tick of an extra heartbeat.
+    extra_heartbeat_at: u64,
+    /// Arrivals in 1,000 ticks.
     rate: u64,
-    /// Mean duration in ticks.
+    /// The mean duration of a request in ticks.
     lasts: u64,
     ends: Vec<u64>,
-    /// Of the last heartbeat's length, oldest first: in flight, came, admitted.
+    /// Requests in flight, arrived and admitted in each tick of the last interval, oldest first.
     past: VecDeque<[u64; 3]>,
     seen: [u64; 3],
-    /// When a grant left it less than it has in flight; when it had drained, and how long it took.
+    /// The tick of a grant below the requests in flight; then the end and the longest duration of
+    /// the drain.
     lowered: Option<u64>,
     drained: u64,
     drain: u64,
 }
 
-impl Busy {
+impl LoadedReplica {
     fn new(id: u64, starts: u64, terms: Terms, (rate, lasts): (u64, u64)) -> Self {
         let member = Member::new(MemberId(id), Incarnation(1), terms);
         let past = VecDeque::new();
         Self {
             member,
             starts,
-            speaks_at: 0,
+            extra_heartbeat_at: 0,
             rate,
             lasts,
             ends: Vec::new(),
@@ -65,8 +65,8 @@ impl Busy {
         self.ends.len() as u64
     }
 
-    /// A millisecond of requests, and the heartbeat if one is due.
-    fn live(&mut self, tick: u64, dice: &mut Dice) -> Option<Heartbeat> {
+    /// Simulates one tick of requests. Returns the heartbeat if one is due.
+    fn run_tick(&mut self, tick: u64, dice: &mut Dice) -> Option<Heartbeat> {
         self.ends.retain(|end| tick < *end);
         let share = self.member.in_force(Nanos(tick)).0;
         if let Some(lowered) = self.lowered.take_if(|_| self.ends.len() as u64 <= share) {
@@ -79,9 +79,9 @@ impl Busy {
         }
         self.remember([self.in_flight(), came, admitted]);
         let load = self.load();
-        let looks = tick % LOOK == self.starts % LOOK;
-        let due =
-            looks && self.member.due(Nanos(tick), &load) <= Nanos(tick) || tick == self.speaks_at;
+        let polls = tick % POLL_TICKS == self.starts % POLL_TICKS;
+        let due = polls && self.member.due(Nanos(tick), &load) <= Nanos(tick)
+            || tick == self.extra_heartbeat_at;
         due.then(|| self.member.beat(Nanos(tick), &load))
     }
 
@@ -104,12 +104,12 @@ impl Busy {
     }
 }
 
-/// A fleet, its store, and the messages between them: each takes a tick.
+/// A fleet, its store, and their messages, which take one tick each.
 struct Fleet {
     tick: u64,
     dice: Dice,
     store: Store,
-    busy: Vec<Busy>,
+    busy: Vec<LoadedReplica>,
     beats: Vec<(usize, Heartbeat)>,
     grants: Vec<(usize, Grant)>,
 }
@@ -121,20 +121,20 @@ impl Fleet {
         let ceiling = Share(ceiling);
         let law = Law { split, ..Law::new(terms, ceiling, ceiling, ceiling).unwrap() };
         let (store, mut dice) = (Store::new(law), Dice::new(seed));
-        // At any time, as processes do.
+        // At a random tick, as real processes start.
         let busy = |(id, load): (usize, &(u64, u64))| {
-            Busy::new(id as u64, dice.up_to(HEARTBEAT - 1), terms, *load)
+            LoadedReplica::new(id as u64, dice.up_to(HEARTBEAT - 1), terms, *load)
         };
         let busy = loads.iter().enumerate().map(busy).collect();
         Self { tick: 0, dice, store, busy, beats: Vec::new(), grants: Vec::new() }
     }
 
-    /// One tick for the first `members`.
+    /// Simulates one tick of the first `members` replicas.
     fn step(&mut self, members: usize) {
         self.tick += 1;
         for (at, grant) in std::mem::take(&mut self.grants) {
             let busy = &mut self.busy[at];
-            let there = Nanos(self.tick + AHEAD);
+            let there = Nanos(self.tick + CLOCK_LEAD);
             busy.member.goes_by(Reading { here: Nanos(self.tick), there });
             let applied = busy.member.on_grant(Nanos(self.tick), &grant);
             if matches!(applied, Applied::From(before) if grant.share < before) {
@@ -142,22 +142,22 @@ impl Fleet {
             }
         }
         for (at, beat) in std::mem::take(&mut self.beats) {
-            let grant = self.store.hear(Nanos(self.tick), &beat, Bad::No);
+            let grant = self.store.apply_heartbeat(Nanos(self.tick), &beat, Flaw::No);
             self.grants.extend(grant.map(|grant| (at, grant)));
         }
         for (at, busy) in self.busy.iter_mut().enumerate().take(members) {
             if busy.starts < self.tick {
-                let beat = busy.live(self.tick, &mut self.dice);
+                let beat = busy.run_tick(self.tick, &mut self.dice);
                 self.beats.extend(beat.map(|beat| (at, beat)));
             }
         }
     }
 
     fn in_flight(&self) -> u64 {
-        self.busy.iter().map(Busy::in_flight).sum()
+        self.busy.iter().map(LoadedReplica::in_flight).sum()
     }
 
-    /// Part of the ceiling that is in use over 20 s, after 10 s; in thousandths.
+    /// The average use of the limit over 20 s, after 10 s of warm-up, in thousandths.
     fn utilisation(mut self) -> u64 {
         let (all, ceiling) = (self.busy.len(), self.store.law.max.0);
         let mut used = 0;
@@ -168,13 +168,15 @@ impl Fleet {
         used / (20 * ceiling)
     }
 
-    /// From the last one's start, so long after some instant, to its fair part.
+    /// Starts the last replica `phase` ticks into an interval, and measures the time to its fair
+    /// share.
     fn ramp(mut self, phase: u64) -> Ramp {
         let members = self.busy.len() - 1;
         let began = 3_000 + phase;
-        // Those who have lived through the same fall in step by that alone: set apart, as what each lives through does.
+        // Replicas with the same history send heartbeats in step. An extra heartbeat at a random
+        // tick separates them, as different histories do.
         for busy in &mut self.busy {
-            busy.speaks_at = began - 1 - self.dice.up_to(HEARTBEAT - 1);
+            busy.extra_heartbeat_at = began - 1 - self.dice.up_to(HEARTBEAT - 1);
         }
         while self.tick < began {
             self.step(members);
@@ -193,16 +195,16 @@ impl Fleet {
     }
 }
 
-/// How long a joiner waited for its part, in ticks.
+/// A joining replica's wait for its share, in ticks.
 struct Ramp {
     whole: u64,
-    /// The longest that a member took to come below its lowered share.
+    /// The longest time that a replica took to drain to its lowered share.
     drain: u64,
-    /// From when the last had.
+    /// The wait after the last drain.
     after_it: u64,
 }
 
-/// Offered: half as much again as the ceiling, nine tenths of it to one member in ten.
+/// A load of 1.5 times the limit. One of ten replicas receives nine tenths of it.
 fn skewed(ceiling: u64, lasts: u64) -> Vec<(u64, u64)> {
     let rate = ceiling * 1_500 / lasts;
     let mut loads = vec![(rate / 90, lasts); 9];
@@ -211,7 +213,7 @@ fn skewed(ceiling: u64, lasts: u64) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_ceiling_split_by_demand_is_used_although_nine_tenths_come_to_one_member() {
+fn demand_split_uses_95_percent_under_skewed_load() {
     let seed = seed();
     let used = |split| Fleet::new(seed, 1_000, split, &skewed(1_000, 100)).utilisation();
     let (by_demand, equal) = (used(Split::Demand), used(Split::Equal));
@@ -219,11 +221,12 @@ fn a_ceiling_split_by_demand_is_used_although_nine_tenths_come_to_one_member() {
     assert!(950 <= by_demand, "{by_demand} from seed {seed}");
 }
 
-/// The ramps of one more member beside so many, joining at any time between the instants at which they speak.
+/// Measures joins beside `members` replicas, at evenly spaced phases of an interval.
 fn ramps(members: usize, dice: &mut Dice) -> Vec<Ramp> {
     let loads = vec![(600, 200); members + 1];
     let fleet = |dice: &mut Dice| Fleet::new(dice.roll(), 60, Split::Demand, &loads);
-    // Enough of them that the median of another seed is another by a hundredth, in as much time for many members as for few.
+    // Enough samples that medians of two seeds differ by one percent. Large fleets take fewer, so
+    // that each size takes the same time.
     let times = (4_000 / members as u64).min(400);
     let ramp = |time| {
         let fleet = fleet(dice);
@@ -240,14 +243,14 @@ fn median(numbers: impl Iterator<Item = u64>) -> u64 {
 }
 
 #[test]
-fn a_joiner_has_its_part_half_a_heartbeat_and_a_drain_after_it_came() {
+fn replica_joins_in_half_a_heartbeat_plus_drain() {
     let seed = seed();
     let mut dice = Dice::new(seed);
     for members in [1, 4, 19] {
         let ramps = ramps(members, &mut dice);
         let [whole, drain] = [|ramp: &Ramp| ramp.whole, |ramp: &Ramp| ramp.drain]
             .map(|of| median(ramps.iter().map(of)));
-        // Of each: drains differ, and the shortest whole is not the one of the shortest drain.
+        // Computed for each sample, because drains differ between samples.
         let beside = median(ramps.iter().map(|ramp| ramp.whole.saturating_sub(ramp.drain)));
         let after = ramps.iter().map(|ramp| ramp.after_it).max().unwrap();
         println!(

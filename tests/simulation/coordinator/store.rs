@@ -1,4 +1,4 @@
-//! The store: the ceiling's coordinator, its life, and the fleet's table.
+//! The simulated store: one coordinator, its incarnation and the fleet table.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use sluicegate::kernel::coordinator::message::Holding;
 use sluicegate::kernel::coordinator::{Coordinator, Grant, Heartbeat, Law, Life, Reply};
 use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos};
 
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::Flaw;
 
 pub struct Store {
     pub coordinator: Coordinator,
@@ -17,23 +17,23 @@ pub struct Store {
     fleet: BTreeMap<(MemberId, Incarnation), Row>,
 }
 
-/// When a member was heard, and under which life of the coordinator all is that it holds.
+/// The instant of a replica's last heartbeat, and the coordinator's incarnation that granted its
+/// share.
 struct Row {
     heard: Nanos,
     under: Option<Incarnation>,
 }
 
 impl Store {
-    /// One that has been there for long and that nobody holds anything of.
     pub fn new(law: Law) -> Self {
         let life = Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) };
         let (coordinator, fleet) = (Coordinator::default(), BTreeMap::new());
         Self { coordinator, life, law, since: Nanos(0), fleet }
     }
 
-    pub fn forget(&mut self, now: Nanos, fleet_too: bool, bad: Bad) {
+    pub fn lose_state(&mut self, now: Nanos, fleet_too: bool, flaw: Flaw) {
         let next = Incarnation(self.life.incarnation.0 + 1);
-        self.life = Life { settled: bad == Bad::NoGrace, ..Life::begin(next, now) };
+        self.life = Life { settled: flaw == Flaw::NoGrace, ..Life::begin(next, now) };
         self.coordinator = Coordinator::default();
         if fleet_too {
             self.fleet.clear();
@@ -41,20 +41,20 @@ impl Store {
         }
     }
 
-    pub fn hear(&mut self, now: Nanos, beat: &Heartbeat, bad: Bad) -> Option<Grant> {
-        let beat = self.twisted(beat, bad);
+    pub fn apply_heartbeat(&mut self, now: Nanos, beat: &Heartbeat, flaw: Flaw) -> Option<Grant> {
+        let beat = self.with_flaw(beat, flaw);
         self.register(now, &beat);
-        if bad == Bad::InFlightForExposure {
+        if flaw == Flaw::InFlightForExposure {
             let over = |until: Nanos| until <= now;
             for seat in self.coordinator.seats.iter_mut().filter(|seat| over(seat.until)) {
                 (seat.held, seat.granted) = Default::default();
             }
         }
-        if bad == Bad::NoMemberIncarnation {
+        if flaw == Flaw::NoMemberIncarnation {
             self.coordinator.seats.retain(|s| s.member != beat.member || s.life == beat.life);
         }
         let reply = self.coordinator.on_heartbeat(now, &self.life, &self.law, &beat);
-        if bad == Bad::NoAcknowledgement {
+        if flaw == Flaw::NoAcknowledgement {
             let seats = self.coordinator.seats.iter_mut();
             seats
                 .filter(|seat| seat.member == beat.member)
@@ -85,13 +85,13 @@ impl Store {
         self.life.settle(now, longest, self.since, &records);
     }
 
-    /// The heartbeat as a protocol without that rule would understand it.
-    fn twisted(&self, beat: &Heartbeat, bad: Bad) -> Heartbeat {
+    /// The heartbeat as the flawed protocol would read it.
+    fn with_flaw(&self, beat: &Heartbeat, flaw: Flaw) -> Heartbeat {
         let (life, state) = (self.life.incarnation, &self.coordinator);
         let seat = state.seats.iter().find(|seat| seat.name() == beat.name());
         let seat = seat.filter(|_| state.incarnation == life);
-        match bad {
-            Bad::ByValue => {
+        match flaw {
+            Flaw::ByValue => {
                 let named = |holds: Holding| match seat {
                     Some(seat) if seat.granted.share == holds.share => seat.granted.generation,
                     Some(seat) => seat.held.generation,
@@ -101,7 +101,7 @@ impl Store {
                 let number = seat.map_or(beat.number, |seat| beat.number.max(seat.number + 1));
                 Heartbeat { holds, number, ..*beat }
             }
-            Bad::NoCoordinatorIncarnation => {
+            Flaw::NoCoordinatorIncarnation => {
                 let newest = seat.map_or(Generation(0), |seat| seat.granted.generation);
                 let known = |held: Generation| if newest <= held { newest } else { held };
                 let holds = beat.holds.map(|holds| Holding {

@@ -1,4 +1,4 @@
-//! The world: replicas, a network, a store, faults, and the oracle that watches.
+//! The simulation: replicas, a network, a store, faults and an oracle.
 
 use sluicegate::kernel::coordinator::member::Applied;
 use sluicegate::kernel::coordinator::split::Split;
@@ -8,18 +8,17 @@ use sluicegate::kernel::units::{Nanos, Share};
 use super::faults::Fault;
 use super::replica::{Clock, Replica};
 use super::store::Store;
-use crate::simulation::bad::{Bad, Wrong};
+use crate::simulation::bad::{Flaw, Violation};
 use crate::support::dice::Dice;
 
-/// Ticks with faults, and without at the end.
-const WICKED: u64 = 900;
-const QUIET: u64 = 300;
-/// Without faults, for each member that has to wait for its turn and its predecessors' requests.
-const TURN: u64 = 90;
-/// After the last fault, until all its consequences are over: terms and requests, twice.
-const SETTLES: u64 = 150;
+/// Ticks with faults, then ticks without.
+const FAULTY_TICKS: u64 = 900;
+const QUIET_TICKS: u64 = 300;
+/// More ticks without faults for each replica above the limit, which waits for its turn.
+const TURN_TICKS: u64 = 90;
+/// Ticks until the effects of the last fault are over: shares and requests, twice.
+const SETTLING_TICKS: u64 = 150;
 
-/// How often what happened.
 #[derive(Debug, Default)]
 pub struct Tally {
     fences: u64,
@@ -40,7 +39,7 @@ impl Tally {
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
     }
 
-    pub fn that_must_happen(&self) -> Vec<(String, u64)> {
+    pub fn required_events(&self) -> Vec<(String, u64)> {
         let mut all = vec![
             ("fence".to_owned(), self.fences),
             ("late grant".to_owned(), self.late_grants),
@@ -53,38 +52,36 @@ impl Tally {
     }
 }
 
-/// A message under way.
-struct Parcel {
+struct Packet {
     at: u64,
-    /// The replica it comes from or goes to, by number and life.
+    /// The sending or receiving replica, by id and incarnation.
     who: (u64, u64),
-    what: Letter,
+    what: Message,
 }
 
-enum Letter {
+enum Message {
     Beat(Heartbeat),
-    /// With when it was given.
+    /// The tick at which the grant was sent, and the grant.
     Grant(u64, Grant),
 }
 
-/// A seeded schedule.
-pub struct World {
+pub struct Simulation {
     tick: u64,
     dice: Dice,
-    bad: Bad,
+    flaw: Flaw,
     faults: Vec<Fault>,
     terms: Terms,
     store: Store,
-    /// How far the store's clock is ahead of its ticks.
+    /// The lead of the store's clock over the ticks.
     ahead: u64,
     replicas: Vec<(u64, Option<Replica>)>,
     lives: u64,
     comes_back: Vec<(u64, u64)>,
-    /// Ends of requests whose replica is gone.
+    /// The ends of requests whose replica crashed.
     orphans: Vec<u64>,
-    parcels: Vec<Parcel>,
+    packets: Vec<Packet>,
     unclogs: Vec<(u64, u64)>,
-    /// The most that may be in use: the ceiling, or what was in use when it fell.
+    /// The most permits that may be in use: the limit, or the use when it decreased.
     bound: u64,
     fell_at: u64,
     forgot_at: Option<u64>,
@@ -92,37 +89,37 @@ pub struct World {
     tally: Tally,
 }
 
-/// Heartbeat 10, term 36, a tenth of drift.
+/// Heartbeat 10 ticks, share lifetime 36 ticks, drift 10 %.
 fn terms(max_duration: u64) -> Terms {
     Terms::new(Nanos(10), Nanos(36), Nanos(max_duration), 100_000).unwrap()
 }
 
-/// What the members are told instead.
-fn told(terms: Terms, bad: Bad) -> Terms {
-    let less = u64::from(bad == Bad::ShortMargin);
+/// The terms of the replicas, with the margin of the flaw.
+fn replica_terms(terms: Terms, flaw: Flaw) -> Terms {
+    let less = u64::from(flaw == Flaw::ShortMargin);
     Terms { margin: Nanos(terms.margin.0 - less), ..terms }
 }
 
-impl World {
-    pub fn new(seed: u64, bad: Bad, faults: &[Fault]) -> Self {
+impl Simulation {
+    pub fn new(seed: u64, flaw: Flaw, faults: &[Fault]) -> Self {
         let mut dice = Dice::new(seed);
         let ceiling = 1 + dice.up_to(11);
-        // Requests too short to be seen, so that it is the shares that count; or long ones.
+        // Long requests, or requests of zero ticks, so that only shares count.
         let terms = terms(dice.pick(&[0, 30, 30]));
         let law = Law::new(terms, Share(ceiling), Share(ceiling), Share(ceiling)).unwrap();
         let split = dice.pick(&[Split::Equal, Split::Demand]);
-        let mut world = Self {
+        let mut simulation = Self {
             tick: 0,
-            bad,
+            flaw,
             faults: faults.to_vec(),
-            terms: told(terms, bad),
+            terms: replica_terms(terms, flaw),
             store: Store::new(Law { split, ..law }),
             ahead: 1_000,
             replicas: Vec::new(),
             lives: 0,
             comes_back: Vec::new(),
             orphans: Vec::new(),
-            parcels: Vec::new(),
+            packets: Vec::new(),
             unclogs: Vec::new(),
             bound: ceiling,
             fell_at: 0,
@@ -131,45 +128,43 @@ impl World {
             tally: Tally::default(),
             dice,
         };
-        for id in 0..2 + world.dice.up_to(3) {
-            let replica = world.born(id);
-            world.replicas.push((id, Some(replica)));
+        for id in 0..2 + simulation.dice.up_to(3) {
+            let replica = simulation.start_replica(id);
+            simulation.replicas.push((id, Some(replica)));
         }
-        world
+        simulation
     }
 
-    /// The whole schedule; what broke, if something did.
-    pub fn play(mut self) -> Result<Tally, Wrong> {
-        while self.tick < WICKED + QUIET + TURN * self.crowd() {
+    pub fn play(mut self) -> Result<Tally, Violation> {
+        while self.tick < FAULTY_TICKS + QUIET_TICKS + TURN_TICKS * self.replicas_above_limit() {
             self.tick += 1;
-            if self.tick < WICKED && self.dice.once_in(25) {
+            if self.tick < FAULTY_TICKS && self.dice.once_in(25) {
                 let fault = self.dice.pick(&self.faults.clone());
-                self.strike(fault);
+                self.inject_fault(fault);
             }
-            self.recover();
+            self.end_faults();
             self.deliver();
-            self.live();
-            // A message may take no time at all, and then terms are at their longest.
+            self.run_replicas();
+            // A message may take no time. Shares then last longest.
             self.deliver();
-            self.judge()?;
+            self.check_limit()?;
         }
-        self.judge_the_end()
+        self.check_end()
     }
 
-    fn born(&mut self, id: u64) -> Replica {
+    fn start_replica(&mut self, id: u64) -> Replica {
         self.lives += 1;
-        let wicked = |fault| self.faults.contains(&fault);
-        let speed = if wicked(Fault::Drift) { self.dice.pick(&[100, 110, 121]) } else { 110 };
-        let start = if wicked(Fault::Skew) { self.dice.up_to(100_000) } else { 0 };
+        let faulty = |fault| self.faults.contains(&fault);
+        let speed = if faulty(Fault::Drift) { self.dice.pick(&[100, 110, 121]) } else { 110 };
+        let start = if faulty(Fault::Skew) { self.dice.up_to(100_000) } else { 0 };
         let mut replica =
-            Replica::new(id, self.lives, self.terms, Clock { start, speed }, self.bad);
-        replica.rush = self.dice.up_to(4);
+            Replica::new(id, self.lives, self.terms, Clock { start, speed }, self.flaw);
+        replica.max_arrivals = self.dice.up_to(4);
         replica.longest = self.dice.pick(&[3, 10, 30, 30]).min(self.terms.max_duration.0);
         replica
     }
 
-    /// Members beyond the ceiling.
-    fn crowd(&self) -> u64 {
+    fn replicas_above_limit(&self) -> u64 {
         (self.replicas.len() as u64).saturating_sub(self.store.law.max.0)
     }
 
@@ -181,7 +176,7 @@ impl World {
         Nanos(self.ahead + self.tick)
     }
 
-    fn strike(&mut self, fault: Fault) {
+    fn inject_fault(&mut self, fault: Fault) {
         let at = self.one_of(self.replicas.len());
         let lasts = self.dice.pick(&[5, 20, 45, 90]);
         let until = self.tick + 1 + self.dice.up_to(lasts);
@@ -190,20 +185,20 @@ impl World {
         let (id, replica) = &mut self.replicas[at];
         match (fault, replica) {
             (Fault::Partition, Some(replica)) => replica.cut_until = until,
-            (Fault::Pause, Some(replica)) => replica.stands_until = until,
+            (Fault::Pause, Some(replica)) => replica.paused_until = until,
             (Fault::Crash, replica @ Some(_)) => {
-                self.orphans.extend(replica.take().into_iter().flat_map(Replica::die));
+                self.orphans.extend(replica.take().into_iter().flat_map(Replica::crash));
                 self.comes_back.push((until, *id));
             }
             (Fault::Roll, Some(replica)) => {
                 let beat = replica.leave(self.tick);
                 let who = (beat.member.0, beat.life.0);
-                self.send(who, Letter::Beat(beat));
+                self.send(who, Message::Beat(beat));
             }
             (Fault::Swizzle, _) => self.swizzle(),
             (Fault::Amnesia, _) => {
                 let fleet_too = self.dice.once_in(2);
-                self.store.forget(self.now(), fleet_too, self.bad);
+                self.store.lose_state(self.now(), fleet_too, self.flaw);
                 self.forgot_at = Some(self.tick);
             }
             (Fault::Skew, _) => self.ahead -= self.dice.up_to(20).min(self.ahead),
@@ -231,8 +226,7 @@ impl World {
         self.store.law = Law { min: ceiling, start: ceiling, max: ceiling, ..law };
     }
 
-    /// What was broken for a while works again.
-    fn recover(&mut self) {
+    fn end_faults(&mut self) {
         let tick = self.tick;
         let due: Vec<u64> =
             self.unclogs.extract_if(.., |(at, _)| *at <= tick).map(|(_, id)| id).collect();
@@ -244,7 +238,7 @@ impl World {
         let back: Vec<u64> =
             self.comes_back.extract_if(.., |(at, _)| *at <= tick).map(|(_, id)| id).collect();
         for id in back {
-            let replica = self.born(id);
+            let replica = self.start_replica(id);
             self.replicas
                 .iter_mut()
                 .filter(|(known, _)| *known == id)
@@ -255,22 +249,22 @@ impl World {
         self.orphans.retain(|end| tick < *end);
     }
 
-    fn send(&mut self, who: (u64, u64), what: Letter) {
-        let wicked = self.tick < WICKED;
-        if wicked && self.dice.once_in(12) {
+    fn send(&mut self, who: (u64, u64), what: Message) {
+        let faulty = self.tick < FAULTY_TICKS;
+        if faulty && self.dice.once_in(12) {
             return;
         }
-        let slow = if wicked { self.dice.pick(&[0, 0, 0, 1, 3, 40]) } else { 1 };
+        let slow = if faulty { self.dice.pick(&[0, 0, 0, 1, 3, 40]) } else { 1 };
         let at = self.tick + self.dice.up_to(slow);
-        if wicked && self.dice.once_in(12) {
+        if faulty && self.dice.once_in(12) {
             let again = self.tick + self.dice.up_to(60);
             let what = match &what {
-                Letter::Beat(beat) => Letter::Beat(*beat),
-                Letter::Grant(given, grant) => Letter::Grant(*given, *grant),
+                Message::Beat(beat) => Message::Beat(*beat),
+                Message::Grant(given, grant) => Message::Grant(*given, *grant),
             };
-            self.parcels.push(Parcel { at: again, who, what });
+            self.packets.push(Packet { at: again, who, what });
         }
-        self.parcels.push(Parcel { at, who, what });
+        self.packets.push(Packet { at, who, what });
     }
 
     fn replica(&mut self, (id, life): (u64, u64)) -> Option<&mut Replica> {
@@ -280,43 +274,43 @@ impl World {
 
     fn deliver(&mut self) {
         let tick = self.tick;
-        let mut due: Vec<Parcel> = Vec::new();
-        // Until none is due: an answer may arrive in the tick in which its question was sent.
+        let mut due: Vec<Packet> = Vec::new();
+        // Repeats until none is due, because a reply may arrive in the tick of its heartbeat.
         loop {
-            due.extend(self.parcels.extract_if(.., |parcel| parcel.at <= tick));
+            due.extend(self.packets.extract_if(.., |packet| packet.at <= tick));
             if due.is_empty() {
                 return;
             }
             let next = self.one_of(due.len());
-            let parcel = due.swap_remove(next);
-            self.open(parcel);
+            let packet = due.swap_remove(next);
+            self.deliver_packet(packet);
         }
     }
 
-    fn open(&mut self, parcel: Parcel) {
-        let (tick, who) = (self.tick, parcel.who);
+    fn deliver_packet(&mut self, packet: Packet) {
+        let (tick, who) = (self.tick, packet.who);
         let replica = self.replica(who);
         if replica.as_ref().is_some_and(|replica| tick < replica.cut_until) {
             return;
         }
         if replica.as_ref().is_some_and(|replica| replica.clogged) {
-            self.parcels.push(Parcel { at: tick + 1, ..parcel });
+            self.packets.push(Packet { at: tick + 1, ..packet });
             return;
         }
-        match parcel.what {
-            Letter::Beat(beat) => {
-                let (now, bad) = (self.now(), self.bad);
-                if let Some(grant) = self.store.hear(now, &beat, bad) {
-                    self.send(who, Letter::Grant(tick, grant));
+        match packet.what {
+            Message::Beat(beat) => {
+                let (now, flaw) = (self.now(), self.flaw);
+                if let Some(grant) = self.store.apply_heartbeat(now, &beat, flaw) {
+                    self.send(who, Message::Grant(tick, grant));
                 }
             }
-            Letter::Grant(given, grant) => {
+            Message::Grant(given, grant) => {
                 let Some(replica) = replica else { return };
-                if tick < replica.stands_until {
-                    self.parcels.push(Parcel { at: tick + 1, ..parcel });
+                if tick < replica.paused_until {
+                    self.packets.push(Packet { at: tick + 1, ..packet });
                     return;
                 }
-                let applied = replica.hear(tick, given, &grant);
+                let applied = replica.apply_grant(tick, given, &grant);
                 self.count(applied, &grant);
             }
         }
@@ -334,18 +328,17 @@ impl World {
         }
     }
 
-    /// A tick in the life of every replica that is awake.
-    fn live(&mut self) {
+    fn run_replicas(&mut self) {
         let tick = self.tick;
         for at in 0..self.replicas.len() {
             let (id, replica) = &mut self.replicas[at];
-            let Some(replica) = replica.as_mut().filter(|replica| replica.stands_until <= tick)
+            let Some(replica) = replica.as_mut().filter(|replica| replica.paused_until <= tick)
             else {
                 continue;
             };
             let fences = replica.member.fences();
-            replica.notice(tick);
-            replica.give_up(tick, 5);
+            replica.end_requests(tick);
+            replica.time_out(tick, 5);
             self.tally.fences += replica.member.fences() - fences;
             if self.dice.once_in(2) {
                 replica.serve(tick, &mut self.dice);
@@ -359,13 +352,13 @@ impl World {
                 self.replicas[at].1 = None;
             }
             if let Some(beat) = beat {
-                self.send((beat.member.0, beat.life.0), Letter::Beat(beat));
+                self.send((beat.member.0, beat.life.0), Message::Beat(beat));
             }
         }
     }
 
-    /// The oracle: what is in use against what may be.
-    fn judge(&mut self) -> Result<(), Wrong> {
+    /// The oracle: compares the permits in use with the bound.
+    fn check_limit(&mut self) -> Result<(), Violation> {
         let (tick, ceiling) = (self.tick, self.store.law.max.0);
         let alive = || self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
         let shares: u64 = alive().map(|replica| replica.in_force(tick)).sum();
@@ -373,18 +366,18 @@ impl World {
         let in_flight = orphans + alive().map(|replica| replica.in_flight(tick)).sum::<u64>();
         let most = |replica: &Replica| replica.in_force(tick).max(replica.in_flight(tick));
         let in_use = orphans + alive().map(most).sum::<u64>();
-        // A grant given before the fall may be under way until the term it is good for is over.
+        // A grant from before the decrease may be in transit until its share expires.
         let is_over = self.fell_at + self.terms.term.0 < tick;
         let unaware = |replica: &Replica| replica.granted_at < self.fell_at && !is_over;
         if self.bound <= ceiling {
             self.bound = ceiling;
         } else if !alive().any(unaware) {
-            // All have applied the lower ceiling, or are fenced: from here on only downwards.
+            // All replicas have applied the lower limit or are fenced, so the use only falls.
             self.bound = self.bound.min(in_use.max(ceiling));
         }
         let bound = self.bound;
         if bound < shares || bound < in_flight {
-            return Err(Wrong::Above(format!(
+            return Err(Violation::LimitExceeded(format!(
                 "{shares} in force, {in_flight} in flight, bound {bound}, tick {tick}"
             )));
         }
@@ -395,14 +388,15 @@ impl World {
         Ok(())
     }
 
-    /// After the quiet time everybody who wants some has had some, and what can be given out is.
-    fn judge_the_end(self) -> Result<Tally, Wrong> {
-        let hungry = self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
-        let hungry = hungry.filter(|replica| 0 < replica.rush && !replica.leaving);
-        let starved = hungry.filter(|replica| replica.served_at < WICKED + SETTLES).count();
+    /// Asserts that each replica with demand was served in the quiet time.
+    fn check_end(self) -> Result<Tally, Violation> {
+        let demanding = self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
+        let demanding = demanding.filter(|replica| 0 < replica.max_arrivals && !replica.leaving);
+        let starved =
+            demanding.filter(|replica| replica.served_at < FAULTY_TICKS + SETTLING_TICKS).count();
         if 0 < starved {
             let state = &self.store.coordinator;
-            return Err(Wrong::InVain(format!("{starved} were never served: {state:?}")));
+            return Err(Violation::Starvation(format!("{starved} were never served: {state:?}")));
         }
         Ok(self.tally)
     }

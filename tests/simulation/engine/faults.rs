@@ -1,29 +1,28 @@
-//! What goes wrong, by name.
+//! The faults of a schedule.
 
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::Flaw;
 
-/// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// One replica's messages are lost, both ways, for a while.
     Partition,
-    /// What replicas say arrives late, in another order, after they gave the answer up.
+    /// Messages of replicas arrive late and in another order, after their timeouts.
     Swizzle,
-    /// A replica stands still; its clock and its requests in the proxy do not.
+    /// A replica pauses. Its clock and its requests in the proxy continue.
     Pause,
-    /// A replica dies; its requests go on in the proxy. It comes back in a new life.
+    /// A replica crashes and returns in a new incarnation. Its requests in the proxy continue.
     Crash,
-    /// The store loses all it knew of ceilings, and every other time of the fleet too.
+    /// The store loses the state of its limits and, in half of the cases, the fleet table.
     Amnesia,
-    /// Clocks show different times from the start.
+    /// Clocks differ from the start.
     Skew,
     /// Clocks run at different speeds.
     Drift,
-    /// A replica leaves in order, and another comes; what is in flight then goes on.
+    /// A replica leaves in order, and another joins. Requests in flight continue.
     Roll,
     /// A wall clock is set forward.
     Step,
-    /// The ceilings are set lower, or higher again; each replica hears of it when it does.
+    /// The limits decrease or increase. Each replica learns of it at another time.
     Move,
 }
 
@@ -41,10 +40,10 @@ impl Fault {
         Self::Move,
     ];
 
-    /// Those under which a rule's lack shows: the narrower ones only for speed.
-    pub const fn that_show(bad: Bad) -> &'static [Self] {
-        match bad {
-            Bad::ShortMargin => &[Self::Partition],
+    /// The faults that reveal a flaw. A shorter list only saves time.
+    pub const fn revealing(flaw: Flaw) -> &'static [Self] {
+        match flaw {
+            Flaw::ShortMargin => &[Self::Partition],
             _ => &Self::ALL,
         }
     }

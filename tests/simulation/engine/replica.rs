@@ -1,4 +1,4 @@
-//! One life of one replica: an engine, a clock of its own, and the requests that it let in.
+//! A simulated replica: one incarnation of an engine with its own clock and requests.
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -17,40 +17,37 @@ use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::wire::Wire;
-use super::world::{CEILINGS, HEARTBEAT, PATIENCE, TERM, TICK};
-use crate::simulation::bad::Bad;
+use super::world::{CALL_TIMEOUT, CEILINGS, HEARTBEAT, TERM, TICK};
+use crate::simulation::bad::Flaw;
 
-/// What it is doing that takes time.
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// How many wait for a permit at most.
 const QUEUE: usize = 3;
-/// Ticks between two looks at what is over: a second, as [`Admission::run`](sluicegate::engine::admit::Admission::run) has it.
+/// Ticks between two sweeps: a second, as in
+/// [`Admission::run`](sluicegate::engine::admit::Admission::run).
 const SWEEP: u64 = Nanos::SECOND.0 / TICK.0;
 
-/// A ceiling, for how long requests go on and wait at most, and of which revision of the configuration that is.
 #[derive(Clone, Copy)]
 pub struct Limit {
     pub ceiling: u64,
     pub longest: Nanos,
-    /// Nobody waits where there is none.
+    /// The queue timeout. `None`: no queue.
     pub queue: Option<Nanos>,
     pub revision: u64,
 }
 
-/// A question that waits, and for how many ticks its request will go on.
 struct Waiter {
     ceiling: usize,
     lasts: u64,
     asked: Pin<Box<dyn Future<Output = Result<Admitted, Refusal>>>>,
     woken: Arc<Woken>,
-    /// When it asked, by its replica's clock.
+    /// The start of the wait, by the replica's clock.
     since: Nanos,
-    /// Ticks in which its replica was awake.
+    /// Ticks in which the replica was not paused.
     awake: u64,
 }
 
-/// Whether it was woken since it was last looked at: nobody looks else.
+/// Set when the waiter is woken. A waiter is polled only then.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -59,20 +56,19 @@ impl Wake for Woken {
     }
 }
 
-/// What became of those who waited.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Waited {
-    /// Let in by what the store granted.
+pub struct WaitOutcomes {
+    /// Admitted by a grant of the store.
     pub granted: u64,
-    /// Let in where another left.
+    /// Admitted after another request ended.
     pub followed: u64,
-    /// Turned away before their time, with the share that they waited for.
+    /// Rejected before the timeout, because the share expired.
     pub fenced: u64,
-    /// Turned away in their time.
+    /// Rejected at the timeout.
     pub late: u64,
 }
 
-impl Waited {
+impl WaitOutcomes {
     pub const fn add(&mut self, other: Self) {
         self.granted += other.granted;
         self.followed += other.followed;
@@ -81,7 +77,7 @@ impl Waited {
     }
 }
 
-/// A request that is going on, and what the replica holds for it; that is nothing once the replica is gone.
+/// A request in flight, and its permits. They are `None` after a crash of the replica.
 pub struct Request {
     pub ceiling: usize,
     pub ends: u64,
@@ -92,42 +88,41 @@ pub struct Replica {
     pub engine: Arc<Engine>,
     pub wire: Arc<Wire>,
     tasks: Vec<Task>,
-    /// Parts in a million by which its clock is slow.
+    /// The lag of its clock in parts per million.
     slow: u64,
     pub requests: Vec<Request>,
-    /// Requests that come in a tick at most, to each ceiling.
-    pub rush: u64,
-    pub stands_until: u64,
+    /// The most arrivals in a tick, for each limit.
+    pub max_arrivals: u64,
+    pub paused_until: u64,
     pub cut_until: u64,
     pub clogged_until: u64,
     pub leaving: bool,
-    /// What it was configured with last.
-    pub goes_by: u64,
+    pub known_limit: u64,
     queue: Option<Nanos>,
     waiters: Vec<Waiter>,
-    pub waited: Waited,
-    /// When it is configured anew, and how.
-    pub news: Option<(u64, Limit)>,
-    /// Of each ceiling, as last seen.
+    pub waited: WaitOutcomes,
+    /// The tick and the content of its next configuration.
+    pub next_config: Option<(u64, Limit)>,
+    /// The last seen fences and handoffs of each limit.
     seen: [(u64, u64); CEILINGS.len()],
     pub fences: u64,
     pub handoffs: u64,
 }
 
 impl Replica {
-    /// `life` is larger than that of every one before.
+    /// `life` is larger than in all earlier incarnations.
     pub fn new(
         (id, life): (u64, u64),
         (start, slow): (Nanos, u64),
         limit: Limit,
-        bad: Bad,
+        flaw: Flaw,
     ) -> Self {
         let clock = Clock::manual(start);
         let membership = Membership::new(&format!("replica-{id}"), life, NonZeroU32::MIN);
         let pace = Pace { heartbeat: HEARTBEAT, term: TERM };
         let life = Nanos(life * Nanos::SECOND.0);
         let fleet = Fleet::new(Arc::new(membership), life, pace, Duration::from_secs(1));
-        let wire = Wire::new(bad);
+        let wire = Wire::new(flaw);
         let engine = Engine::new(clock, wire.clone(), Policy::default());
         let engine = Arc::new(engine.with_fleet(Arc::new(fleet)));
         engine.publish(Arc::new(configuration(limit)));
@@ -138,44 +133,42 @@ impl Replica {
             tasks,
             slow,
             requests,
-            rush: 0,
-            stands_until: 0,
+            max_arrivals: 0,
+            paused_until: 0,
             cut_until: 0,
             clogged_until: 0,
             leaving: false,
-            goes_by: limit.ceiling,
+            known_limit: limit.ceiling,
             queue: limit.queue,
             waiters,
             waited,
-            news: None,
+            next_config: None,
             seen: Default::default(),
             fences: 0,
             handoffs: 0,
         }
     }
 
-    /// Is configured anew.
-    fn reloads(&mut self, limit: Limit) {
-        self.goes_by = limit.ceiling;
+    fn reload(&mut self, limit: Limit) {
+        self.known_limit = limit.ceiling;
         self.engine.publish(Arc::new(configuration(limit)));
     }
 
-    /// Its clock goes on, whatever else stands still.
-    pub fn passes(&self, tick: Nanos) {
+    /// Advances its clock, even while the replica is paused.
+    pub fn advance_clock(&self, tick: Nanos) {
         let Clock::Manual(clock) = self.engine.clock() else { panic!("a clock set by hand") };
         clock.advance(Nanos(tick.0 - tick.0 * self.slow / 1_000_000));
     }
 
-    /// Somebody sets its wall clock forward.
-    pub fn steps(&self, by: Nanos) {
+    pub fn step_wall_clock(&self, by: Nanos) {
         let Clock::Manual(clock) = self.engine.clock() else { panic!("a clock set by hand") };
         clock.step(by);
     }
 
-    /// Sees what has ended, and speaks where it is time to.
-    pub fn lives(&mut self, tick: u64) {
-        if let Some((_, limit)) = self.news.take_if(|(at, _)| *at <= tick) {
-            self.reloads(limit);
+    /// Ends finished requests, and sends a heartbeat if one is due.
+    pub fn run(&mut self, tick: u64) {
+        if let Some((_, limit)) = self.next_config.take_if(|(at, _)| *at <= tick) {
+            self.reload(limit);
         }
         for request in self.requests.extract_if(.., |request| request.ends <= tick) {
             request.permits.unwrap().finish(Outcome::Success, None);
@@ -184,35 +177,34 @@ impl Replica {
             self.engine.ceilings().sweep();
         }
         self.waiters.iter_mut().for_each(|waiter| waiter.awake += 1);
-        let followed = self.serves(tick);
+        let followed = self.poll_waiters(tick);
         self.waited.followed += followed;
         if self.tasks.is_empty() && !self.leaving {
             let engine = Arc::clone(&self.engine);
             self.tasks.push(Box::pin(async move { engine.speak_once().await }));
         }
-        self.goes_on(tick);
-        self.counts();
+        self.poll_tasks(tick);
+        self.count_events();
     }
 
-    /// Does what can be done without waiting.
-    pub fn goes_on(&mut self, tick: u64) {
+    pub fn poll_tasks(&mut self, tick: u64) {
         let mut context = Context::from_waker(Waker::noop());
         self.tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
-        // Nobody has left meanwhile: what there is more was granted.
-        let granted = self.serves(tick);
+        // No request ended meanwhile, so new permits come from a grant.
+        let granted = self.poll_waiters(tick);
         self.waited.granted += granted;
     }
 
-    /// Looks at those who were woken; how many came in.
-    fn serves(&mut self, tick: u64) -> u64 {
+    /// Polls the woken waiters. Returns the number of admitted ones.
+    fn poll_waiters(&mut self, tick: u64) -> u64 {
         let (mut came, now) = (0, self.engine.clock().steady());
         for mut waiter in std::mem::take(&mut self.waiters) {
             let is_woken = waiter.woken.0.swap(false, Relaxed);
-            match if is_woken { waiter.looks() } else { Poll::Pending } {
+            match if is_woken { waiter.poll_admission() } else { Poll::Pending } {
                 Poll::Pending => self.waiters.push(waiter),
                 Poll::Ready(Ok(Admitted::Decided(_, permits))) => {
                     came += 1;
-                    self.takes(waiter.ceiling, tick + waiter.lasts, permits);
+                    self.add_request(waiter.ceiling, tick + waiter.lasts, permits);
                 }
                 Poll::Ready(Ok(Admitted::Rejected(why))) => {
                     let early = self.queue.is_some_and(|queue| now.since(waiter.since) < queue);
@@ -226,12 +218,12 @@ impl Replica {
         came
     }
 
-    /// What is wrong with those who wait: one that should have passed, or been turned away, and was not.
-    pub fn wrong(&self) -> Option<String> {
+    /// Describes a waiter that should have been admitted or rejected, if there is one.
+    pub fn find_violation(&self) -> Option<String> {
         let queue = self.queue?;
-        // Besides, the first answer is waited for, which may be that to the third word from now, and who sees that time is up
-        // looks once a second.
-        let most = queue.0.div_ceil(TICK.0) + 3 * PATIENCE + SWEEP + 2;
+        // A waiter may also wait for the first reply, which may answer the third heartbeat from
+        // now. Timeouts are checked once a second.
+        let most = queue.0.div_ceil(TICK.0) + 3 * CALL_TIMEOUT + SWEEP + 2;
         if let Some(waiter) = self.waiters.iter().find(|waiter| most < waiter.awake) {
             return Some(format!("one waits for {} ticks, {most} at most", waiter.awake));
         }
@@ -241,50 +233,48 @@ impl Replica {
         Some(format!("one waits though there is room: {load:?}"))
     }
 
-    /// Gives all seats up.
     pub fn leave(&mut self) {
         self.leaving = true;
         let (engine, wire) = (Arc::clone(&self.engine), Arc::clone(&self.wire));
         self.tasks.push(Box::pin(async move { engine.ceilings().leave_fleet(&*wire).await }));
     }
 
-    /// Whether it has said all that it had to.
     pub fn has_left(&self) -> bool {
         self.leaving && self.tasks.is_empty()
     }
 
-    /// One comes, for so many ticks; whether it passes at once. Else it waits, where one may.
-    pub fn admits(&mut self, ceiling: usize, tick: u64, lasts: u64) -> bool {
+    /// Sends a request of `lasts` ticks. Returns `true` if it is admitted at once. Otherwise it
+    /// waits, if the queue has room.
+    pub fn try_admit(&mut self, ceiling: usize, tick: u64, lasts: u64) -> bool {
         let engine = Arc::clone(&self.engine);
         let since = engine.clock().steady();
         let asked = async move { engine.admit(&question(ceiling), None).await };
         let (asked, woken) = (Box::pin(asked), Arc::new(Woken(AtomicBool::new(false))));
         let mut waiter = Waiter { ceiling, lasts, asked, woken, since, awake: 0 };
-        match waiter.looks() {
+        match waiter.poll_admission() {
             Poll::Ready(Ok(Admitted::Decided(_, permits))) => {
-                self.takes(ceiling, tick + lasts, permits);
+                self.add_request(ceiling, tick + lasts, permits);
                 return true;
             }
             Poll::Pending if self.queue.is_some() && self.may_wait(ceiling) => {
                 self.waiters.push(waiter);
             }
-            // One that would have to wait goes away.
+            // Otherwise the request is abandoned.
             _ => {}
         }
         false
     }
 
-    /// Those before the first answer are in no queue yet.
+    /// Requests before the first reply are not in the engine's queue yet.
     fn may_wait(&self, ceiling: usize) -> bool {
         self.waiters.iter().filter(|waiter| waiter.ceiling == ceiling).count() < QUEUE
     }
 
-    fn takes(&mut self, ceiling: usize, ends: u64, permits: Permits) {
+    fn add_request(&mut self, ceiling: usize, ends: u64, permits: Permits) {
         assert!(!permits.is_empty(), "the ceiling covers the question");
         self.requests.push(Request { ceiling, ends, permits: Some(permits) });
     }
 
-    /// What it would let in, were all it has let in over.
     pub fn shares(&self) -> [u64; CEILINGS.len()] {
         let mut shares = [0; CEILINGS.len()];
         for (at, shown) in self.shown() {
@@ -293,7 +283,7 @@ impl Replica {
         shares
     }
 
-    fn counts(&mut self) {
+    fn count_events(&mut self) {
         for (at, shown) in self.shown() {
             let (fences, handoffs) = self.seen[at];
             self.fences += shown.fences.saturating_sub(fences);
@@ -312,15 +302,15 @@ impl Replica {
         shown.into_iter().map(|(name, shown)| (known(&name), shown)).collect()
     }
 
-    /// What goes on in the proxy when it dies.
-    pub fn dies(self) -> Vec<Request> {
+    /// Returns the requests that continue in the proxy.
+    pub fn crash(self) -> Vec<Request> {
         let gone = |request| Request { permits: None, ..request };
         self.requests.into_iter().map(gone).collect()
     }
 }
 
 impl Waiter {
-    fn looks(&mut self) -> Poll<Result<Admitted, Refusal>> {
+    fn poll_admission(&mut self) -> Poll<Result<Admitted, Refusal>> {
         let waker = Waker::from(Arc::clone(&self.woken));
         self.asked.as_mut().poll(&mut Context::from_waker(&waker))
     }

@@ -1,6 +1,7 @@
-//! The store: the coordinators as they are, and a rule left out between them and who speaks.
+//! The simulated store: the real coordinators behind a filter that omits one rule.
 //!
-//! Nothing in them can be switched off, so what a worse store would have understood is said to them in the place of what was said.
+//! The coordinators have no switch for a rule. The filter replaces each report by the report that a
+//! flawed store would have understood.
 
 use std::collections::HashMap;
 
@@ -12,73 +13,72 @@ use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Reply, Terms};
 use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
 
 use super::world::{LONGEST, TERM, TICK};
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::Flaw;
 
-/// The one life that there is, where lives are not told apart.
+/// The only incarnation, if incarnations are not distinguished.
 const ONLY: Incarnation = Incarnation(1);
-/// Who speaks for the store itself, and is nobody.
-const NOBODY: MemberId = MemberId(0);
+/// The replica id in reports by the filter itself.
+const FILTER_ID: MemberId = MemberId(0);
 
-/// A seat: of which ceiling, whose, and in which life.
-type Seat = (Name, MemberId, Incarnation);
+/// The key of a share state: limit, replica and incarnation.
+type ShareKey = (Name, MemberId, Incarnation);
 
-/// What a worse store knows of a seat: what was said last, as it understood it, and what that was answered.
-struct Known {
+/// A flawed store's share state: the last report as it was understood, and its grant.
+struct ShareRecord {
     beat: Beat,
     granted: Grant,
-    /// When its term ends.
+    /// The share expiry.
     until: Nanos,
 }
 
 pub struct Store {
-    bad: Bad,
+    flaw: Flaw,
     coordinators: Coordinators,
-    /// Each makes it another store.
+    /// The number of losses of state. Each loss changes the name of the store.
     losses: u64,
     life: Incarnation,
-    seats: HashMap<Seat, Known>,
+    seats: HashMap<ShareKey, ShareRecord>,
 }
 
 impl Store {
-    /// One that nobody holds anything of.
-    pub fn new(bad: Bad) -> Self {
+    pub fn new(flaw: Flaw) -> Self {
         let (coordinators, seats) = (Coordinators::settled(), HashMap::new());
-        Self { bad, coordinators, losses: 0, life: ONLY, seats }
+        Self { flaw, coordinators, losses: 0, life: ONLY, seats }
     }
 
-    /// Loses all it knew of ceilings, and perhaps the fleet's table.
-    pub fn forgets(&mut self, now: Nanos, table_too: bool) {
+    pub fn lose_state(&mut self, now: Nanos, table_too: bool) {
         self.losses += 1;
         self.seats.clear();
         if table_too {
             self.coordinators = Coordinators::default();
         }
-        // The new life begins with a word of nobody's, where something must be known of it: its number, or that its doubt is over.
-        match self.bad {
-            Bad::NoCoordinatorIncarnation => drop(self.takes(now, &nobodys(Vec::new()))),
-            Bad::NoGrace => {
-                drop(self.takes(now.since(TERM.plus(LONGEST)), &nobodys(Vec::new())));
+        // An empty report starts the new incarnation if the flaw needs its number or the end of its
+        // recovery.
+        match self.flaw {
+            Flaw::NoCoordinatorIncarnation => drop(self.forward(now, &filter_round(Vec::new()))),
+            Flaw::NoGrace => {
+                drop(self.forward(now.since(TERM.plus(LONGEST)), &filter_round(Vec::new())));
             }
             _ => {}
         }
     }
 
-    pub fn hears(&mut self, now: Nanos, round: &Round) -> Heard {
-        if self.bad == Bad::InFlightForExposure {
-            self.writes_off(now);
+    pub fn apply_round(&mut self, now: Nanos, round: &Round) -> Heard {
+        if self.flaw == Flaw::InFlightForExposure {
+            self.drop_expired(now);
         }
-        let understood = self.understood(round);
-        let mut heard = self.takes(now, &understood);
-        if self.bad == Bad::NoAcknowledgement {
-            self.acknowledges(now, &understood, &mut heard);
+        let understood = self.round_with_flaw(round);
+        let mut heard = self.forward(now, &understood);
+        if self.flaw == Flaw::NoAcknowledgement {
+            self.confirm_grants(now, &understood, &mut heard);
         }
         for (beat, reply) in understood.beats.iter().zip(&heard.replies) {
-            self.remembers(now, beat, reply.as_ref());
+            self.record_reply(now, beat, reply.as_ref());
         }
-        self.answers(round, heard)
+        self.address_reply(round, heard)
     }
 
-    fn takes(&mut self, now: Nanos, round: &Round) -> Heard {
+    fn forward(&mut self, now: Nanos, round: &Round) -> Heard {
         let heard = self.coordinators.hear(now, &format!("store {}", self.losses), round);
         if self.life != heard.life {
             self.seats.clear();
@@ -87,83 +87,85 @@ impl Store {
         heard
     }
 
-    fn remembers(&mut self, now: Nanos, beat: &Beat, reply: Option<&Reply>) {
+    fn record_reply(&mut self, now: Nanos, beat: &Beat, reply: Option<&Reply>) {
         match reply {
             Some(Reply::Grant(granted)) => {
                 let until = now.plus(beat.law.terms.term);
-                let known = Known { beat: beat.clone(), granted: *granted, until };
-                self.seats.insert(seat(beat), known);
+                let known = ShareRecord { beat: beat.clone(), granted: *granted, until };
+                self.seats.insert(share_key(beat), known);
             }
-            Some(Reply::Left) => drop(self.seats.remove(&seat(beat))),
+            Some(Reply::Left) => drop(self.seats.remove(&share_key(beat))),
             _ => {}
         }
     }
 
-    /// Of those whose terms are over nothing is kept but what they said was in flight, as if they had left then.
-    fn writes_off(&mut self, now: Nanos) {
+    /// Replaces expired share states by their reported requests in flight, as if the replicas had
+    /// left.
+    fn drop_expired(&mut self, now: Nanos) {
         let lost: Vec<_> = self.seats.extract_if(|_, known| known.until <= now).collect();
-        for (_, Known { mut beat, .. }) in lost {
+        for (_, ShareRecord { mut beat, .. }) in lost {
             let number = beat.said.number + 1;
             beat.said = Heartbeat { number, holds: None, leaves: true, ..beat.said };
-            self.takes(now, &nobodys(vec![beat]));
+            self.forward(now, &filter_round(vec![beat]));
         }
     }
 
-    /// Says at once for everybody that what it was granted it holds.
-    fn acknowledges(&mut self, now: Nanos, round: &Round, heard: &mut Heard) {
+    /// Confirms each grant at once, in place of the replica.
+    fn confirm_grants(&mut self, now: Nanos, round: &Round, heard: &mut Heard) {
         for (beat, reply) in round.beats.iter().zip(&mut heard.replies) {
             let Some(Reply::Grant(grant)) = *reply else { continue };
             let (number, holds) = (beat.said.number + 1, Some(Holding::from(grant)));
             let said = Heartbeat { number, holds, ..beat.said };
             let beats = vec![Beat { said, ..beat.clone() }];
-            *reply = self.takes(now, &Round { beats, ..round.clone() }).replies[0];
+            *reply = self.forward(now, &Round { beats, ..round.clone() }).replies[0];
         }
     }
 
-    /// What was said, as a store without that rule understands it.
-    fn understood(&self, round: &Round) -> Round {
+    /// The round as a store without the rule would understand it.
+    fn round_with_flaw(&self, round: &Round) -> Round {
         let Record { member, life, under } = round.record;
-        let record = match self.bad {
-            Bad::NoMemberIncarnation => Record { member, life: ONLY, under },
-            Bad::NoCoordinatorIncarnation => {
+        let record = match self.flaw {
+            Flaw::NoMemberIncarnation => Record { member, life: ONLY, under },
+            Flaw::NoCoordinatorIncarnation => {
                 Record { member, life, under: under.map(|_| self.life) }
             }
             _ => round.record,
         };
         let beats = round.beats.iter().map(|beat| Beat {
             bucket: beat.bucket.clone(),
-            law: self.law(beat.law),
-            said: self.said(beat),
+            law: self.law_with_flaw(beat.law),
+            said: self.heartbeat_with_flaw(beat),
         });
         Round { record, beats: beats.collect(), ..round.clone() }
     }
 
-    /// A term that is a tick shorter at the store is a margin that is a tick shorter at the replica.
-    fn law(&self, law: Law) -> Law {
-        let less = if self.bad == Bad::ShortMargin { TICK } else { Nanos(0) };
+    /// A share that expires a tick earlier at the store equals a margin that is a tick shorter at
+    /// the replica.
+    fn law_with_flaw(&self, law: Law) -> Law {
+        let less = if self.flaw == Flaw::ShortMargin { TICK } else { Nanos(0) };
         let term = law.terms.term.since(less);
         Law { terms: Terms { term, ..law.terms }, ..law }
     }
 
-    fn said(&self, beat: &Beat) -> Heartbeat {
-        let (said, known) = (beat.said, self.seats.get(&seat(beat)));
-        match self.bad {
-            Bad::ByValue => by_value(said, known),
-            // Room for what is said in its place.
-            Bad::NoAcknowledgement | Bad::InFlightForExposure => {
+    fn heartbeat_with_flaw(&self, beat: &Beat) -> Heartbeat {
+        let (said, known) = (beat.said, self.seats.get(&share_key(beat)));
+        match self.flaw {
+            Flaw::ByValue => by_value(said, known),
+            // Even numbers leave room for the reports of the filter.
+            Flaw::NoAcknowledgement | Flaw::InFlightForExposure => {
                 Heartbeat { number: 2 * said.number, ..said }
             }
-            // Later lives still speak after earlier ones.
-            Bad::NoMemberIncarnation => {
+            // Later incarnations still have larger numbers.
+            Flaw::NoMemberIncarnation => {
                 Heartbeat { life: ONLY, number: (said.life.0 << 20) + said.number, ..said }
             }
-            Bad::NoCoordinatorIncarnation => self.of_this_life(said, known),
+            Flaw::NoCoordinatorIncarnation => self.of_this_incarnation(said, known),
             _ => said,
         }
     }
 
-    /// Any generation is one of this life, and one that it has not reached is its newest.
-    fn of_this_life(&self, said: Heartbeat, known: Option<&Known>) -> Heartbeat {
+    /// Takes any generation as one of this incarnation, and an unknown one as its newest.
+    fn of_this_incarnation(&self, said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
         let newest = known.map_or(Generation(0), |known| known.granted.generation);
         let holds = said.holds.map(|holds| Holding {
             coordinator: self.life,
@@ -173,10 +175,10 @@ impl Store {
         Heartbeat { holds, ..said }
     }
 
-    /// What is answered, to who asked as it asked.
-    fn answers(&self, round: &Round, heard: Heard) -> Heard {
+    /// Addresses the reply to the original report.
+    fn address_reply(&self, round: &Round, heard: Heard) -> Heard {
         let mut heard = readdressed(heard, round);
-        if self.bad == Bad::NoCoordinatorIncarnation {
+        if self.flaw == Flaw::NoCoordinatorIncarnation {
             heard.life = ONLY;
             grants(&mut heard).for_each(|grant| grant.coordinator = ONLY);
         }
@@ -184,8 +186,8 @@ impl Store {
     }
 }
 
-/// A share of the size last granted is that grant; another is what was held before.
-fn by_value(said: Heartbeat, known: Option<&Known>) -> Heartbeat {
+/// Takes a share of the last granted size as that grant, and another as the previous one.
+fn by_value(said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
     let named = |share: Share| match known {
         Some(known) if known.granted.share == share => known.granted.generation,
         Some(known) => known.beat.said.holds.map_or(Generation(0), |holds| holds.generation),
@@ -196,7 +198,7 @@ fn by_value(said: Heartbeat, known: Option<&Known>) -> Heartbeat {
     Heartbeat { holds, number, ..said }
 }
 
-/// The answer to one round in the place of that to another of the same replica.
+/// The reply to one round in place of the reply to another round of the replica.
 pub fn misplaced(heard: &Heard, of: &Round, to: &Round) -> Heard {
     let reply = |beat: &Beat| {
         let at = of.beats.iter().position(|other| other.bucket == beat.bucket)?;
@@ -205,7 +207,6 @@ pub fn misplaced(heard: &Heard, of: &Round, to: &Round) -> Heard {
     readdressed(Heard { replies: to.beats.iter().map(reply).collect(), ..*heard }, to)
 }
 
-/// The same as the answer to `round`.
 fn readdressed(mut heard: Heard, round: &Round) -> Heard {
     for (beat, reply) in round.beats.iter().zip(&mut heard.replies) {
         if let Some(Reply::Grant(grant)) = reply {
@@ -222,12 +223,11 @@ fn grants(heard: &mut Heard) -> impl Iterator<Item = &mut Grant> {
     })
 }
 
-fn seat(beat: &Beat) -> Seat {
+fn share_key(beat: &Beat) -> ShareKey {
     (beat.bucket.clone(), beat.said.member, beat.said.life)
 }
 
-/// A round that says nothing of who says it.
-fn nobodys(beats: Vec<Beat>) -> Round {
-    let record = Record { member: NOBODY, life: ONLY, under: None };
+fn filter_round(beats: Vec<Beat>) -> Round {
+    let record = Record { member: FILTER_ID, life: ONLY, under: None };
     Round { record, answered: None, longest: TERM.plus(LONGEST), leaves: true, beats }
 }

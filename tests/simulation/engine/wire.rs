@@ -1,4 +1,4 @@
-//! The way from a replica to the store: a backend whose answers come when somebody brings them.
+//! The network between a replica and the store: a backend whose replies the simulation delivers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,39 +10,37 @@ use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
 use sluicegate::kernel::units::{Nanos, Share};
 use tokio::sync::oneshot;
 
-use crate::simulation::bad::Bad;
+use crate::simulation::bad::Flaw;
 
-/// What a replica said, and who waits for the answer.
 #[derive(Debug)]
-pub struct Said {
+pub struct SentRound {
     pub round: Round,
     pub answer: oneshot::Sender<Heard>,
 }
 
-/// One life's end of it.
+/// The connection of one incarnation of a replica.
 #[derive(Debug)]
 pub struct Wire {
-    /// For what is no heartbeat.
+    /// The store for all calls except heartbeats.
     memory: Memory,
-    said: Mutex<Vec<Said>>,
-    bad: Bad,
-    /// What each ceiling's last heartbeat said was in flight.
+    said: Mutex<Vec<SentRound>>,
+    flaw: Flaw,
+    /// The requests in flight in the last heartbeat of each limit.
     before: Mutex<HashMap<Name, Share>>,
 }
 
 impl Wire {
-    pub fn new(bad: Bad) -> Arc<Self> {
+    pub fn new(flaw: Flaw) -> Arc<Self> {
         let memory = Memory::new(100, WhenFull::Deny, [0; 16]);
         let (said, before) = Default::default();
-        Arc::new(Self { memory, said, bad, before })
+        Arc::new(Self { memory, said, flaw, before })
     }
 
-    /// What was said since this was last asked.
-    pub fn take(&self) -> Vec<Said> {
+    pub fn take(&self) -> Vec<SentRound> {
         std::mem::take(&mut self.said.lock().unwrap())
     }
 
-    /// The same, with what was in flight when the heartbeat before was made.
+    /// The round with the requests in flight of the previous heartbeat.
     fn torn(&self, mut round: Round) -> Round {
         for beat in &mut round.beats {
             let in_flight = beat.said.in_flight;
@@ -65,9 +63,9 @@ impl Backend for Wire {
     fn heartbeat<'a>(&'a self, _now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
         let (answer, heard) = oneshot::channel();
         let round = round.clone();
-        let round = if self.bad == Bad::Torn { self.torn(round) } else { round };
-        self.said.lock().unwrap().push(Said { round, answer });
-        // An answer that never comes is given up by who carries it.
+        let round = if self.flaw == Flaw::Torn { self.torn(round) } else { round };
+        self.said.lock().unwrap().push(SentRound { round, answer });
+        // The simulation drops the sender if no reply arrives.
         Reply::Later(Box::pin(async { heard.await.map_err(|_| Cause::Unreachable) }))
     }
 }

@@ -1,46 +1,44 @@
-//! The world: engines, their wires, a store, faults, and the oracle that counts requests.
+//! The simulation: engines, their network, a store, faults and an oracle.
 
 use sluicegate::backend::heartbeat::{Heard, Round};
 use sluicegate::kernel::units::Nanos;
 
 use super::bound::Bound;
 use super::faults::Fault;
-use super::replica::{Limit, Replica, Request, Waited};
+use super::replica::{Limit, Replica, Request, WaitOutcomes};
 use super::store::{Store, misplaced};
-use super::wire::Said;
-use crate::simulation::bad::{Bad, Wrong};
+use super::wire::SentRound;
+use crate::simulation::bad::{Flaw, Violation};
 use crate::support::dice::Dice;
 
-/// The keys of the ceilings.
 pub const CEILINGS: [&str; 2] = ["first", "second"];
 pub const HEARTBEAT: Nanos = Nanos::SECOND;
-/// With the shortest requests whole ticks, so that a share that is kept for a tick too long is seen.
+/// Whole ticks together with the shortest requests, so that one extra tick of a share is detected.
 pub const TERM: Nanos = Nanos(4 * Nanos::SECOND.0 - SHORTEST.0);
-/// How long a request goes on at most.
 pub const LONGEST: Nanos = Nanos::from_secs(2);
-/// Or where they are too short to be seen, so that it is the shares that count.
+/// Requests below one tick, so that only shares count.
 const SHORTEST: Nanos = Nanos::MILLI;
 
-/// Twenty in a heartbeat, as often as a replica looks.
+/// A twentieth of a heartbeat, the interval at which a replica checks for due heartbeats.
 pub const TICK: Nanos = Nanos(HEARTBEAT.0 / 20);
-/// So long before the end of a tick come those who come in the nick of time: longer than the margin of a term.
-const NICK: Nanos = Nanos(10 * Nanos::MILLI.0);
-/// Ticks until the last replica has heard of another ceiling, where it is awake.
-const SPREADS: u64 = 60;
-/// Ticks with faults, and without at the end.
-const WICKED: u64 = 700;
-const QUIET: u64 = 500;
-/// After the last fault: terms and requests are over, and a store that forgot knows again, twice.
-const SETTLES: u64 = 300;
-/// How long a call is waited for, in ticks.
-pub const PATIENCE: u64 = 3;
-/// How long one may wait in a queue: less than a term, so that some wait when it ends, and less than a request goes on.
-const QUEUES: [Nanos; 2] = [Nanos::from_secs(3), Nanos(Nanos::SECOND.0 / 2)];
+/// Late requests arrive this long before the end of a tick. It is longer than the margin of a
+/// share.
+const LATE_BY: Nanos = Nanos(10 * Nanos::MILLI.0);
+/// Ticks until all running replicas know a new limit.
+const ROLLOUT_TICKS: u64 = 60;
+/// Ticks with faults, then ticks without.
+const FAULTY_TICKS: u64 = 700;
+const QUIET_TICKS: u64 = 500;
+/// Ticks until the effects of the last fault are over: shares, requests and recovery, twice.
+const SETTLING_TICKS: u64 = 300;
+/// The timeout of a call in ticks.
+pub const CALL_TIMEOUT: u64 = 3;
+/// Queue timeouts. One is just below a share lifetime, so that shares expire during a wait. One is
+/// below the longest request.
+const QUEUE_TIMEOUTS: [Nanos; 2] = [Nanos::from_secs(3), Nanos(Nanos::SECOND.0 / 2)];
 
-/// When what is lost arrives.
 const NEVER: u64 = u64::MAX;
 
-/// How often what happened.
 #[derive(Debug, Default)]
 pub struct Tally {
     fences: u64,
@@ -48,10 +46,10 @@ pub struct Tally {
     late_answers: u64,
     amnesias_survived: u64,
     admitted: u64,
-    waited: Waited,
-    /// Schedules in which a ceiling had fewer permits than replicas.
+    waited: WaitOutcomes,
+    /// Schedules with fewer permits than replicas.
     scarce: u64,
-    /// Ticks in which more was in use than anybody went by any more.
+    /// Ticks with more permits in use than any running replica's limit.
     lowered: u64,
     faults: [u64; Fault::ALL.len()],
 }
@@ -69,7 +67,7 @@ impl Tally {
         self.faults.iter_mut().zip(other.faults).for_each(|(sum, more)| *sum += more);
     }
 
-    pub fn that_must_happen(&self) -> Vec<(String, u64)> {
+    pub fn required_events(&self) -> Vec<(String, u64)> {
         let mut all = vec![
             ("fence".to_owned(), self.fences),
             ("handoff".to_owned(), self.handoffs),
@@ -89,21 +87,21 @@ impl Tally {
     }
 }
 
-/// A heartbeat on its way to the store, whose answer may be waited for.
-struct Parcel {
+/// A heartbeat in transit to the store. Its caller may wait for the reply.
+struct Packet {
     at: u64,
-    /// Which replica, by number and life.
+    /// The replica, by id and incarnation.
     who: (u64, u64),
-    said: Option<Said>,
-    /// The same, said a second time: nobody waits for the answer.
+    said: Option<SentRound>,
+    /// A repeated heartbeat. No caller waits for its reply.
     again: Option<Round>,
-    /// When who waits gives up.
+    /// The tick of the caller's timeout.
     until: u64,
 }
 
-impl Parcel {
-    /// Whether it is still to arrive. Whoever has waited long enough gives up, and does not know of that.
-    fn goes_on(&mut self, tick: u64) -> bool {
+impl Packet {
+    /// Returns `true` if it may still arrive. After the timeout no caller waits for the reply.
+    fn may_arrive(&mut self, tick: u64) -> bool {
         if let Some(said) = self.said.take_if(|_| self.until <= tick) {
             self.again = Some(said.round);
         }
@@ -111,7 +109,6 @@ impl Parcel {
     }
 }
 
-/// A place in the fleet, and who is there.
 struct Place {
     id: u64,
     life: u64,
@@ -119,44 +116,42 @@ struct Place {
     comes_back: u64,
 }
 
-/// A seeded schedule.
-pub struct World {
+pub struct Simulation {
     tick: u64,
     dice: Dice,
     runtime: tokio::runtime::Runtime,
     faults: Vec<Fault>,
-    bad: Bad,
+    flaw: Flaw,
     store: Store,
     forgot_at: Option<u64>,
-    /// As last configured.
     limit: Limit,
-    /// Whether there are fewer permits than replicas.
+    /// There are fewer permits than replicas.
     scarce: bool,
     bounds: [Bound; CEILINGS.len()],
     lives: u64,
     places: Vec<Place>,
     orphans: Vec<Request>,
-    parcels: Vec<Parcel>,
-    /// The most that were inside of each ceiling since the faults ended.
+    packets: Vec<Packet>,
+    /// The most requests in flight at each limit since the faults ended.
     full: [u64; CEILINGS.len()],
     tally: Tally,
 }
 
-impl World {
-    pub fn new(seed: u64, bad: Bad, faults: &[Fault]) -> Self {
+impl Simulation {
+    pub fn new(seed: u64, flaw: Flaw, faults: &[Fault]) -> Self {
         let mut dice = Dice::new(seed);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let count = 2 + dice.up_to(2);
         let scarce = dice.once_in(4);
         let ceiling = ceiling(scarce, count, &mut dice);
         let longest = dice.pick(&[SHORTEST, LONGEST, LONGEST]);
-        let queue = dice.once_in(2).then(|| dice.pick(&QUEUES));
-        let mut world = Self {
+        let queue = dice.once_in(2).then(|| dice.pick(&QUEUE_TIMEOUTS));
+        let mut simulation = Self {
             tick: 0,
             runtime,
             faults: faults.to_vec(),
-            bad,
-            store: Store::new(bad),
+            flaw,
+            store: Store::new(flaw),
             forgot_at: None,
             limit: Limit { ceiling, longest, queue, revision: 1 },
             scarce,
@@ -164,35 +159,34 @@ impl World {
             lives: 0,
             places: Vec::new(),
             orphans: Vec::new(),
-            parcels: Vec::new(),
+            packets: Vec::new(),
             full: Default::default(),
             tally: Tally { scarce: scarce.into(), ..Tally::default() },
             dice,
         };
         for id in 0..count {
-            let (life, replica) = world.born(id);
-            world.places.push(Place { id, life, replica: Some(replica), comes_back: 0 });
+            let (life, replica) = simulation.start_replica(id);
+            simulation.places.push(Place { id, life, replica: Some(replica), comes_back: 0 });
         }
-        world
+        simulation
     }
 
-    /// The whole schedule; what broke, if something did.
-    pub fn play(mut self) -> Result<Tally, Wrong> {
-        while self.tick < WICKED + QUIET {
+    pub fn play(mut self) -> Result<Tally, Violation> {
+        while self.tick < FAULTY_TICKS + QUIET_TICKS {
             self.tick += 1;
-            if self.tick < WICKED && self.dice.once_in(30) {
-                self.strikes();
+            if self.tick < FAULTY_TICKS && self.dice.once_in(30) {
+                self.inject_fault();
             }
-            self.comes_back();
-            self.delivers();
-            self.lives();
-            self.delivers();
-            self.judges()?;
+            self.restart_replicas();
+            self.deliver_packets();
+            self.run_replicas();
+            self.deliver_packets();
+            self.check_limits()?;
         }
-        self.judges_the_end()
+        self.check_end()
     }
 
-    fn born(&mut self, id: u64) -> (u64, Replica) {
+    fn start_replica(&mut self, id: u64) -> (u64, Replica) {
         self.lives += 1;
         let (skews, drifts) = (self.dice.up_to(1_000), self.dice.pick(&[0, 500, 999]));
         let skew = if self.faults.contains(&Fault::Skew) { skews } else { 0 };
@@ -200,8 +194,8 @@ impl World {
         self.tally.faults[counted(Fault::Skew)] += u64::from(0 < skew);
         self.tally.faults[counted(Fault::Drift)] += u64::from(0 < slow);
         let start = Nanos::from_secs(1_000 + skew);
-        let mut replica = Replica::new((id, self.lives), (start, slow), self.limit, self.bad);
-        replica.rush = self.dice.up_to(3);
+        let mut replica = Replica::new((id, self.lives), (start, slow), self.limit, self.flaw);
+        replica.max_arrivals = self.dice.up_to(3);
         (self.lives, replica)
     }
 
@@ -209,7 +203,7 @@ impl World {
         Nanos::from_secs(5_000).plus(Nanos(self.tick * TICK.0))
     }
 
-    fn strikes(&mut self) {
+    fn inject_fault(&mut self) {
         let fault = self.dice.pick(&self.faults.clone());
         let at = usize::try_from(self.dice.up_to(self.places.len() as u64 - 1)).unwrap();
         let lasts = self.dice.pick(&[10, 40, 90, 150]);
@@ -218,13 +212,13 @@ impl World {
         let Some(replica) = &mut place.replica else { return };
         match fault {
             Fault::Partition => replica.cut_until = until,
-            Fault::Pause => replica.stands_until = until,
+            Fault::Pause => replica.paused_until = until,
             Fault::Crash => {
                 place.comes_back = until;
-                self.buries(at);
+                self.remove_replica(at);
             }
             Fault::Roll => replica.leave(),
-            Fault::Step => replica.steps(Nanos::from_secs(self.dice.up_to(3_600))),
+            Fault::Step => replica.step_wall_clock(Nanos::from_secs(self.dice.up_to(3_600))),
             Fault::Swizzle => {
                 for place in &mut self.places {
                     let until = self.tick + self.dice.up_to(60);
@@ -233,182 +227,181 @@ impl World {
             }
             Fault::Amnesia => {
                 let table_too = self.dice.once_in(2);
-                self.store.forgets(self.now(), table_too);
+                self.store.lose_state(self.now(), table_too);
                 self.forgot_at = Some(self.tick);
-                self.bounds.iter_mut().for_each(|bound| bound.is_doubted(self.tick));
+                self.bounds.iter_mut().for_each(|bound| bound.note_lost_state(self.tick));
             }
-            Fault::Move => self.moves(),
-            // From birth.
+            Fault::Move => self.change_limit(),
+            // These apply from the start of a replica.
             Fault::Skew | Fault::Drift => return,
         }
         self.tally.faults[counted(fault)] += 1;
     }
 
-    /// Another ceiling is configured; each replica is told of it at another time.
-    fn moves(&mut self) {
+    /// Configures another limit, which reaches each replica at another time.
+    fn change_limit(&mut self) {
         self.limit.ceiling = ceiling(self.scarce, self.places.len() as u64, &mut self.dice);
         self.limit.revision += 1;
         for replica in self.places.iter_mut().flat_map(|place| &mut place.replica) {
-            let at = self.tick + self.dice.up_to(SPREADS);
-            replica.news = Some((at, self.limit));
+            let at = self.tick + self.dice.up_to(ROLLOUT_TICKS);
+            replica.next_config = Some((at, self.limit));
         }
     }
 
-    fn buries(&mut self, at: usize) {
+    fn remove_replica(&mut self, at: usize) {
         let Some(replica) = self.places[at].replica.take() else { return };
         self.tally.fences += replica.fences;
         self.tally.handoffs += replica.handoffs;
         self.tally.waited.add(replica.waited);
-        self.orphans.extend(replica.dies());
+        self.orphans.extend(replica.crash());
     }
 
-    fn comes_back(&mut self) {
+    fn restart_replicas(&mut self) {
         for at in 0..self.places.len() {
             if self.places[at].replica.is_none() && self.places[at].comes_back <= self.tick {
-                let (life, replica) = self.born(self.places[at].id);
+                let (life, replica) = self.start_replica(self.places[at].id);
                 (self.places[at].life, self.places[at].replica) = (life, Some(replica));
             }
         }
         self.orphans.retain(|request| self.tick < request.ends);
     }
 
-    /// A tick in the life of every replica that is awake.
-    fn lives(&mut self) {
+    fn run_replicas(&mut self) {
         for at in 0..self.places.len() {
             let _time = self.runtime.enter();
             let in_time = self.dice.once_in(2);
-            self.passes(at, TICK.since(NICK));
+            self.advance_clock(at, TICK.since(LATE_BY));
             if in_time {
-                self.crowds(at);
+                self.send_requests(at);
             }
-            self.passes(at, NICK);
-            self.does(at);
+            self.advance_clock(at, LATE_BY);
+            self.run_own_work(at);
             if !in_time {
-                self.crowds(at);
+                self.send_requests(at);
             }
-            self.sends(at);
+            self.send_rounds(at);
         }
     }
 
-    fn passes(&self, at: usize, time: Nanos) {
-        self.places[at].replica.iter().for_each(|replica| replica.passes(time));
+    fn advance_clock(&self, at: usize, time: Nanos) {
+        self.places[at].replica.iter().for_each(|replica| replica.advance_clock(time));
     }
 
-    /// What a replica does by itself.
-    fn does(&mut self, at: usize) {
+    fn run_own_work(&mut self, at: usize) {
         let place = &mut self.places[at];
-        let Some(replica) = place.replica.as_mut().filter(|it| it.stands_until <= self.tick) else {
+        let Some(replica) = place.replica.as_mut().filter(|it| it.paused_until <= self.tick) else {
             return;
         };
-        replica.lives(self.tick);
+        replica.run(self.tick);
         if replica.has_left() {
             place.comes_back = self.tick + 1 + self.dice.up_to(30);
-            self.buries(at);
-        } else if WICKED < self.tick {
-            replica.rush = 3;
+            self.remove_replica(at);
+        } else if FAULTY_TICKS < self.tick {
+            replica.max_arrivals = 3;
         } else if self.dice.once_in(200) {
-            replica.rush = self.dice.up_to(3);
+            replica.max_arrivals = self.dice.up_to(3);
         }
     }
 
-    fn crowds(&mut self, at: usize) {
+    fn send_requests(&mut self, at: usize) {
         let Some(replica) = &mut self.places[at].replica else { return };
-        if replica.stands_until <= self.tick && !replica.leaving {
-            self.tally.admitted += crowds(replica, (self.tick, self.limit.longest), &mut self.dice);
+        if replica.paused_until <= self.tick && !replica.leaving {
+            self.tally.admitted +=
+                send_requests(replica, (self.tick, self.limit.longest), &mut self.dice);
         }
     }
 
-    /// Takes what a replica said; some of it is lost, late, or said twice.
-    fn sends(&mut self, at: usize) {
+    /// Sends a replica's rounds. Some are lost, late or repeated.
+    fn send_rounds(&mut self, at: usize) {
         let place = &self.places[at];
         let Some(replica) = &place.replica else { return };
-        let wicked = self.tick < WICKED;
+        let faulty = self.tick < FAULTY_TICKS;
         for said in replica.wire.take() {
             let who = (place.id, place.life);
-            let until = self.tick + PATIENCE;
-            if wicked && self.dice.once_in(12) {
+            let until = self.tick + CALL_TIMEOUT;
+            if faulty && self.dice.once_in(12) {
                 let (at, again) = (self.tick + self.dice.up_to(60), Some(said.round.clone()));
-                self.parcels.push(Parcel { at, who, said: None, again, until });
+                self.packets.push(Packet { at, who, said: None, again, until });
             }
-            let slow = if wicked { self.dice.pick(&[0, 0, 0, 1, 2, 40]) } else { 0 };
-            let lost = wicked && self.dice.once_in(12);
+            let slow = if faulty { self.dice.pick(&[0, 0, 0, 1, 2, 40]) } else { 0 };
+            let lost = faulty && self.dice.once_in(12);
             let at = if lost { NEVER } else { self.tick + self.dice.up_to(slow) };
-            self.parcels.push(Parcel { at, who, said: Some(said), again: None, until });
+            self.packets.push(Packet { at, who, said: Some(said), again: None, until });
         }
     }
 
-    /// Until nothing is due: an answer may be followed by the next question at once.
-    fn delivers(&mut self) {
-        self.parcels.retain_mut(|parcel| parcel.goes_on(self.tick));
-        while let Some(due) = self.parcels.iter().position(|parcel| parcel.at <= self.tick) {
-            let parcel = self.parcels.swap_remove(due);
-            self.opens(parcel);
+    /// Delivers until nothing is due, because a reply may cause the next message at once.
+    fn deliver_packets(&mut self) {
+        self.packets.retain_mut(|packet| packet.may_arrive(self.tick));
+        while let Some(due) = self.packets.iter().position(|packet| packet.at <= self.tick) {
+            let packet = self.packets.swap_remove(due);
+            self.deliver_packet(packet);
         }
         let _time = self.runtime.enter();
         self.places.iter_mut().flat_map(|place| &mut place.replica).for_each(|replica| {
-            if replica.stands_until <= self.tick {
-                replica.goes_on(self.tick);
+            if replica.paused_until <= self.tick {
+                replica.poll_tasks(self.tick);
             }
         });
     }
 
-    fn opens(&mut self, parcel: Parcel) {
+    fn deliver_packet(&mut self, packet: Packet) {
         let (tick, now) = (self.tick, self.now());
-        let late = parcel.until <= tick;
-        let at = self.places.iter().position(|it| (it.id, it.life) == parcel.who);
+        let late = packet.until <= tick;
+        let at = self.places.iter().position(|it| (it.id, it.life) == packet.who);
         let replica = at.and_then(|at| self.places[at].replica.as_ref());
         if replica.is_some_and(|replica| tick < replica.clogged_until) {
-            return self.parcels.push(Parcel { at: tick + 1, ..parcel });
+            return self.packets.push(Packet { at: tick + 1, ..packet });
         }
         if replica.is_some_and(|replica| tick < replica.cut_until) {
-            return self.parcels.push(Parcel { at: NEVER, ..parcel });
+            return self.packets.push(Packet { at: NEVER, ..packet });
         }
-        let (round, answer) = match (parcel.said, parcel.again) {
+        let (round, answer) = match (packet.said, packet.again) {
             (Some(said), _) => (said.round, Some(said.answer)),
             (None, Some(round)) => (round, None),
             (None, None) => return,
         };
-        let heard = self.store.hears(now, &round);
+        let heard = self.store.apply_round(now, &round);
         if let Some(answer) = answer.filter(|_| !late) {
             drop(answer.send(heard));
         } else {
             self.tally.late_answers += 1;
-            self.misplaces(parcel.who, &round, &heard);
+            self.misdeliver(packet.who, &round, &heard);
         }
         let _time = self.runtime.enter();
         if let Some(at) = at
             && let Some(replica) = &mut self.places[at].replica
-            && replica.stands_until <= tick
+            && replica.paused_until <= tick
         {
-            replica.goes_on(tick);
-            self.sends(at);
+            replica.poll_tasks(tick);
+            self.send_rounds(at);
         }
     }
 
-    /// Where nothing is numbered, who waits takes an answer that comes late for that to its newer question.
-    fn misplaces(&mut self, who: (u64, u64), round: &Round, heard: &Heard) {
-        if self.bad != Bad::ByValue {
+    /// Without numbers, a caller takes a late reply as the reply to its newer heartbeat.
+    fn misdeliver(&mut self, who: (u64, u64), round: &Round, heard: &Heard) {
+        if self.flaw != Flaw::ByValue {
             return;
         }
-        let mut theirs = self.parcels.iter_mut().filter(|parcel| parcel.who == who);
-        let waits = theirs.find(|parcel| parcel.said.is_some() && self.tick < parcel.until);
-        if let Some((parcel, said)) = waits.and_then(|it| it.said.take().map(|said| (it, said))) {
+        let mut theirs = self.packets.iter_mut().filter(|packet| packet.who == who);
+        let waits = theirs.find(|packet| packet.said.is_some() && self.tick < packet.until);
+        if let Some((packet, said)) = waits.and_then(|it| it.said.take().map(|said| (it, said))) {
             drop(said.answer.send(misplaced(heard, round, &said.round)));
-            parcel.again = Some(said.round);
+            packet.again = Some(said.round);
         }
     }
 
-    /// What is inside, or could come in at once, against what may be.
-    fn judges(&mut self) -> Result<(), Wrong> {
+    /// The oracle: compares the use of each limit with its bound.
+    fn check_limits(&mut self) -> Result<(), Violation> {
         let (tick, mut inside) = (self.tick, [0; CEILINGS.len()]);
         for (at, inside) in inside.iter_mut().enumerate() {
-            *inside = self.judges_one(at)?;
+            *inside = self.check_limit(at)?;
         }
         let mut all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        if let Some(wrong) = all.find_map(Replica::wrong) {
-            return Err(Wrong::InVain(format!("{wrong}, tick {tick}")));
+        if let Some(wrong) = all.find_map(Replica::find_violation) {
+            return Err(Violation::Starvation(format!("{wrong}, tick {tick}")));
         }
-        if WICKED + SETTLES < tick {
+        if FAULTY_TICKS + SETTLING_TICKS < tick {
             self.full.iter_mut().zip(inside).for_each(|(most, inside)| *most = inside.max(*most));
         }
         let survived =
@@ -417,55 +410,55 @@ impl World {
         Ok(())
     }
 
-    /// The same of one ceiling; how many are inside.
-    fn judges_one(&mut self, at: usize) -> Result<u64, Wrong> {
+    /// Checks one limit. Returns its requests in flight.
+    fn check_limit(&mut self, at: usize) -> Result<u64, Violation> {
         let tick = self.tick;
         let all = self.places.iter().filter_map(|place| place.replica.as_ref());
-        let goes_by = all.clone().map(|replica| replica.goes_by).max().unwrap_or(0);
+        let known_limit = all.clone().map(|replica| replica.known_limit).max().unwrap_or(0);
         let each = all.map(|it| (it.shares()[at], going_on(&it.requests, at, tick)));
         let each: Vec<_> = each.chain([(0, going_on(&self.orphans, at, tick))]).collect();
         let used = each.iter().map(|(share, inside)| share.max(inside)).sum();
-        let most = self.bounds[at].moves(tick, goes_by, used);
-        self.tally.lowered += u64::from(goes_by < most);
+        let most = self.bounds[at].update(tick, known_limit, used);
+        self.tally.lowered += u64::from(known_limit < most);
         if most < used {
-            return Err(Wrong::Above(format!(
+            return Err(Violation::LimitExceeded(format!(
                 "shares and inside {each:?}, at last of the dead: above {most}, tick {tick}"
             )));
         }
         Ok(each.iter().map(|(_, inside)| inside).sum())
     }
 
-    /// In the quiet time all of each ceiling came to be used, where that can be seen: nothing is kept for nobody.
-    fn judges_the_end(mut self) -> Result<Tally, Wrong> {
+    /// Asserts that all of each limit was used in the quiet time. Only long requests show this.
+    fn check_end(mut self) -> Result<Tally, Violation> {
         if self.limit.longest == LONGEST && self.full != [self.limit.ceiling; CEILINGS.len()] {
-            return Err(Wrong::InVain(format!(
+            return Err(Violation::Starvation(format!(
                 "{:?} inside at most of {} in the end",
                 self.full, self.limit.ceiling
             )));
         }
-        (0..self.places.len()).for_each(|at| self.buries(at));
+        (0..self.places.len()).for_each(|at| self.remove_replica(at));
         Ok(self.tally)
     }
 }
 
-/// Fewer permits than these replicas where they are scarce, which take turns then; else no fewer.
+/// A random limit. It is below the number of replicas if `scarce`, so that they take turns.
 fn ceiling(scarce: bool, replicas: u64, dice: &mut Dice) -> u64 {
     if scarce { 1 + dice.up_to(replicas - 2) } else { replicas + dice.up_to(9) }
 }
 
-/// Requests come to both ceilings; how many passed.
-fn crowds(replica: &mut Replica, (tick, longest): (u64, Nanos), dice: &mut Dice) -> u64 {
+/// Sends requests to both limits. Returns the number admitted at once.
+fn send_requests(replica: &mut Replica, (tick, longest): (u64, Nanos), dice: &mut Dice) -> u64 {
     let (mut passed, most) = (0, longest.0 / TICK.0);
     for ceiling in 0..CEILINGS.len() {
-        for _ in 0..dice.up_to(replica.rush) {
+        for _ in 0..dice.up_to(replica.max_arrivals) {
             let lasts = if dice.once_in(3) || most == 0 { most } else { 1 + dice.up_to(most - 1) };
-            passed += u64::from(replica.admits(ceiling, tick, lasts));
+            passed += u64::from(replica.try_admit(ceiling, tick, lasts));
         }
     }
     passed
 }
 
-/// How many of these still go on at that ceiling.
+/// The number of these requests in flight at a limit.
 fn going_on(requests: &[Request], ceiling: usize, tick: u64) -> u64 {
     requests.iter().filter(|it| it.ceiling == ceiling && tick < it.ends).count() as u64
 }

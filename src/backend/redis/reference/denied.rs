@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_known_until_its_window_ends_or_hits_are_given_back() {
+    fn keys_are_cached_until_window_end_or_refund() {
         let denied = Denied::new(1_000_000);
         assert!(!denied.holds(b"k", Nanos(1)));
         denied.put(b"k", END, Nanos(0));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_over_the_largest_limit_that_it_was_found_over_and_those_below() {
+    fn denials_cover_smaller_limits_too() {
         let denied = Denied::new(1_000_000);
         let over = |limit, end| denied.put_over(Over { limit, end }, b"k", Nanos(0));
         let holds = |limit, at| denied.holds_under(limit, b"k", Nanos(at));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_before_hits_were_given_back_is_not_remembered_after() {
+    fn a_refund_discards_denials_of_earlier_lookups() {
         let denied = Denied::new(1_000_000);
         let over = Over { limit: 0, end: END };
         let before = denied.look(b"k", 0, Nanos(0));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_grows_beyond_its_bytes_and_gives_up_the_oldest() {
+    fn a_full_cache_evicts_the_oldest_key() {
         let room = 4;
         let denied = Denied::new(SHARDS * room * cost(b"key 0000"));
         let keys: Vec<_> = (0..1_000).map(|n| format!("key {n:04}").into_bytes()).collect();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn lookups_are_hits_or_misses_and_what_gives_way_is_counted() {
+    fn cache_statistics_count_hits_misses_and_evictions() {
         let denied = Denied::new(1_000_000);
         denied.holds(b"k", Nanos(1));
         denied.put(b"k", END, Nanos(0));
@@ -302,7 +302,7 @@ mod tests {
     /// freecache, the cache of envoyproxy/ratelimit, reports the same
     /// number: the mean of each key's last access in seconds since 1970.
     #[test]
-    fn when_keys_were_last_put_or_found_is_averaged_over_those_that_are_there() {
+    fn average_access_time_covers_only_cached_keys() {
         let (denied, at) = (Denied::new(1_000_000), Nanos::from_secs);
         assert_eq!(denied.seen().average_found_at(), 0, "none");
         denied.put(b"a", at(900), at(100));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn of_no_bytes_nothing_is_remembered_nor_is_what_alone_would_be_too_much() {
+    fn oversized_keys_are_not_cached() {
         let nothing = Denied::new(0);
         nothing.put(b"k", END, Nanos(0));
         assert!(!nothing.holds(b"k", Nanos(0)));

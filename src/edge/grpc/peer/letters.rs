@@ -92,7 +92,7 @@ mod tests {
     const ID: &str = "0123456789abcdef";
 
     #[test]
-    fn what_is_written_is_read_as_it_was_meant() {
+    fn forwarded_releases_survive_encoding_and_decoding() {
         let (rtt, outcomes) =
             (Some(Nanos(7)), [Outcome::Success, Outcome::Ignored, Outcome::Dropped]);
         let ends = outcomes.into_iter().flat_map(|how| {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_letter_is_none() {
+    fn malformed_forwarded_releases_are_rejected() {
         let told = Told::ended(ID, None, Outcome::Success, None);
         let spoilt: [fn(&mut Letter); 7] = [
             |letter| letter.id.truncate(15),

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seal_is_of_every_byte_of_one_parcel_and_of_one_secret() {
+    fn a_seal_covers_every_field_and_the_secret() {
         let seal = Seal::new("a secret of the fleet");
         let mut good = parcel();
         seal.put(&mut good);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_secret_is_replaced_who_knows_one_of_both_hears_who_knows_both_and_is_heard() {
+    fn secret_rotation_accepts_seals_of_both_secrets_until_it_settles() {
         let [old, new, both] =
             ["the secret before", "the secret after", "the secret before"].map(Seal::new);
         assert!(both.renew("the secret after") && !both.renew("the secret after"));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_secret_and_certificates_nobody_beyond_this_machine_is_reached() {
+    fn only_loopback_peers_are_reachable_without_a_secret() {
         let strangers =
             ["10.0.0.1", "192.0.2.1", "::", "fd00::1"].map(|text| text.parse().unwrap());
         let own = ["127.0.0.1", "127.9.9.9", "::1"].map(|text| text.parse().unwrap());
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_is_good_once_in_any_order_and_never_after_sixty_four_later_ones() {
+    fn sequence_numbers_are_accepted_once_within_a_window_of_64() {
         let mut windows = Windows::default();
         let mut first = |life: &str, sequence| windows.is_first(life, sequence, |_| true);
         assert!(!first("a", 0), "zero is never sent");
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_that_are_no_more_make_room_and_those_that_are_do_not() {
+    fn only_ended_incarnations_are_evicted() {
         let mut windows = Windows::default();
         for life in 0..MOST_LIVES {
             assert!(windows.is_first(&life.to_string(), 1, |_| true));

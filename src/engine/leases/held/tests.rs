@@ -1,4 +1,4 @@
-//! What may be put back, and who is told of which message.
+//! Put back hits, and wake the checks that wait for a message.
 
 use super::Held;
 use crate::backend::{Cause, Charge, Home, Outcome};
@@ -33,7 +33,7 @@ fn held() -> Held {
     )
 }
 
-/// What a store answers that has enough.
+/// The reply of a store with enough hits.
 fn answer(borrow: &Borrow) -> Answer {
     let room = Room { remaining: Hits(500), reset_after: DAY };
     Answer {
@@ -46,7 +46,7 @@ fn answer(borrow: &Borrow) -> Answer {
     }
 }
 
-/// One that holds 20 hits.
+/// A lease with a balance of 20 hits.
 fn stocked() -> Held {
     let mut held = held();
     let borrow = held.borrow(NOW, Number(2), Hits(1)).unwrap();
@@ -55,14 +55,14 @@ fn stocked() -> Held {
     held
 }
 
-/// Takes 18 hits, so that more is due to be borrowed; in which epoch.
+/// Takes 18 hits, so that a refill is due. Returns their epoch.
 fn take(held: &mut Held) -> u64 {
     assert!(matches!(held.take(NOW, Hits(18)), Some(Outcome::Stepped(Step::Admit(_)))));
     held.epoch()
 }
 
 #[test]
-fn what_was_taken_goes_back_while_the_store_was_told_nothing() {
+fn put_back_works_before_any_message() {
     let mut held = stocked();
     let epoch = take(&mut held);
     held.put_back(NOW, Hits(18), epoch);
@@ -70,7 +70,7 @@ fn what_was_taken_goes_back_while_the_store_was_told_nothing() {
 }
 
 #[test]
-fn what_was_taken_is_said_to_be_held_and_goes_back_though_a_message_was_written() {
+fn messages_count_taken_hits_and_put_back_still_works() {
     type Write = fn(&mut Held) -> Option<Borrow>;
     let messages: [Write; 3] = [
         |held| held.ahead(NOW, || Number(3)),
@@ -88,7 +88,7 @@ fn what_was_taken_is_said_to_be_held_and_goes_back_though_a_message_was_written(
 }
 
 #[test]
-fn what_was_taken_goes_back_when_a_message_was_settled_or_lost() {
+fn put_back_works_after_a_reply_or_timeout() {
     for (is_lost, borrowed) in [(false, 20), (true, 0)] {
         let mut held = stocked();
         let epoch = take(&mut held);
@@ -101,7 +101,7 @@ fn what_was_taken_goes_back_when_a_message_was_settled_or_lost() {
 }
 
 #[test]
-fn what_was_taken_does_not_go_back_where_the_store_lists_less() {
+fn put_back_is_ignored_if_the_store_lists_fewer() {
     let mut held = stocked();
     let epoch = take(&mut held);
     let ahead = held.ahead(NOW, || Number(3)).unwrap();
@@ -112,7 +112,7 @@ fn what_was_taken_does_not_go_back_where_the_store_lists_less() {
 }
 
 #[test]
-fn what_was_taken_does_not_go_back_once_its_lease_was_over() {
+fn put_back_is_ignored_after_the_lease_expires() {
     let (mut held, later) = (stocked(), NOW.plus(TERM));
     let epoch = take(&mut held);
     let borrow = held.borrow(later, Number(3), Hits(1)).unwrap();
@@ -123,7 +123,7 @@ fn what_was_taken_does_not_go_back_once_its_lease_was_over() {
 }
 
 #[test]
-fn what_was_taken_for_a_question_that_is_admitted_is_not_held() {
+fn hits_of_an_allowed_check_leave_the_balance() {
     let mut held = stocked();
     let epoch = take(&mut held);
     held.let_go(Hits(18), epoch);
@@ -131,7 +131,7 @@ fn what_was_taken_for_a_question_that_is_admitted_is_not_held() {
 }
 
 #[test]
-fn a_ledger_that_begins_anew_takes_nothing_back_for_one_before() {
+fn put_back_is_ignored_by_a_new_lease() {
     let (mut before, mut after) = (stocked(), stocked());
     let epoch = take(&mut before);
     let limit = after.charge.clone();
@@ -145,11 +145,11 @@ fn a_ledger_that_begins_anew_takes_nothing_back_for_one_before() {
 }
 
 #[test]
-fn who_waits_is_told_of_the_newest_message_and_of_no_older_one() {
+fn waiters_wake_only_for_the_newest_message() {
     let mut held = held();
     let first = held.borrow(NOW, Number(2), Hits(1)).unwrap();
     assert_eq!(held.borrow(NOW, Number(3), Hits(1)), None, "one is on its way");
-    // Given up, so that another may go.
+    // Given up, so that another message can be sent.
     held.settle(NOW, Number(2), Err(None));
     let second = held.borrow(NOW, Number(4), Hits(1)).unwrap();
     let waits = held.wait();
@@ -162,7 +162,7 @@ fn who_waits_is_told_of_the_newest_message_and_of_no_older_one() {
 }
 
 #[test]
-fn who_waits_is_told_why_there_is_no_answer() {
+fn waiters_get_the_cause_of_a_failure() {
     let mut held = held();
     held.borrow(NOW, Number(2), Hits(1)).unwrap();
     let waits = held.wait();
@@ -171,7 +171,7 @@ fn who_waits_is_told_why_there_is_no_answer() {
 }
 
 #[test]
-fn a_key_is_idle_when_nothing_is_held_nobody_asks_and_no_answer_is_awaited() {
+fn a_key_is_idle_without_balance_checks_or_pending_reply() {
     let later = NOW.plus(Nanos(3 * TERM.0));
     let mut held = stocked();
     assert!(!held.is_idle(NOW.plus(Nanos(TERM.0 / 2))), "something is held");

@@ -1,4 +1,4 @@
-//! Room by count and by bytes, and who goes.
+//! Limits of a shard by count and by bytes, and eviction.
 
 use super::{Held, Ledgers, MOST_BYTES, Place, WAYS};
 use crate::backend::{Charge, Home};
@@ -11,10 +11,10 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::units::{Hits, Nanos};
 
-/// What a key is longer than its one value.
+/// The length of a key without its one value, in bytes.
 const BESIDE: usize = 10 + 4 + 1 + 2 + 1 + 2;
 
-/// Asked for at `now`, with a key of so many bytes.
+/// A lease with a key of `bytes` bytes and the last check at `now`.
 fn held(bytes: usize, now: u64) -> Held {
     let value = "v".repeat(bytes - BESIDE);
     let key = CounterKey::injective("d", [("k", &*value)].into_iter(), Counting::Gcra);
@@ -36,13 +36,13 @@ const fn place(number: u64) -> Place {
     [0, number]
 }
 
-/// Those of the first `upto` places that are held.
+/// The numbers below `upto` that have a lease.
 fn there(ledgers: &Ledgers, upto: u64) -> Vec<u64> {
     (0..upto).filter(|number| ledgers.get(&place(*number)).is_some()).collect()
 }
 
 #[test]
-fn beyond_the_count_the_one_that_nobody_asked_for_longest_goes() {
+fn full_shards_evict_the_least_recently_used_key() {
     let mut ledgers = Ledgers::default();
     for number in 0..WAYS as u64 {
         assert!(ledgers.insert(place(number), held(50, 1_000 - number)).is_empty());
@@ -53,7 +53,7 @@ fn beyond_the_count_the_one_that_nobody_asked_for_longest_goes() {
 }
 
 #[test]
-fn beyond_the_bytes_as_many_go_as_make_room() {
+fn the_byte_limit_evicts_as_many_keys_as_needed() {
     let (mut ledgers, part) = (Ledgers::default(), MOST_BYTES / 4);
     for number in 0..4 {
         assert!(ledgers.insert(place(number), held(part, number)).is_empty());
@@ -65,7 +65,7 @@ fn beyond_the_bytes_as_many_go_as_make_room() {
 }
 
 #[test]
-fn what_has_gone_leaves_its_bytes() {
+fn removed_keys_free_their_bytes() {
     let mut ledgers = Ledgers::default();
     for number in 0..3 {
         ledgers.insert(place(number), held(MOST_BYTES / 3, number));
@@ -79,7 +79,7 @@ fn what_has_gone_leaves_its_bytes() {
 }
 
 #[test]
-fn none_goes_in_vain() {
+fn an_insertion_that_cannot_fit_evicts_nothing() {
     let mut ledgers = Ledgers::default();
     let mut awaits = held(MOST_BYTES / 2, 0);
     assert!(awaits.borrow(Nanos(0), Number(2), Hits(1)).is_some());

@@ -580,7 +580,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_of_a_sample_or_three_tells_nothing_of_the_spread() {
+    fn small_windows_keep_the_spread() {
         let window = |rtts: &[u64]| {
             let mut window = Tally::default();
             for &rtt in rtts {

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_slow_request_holds_a_drain_up_only_where_latencies_hardly_vary() {
+    fn a_slow_request_extends_a_drain_only_if_latency_is_steady() {
         let (ideal, now) = (Nanos(10 * Nanos::MILLI.0), Nanos::SECOND);
         let mut drain = Drain::new(Nanos(0), Why::Overload);
         let rtt = Nanos(20 * Nanos::MILLI.0);
