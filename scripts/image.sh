@@ -37,8 +37,7 @@ mkdir -p target/image
 ln -s "$PWD/target/image" "$root/target"
 (cd "$root" && unset CARGO_TARGET_DIR && CARGO_TERM_QUIET=true bash -euc "$commands")
 
-# The binary must run under both names. The image may have 25 MB, of which the base has some 10 MB
-# (compressed).
+# The binary must run under both names. The compressed image may have 25 MB; the base has some 10.
 "$root/out/bin/sluicegate" --version
 "$root/out/bin/ratelimit" --help >/dev/null
 [ "$(readlink "$root/out/bin/ratelimit")" = sluicegate ]

@@ -1,48 +1,47 @@
 ---------------------------- MODULE Coordinator ----------------------------
-(* One ceiling for a fleet: the occupancy cap, acknowledgement by number,   *)
-(* self-fencing, lives of members and of the coordinator, and the grace     *)
-(* after a loss, as in src/kernel/coordinator.                              *)
-(*                                                                          *)
-(* What is fair is left open: a grant may be anything up to what the cap    *)
-(* allows, so that what holds here holds for every split.                   *)
-(*                                                                          *)
-(* A grant has the number of the heartbeat that it answers: what counts is  *)
-(* that no number is given twice in a life of the coordinator.              *)
-(*                                                                          *)
-(* Timers count down, in ticks of the store's clock. A member's clock may   *)
-(* stand still for Drift ticks over the life of a grant; a member that does *)
-(* nothing is one that is paused. Messages are never lost by name: what is  *)
-(* not delivered is lost, or late. With Late they stay, so that they also   *)
-(* come twice and out of order.                                             *)
+(* One concurrency limit for a fleet: the cap on shares, acknowledgement by number,
+   self-fencing, incarnations of the replicas and the coordinator, and the grace after a loss
+   of state, as in src/kernel/coordinator.
+
+   Fairness is left open: a grant may be any share that the cap allows. The invariants
+   therefore cover every split.
+
+   A grant has the number of the heartbeat that it answers. No number is granted twice in one
+   incarnation of the coordinator.
+
+   Timers count down in ticks of the store's clock. A replica's clock may stop for Drift ticks
+   over the life of a grant. A replica without actions is paused. No action loses a message:
+   an undelivered message is lost or late. With Late, messages stay in the network, so they
+   can also arrive twice and out of order. *)
 EXTENDS Naturals, FiniteSets
 
 CONSTANTS
-    N,          \* members are 1 to N
-    Ceilings,   \* the ceilings it may be set to; it starts at the largest
-    Beats,      \* heartbeats of a life of member 1, at most
-    Others,     \* heartbeats of a life of any other, at most
-    Requests,   \* requests are admitted and end; else it is shares alone that count
-    Lives,      \* lives of member 1, at most; the others have one
-    Losses,     \* how often the coordinator forgets, at most
-    Moves,      \* how often the ceiling is set, at most
-    Leaving,    \* member 1 may leave in order
-    Returning,  \* and come back in the same life
+    N,          \* replicas are 1 to N
+    Ceilings,   \* values of the limit; it starts at the largest
+    Beats,      \* maximum heartbeats of an incarnation of replica 1
+    Others,     \* maximum heartbeats of any other replica
+    Requests,   \* TRUE: requests start and end. FALSE: shares alone
+    Lives,      \* maximum incarnations of replica 1; the others have one
+    Losses,     \* maximum losses of the coordinator's state
+    Moves,      \* maximum changes of the limit
+    Leaving,    \* replica 1 may shut down
+    Returning,  \* and return in the same incarnation
     Late,       \* messages stay in the network
     Clocks,     \* time passes
     Term, Margin, MaxDuration, Drift,
-    Variant     \* "none", or the rule that is left out
+    Variant     \* "none", or the omitted rule
 
 VARIABLES
-    cap,    \* the ceiling
-    moves,  \* how often it was set
-    falls,  \* how often it was set lower
-    bound,  \* what may be in use: the ceiling, or what was in use when it fell
-    co,     \* the coordinator: its incarnation, whether its grace is over, ticks until it is
-    seat,   \* what it knows of each member
-    ghost,  \* what it reserves for each member's earlier lives
-    under,  \* the fleet's table: the incarnation under which all is that a life of a member holds
-    mem,    \* the members
-    orphan, \* requests whose replica is gone
+    cap,    \* the limit
+    moves,  \* changes of the limit
+    falls,  \* reductions of the limit
+    bound,  \* maximum use: the limit, or the use at its last reduction
+    co,     \* the coordinator: its incarnation, the end of its grace, ticks until then
+    seat,   \* the share state of each replica
+    ghost,  \* reservations for earlier incarnations of each replica
+    under,  \* the fleet's table: the coordinator's incarnation behind each replica's shares
+    mem,    \* the replicas
+    orphan, \* requests of a crashed replica
     net     \* messages
 
 vars == <<cap, moves, falls, bound, co, seat, ghost, under, mem, orphan, net>>
@@ -61,9 +60,10 @@ NoSeat == [known |-> FALSE, life |-> 0, num |-> 0, hg |-> 0, hs |-> 0, gg |-> 0,
 NoGhost == [most |-> 0, left |-> 0]
 NoLine == Losses + 2
 
-\* c = 0: holds nothing. left: ticks of the share, pend: of the newest heartbeat. lag, plag: how long
-\* the clock stood still since the heartbeat of the share, since the newest. tail: ticks in which
-\* its last requests end. snap: in flight when the last heartbeat was made, for the torn one.
+\* c = 0: no share. left: ticks of the share; pend: ticks of a grant for the newest heartbeat.
+\* lag: stopped ticks of the clock since the heartbeat of the share; plag: since the newest.
+\* tail: ticks until the last requests end. snap: requests in flight at the last heartbeat, for the
+\* variant "torn".
 Cold(life) == [up |-> TRUE, leaves |-> FALSE, life |-> life, num |-> 0, awaits |-> FALSE,
                c |-> 0, g |-> 0, s |-> 0, e |-> 0, left |-> 0, pend |-> 0, lag |-> 0, plag |-> 0,
                i |-> 0, tail |-> 0, snap |-> 0]
@@ -81,7 +81,7 @@ Init ==
     /\ orphan = [m \in Members |-> [n |-> 0, tail |-> 0]]
     /\ net = {}
 
-(* ------------------------------ the member ------------------------------ *)
+(* ----------------------------- a replica ------------------------------ *)
 
 InForce(r) == IF r.up /\ ~r.leaves /\ r.c # 0 /\ (~Clocks \/ r.left > 0) THEN r.s ELSE 0
 
@@ -95,13 +95,13 @@ End(m) ==
     /\ mem' = [mem EXCEPT ![m].i = @ - 1]
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
 
-\* A fence lets go of the share and voids the heartbeat under way.
+\* A fence ends the share and cancels the pending heartbeat.
 Fenced(r) == IF Clocks /\ r.c # 0 /\ r.left = 0
              THEN [r EXCEPT !.c = 0, !.g = 0, !.s = 0, !.e = 0, !.awaits = FALSE]
              ELSE r
 
-\* Without what can change nothing any more: answers to older heartbeats, and with no lateness
-\* older heartbeats too.
+\* Drops messages without any effect: grants for older heartbeats and, without Late, older
+\* heartbeats.
 Kept(msgs, m, life, num) ==
     IF Variant = "value" THEN msgs
     ELSE {x \in msgs : ~(x.m = m /\ x.n < num /\ x.life = life /\ (~Late \/ x.t = "g"))}
@@ -135,13 +135,13 @@ Leave(m) ==
                           ![m].e = 0, ![m].awaits = FALSE]
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
 
-\* Whether that was heard or not. It holds nothing, as a new one.
+\* Possible before and after the coordinator received the leave. The replica has no share.
 ComeBack(m) ==
     /\ m = 1 /\ Returning /\ mem[m].up /\ mem[m].leaves
     /\ mem' = [mem EXCEPT ![m].leaves = FALSE]
     /\ UNCHANGED <<cap, moves, falls, co, seat, ghost, under, orphan, net>>
 
-\* Its requests go on in the proxy.
+\* Its requests continue in the proxy.
 Crash(m) ==
     /\ m = 1 /\ mem[m].up /\ mem[m].life < Lives
     /\ orphan[m].n = 0
@@ -169,13 +169,13 @@ Exposure(s) ==
 
 IsLive(s) == s.known /\ (~Clocks \/ s.left > MaxDuration)
 
-\* What all but the seat of m may use.
+\* The maximum use of all share states except that of m.
 Reserved(ghosts, m) ==
     LET S[k \in 0..N] == IF k = 0 THEN 0
         ELSE S[k - 1] + ghosts[k].most + IF k = m THEN 0 ELSE Exposure(seat[k])
     IN  S[N]
 
-\* What those who were told a ceiling as low as this may use, and those not heard any more.
+\* The maximum use of replicas that know of a limit this low, and of silent replicas.
 Lowered(ghosts, m) ==
     LET S[k \in 0..N] == IF k = 0 THEN 0
         ELSE S[k - 1] + ghosts[k].most +
@@ -186,7 +186,7 @@ Lowered(ghosts, m) ==
 
 InGrace(open) == ~open /\ (~Clocks \/ co.left > 0)
 
-\* What the member held when it sent the heartbeat.
+\* The grant of the replica when it sent the heartbeat.
 Held(b, open) ==
     LET s == seat[b.m]
         mine == s.known /\ s.life = b.life
@@ -206,7 +206,7 @@ Heard(b) ==
     LET s == seat[b.m] IN
     ~s.known \/ s.life < b.life \/ (s.life = b.life /\ (s.num < b.n \/ Variant = "value"))
 
-\* A new life takes a new seat; what the old one may use is reserved until that is over.
+\* A new incarnation gets a new share state. The use of the old one is reserved until it expires.
 Buried(b) ==
     LET s == seat[b.m] IN
     IF s.known /\ s.life < b.life /\ Variant # "nolife"
@@ -218,10 +218,11 @@ Fits(s, ghosts, m, own, open) ==
         IF free < own THEN s <= own /\ s <= Less(cap, Lowered(ghosts, m))
         ELSE s <= IF InGrace(open) THEN own ELSE free
 
-\* The grace ends when all in the table are under this life. One that is gone for good has left it.
+\* The grace ends when all entries of the table have this incarnation. Replicas that left for good
+\* have no entry.
 Settled(table) == \A k \in Members, l \in 1..Lives : table[k][l] \in {co.inc, NoLine}
 
-\* A coordinator that never forgets answers none of these a second time.
+\* A coordinator without losses answers none of these messages twice.
 Unheard(b) ==
     IF Late /\ (Losses > 0 \/ Variant = "value") THEN net
     ELSE {x \in net : x.t = "g" \/ x.m # b.m \/ x.life # b.life \/ x.n > b.n}
@@ -231,14 +232,15 @@ Seated(b, own) ==
      gs |-> own.s, told |-> IF seat[b.m].known /\ seat[b.m].life = b.life THEN seat[b.m].told ELSE 0,
      i |-> b.i, left |-> Longest]
 
-\* A life's line is not another's. Where nothing is ever lost nobody reads it, and one is enough.
+\* Each incarnation has its own entry. Without losses nothing reads the table, so one entry is
+\* enough.
 Table(b) ==
     LET said == IF Variant = "noincarnation" /\ b.c # 0 THEN co.inc ELSE b.c
         own == IF Losses = 0 THEN 1 ELSE b.life
         other == IF Variant = "table" THEN [l \in 1..Lives |-> NoLine] ELSE under[b.m]
     IN  [under EXCEPT ![b.m] = [other EXCEPT ![own] = said]]
 
-\* The answer may be any share up to what the cap allows.
+\* The grant may be any share that the cap allows.
 Hear(b) ==
     /\ b.t = "b" /\ ~b.leaves /\ Heard(b)
     /\ under' = Table(b)
@@ -281,10 +283,10 @@ Move(c) ==
 
 (* -------------------------------- time ---------------------------------- *)
 
-\* A tick of a member's clock; or none, if it may lag.
+\* A tick of a replica's clock. Lags is a missed tick.
 Ages(r) ==
     LET left == Less(r.left, 1)
-        \* One admitted at the last moment of a tick lasts as long after the next.
+        \* A request allowed at the end of a tick lasts as long after the next tick.
         tail == IF InForce(r) > 0 THEN r.tail ELSE Less(r.tail, 1)
     IN  [r EXCEPT !.left = left, !.pend = Less(@, 1), !.tail = tail,
                   !.i = IF tail = 0 THEN 0 ELSE @]
@@ -319,7 +321,8 @@ InUse(members, gone) ==
 Aware(members, fallen) ==
     \A m \in Members : (InForce(members[m]) = 0 /\ ~members[m].awaits) \/ members[m].e = fallen
 
-\* After a fall: never above what it was; once all know of it, only downwards.
+\* After a reduction, the use never exceeds the old bound. Once all replicas know of the reduction,
+\* the use only falls.
 Watch ==
     bound' = IF Moves = 0 THEN bound
              ELSE IF bound <= cap' THEN cap'
@@ -338,7 +341,7 @@ Next == Step /\ Watch
 
 Spec == Init /\ [][Next]_vars
 
-(* ------------------------------ what holds ------------------------------ *)
+(* ----------------------------- invariants ----------------------------- *)
 
 SharesFit == Shares <= bound
 InFlightFits == InFlight <= bound

@@ -1,22 +1,21 @@
 -------------------------- MODULE CoordinatorServed --------------------------
-(* The same coordinator with messages that take no time, for what must       *)
-(* happen at last: a handoff ends, and where the ceiling is smaller than the *)
-(* fleet every hungry member has its turn. As `split::turn` has it: first    *)
-(* those in their turn, then those who wait, longest first, then those whose *)
-(* turn is over. Safety is in Coordinator.tla, for any split.                *)
+(* The same coordinator with immediate messages, for liveness: a handoff ends. If the limit is
+   smaller than the fleet, every replica with demand gets a turn. The order is as in
+   src/kernel/coordinator/split.rs: replicas in their turn, then waiting replicas, longest
+   first, then replicas after their turn. Coordinator.tla covers safety, for any split. *)
 EXTENDS Naturals, FiniteSets
 
 CONSTANTS
     N, Ceiling,
-    Variant     \* "none", or the rule that is left out
+    Variant     \* "none", or the omitted rule
 
 VARIABLES
-    hold,   \* the share in force
+    hold,   \* the active share
     i,      \* requests in flight
-    held,   \* what the coordinator knows to be held, was granted, and was in flight
+    held,   \* in the coordinator: the confirmed share, the granted share, and requests in flight
     granted,
     seen,
-    place,  \* in the line: a permutation of the members, longest waiting first
+    place,  \* the position of each replica, longest waiting first
     over    \* its turn is over
 
 vars == <<hold, i, held, granted, seen, place, over>>
@@ -26,7 +25,7 @@ Max(a, b) == IF a < b THEN b ELSE a
 Min(a, b) == IF a < b THEN a ELSE b
 Less(a, b) == IF a < b THEN 0 ELSE a - b
 
-\* The first member has all of it, and uses it.
+\* Replica 1 has the whole limit and uses it.
 Init ==
     /\ hold = [m \in Members |-> IF m = 1 THEN Ceiling ELSE 0]
     /\ i = [m \in Members |-> IF m = 1 THEN Ceiling ELSE 0]
@@ -47,11 +46,11 @@ Reserved(m) ==
     LET S[k \in 0..N] == IF k = 0 THEN 0 ELSE S[k - 1] + IF k = m THEN 0 ELSE Exposure(k)
     IN  S[N]
 
-\* Permits that those ahead in the line wait for: they are not free for who comes behind.
+\* Permits for waiting replicas ahead of m. They are not free for m.
 Owed(m) == IF Ceiling < N /\ Variant # "notowed" THEN Cardinality({k \in Ahead(m) : granted[k] = 0}) ELSE 0
 Free(m) == Less(Less(Ceiling, Reserved(m)), Owed(m))
 
-\* A heartbeat, its answer, and its application.
+\* A heartbeat, its reply, and the application of the reply.
 Round(m) ==
     \E share \in {IF Variant = "keeps" THEN Max(hold[m], Min(Fair(m), Free(m))) ELSE Min(Fair(m), Max(hold[m], Free(m)))} :
         /\ held' = [held EXCEPT ![m] = hold[m]]

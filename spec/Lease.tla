@@ -1,44 +1,44 @@
 -------------------------------- MODULE Lease --------------------------------
-(* Hits lent from one counter to several members, who spend them without asking.
+(* Hits that several replicas lease from one counter and spend without a store call.
 
-   What is here: messages that are lost, doubled, late and out of order; members that crash; leases
-   that end on two clocks; partial grants; hits above 1; what is given back, unneeded or with a
-   question; a window that rolls, or a debt that drains.
+   Covered: messages that are lost, duplicated, late and reordered; replicas that crash; leases that
+   expire on two clocks; partial grants; hits above 1; hits returned alone or with a check; a window
+   that rolls over, or a debt that drains.
 
-   Time is counted in ticks, and everything is kept as ticks left, so behaviours have no end and
-   states are finite. A member may take any deadline up to the latest that its clock may show; the
-   latest is modelled, because one that ends sooner only does less.
+   Time is counted in ticks, and all durations are ticks left. Behaviors therefore have no end, and
+   states are finite. A replica may use any expiry up to the latest on its clock. The model uses the
+   latest, because an earlier expiry only allows less.
 
-   A message stays in its set when it is received: it may come again at any time, or never come.
+   A received message stays in its set: it may arrive again at any time, or never.
 
-   Ghost: `room` is the least, over all intervals that began at a tick and last until now, of what
-   the law and what was out when the interval began still allow; where leases end with their window,
-   of what the law alone allows. The theorem says it is never negative. *)
+   Ghost variable: `room` counts the hits that the limit and the hits outstanding at the start of an
+   interval still allow. It is the minimum over all intervals from a tick until now. If leases end
+   with their window, outstanding hits allow nothing. The theorem: `room` is never negative. *)
 EXTENDS Integers, FiniteSets
 
 CONSTANTS
-    Members,    \* replicas; one that crashed is not used again, so a restart is another member
+    Members,    \* replicas; a crashed one is not reused, so a restart is another replica
     Limit,      \* hits per window, or the burst
-    Budget,     \* max_overshoot; not used where Coupled
-    Bucket,     \* TRUE: a debt that drains by one hit a tick. FALSE: windows
+    Budget,     \* max_overshoot; not used if Coupled
+    Bucket,     \* TRUE: a debt that drains by one hit per tick. FALSE: windows
     Coupled,    \* leases end with their window
-    Length,     \* ticks in a window
-    Term,       \* ticks that a lease is good for
-    Messages,   \* the most messages that a member sends
-    MostHits,   \* of one question
-    Want,       \* hits asked for beyond the question's
-    Doubled,    \* messages come again
-    Less,       \* how much less than the budget is claimed to suffice; 0 claims the theorem
-    Flaw        \* what a careless design does; "none" is ours
+    Length,     \* ticks per window
+    Term,       \* lifetime of a lease in ticks
+    Messages,   \* maximum messages per replica
+    MostHits,   \* maximum hits per check
+    Want,       \* hits to lease beyond the check's own
+    Doubled,    \* messages may arrive again
+    Less,       \* claimed reduction of the budget; 0 claims the theorem
+    Flaw        \* a flawed design; "none" is the real one
 
 VARIABLES
     pos,        \* ticks since the window began
     count,      \* charged hits: in this window, or in debt
     room,       \* see above
-    book,       \* per member, the store's record
-    ledger,     \* per member, its own
+    book,       \* the store's record of each replica
+    ledger,     \* each replica's own record
     asks,       \* messages to the store
-    answers     \* messages to the members
+    answers     \* messages to the replicas
 
 vars == <<pos, count, room, book, ledger, asks, answers>>
 
@@ -56,8 +56,8 @@ NoRecord == [num |-> 0, lease |-> 0, held |-> 0, fresh |-> 0, granted |-> 0, pas
              left |-> 0, kept |-> 0]
 NoHits == [balance |-> 0, left |-> 0, lease |-> 0, flight |-> 0, age |-> 0, next |-> 1]
 
-\* What an interval that begins now may admit at once. Where leases end with their window, what is out
-\* at its start allows nothing: were any out, it would be above the limit.
+\* Hits that an interval from now on allows at once. If leases end with their window, outstanding
+\* hits allow nothing: they would exceed the limit.
 Allowed(out) == Limit + (IF Coupled THEN 0 ELSE IF Less = 0 THEN out ELSE Budget - Less)
 
 Init ==
@@ -68,16 +68,16 @@ Init ==
     /\ asks = {} /\ answers = {}
 
 -----------------------------------------------------------------------------
-(* A member. *)
+(* A replica. *)
 
-\* The hits of a question that is not decided are in the balance, though no other may spend them.
+\* The balance includes the hits of an undecided check, which other checks cannot spend.
 Spend(m, h) ==
     /\ h <= ledger[m].balance
     /\ ledger' = [ledger EXCEPT ![m].balance = @ - h]
     /\ room' = room - h
     /\ UNCHANGED <<pos, count, book, asks, answers>>
 
-\* Answers that are awaited: no other is ever settled, so no other is kept.
+\* Pending replies. Other replies are never applied, so they are dropped.
 Awaited(all, l) == {a \in all : Flaw = "old_answer" \/ l[a.m].flight = a.num}
 
 Send(m, hits, want, held, returned, flight) ==
@@ -90,17 +90,17 @@ Send(m, hits, want, held, returned, flight) ==
     /\ answers' = Awaited(answers, ledger')
     /\ UNCHANGED <<pos, count, room, book>>
 
-\* A question that the balance cannot answer; the balance goes back with it.
+\* A check that exceeds the balance. The message returns the balance.
 Borrow(m, h) ==
     /\ ledger[m].flight = 0 /\ ledger[m].balance < h
     /\ Send(m, h, Want, 0, ledger[m].balance, TRUE)
 
-\* More, before it is needed.
+\* A refill before the balance is empty.
 Ahead(m) ==
     /\ ledger[m].flight = 0 /\ 0 < ledger[m].balance
     /\ Send(m, 0, Want, ledger[m].balance, 0, TRUE)
 
-\* Some or all, with no answer awaited. Supersedes what is on its way.
+\* Returns some or all hits, without waiting for the reply. Supersedes pending messages.
 GiveBack(m, k) ==
     /\ 0 < k /\ k <= ledger[m].balance
     /\ Send(m, 0, 0, ledger[m].balance - k, k, FALSE)
@@ -117,7 +117,7 @@ Crash(m) ==
     /\ answers' = Awaited(answers, ledger')
     /\ UNCHANGED <<pos, count, room, book, asks>>
 
-\* How long the member takes the lease for: from when it sent the question.
+\* The lifetime of the lease on the replica: it counts from the time of sending.
 Taken(a, l) == LET late == IF Flaw = "members_clock" THEN 1 ELSE 0 IN Max(0, a.good - l.age + late)
 
 Settle(a) ==
@@ -141,23 +141,23 @@ Reply(q, granted, kept, good) ==
 
 Good == IF Coupled /\ Flaw # "outlives_window" THEN Min(Term, Length - pos) ELSE Term
 
-\* What of the returned hits is uncharged.
+\* The returned hits that are uncharged.
 Back(q, r, kept, fresh) ==
     LET listed == Min(r.held, kept + q.returned) - kept
         ours == IF q.lease = r.lease THEN Min(fresh, listed) ELSE 0
     IN
     IF Flaw = "back_too_late" /\ r.held = 0 THEN Min(q.returned, count) ELSE ours
 
-\* What the law and the budget leave to be lent, when `charged` hits are charged.
+\* The hits that the limit and the budget leave for a lease, with `charged` hits charged.
 Most(q, r, kept, charged) ==
     LET law == Limit - charged
         budget == Budget - (Out - r.held) - kept
     IN Max(0, Min(q.want, IF Coupled THEN law ELSE Min(law, budget)))
 
-\* Messages stay where they may come again; else a denied one stays until it passes.
+\* Messages stay if they may arrive again. Otherwise a denied one stays until it is allowed.
 Keep(q, passed) == asks' = IF Doubled \/ ~passed THEN asks ELSE asks \ {q}
 
-\* A message not seen before. The values are bound by \E, so that each is computed once.
+\* A new message. \E binds the values, so each is computed once.
 Turn(q, r) ==
     \E kept \in {Min(r.held, q.held)} :
     \E fresh \in {Min(r.fresh, Min(r.held, kept + q.returned))} :
@@ -176,7 +176,7 @@ Turn(q, r) ==
         /\ Reply(q, g, kept, Good)
         /\ Keep(q, passed)
 
-\* A message that was taken before: what was denied is put again, the rest only answered.
+\* A known message. A denied check is charged again; otherwise the store only replies.
 Repeat(q, r) ==
     \E own \in {IF r.passed THEN 0 ELSE q.hits} :
         /\ count + own <= Limit
@@ -232,27 +232,27 @@ Spec == Init /\ [][Next]_vars
 
 -----------------------------------------------------------------------------
 
-\* Over any interval, admitted is at most what the law admits and what was out when it began.
+\* In any interval: hits allowed <= hits that the limit allows + hits outstanding at the start.
 Theorem == 0 <= room
 
-\* ... and that is at most the budget.
+\* Hits outstanding <= budget.
 WithinBudget == Coupled \/ Out <= Budget
 
-\* Where leases end with their window, nothing is out when one begins: none admits more than the limit.
+\* If leases end with their window, no window allows more hits than the limit.
 Admitted == Limit - room
 WithinLimit == Coupled => Admitted <= Limit
 
-\* Whatever a member may spend is listed, for at least as long.
+\* The store lists every hit that a replica may spend, for at least as long.
 Listed == \A m \in Members :
     ledger[m].balance <= book[m].held /\ (0 < ledger[m].balance => ledger[m].left <= book[m].left)
 
-\* All that was admitted or may yet be spent was charged, or was out: nothing was uncharged that
-\* was not given back.
+\* Every hit that was allowed or can be spent was charged or outstanding. Only returned hits are
+\* uncharged.
 Charged == Less # 0 \/ Limit + Sum(Members, Balances) <= count + room
 
 WithinLaw == 0 <= count /\ count <= Limit
 
-\* A question passes at last, if it is put again and nobody's messages come twice: what has passed is not among them.
+\* A retried check is eventually allowed, if no message arrives twice. Allowed checks leave `asks`.
 Waits(m) == \E q \in asks : q.m = m /\ 0 < q.hits
 ServedAgain == \A m \in Members : Waits(m) ~> ~Waits(m)
 
