@@ -12,7 +12,7 @@
 //! alternate, so other load on the machine affects both.
 //!
 //! Heartbeats are spread as in a fleet. Each limit is due at its own instant of the heartbeat
-//! period ([`Terms::period`], 0.9 s). Each replica looks for due limits twenty times per period, at
+//! period ([`ShareTiming::period`], 0.9 s). Each replica looks for due limits twenty times per period, at
 //! its own instants. It sends a changed report at the next of them.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
@@ -37,14 +37,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::heartbeat::{Beat, Round, most_beats};
+use sluicegate::backend::heartbeat::{ShareReport, ShareRound, reports_per_round};
 use sluicegate::backend::redis::codec::heartbeat::{pack, read};
-use sluicegate::backend::redis::codec::integers;
-use sluicegate::backend::redis::{CHARGE, HEARTBEAT};
-use sluicegate::kernel::coordinator::life::Record;
-use sluicegate::kernel::coordinator::message::Holding;
-use sluicegate::kernel::coordinator::{Heartbeat, Law, Reply, Terms};
-use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use sluicegate::backend::redis::codec::decode_doubles;
+use sluicegate::backend::redis::{CHARGE_SCRIPT, HEARTBEAT_SCRIPT};
+use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::message::GrantInUse;
+use sluicegate::kernel::coordinator::{Heartbeat, CoordinatorConfig, HeartbeatReply, ShareTiming};
+use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
 
 const CEILINGS: u64 = 1_000;
 const REPLICAS: u64 = 20;
@@ -101,9 +101,9 @@ fn beside(fleet: &mut Fleet, what: &str, every: u64) {
     );
 }
 
-fn terms() -> Terms {
+fn terms() -> ShareTiming {
     let [heartbeat, term, max_duration] = [1, 5, 10].map(Nanos::from_secs);
-    Terms::new(heartbeat, term, max_duration, 1_000).unwrap()
+    ShareTiming::new(heartbeat, term, max_duration, 1_000).unwrap()
 }
 
 /// Time between two heartbeats.
@@ -179,7 +179,7 @@ impl Fleet {
     /// Latencies of consecutive charges while `what` runs.
     fn charges_while(&mut self, what: impl FnOnce(&mut Self)) -> Vec<Duration> {
         let mut client = resp::Client::connect(&socket(&self.dir)).unwrap();
-        let sha = client.call(&["SCRIPT", "LOAD", CHARGE]).text();
+        let sha = client.call(&["SCRIPT", "LOAD", CHARGE_SCRIPT]).text();
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let asker = scope.spawn(|| {
@@ -226,64 +226,64 @@ impl Due {
 }
 
 struct Replica {
-    member: MemberId,
+    member: ReplicaId,
     client: resp::Client,
     sha: String,
     number: u64,
     life: Option<Incarnation>,
-    holds: HashMap<u64, Holding>,
+    holds: HashMap<u64, GrantInUse>,
     dice: u64,
 }
 
 impl Replica {
     fn new(member: u64, socket: &Path) -> Self {
         let mut client = resp::Client::connect(socket).unwrap();
-        let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT]).text();
+        let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT_SCRIPT]).text();
         let (holds, dice) = (HashMap::new(), 42 + member);
-        Self { member: MemberId(member), client, sha, number: 0, life: None, holds, dice }
+        Self { member: ReplicaId(member), client, sha, number: 0, life: None, holds, dice }
     }
 
     /// Reports the due limits, in as many rounds as a real replica needs.
     fn speak(&mut self, now: Nanos, due: Due, changing: bool) {
         let all: Vec<u64> = (0..CEILINGS).filter(|at| due.includes(*at)).collect();
-        for some in all.chunks(most_beats(std::iter::repeat(REPLICAS))) {
+        for some in all.chunks(reports_per_round(std::iter::repeat(REPLICAS))) {
             self.round(now, some, changing);
         }
     }
 
     fn round(&mut self, now: Nanos, ceilings: &[u64], changing: bool) {
         let beats = ceilings.iter().map(|at| self.beat(*at, changing)).collect();
-        let record = Record { member: self.member, life: Incarnation(1), under: self.life };
+        let record = IncarnationRecord { replica: self.member, incarnation: Incarnation(1), coordinator_incarnation: self.life };
         let round =
-            Round { record, answered: None, longest: Nanos::from_secs(15), leaves: false, beats };
+            ShareRound { record, last_reply_at: None, longest_use: Nanos::from_secs(15), is_leaving: false, reports: beats };
         let packed = pack(&round, b"", "store", Some(now));
         let count = packed.keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];
         let parts: Vec<_> = head.into_iter().chain(packed.keys).chain(packed.args).collect();
         let resp::Value::Text(reply) = self.client.call(&parts) else { panic!("no text") };
-        let answer = read(&round, &integers(&reply).unwrap()).unwrap();
-        self.life = Some(answer.life);
+        let answer = read(&round, &decode_doubles(&reply).unwrap()).unwrap();
+        self.life = Some(answer.incarnation);
         for (at, reply) in ceilings.iter().zip(answer.replies) {
-            let Some(Reply::Grant(grant)) = reply else { panic!("{reply:?}") };
+            let Some(HeartbeatReply::Grant(grant)) = reply else { panic!("{reply:?}") };
             self.holds.insert(*at, grant.into());
         }
     }
 
-    fn beat(&mut self, ceiling: u64, changing: bool) -> Beat {
+    fn beat(&mut self, ceiling: u64, changing: bool) -> ShareReport {
         self.number += 1;
         let (in_flight, wanted) = if changing { (self.roll(20), self.roll(40)) } else { (3, 3) };
         let said = Heartbeat {
-            member: self.member,
-            life: Incarnation(1),
+            replica: self.member,
+            incarnation: Incarnation(1),
             number: self.number,
-            holds: self.holds.get(&ceiling).copied(),
+            grant_in_use: self.holds.get(&ceiling).copied(),
             in_flight: Share(in_flight),
-            wanted: Share(wanted),
+            demand: Share(wanted),
             vote: None,
-            leaves: false,
+            is_leaving: false,
         };
-        let law = Law::new(terms(), Share(1), CEILING, CEILING).unwrap();
-        Beat { bucket: ceiling.to_string().into_bytes().into(), law, said }
+        let law = CoordinatorConfig::new(terms(), Share(1), CEILING, CEILING).unwrap();
+        ShareReport { bucket: ceiling.to_string().into_bytes().into(), law, heartbeat: said }
     }
 
     fn roll(&mut self, most: u64) -> u64 {

@@ -10,7 +10,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::wildcard_imports)]
 
 use divan::{AllocProfiler, Bencher, black_box};
-use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
@@ -34,7 +34,7 @@ fn main() {
 fn steps<S: Clone + Default>(
     bencher: Bencher,
     gap: Nanos,
-    step: impl Fn(&mut S, Nanos, Hits) -> Step,
+    step: impl Fn(&mut S, Nanos, Hits) -> CounterDecision,
 ) {
     let (mut states, mut now, mut turn) = (vec![S::default(); COUNTERS], START, 0);
     bencher.bench_local(|| {
@@ -53,7 +53,7 @@ const FAST: Nanos = Nanos(1);
 fn floor(bencher: Bencher) {
     steps(bencher, FAST, |state: &mut u64, _, hits| {
         *state += hits.0;
-        Step::Stale
+        CounterDecision::OutsideWindows
     });
 }
 
@@ -64,20 +64,20 @@ mod gcra {
     #[divan::bench]
     fn admits_whole_intervals(bencher: Bencher) {
         let limit = Gcra::new(600, MINUTE, 50).unwrap();
-        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, SLOW, |state, now, hits| limit.charge(state, now, hits));
     }
 
     /// N = 1,001: every timestamp has a fraction.
     #[divan::bench]
     fn admits_fractions(bencher: Bencher) {
         let limit = Gcra::new(1_001, MINUTE, 50).unwrap();
-        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, SLOW, |state, now, hits| limit.charge(state, now, hits));
     }
 
     #[divan::bench]
     fn denies(bencher: Bencher) {
         let limit = Gcra::new(1_001, MINUTE, 1).unwrap();
-        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, FAST, |state, now, hits| limit.charge(state, now, hits));
     }
 }
 
@@ -87,20 +87,20 @@ mod fixed_window {
     #[divan::bench]
     fn admits(bencher: Bencher) {
         let limit = FixedWindow::new(u32::MAX, Windows::Every(MINUTE)).unwrap();
-        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, SLOW, |state, now, hits| limit.charge(state, now, hits));
     }
 
     #[divan::bench]
     fn denies(bencher: Bencher) {
         let limit = FixedWindow::new(1, Windows::Every(MINUTE)).unwrap();
-        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, FAST, |state, now, hits| limit.charge(state, now, hits));
     }
 
     #[divan::bench]
     fn admits_by_calendar(bencher: Bencher) {
         let starts = [0, 1, 2, 3].map(|year| Nanos::from_secs(31_536_000 * (54 + year)));
         let limit = FixedWindow::new(u32::MAX, Windows::Calendar { starts }).unwrap();
-        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, FAST, |state, now, hits| limit.charge(state, now, hits));
     }
 }
 
@@ -110,13 +110,13 @@ mod sliding_window {
     #[divan::bench]
     fn admits(bencher: Bencher) {
         let limit = SlidingWindow::new(600, MINUTE).unwrap();
-        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, SLOW, |state, now, hits| limit.charge(state, now, hits));
     }
 
     #[divan::bench]
     fn denies(bencher: Bencher) {
         let limit = SlidingWindow::new(1, MINUTE).unwrap();
-        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, FAST, |state, now, hits| limit.charge(state, now, hits));
     }
 }
 
@@ -126,12 +126,12 @@ mod sliding_log {
     #[divan::bench]
     fn admits(bencher: Bencher) {
         let limit = SlidingLog::new(600, MINUTE).unwrap();
-        steps(bencher, SLOW, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, SLOW, |state, now, hits| limit.charge(state, now, hits));
     }
 
     #[divan::bench]
     fn denies(bencher: Bencher) {
         let limit = SlidingLog::new(1, MINUTE).unwrap();
-        steps(bencher, FAST, |state, now, hits| limit.step(state, now, hits));
+        steps(bencher, FAST, |state, now, hits| limit.charge(state, now, hits));
     }
 }

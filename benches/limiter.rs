@@ -16,18 +16,18 @@ use std::time::{Duration, Instant};
 
 use divan::{AllocProfiler, Bencher, black_box};
 use parking_lot::Mutex;
-use sluicegate::backend::heartbeat::{Heard, Round};
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
+use sluicegate::backend::heartbeat::{ShareRoundReply, ShareRound};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
-use sluicegate::config::concurrency::OnFailure;
+use sluicegate::config::concurrency::ConcurrencyFallback;
 use sluicegate::engine::Membership;
-use sluicegate::engine::admit::fleet::{Fleet, Pace};
-use sluicegate::engine::admit::{Admission, Ask, Held, Shared};
-use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Rules};
-use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
-use sluicegate::kernel::concurrency::{Outcome, Permit};
+use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::admit::{ConcurrencyLimits, PermitRequest, PermitGuard, SharedLimit};
+use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, LimiterConfig};
+use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm};
+use sluicegate::kernel::concurrency::{RequestOutcome, Permit};
 use sluicegate::kernel::units::{Nanos, Revision};
 
 #[global_allocator]
@@ -52,20 +52,20 @@ fn pair(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
 }
 
 fn acquire(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) -> Option<Permit> {
-    match limiter.step(now, Event::Arrive { keep, patience: Nanos(0) })[..] {
-        [Effect::Admit(permit)] => Some(permit),
+    match limiter.step(now, LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0) })[..] {
+        [LimiterEffect::Admit(permit)] => Some(permit),
         _ => None,
     }
 }
 
 fn release(limiter: &mut Limiter, now: Nanos, permit: Permit) {
-    let leave = Event::Leave { permit, outcome: Outcome::Success, rtt: None };
+    let leave = LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None };
     black_box(limiter.step(now, leave));
 }
 
-fn pairs(bencher: Bencher<'_, '_>, adaptive: Option<Law>, keep: Option<Nanos>) {
-    let adaptive = adaptive.map(|law| Adaptive { law, min: 8, max: 512 });
-    let limiter = Mutex::new(Limiter::new(&Rules { adaptive, ..Rules::fixed(64) }, 0));
+fn pairs(bencher: Bencher<'_, '_>, adaptive: Option<AdaptiveAlgorithm>, keep: Option<Nanos>) {
+    let adaptive = adaptive.map(|law| AdaptiveConfig { algorithm: law, min: 8, max: 512 });
+    let limiter = Mutex::new(Limiter::new(&LimiterConfig { adaptive, ..LimiterConfig::fixed(64) }, 0));
     let mut now = Nanos::SECOND;
     bencher.bench_local(|| {
         now = now.plus(Nanos::MICRO);
@@ -78,21 +78,21 @@ fn stream_static(bencher: Bencher<'_, '_>) {
     pairs(bencher, None, None);
 }
 
-#[divan::bench(args = [Law::Gradient, Law::Gradient2, Law::Aimd])]
-fn stream_adaptive(bencher: Bencher<'_, '_>, law: Law) {
+#[divan::bench(args = [AdaptiveAlgorithm::Gradient, AdaptiveAlgorithm::Gradient2, AdaptiveAlgorithm::Aimd])]
+fn stream_adaptive(bencher: Bencher<'_, '_>, law: AdaptiveAlgorithm) {
     pairs(bencher, Some(law), None);
 }
 
 #[divan::bench]
 fn with_a_deadline(bencher: Bencher<'_, '_>) {
-    pairs(bencher, Some(Law::Gradient), Some(Nanos::from_secs(60)));
+    pairs(bencher, Some(AdaptiveAdaptiveAlgorithm::Gradient), Some(Nanos::from_secs(60)));
 }
 
 /// Runs 64 tasks on 2 threads and one bucket, through the service's own path. Measures the rate and
 /// checks that the limit is reached and never exceeded.
 fn contend() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    let admission = Arc::new(Admission::new(Arc::new(Clock::system()), 10, 0));
+    let admission = Arc::new(ConcurrencyLimits::new(Arc::new(Clock::system()), 10, 0));
     let (within, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let began = Instant::now();
     let tasks: Vec<_> = (0..TASKS)
@@ -111,7 +111,7 @@ fn contend() {
                         tokio::task::yield_now().await;
                     }
                     within.fetch_sub(1, SeqCst);
-                    assert!(held.release(Outcome::Success, None));
+                    assert!(held.release(RequestOutcome::Success, None));
                 }
             })
         })
@@ -130,34 +130,34 @@ fn contend() {
 
 const BUCKET: &[u8] = b"bucket";
 
-fn ask() -> Ask<'static> {
-    const RULES: Rules = Rules::fixed(CEILING);
+fn ask() -> PermitRequest<'static> {
+    const RULES: LimiterConfig = LimiterConfig::fixed(CEILING);
     let (keep, patience, answer) = (Some(Nanos::from_secs(60)), Nanos(0), Nanos(0));
     let (bucket, revision, rules) = (BUCKET, Revision(1), &RULES);
-    Ask { bucket, revision, rules, keep, patience, answer, shared: None }
+    PermitRequest { bucket, revision, rules, permit_lifetime: keep, queue_timeout: patience, store_timeout: answer, shared: None }
 }
 
 /// The same for a shared concurrency limit.
-fn ask_of_fleet() -> Ask<'static> {
-    let (max_duration, on_failure) = (Nanos::from_secs(60), OnFailure::Deny);
+fn ask_of_fleet() -> PermitRequest<'static> {
+    let (max_duration, on_failure) = (Nanos::from_secs(60), ConcurrencyFallback::Deny);
     let (min, start, max) = (CEILING, CEILING, CEILING);
-    Ask { shared: Some(Shared { min, start, max, max_duration, on_failure }), ..ask() }
+    PermitRequest { shared: Some(SharedLimit { min, start, max, max_duration, on_failure }), ..ask() }
 }
 
 /// The service's own path, without contention.
 #[divan::bench]
 fn by_the_door(bencher: Bencher<'_, '_>) {
-    let admission = Admission::new(Arc::new(Clock::system()), 10, 0);
+    let admission = ConcurrencyLimits::new(Arc::new(Clock::system()), 10, 0);
     // The first acquire creates the bucket.
     assert!(pass(&admission, ask()));
     bencher.bench_local(|| pass(&admission, ask()));
 }
 
-fn pass(admission: &Admission, ask: Ask<'_>) -> bool {
-    acquired(admission, ask).release(Outcome::Success, None)
+fn pass(admission: &ConcurrencyLimits, ask: PermitRequest<'_>) -> bool {
+    acquired(admission, ask).release(RequestOutcome::Success, None)
 }
 
-fn acquired(admission: &Admission, ask: Ask<'_>) -> Held {
+fn acquired(admission: &ConcurrencyLimits, ask: PermitRequest<'_>) -> PermitGuard {
     let mut asked = pin!(admission.acquire(black_box(ask)));
     let Poll::Ready(held) = asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("nobody is in the way");
@@ -171,12 +171,12 @@ fn share() {
     const TURNS: usize = 501;
     let clock = Arc::new(Clock::system());
     let store =
-        Counting { memory: Memory::new(1, WhenFull::Deny, [0; 16]), calls: AtomicU32::new(0) };
+        Counting { memory: MemoryStore::new(1, WhenFull::Deny, [0; 16]), calls: AtomicU32::new(0) };
     let (alone, of_fleet) = (alone(&clock), of_fleet(&clock, &store));
     let mut more: [Vec<f64>; 2] = Default::default();
     let mut alone_took: [Vec<f64>; 2] = Default::default();
     for _ in 0..TURNS {
-        block_on(of_fleet.speak_once(&store));
+        block_on(of_fleet.report_once(&store));
         let before = store.calls.load(SeqCst);
         let (here, there) = (turn(&alone, ask()), turn(&of_fleet, ask_of_fleet()));
         assert_eq!(store.calls.load(SeqCst), before, "no call of the store for a request");
@@ -192,42 +192,42 @@ fn share() {
     );
 }
 
-fn alone(clock: &Arc<Clock>) -> Admission {
-    let admission = Admission::new(Arc::clone(clock), 10, 0);
+fn alone(clock: &Arc<Clock>) -> ConcurrencyLimits {
+    let admission = ConcurrencyLimits::new(Arc::clone(clock), 10, 0);
     assert!(pass(&admission, ask()));
     admission
 }
 
 /// Limits with an active share.
-fn of_fleet(clock: &Arc<Clock>, store: &Counting) -> Admission {
+fn of_fleet(clock: &Arc<Clock>, store: &Counting) -> ConcurrencyLimits {
     let membership = Arc::new(Membership::new("one", 1, NonZeroU32::MIN));
-    let fleet = Fleet::new(membership, clock.now(), Pace::default(), Duration::from_secs(1));
-    let admission = Admission::new(Arc::clone(clock), 10, 0).with_fleet(Arc::new(fleet));
+    let fleet = FleetReporter::new(membership, clock.now(), SharePace::default(), Duration::from_secs(1));
+    let admission = ConcurrencyLimits::new(Arc::clone(clock), 10, 0).with_fleet(Arc::new(fleet));
     let held = block_on(async {
-        let first = Ask { answer: Nanos::SECOND, ..ask_of_fleet() };
+        let first = PermitRequest { store_timeout: Nanos::SECOND, ..ask_of_fleet() };
         let mut asked = pin!(admission.acquire(first));
         tokio::select! {
             biased;
             held = &mut asked => held,
-            () = admission.speak_once(store) => asked.await,
+            () = admission.report_once(store) => asked.await,
         }
     });
-    assert!(held.unwrap().release(Outcome::Success, None));
+    assert!(held.unwrap().release(RequestOutcome::Success, None));
     admission
 }
 
 /// Nanoseconds of an acquire, and of an acquire with its release, without contention.
-fn turn(admission: &Admission, ask: Ask<'_>) -> [f64; 2] {
+fn turn(admission: &ConcurrencyLimits, ask: PermitRequest<'_>) -> [f64; 2] {
     const ACQUIRES: usize = CEILING as usize;
     const ROUNDS: usize = 64;
-    let mut held: Vec<Held> = Vec::with_capacity(ACQUIRES);
+    let mut held: Vec<PermitGuard> = Vec::with_capacity(ACQUIRES);
     let (mut acquires, began) = (Duration::ZERO, Instant::now());
     for _ in 0..ROUNDS {
         let began = Instant::now();
         held.extend((0..ACQUIRES).map(|_| acquired(admission, ask)));
         acquires += began.elapsed();
         for held in held.drain(..) {
-            assert!(held.release(Outcome::Success, None));
+            assert!(held.release(RequestOutcome::Success, None));
         }
     }
     [acquires, began.elapsed()].map(|took| took.as_nanos() as f64 / (ACQUIRES * ROUNDS) as f64)
@@ -245,23 +245,23 @@ fn block_on<F: Future>(future: F) -> F::Output {
 /// A memory store that counts its calls.
 #[derive(Debug)]
 struct Counting {
-    memory: Memory,
+    memory: MemoryStore,
     calls: AtomicU32,
 }
 
 impl Backend for Counting {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.calls.fetch_add(1, SeqCst);
         self.memory.charge(now, charges)
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
         self.calls.fetch_add(1, SeqCst);
-        self.memory.borrow(now, message)
+        self.memory.exchange_lease_message(now, message)
     }
 
-    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+    fn report_shares<'a>(&'a self, now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         self.calls.fetch_add(1, SeqCst);
-        self.memory.heartbeat(now, round)
+        self.memory.report_shares(now, round)
     }
 }

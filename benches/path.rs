@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::{Backend, Charges, Outcomes, Reply};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::{Backend, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::engine::{Engine, Policy};
-use sluicegate::kernel::decision::{Cost, Descriptor, Question};
+use sluicegate::engine::{Engine, DecisionPolicy};
+use sluicegate::kernel::decision::{Cost, Descriptor, Check};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
-use sluicegate::telemetry::stats::mapping::Mapping;
-use sluicegate::telemetry::stats::{Method, Stats};
+use sluicegate::telemetry::stats::mapping::StatMapping;
+use sluicegate::telemetry::stats::{TimedMethod, Stats};
 
 /// The binary's allocator.
 #[cfg(target_os = "linux")]
@@ -58,15 +58,15 @@ fn main() {
 
 /// A memory store that the engine treats as remote: a check on a lease balance does not call it.
 #[derive(Debug)]
-struct Far(Memory);
+struct Far(MemoryStore);
 
 impl Backend for Far {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.0.charge(now, charges)
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        self.0.borrow(now, message)
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        self.0.exchange_lease_message(now, message)
     }
 }
 
@@ -81,7 +81,7 @@ fn decide_on_balances(keys: usize) {
              unit: day{mode}}}\n"
         )
     };
-    let memory = || Memory::new(keys * 2, WhenFull::Deny, [7; 16]);
+    let memory = || MemoryStore::new(keys * 2, WhenFull::Deny, [7; 16]);
     let strict = engine_with(Arc::new(memory()), &limits(""));
     let leased = limits(", mode: leased, max_overshoot: 0");
     let leased = engine_with(Arc::new(Far(memory())), &leased);
@@ -110,12 +110,12 @@ fn statistics(keys: usize) {
             "domain: shop\ndescriptors:\n- key: api_key\n{metric}  rate_limit: {{requests_per_unit: 400000000, unit: day}}\n"
         )
     };
-    let memory = || Arc::new(Memory::new(keys * 2, WhenFull::Deny, [7; 16]));
+    let memory = || Arc::new(MemoryStore::new(keys * 2, WhenFull::Deny, [7; 16]));
     let asked = Random(1).names("client", keys);
     for (what, metric) in [("one name", ""), ("a name for each value", "  detailed_metric: true\n")]
     {
         let plain = engine_with(memory(), &limits(metric));
-        let stats = Arc::new(Stats::new(10_000, Mapping::built_in(false)).unsent());
+        let stats = Arc::new(Stats::new(10_000, StatMapping::built_in(false)).without_sending());
         let told = engine_with(memory(), &limits(metric)).with_stats(stats);
         let turns: Vec<_> = asked
             .chunks_exact(asked.len() / TURNS)
@@ -169,24 +169,24 @@ fn memory_per_key(keys: u32) {
 }
 
 fn engine_of(max_keys: usize) -> Engine {
-    engine_with(Arc::new(Memory::new(max_keys, WhenFull::Deny, [7; 16])), LIMITS)
+    engine_with(Arc::new(MemoryStore::new(max_keys, WhenFull::Deny, [7; 16])), LIMITS)
 }
 
 fn engine_with(backend: Arc<dyn Backend>, limits: &str) -> Engine {
-    let engine = Engine::new(Clock::system(), backend, Policy::default());
+    let engine = Engine::new(Clock::system(), backend, DecisionPolicy::default());
     let limits = limits.as_bytes();
     let (config, _warnings) = load([("shop.yaml", limits)], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
     engine
 }
 
-fn question<'q>(entries: &[(&'q str, &'q str)]) -> Question<'q> {
+fn question<'q>(entries: &[(&'q str, &'q str)]) -> Check<'q> {
     let entries = entries.iter().copied().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-    Question { domain: "shop", descriptors: [descriptor].into_iter().collect() }
+    Check { domain: "shop", descriptors: [descriptor].into_iter().collect() }
 }
 
-fn decide(engine: &Engine, question: &Question<'_>) {
+fn decide(engine: &Engine, question: &Check<'_>) {
     let answer = pin!(engine.decide(question)).poll(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(answer) = answer else { panic!("memory answers at once") };
     std::hint::black_box(answer.unwrap());
@@ -201,7 +201,7 @@ fn median_of_batches(engine: &Engine, asked: &[String]) -> Duration {
             decide(engine, question);
             if let Some(stats) = engine.stats() {
                 let now = engine.clock().now();
-                stats.called(Method::ShouldRateLimit, now, Nanos(1));
+                stats.record_call(TimedMethod::ShouldRateLimit, now, Nanos(1));
             }
         }
         started.elapsed() / BATCH

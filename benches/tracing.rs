@@ -28,14 +28,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use prost::Message as _;
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::cli::{self, Terminal};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::edge::Reporting;
-use sluicegate::edge::grpc::arrival::arrived;
-use sluicegate::edge::grpc::rls::RateLimits;
-use sluicegate::engine::{Engine, Policy};
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::grpc::arrival::decode_request;
+use sluicegate::edge::grpc::rls::RateLimitService;
+use sluicegate::engine::{Engine, DecisionPolicy};
 use sluicegate::kernel::units::Revision;
 use tonic::metadata::MetadataMap;
 
@@ -89,20 +89,20 @@ fn serve() {
 
 /// Decides this many checks and prints the CPU time in nanoseconds.
 fn ask(questions: u64, descriptors: u64) {
-    let backend = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
-    let engine = Arc::new(Engine::new(Clock::system(), backend, Policy::default()));
+    let backend = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
+    let engine = Arc::new(Engine::new(Clock::system(), backend, DecisionPolicy::default()));
     let (config, _) = load([("shop.yaml", LIMITS.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
-    let service = RateLimits::new(engine, Reporting::default());
+    let service = RateLimitService::new(engine, ReplyOptions::default());
     let message = question(descriptors).encode_to_vec();
     let this = Path::new("/proc/self/schedstat");
     let before = on_processor(this);
     for _ in 0..questions {
-        let request = arrived(&message).unwrap().unwrap();
+        let request = decode_request(&message).unwrap().unwrap();
         let mut headers = MetadataMap::new();
         headers.insert("te", "trailers".parse().unwrap());
         headers.insert("grpc-timeout", "20m".parse().unwrap());
-        let mut call = pin!(service.answer(&headers, request));
+        let mut call = pin!(service.decide_call(&headers, request));
         let Poll::Ready(reply) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             panic!("memory answers at once")
         };

@@ -20,7 +20,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use sluicegate::edge::grpc::{PING_AFTER, PONG_WITHIN};
+use sluicegate::edge::grpc::{PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
@@ -101,8 +101,8 @@ async fn serve_constant() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("grpc listening on {}\nready", listener.local_addr().unwrap());
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(PING_AFTER))
-        .http2_keepalive_timeout(Some(PONG_WITHIN))
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PERMIT_STREAM_PONG_TIMEOUT))
         .add_service(RateLimitServiceServer::new(Constant))
         .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await

@@ -29,28 +29,28 @@ use crate::kernel::units::Nanos;
 
 /// The environment variable that shifts this process's clock, in
 /// milliseconds. Read once; for tests of fleets whose clocks differ.
-pub const SHIFT: &str = "TEST_CLOCK_SHIFT_MS";
+pub const SHIFT_VARIABLE: &str = "TEST_CLOCK_SHIFT_MS";
 
 /// The source of time.
 #[derive(Debug)]
 pub enum Clock {
     /// The machine's clock.
-    System(System),
+    System(SystemClock),
     /// A clock that is set by hand, for tests and replays.
-    Manual(Manual),
+    Manual(ManualClock),
 }
 
 impl Clock {
     /// Creates the machine's clock.
     #[must_use]
     pub fn system() -> Self {
-        Self::System(System::start())
+        Self::System(SystemClock::start())
     }
 
     /// Creates a clock that stays at `now` until it is advanced.
     #[must_use]
     pub fn manual(now: Nanos) -> Self {
-        Self::Manual(Manual { steady: AtomicU64::new(now.0), steps: AtomicU64::new(0) })
+        Self::Manual(ManualClock { steady: AtomicU64::new(now.0), wall_offset: AtomicU64::new(0) })
     }
 
     /// The current instant, in nanoseconds since the Unix epoch.
@@ -58,7 +58,7 @@ impl Clock {
     pub fn now(&self) -> Nanos {
         match self {
             Self::System(system) => system.now(),
-            Self::Manual(manual) => manual.steady().plus(Nanos(manual.steps.load(Relaxed))),
+            Self::Manual(manual) => manual.steady().plus(Nanos(manual.wall_offset.load(Relaxed))),
         }
     }
 
@@ -74,7 +74,7 @@ impl Clock {
 
 /// The machine's clock.
 #[derive(Debug)]
-pub struct System {
+pub struct SystemClock {
     started: Boot,
     /// The artificial error of the wall clock, in nanoseconds.
     shift: i64,
@@ -83,23 +83,23 @@ pub struct System {
     /// The offset from elapsed time to `now`; it only grows.
     offset: AtomicU64,
     /// The last read of the wall clock, in nanoseconds since the start.
-    looked: AtomicU64,
+    last_wall_read: AtomicU64,
 }
 
-impl System {
+impl SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn start() -> Self {
         let (started, wall) = (Boot::now(), SystemTime::now());
-        let shift = std::env::var(SHIFT).ok().and_then(|text| text.parse::<i64>().ok());
+        let shift = std::env::var(SHIFT_VARIABLE).ok().and_then(|text| text.parse::<i64>().ok());
         let shift = shift.unwrap_or(0).saturating_mul(1_000_000);
-        let origin = unix(wall).saturating_add_signed(shift);
+        let origin = nanos_since_epoch(wall).saturating_add_signed(shift);
         let (offset, looked) = (AtomicU64::new(origin), AtomicU64::new(0));
-        Self { started, shift, origin, offset, looked }
+        Self { started, shift, origin, offset, last_wall_read: looked }
     }
 
     fn now(&self) -> Nanos {
         let elapsed = self.elapsed();
-        if elapsed.saturating_sub(self.looked.load(Relaxed)) >= Nanos::SECOND.0 {
+        if elapsed.saturating_sub(self.last_wall_read.load(Relaxed)) >= Nanos::SECOND.0 {
             self.follow_wall_clock();
         }
         Nanos(self.offset.load(Relaxed).saturating_add(elapsed))
@@ -118,11 +118,11 @@ impl System {
     #[cold]
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn follow_wall_clock(&self) {
-        let wall = unix(SystemTime::now()).saturating_add_signed(self.shift);
+        let wall = nanos_since_epoch(SystemTime::now()).saturating_add_signed(self.shift);
         // Read after the wall clock. A thread that is paused in between computes an offset that
         // is too small, which changes nothing. An offset that is too large would be permanent.
         let elapsed = self.elapsed();
-        self.looked.store(elapsed, Relaxed);
+        self.last_wall_read.store(elapsed, Relaxed);
         self.offset.fetch_max(wall.saturating_sub(elapsed), Relaxed);
     }
 }
@@ -162,21 +162,21 @@ impl Boot {
 
 /// A clock that is set by hand.
 #[derive(Debug)]
-pub struct Manual {
+pub struct ManualClock {
     steady: AtomicU64,
     /// The sum of all forward steps of the wall clock.
-    steps: AtomicU64,
+    wall_offset: AtomicU64,
 }
 
-impl Manual {
+impl ManualClock {
     /// Advances time by `by`.
     pub fn advance(&self, by: Nanos) {
         self.steady.fetch_add(by.0, Relaxed);
     }
 
     /// Steps the wall clock forward by `by`; `steady` does not change.
-    pub fn step(&self, by: Nanos) {
-        self.steps.fetch_add(by.0, Relaxed);
+    pub fn step_wall_clock(&self, by: Nanos) {
+        self.wall_offset.fetch_add(by.0, Relaxed);
     }
 
     fn steady(&self) -> Nanos {
@@ -184,7 +184,7 @@ impl Manual {
     }
 }
 
-fn unix(wall: SystemTime) -> u64 {
+fn nanos_since_epoch(wall: SystemTime) -> u64 {
     wall.duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - An error names its file and never contains key material.
-//! - At most [`LARGEST`] bytes are read.
+//! - At most [`MAX_FILE_BYTES`] bytes are read.
 //! - A certificate file has at least one certificate.
 //!
 //! Not covered:
@@ -17,22 +17,22 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// The largest file size in bytes; more than any certificate chain needs.
-pub const LARGEST: u64 = 1 << 20;
+pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// An error in a PEM file.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {what}", path.display())]
-pub struct Error {
+pub struct PemError {
     /// The file.
     pub path: PathBuf,
     /// The problem, as the rest of a sentence that begins with the path.
     pub what: String,
 }
 
-impl Error {
+impl PemError {
     /// Creates an error for `path`.
     #[must_use]
-    pub fn of(path: &Path, what: &dyn std::fmt::Display) -> Self {
+    pub fn new(path: &Path, what: &dyn std::fmt::Display) -> Self {
         Self { path: path.to_owned(), what: what.to_string() }
     }
 }
@@ -41,31 +41,31 @@ impl Error {
 ///
 /// # Errors
 /// The file cannot be read, or is too large.
-pub fn read(path: &Path) -> Result<Vec<u8>, Error> {
+pub fn read_file(path: &Path) -> Result<Vec<u8>, PemError> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
     match read {
         Err(error) => Err(unreadable(path, &error)),
-        Ok(_) if LARGEST < u64::try_from(bytes.len()).unwrap_or(u64::MAX) => {
-            Err(Error::of(path, &"holds more than a mebibyte"))
+        Ok(_) if MAX_FILE_BYTES < u64::try_from(bytes.len()).unwrap_or(u64::MAX) => {
+            Err(PemError::new(path, &"holds more than a mebibyte"))
         }
         Ok(_) => Ok(bytes),
     }
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Error {
-    Error::of(path, &format_args!("cannot be read: {error}"))
+fn unreadable(path: &Path, error: &io::Error) -> PemError {
+    PemError::new(path, &format_args!("cannot be read: {error}"))
 }
 
 /// Reads the certificates of a file, at least one.
 ///
 /// # Errors
 /// The file cannot be read, or contains something else.
-pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(path)?).collect();
     match found {
-        Err(_) => Err(Error::of(path, &"is not PEM")),
-        Ok(none) if none.is_empty() => Err(Error::of(path, &"holds no certificate")),
+        Err(_) => Err(PemError::new(path, &"is not PEM")),
+        Ok(none) if none.is_empty() => Err(PemError::new(path, &"holds no certificate")),
         Ok(certificates) => Ok(certificates),
     }
 }
@@ -74,32 +74,32 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> 
 ///
 /// # Errors
 /// The file cannot be read, or contains no key.
-pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
     // The inner error is dropped, because it could contain part of the key.
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| Error::of(path, &"holds no PEM key"))
+    PrivateKeyDer::from_pem_slice(&read_file(path)?).map_err(|_| PemError::new(path, &"holds no PEM key"))
 }
 
 /// Reads the certificates of a file as trusted CAs.
 ///
 /// # Errors
 /// The file cannot be read, or contains something else.
-pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
+pub fn trusted_cas(path: &Path) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        let unfit = |error| Error::of(path, &format_args!("holds no root certificate: {error}"));
+        let unfit = |error| PemError::new(path, &format_args!("holds no root certificate: {error}"));
         roots.add(certificate).map_err(unfit)?;
     }
     Ok(roots)
 }
 
-/// Reads the CAs of the file `named`, plus the system's CAs if
+/// Reads the CAs of the file `path`, plus the system's CAs if
 /// `with_system`. Without a file, returns the system's CAs.
 ///
 /// # Errors
 /// The file cannot be read, or contains something else.
-pub fn roots_or_system(named: Option<&Path>, with_system: bool) -> Result<RootCertStore, Error> {
-    let mut roots = named.map_or_else(|| Ok(RootCertStore::empty()), roots)?;
-    if named.is_none() || with_system {
+pub fn trusted_cas_or_system(path: Option<&Path>, with_system: bool) -> Result<RootCertStore, PemError> {
+    let mut roots = path.map_or_else(|| Ok(RootCertStore::empty()), trusted_cas)?;
+    if path.is_none() || with_system {
         // Missing system CAs are no error.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
@@ -126,11 +126,11 @@ mod tests {
         for (error, path, what) in [
             (certificates(&gone).unwrap_err(), &gone, "cannot be read"),
             (certificates(&empty).unwrap_err(), &empty, "holds no certificate"),
-            (roots(&empty).unwrap_err(), &empty, "holds no certificate"),
+            (trusted_cas(&empty).unwrap_err(), &empty, "holds no certificate"),
             (certificates(&large).unwrap_err(), &large, "more than a mebibyte"),
-            (key(&empty).unwrap_err(), &empty, "holds no PEM key"),
-            (key(&broken).unwrap_err(), &broken, "holds no PEM key"),
-            (roots_or_system(Some(&gone), true).unwrap_err(), &gone, "cannot be read"),
+            (private_key(&empty).unwrap_err(), &empty, "holds no PEM key"),
+            (private_key(&broken).unwrap_err(), &broken, "holds no PEM key"),
+            (trusted_cas_or_system(Some(&gone), true).unwrap_err(), &gone, "cannot be read"),
         ] {
             let said = error.to_string();
             assert!(said.starts_with(&path.display().to_string()) && said.contains(what), "{said}");

@@ -42,9 +42,9 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::{
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use sluicegate::backend::redis::{self, Batching, Redis};
-use sluicegate::backend::{Backend, Outcome, Outcomes, Reply};
-use sluicegate::kernel::rate::Step;
+use sluicegate::backend::redis::{self, Batching, RedisStore};
+use sluicegate::backend::{Backend, ChargeOutcome, Outcomes, StoreReply};
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::Nanos;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
@@ -173,7 +173,7 @@ fn redis_alone(store: &Store) {
     each("Redis CPU: INCRBY + EXPIRE, 64 pairs at a time", &incr, 64);
     let sha = {
         let mut client = resp::Client::connect(&store.socket()).unwrap();
-        client.call(&["SCRIPT", "LOAD", redis::CHARGE]).text()
+        client.call(&["SCRIPT", "LOAD", redis::CHARGE_SCRIPT]).text()
     };
     let evalsha = |number| vec![evalsha(&sha, number)];
     each("Redis CPU: EVALSHA of one GCRA, 1 at a time", &evalsha, 1);
@@ -258,15 +258,15 @@ impl Store {
         (self.cpu_micros() - before) / QUESTIONS as f64
     }
 
-    fn backend(&self, runtime: &Runtime, batching: Batching) -> Redis {
+    fn backend(&self, runtime: &Runtime, batching: Batching) -> RedisStore {
         let address = redis::Address { host: "127.0.0.1".to_owned(), port: self.port };
-        let (backend, connection) = Redis::new(redis::Options {
+        let (backend, connection) = RedisStore::new(redis::RedisOptions {
             batching,
-            deadline: Duration::from_secs(20),
-            ..redis::Options::at(redis::Place::Tcp(address))
+            call_timeout: Duration::from_secs(20),
+            ..redis::RedisOptions::new(redis::RedisTopology::Tcp(address))
         });
         runtime.spawn(connection);
-        while backend.trouble().is_some() {
+        while backend.current_failure().is_some() {
             std::thread::sleep(Duration::from_millis(5));
         }
         backend
@@ -280,7 +280,7 @@ impl Drop for Store {
     }
 }
 
-fn ask_all(runtime: &Runtime, backend: &Arc<Redis>, way: Way, keys: u64, questions: u64) {
+fn ask_all(runtime: &Runtime, backend: &Arc<RedisStore>, way: Way, keys: u64, questions: u64) {
     let left = Arc::new(AtomicU64::new(questions));
     let asker = || {
         let (backend, left) = (Arc::clone(backend), Arc::clone(&left));
@@ -288,7 +288,7 @@ fn ask_all(runtime: &Runtime, backend: &Arc<Redis>, way: Way, keys: u64, questio
             while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
                 let charges = asked(at_random(number) % keys, way);
                 let outcome = wait(backend.charge(Nanos(0), &charges)).await[0];
-                assert!(matches!(outcome, Outcome::Stepped(Step::Admit(_))), "{outcome:?}");
+                assert!(matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_))), "{outcome:?}");
             }
         })
     };
@@ -298,10 +298,10 @@ fn ask_all(runtime: &Runtime, backend: &Arc<Redis>, way: Way, keys: u64, questio
     }
 }
 
-async fn wait(reply: Reply<'_, Outcomes>) -> Outcomes {
+async fn wait(reply: StoreReply<'_, Outcomes>) -> Outcomes {
     match reply {
-        Reply::Now(outcomes) => outcomes,
-        Reply::Later(reply) => reply.await,
+        StoreReply::Ready(outcomes) => outcomes,
+        StoreReply::Pending(reply) => reply.await,
     }
 }
 

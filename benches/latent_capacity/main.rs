@@ -12,15 +12,15 @@
 mod model;
 
 use model::{Mean, Played, Shock};
-use sluicegate::kernel::concurrency::policy::Law;
+use sluicegate::kernel::concurrency::policy::AdaptiveAlgorithm;
 
 type Player = fn(&[Shock]) -> Played;
 
 const PLAYERS: [(&str, Player); 7] = [
     ("oracle", model::oracle),
-    ("gradient", |trace| model::product(trace, Law::Gradient)),
-    ("aimd", |trace| model::product(trace, Law::Aimd)),
-    ("gradient2", |trace| model::product(trace, Law::Gradient2)),
+    ("gradient", |trace| model::product(trace, AdaptiveAlgorithm::Gradient)),
+    ("aimd", |trace| model::product(trace, AdaptiveAlgorithm::Aimd)),
+    ("gradient2", |trace| model::product(trace, AdaptiveAlgorithm::Gradient2)),
     ("source's AIMD", model::source_aimd),
     ("gradient2, not smoothed", model::bare_gradient2),
     ("no limit (40)", |trace| model::play(trace, 40.0, &mut |_, _| 40.0)),
@@ -33,8 +33,8 @@ fn main() {
         show_recorded(&format!("constant {rate}"), model::play(&recorded, rate, &mut |_, _| rate));
     }
     show_recorded("source's AIMD", model::source_aimd(&recorded));
-    show_recorded("aimd", model::product(&recorded, Law::Aimd));
-    show_recorded("gradient", model::product(&recorded, Law::Gradient));
+    show_recorded("aimd", model::product(&recorded, AdaptiveAlgorithm::Aimd));
+    show_recorded("gradient", model::product(&recorded, AdaptiveAlgorithm::Gradient));
 
     println!("\n200 traces,goodput/s,error,limited %,error,of oracle,error,of source's AIMD,error");
     let traces: Vec<_> = (0..200).map(model::generated).collect();

@@ -8,8 +8,8 @@
 //! the source, the latency of step t is weighted by the concurrency set after seeing it. A request
 //! fails above 1.5 s.
 
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Policy, Sample};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm, AdaptiveLimit, LatencySample};
 use sluicegate::kernel::units::Nanos;
 
 const BASE: f64 = 20.0;
@@ -105,15 +105,15 @@ pub fn bare_gradient2(trace: &[Shock]) -> Played {
 
 /// An algorithm of Sluicegate with limits from 1 to 40, started at 1. Each request in flight in a
 /// step is one sample of the latency.
-pub fn product(trace: &[Shock], law: Law) -> Played {
-    let mut policy = Policy::new(1, Some(Adaptive { law, min: 1, max: 40 }), 0);
+pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
+    let mut policy = AdaptiveLimit::new(1, Some(AdaptiveConfig { algorithm: law, min: 1, max: 40 }), 0);
     let mut now = Nanos::SECOND;
     play(trace, 1.0, &mut |latency, k| {
         let rtt = Nanos((latency.max(0.001) * 1e9) as u64);
         now = now.plus(rtt);
         let in_flight = k as u32;
-        let sample = Sample { at: now, rtt, in_flight, outcome: Outcome::Success };
-        (0..in_flight).for_each(|_| policy.step(&sample, u32::MAX));
+        let sample = LatencySample { ended_at: now, rtt, in_flight, outcome: RequestOutcome::Success };
+        (0..in_flight).for_each(|_| policy.record(&sample, u32::MAX));
         f64::from(policy.limit())
     })
 }

@@ -18,14 +18,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
-use sluicegate::edge::Reporting;
-use sluicegate::edge::health::{Health, Ready};
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
-use sluicegate::engine::{Engine, Policy};
+use sluicegate::engine::{Engine, DecisionPolicy};
 use sluicegate::kernel::units::Revision;
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -80,20 +80,20 @@ fn main() {
 }
 
 async fn serve() -> (SocketAddr, SocketAddr) {
-    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [0; 16]));
-    let engine = Arc::new(Engine::new(Clock::system(), memory, Policy::default()));
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
+    let engine = Arc::new(Engine::new(Clock::system(), memory, DecisionPolicy::default()));
     let (config, _) = config::load([("a.yaml", LIMITS.as_bytes())], Revision(1), false).unwrap();
     engine.publish(Arc::new(config));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let addresses = (listener.local_addr().unwrap(), socket.local_addr().unwrap());
     let (leave, leaving) = watch::channel(false);
-    let ask = http::Ask {
+    let ask = http::CheckPort {
         engine: Arc::clone(&engine),
-        reporting: Reporting::default(),
-        health: Health::new(Ready::Yes),
+        reporting: ReplyOptions::default(),
+        health: Health::new(Readiness::Ready),
         hooks: Arc::new(serde_json::from_str(HOOKS).unwrap()),
-        leaving,
+        draining: leaving,
     };
     tokio::spawn(syslog::serve(socket, engine, Networks::loopback()));
     tokio::spawn(async move {

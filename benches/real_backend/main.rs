@@ -22,7 +22,7 @@ mod server;
 use plot::Point;
 use scene::Scene;
 use server::Spread;
-use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Policy};
+use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm, AdaptiveLimit};
 
 const SERVICES: [f64; 4] = [0.0003, 0.003, 0.03, 0.3];
 const WORKERS: [f64; 3] = [4.0, 16.0, 64.0];
@@ -34,13 +34,13 @@ const SEED: u64 = 42;
 /// Initial value of every adaptive limit.
 const START: u32 = 10;
 
-fn policies() -> [(&'static str, Policy); 4] {
-    let of = |law| Policy::new(START, Some(Adaptive { law, min: 1, max: CLIENTS }), 7);
+fn policies() -> [(&'static str, AdaptiveLimit); 4] {
+    let of = |law| AdaptiveLimit::new(START, Some(AdaptiveConfig { algorithm: law, min: 1, max: CLIENTS }), 7);
     [
-        ("gradient", of(Law::Gradient)),
-        ("aimd", of(Law::Aimd)),
-        ("gradient2", of(Law::Gradient2)),
-        ("no limit", Policy::new(CLIENTS, None, 0)),
+        ("gradient", of(AdaptiveAlgorithm::Gradient)),
+        ("aimd", of(AdaptiveAlgorithm::Aimd)),
+        ("gradient2", of(AdaptiveAlgorithm::Gradient2)),
+        ("no limit", AdaptiveLimit::new(CLIENTS, None, 0)),
     ]
 }
 

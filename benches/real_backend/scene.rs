@@ -1,6 +1,6 @@
 //! The phases of one simulated server, and the best static limit for each phase.
 
-use sluicegate::kernel::concurrency::policy::Policy;
+use sluicegate::kernel::concurrency::policy::AdaptiveLimit;
 
 use super::server::{Phase, Result, Spread, run};
 
@@ -38,14 +38,14 @@ impl Scene {
     }
 
     /// Results of `policy` in each phase.
-    pub fn run(&self, policy: Policy) -> Vec<Result> {
+    pub fn run(&self, policy: AdaptiveLimit) -> Vec<Result> {
         run(policy, &self.phases(), self.spread, self.seed)
     }
 
     /// Results of the best static limit in each phase: the smallest limit with 99 % of the highest
     /// goodput.
     pub fn best(&self) -> Vec<Result> {
-        let ceiling = |part: f64| Policy::new((self.workers * part) as u32, None, 0);
+        let ceiling = |part: f64| AdaptiveLimit::new((self.workers * part) as u32, None, 0);
         let tried: Vec<_> = SEARCH.iter().map(|part| self.run(ceiling(*part))).collect();
         (0..self.phases().len())
             .map(|phase| {

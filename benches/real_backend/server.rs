@@ -6,8 +6,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::concurrency::policy::{Policy, Sample};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::policy::{AdaptiveLimit, LatencySample};
 use sluicegate::kernel::units::Nanos;
 
 /// Variation of service times around their mean.
@@ -44,7 +44,7 @@ pub struct Result {
 }
 
 /// Runs `policy` through `phases` in order.
-pub fn run(mut policy: Policy, phases: &[Phase], spread: Spread, seed: u64) -> Vec<Result> {
+pub fn run(mut policy: AdaptiveLimit, phases: &[Phase], spread: Spread, seed: u64) -> Vec<Result> {
     let mut server = Server::new(spread, seed);
     phases.iter().map(|phase| server.live(phase, &mut policy)).collect()
 }
@@ -71,7 +71,7 @@ impl Server {
         Self { now: 1.0, spread, dice: seed, waiting, busy, at_work, in_flight: 0 }
     }
 
-    fn live(&mut self, phase: &Phase, policy: &mut Policy) -> Result {
+    fn live(&mut self, phase: &Phase, policy: &mut AdaptiveLimit) -> Result {
         let began = self.now;
         let mut served = Vec::new();
         loop {
@@ -80,7 +80,7 @@ impl Server {
             let Some(request) = self.next_done(began + phase.length) else { break };
             let rtt = self.now - request.admitted;
             served.push((self.now - began, rtt));
-            policy.step(&sample(self.now, rtt, request.among), u32::MAX);
+            policy.record(&sample(self.now, rtt, request.among), u32::MAX);
         }
         self.now = began + phase.length;
         summary(phase, &served)
@@ -138,9 +138,9 @@ impl Server {
     }
 }
 
-fn sample(at: f64, rtt: f64, in_flight: u32) -> Sample {
+fn sample(at: f64, rtt: f64, in_flight: u32) -> LatencySample {
     let nanos = |seconds: f64| Nanos((seconds * 1e9) as u64);
-    Sample { at: nanos(at), rtt: nanos(rtt), in_flight, outcome: Outcome::Success }
+    LatencySample { ended_at: nanos(at), rtt: nanos(rtt), in_flight, outcome: RequestOutcome::Success }
 }
 
 fn summary(phase: &Phase, served: &[(f64, f64)]) -> Result {

@@ -11,27 +11,27 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The statistics of a store. A field is `None` if the store has no such part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Inside {
+pub struct StoreStats {
     /// Connections to the store.
-    pub connections: Option<Connections>,
+    pub connections: Option<ConnectionCounts>,
     /// Connections to the store of per-second limits.
-    pub per_second: Option<Connections>,
+    pub per_second_connections: Option<ConnectionCounts>,
     /// The deny cache of this process.
-    pub remembered: Option<Remembered>,
+    pub deny_cache: Option<DenyCacheStats>,
 }
 
 /// The number of connections that were opened and closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Connections {
+pub struct ConnectionCounts {
     /// Connections that were opened.
-    pub made: u64,
+    pub opened: u64,
     /// Connections that were closed, by either side.
-    pub gone: u64,
+    pub closed: u64,
 }
 
 /// The statistics of a deny cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Remembered {
+pub struct DenyCacheStats {
     /// Keys in the cache, including expired keys without a lookup since.
     pub keys: u64,
     /// Lookups that found a denied key.
@@ -45,22 +45,22 @@ pub struct Remembered {
     /// Inserts of a key that the cache already contained.
     pub overwritten: u64,
     /// The sum over all keys of the last insert or hit, in seconds since 1970.
-    pub found_at: u64,
+    pub last_access_sum: u64,
 }
 
-impl Remembered {
+impl DenyCacheStats {
     /// Returns the mean of the last insert or hit of
     /// each key, in seconds since 1970; 0 without keys.
     #[must_use]
-    pub const fn average_found_at(self) -> u64 {
-        match self.found_at.checked_div(self.keys) {
+    pub const fn mean_last_access(self) -> u64 {
+        match self.last_access_sum.checked_div(self.keys) {
             Some(average) => average,
             None => 0,
         }
     }
 }
 
-impl std::ops::Add for Remembered {
+impl std::ops::Add for DenyCacheStats {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -71,42 +71,42 @@ impl std::ops::Add for Remembered {
             expired: self.expired + other.expired,
             evicted: self.evicted + other.evicted,
             overwritten: self.overwritten + other.overwritten,
-            found_at: self.found_at + other.found_at,
+            last_access_sum: self.last_access_sum + other.last_access_sum,
         }
     }
 }
 
 /// A counter of opened and closed connections.
 #[derive(Debug, Default)]
-pub struct Counter {
-    made: AtomicU64,
-    gone: AtomicU64,
+pub struct ConnectionCounter {
+    opened: AtomicU64,
+    closed: AtomicU64,
 }
 
-impl Counter {
+impl ConnectionCounter {
     /// Counts a connection as open until the returned guard is dropped.
-    pub fn hold(&self) -> Open<'_> {
-        self.made.fetch_add(1, Relaxed);
-        Open(self)
+    pub fn count_open(&self) -> OpenConnection<'_> {
+        self.opened.fetch_add(1, Relaxed);
+        OpenConnection(self)
     }
 
     /// Returns the counts so far.
     #[must_use]
-    pub fn seen(&self) -> Connections {
-        // Load `gone` first: a connection that opens and
+    pub fn counts(&self) -> ConnectionCounts {
+        // Load `closed` first: a connection that opens and
         // closes in between must not count as closed only.
-        let gone = self.gone.load(Relaxed);
-        Connections { made: self.made.load(Relaxed).max(gone), gone }
+        let gone = self.closed.load(Relaxed);
+        ConnectionCounts { opened: self.opened.load(Relaxed).max(gone), closed: gone }
     }
 }
 
 /// The guard of an open connection.
 #[derive(Debug)]
 #[must_use]
-pub struct Open<'c>(&'c Counter);
+pub struct OpenConnection<'c>(&'c ConnectionCounter);
 
-impl Drop for Open<'_> {
+impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
-        self.0.gone.fetch_add(1, Relaxed);
+        self.0.closed.fetch_add(1, Relaxed);
     }
 }

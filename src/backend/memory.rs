@@ -29,20 +29,20 @@ use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
 
-use super::heartbeat::{Heard, Round};
-use super::lease::{Lent, Message};
-use super::permits::{Acquire, AllHeard, Answer as Permitted, Round as Telling};
-use super::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
-use crate::kernel::decision::{Cost, Group, Verdict, combine};
+use super::heartbeat::{ShareRoundReply, ShareRound};
+use super::lease::{LeaseOutcome, LeaseMessage};
+use super::permits::{StrictPermitRequest, PermitReportReply, StrictPermitReply as Permitted, PermitReport as Telling};
+use super::{Backend, StoreFailure, Charge, Charges, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use crate::kernel::decision::{Cost, VoteGroup, Verdict, combine};
 use crate::kernel::key::CounterKey;
-use crate::kernel::lease::Answer;
-use crate::kernel::rate::{Step, Strategy};
+use crate::kernel::lease::BorrowReply;
+use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
-use crate::telemetry::event::StoreFull;
+use crate::telemetry::event::MemoryStoreFull;
 use coordinators::Coordinators;
-use counters::{Counters, Places, Reserved};
-use permits::Strict;
-use shard::{Shard, makes_one};
+use counters::{CounterCapacity, PlaceSource, ReservedPlaces};
+use permits::StrictLimits;
+use shard::{Shard, can_create_counter};
 use table::KeyHash;
 
 /// The number of shards. A sweep locks one shard, so it stays short with millions of keys.
@@ -62,71 +62,71 @@ impl WhenFull {
     const fn verdict(self) -> Verdict {
         match self {
             Self::Deny => Verdict::Deny,
-            Self::Allow => Verdict::Admit,
+            Self::Allow => Verdict::Allow,
         }
     }
 }
 
 /// The store in this process.
 #[derive(Debug)]
-pub struct Memory {
-    shards: Box<[Guarded]>,
+pub struct MemoryStore {
+    shards: Box<[ShardLock]>,
     /// Keyed with a secret of the process: a client
     /// cannot aim keys at one shard or make keys collide.
     hasher: SipHasher13,
-    counters: Counters,
+    counters: CounterCapacity,
     when_full: WhenFull,
     next_to_sweep: AtomicUsize,
-    refused: AtomicU64,
+    full_count: AtomicU64,
     /// Coordinators of the concurrency limits that replicas in this process share.
     coordinators: Mutex<Coordinators>,
     /// Permits of the strict concurrency limits of replicas in this process.
-    strict: Mutex<Strict>,
+    strict_limits: Mutex<StrictLimits>,
 }
 
 // Two shards on one cache line would slow down threads that use different
 // shards. The alignment is two lines, because processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Guarded(Mutex<Shard>);
+struct ShardLock(Mutex<Shard>);
 
-impl Memory {
+impl MemoryStore {
     /// Creates an empty store for at most `max_keys` counters.
     #[must_use]
     pub fn new(max_keys: usize, when_full: WhenFull, secret: [u8; 16]) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Guarded::default()).collect(),
+            shards: (0..SHARDS).map(|_| ShardLock::default()).collect(),
             hasher: SipHasher13::new_with_key(&secret),
-            counters: Counters::new(max_keys),
+            counters: CounterCapacity::new(max_keys),
             when_full,
             next_to_sweep: AtomicUsize::new(0),
-            refused: AtomicU64::new(0),
+            full_count: AtomicU64::new(0),
             coordinators: Mutex::new(Coordinators::settled()),
-            strict: Mutex::new(Strict::settled()),
+            strict_limits: Mutex::new(StrictLimits::settled()),
         }
     }
 
     /// Returns the number of counters.
     pub fn live_keys(&self) -> usize {
-        self.counters.live()
+        self.counters.used()
     }
 
     /// Returns the maximum number of counters.
     pub fn max_keys(&self) -> usize {
-        self.counters.most()
+        self.counters.max()
     }
 
     /// Returns how many times a new key found the store full.
     pub fn times_full(&self) -> u64 {
-        self.refused.load(Relaxed)
+        self.full_count.load(Relaxed)
     }
 
-    /// Drops the empty counters of the next shard. `Memory::SHARDS` calls
+    /// Drops the empty counters of the next shard. `MemoryStore::SHARDS` calls
     /// visit every shard. Cost: O(counters in that shard), under its lock.
     pub fn sweep_next(&self, now: Nanos) {
         let index = self.next_to_sweep.fetch_add(1, Relaxed) % SHARDS;
         if let Some(shard) = self.shards.get(index) {
-            shard.0.lock().sweep(now, &self.counters);
+            shard.0.lock().drop_empty(now, &self.counters);
         }
     }
 
@@ -137,99 +137,99 @@ impl Memory {
         }
     }
 
-    /// The number of [`Memory::sweep_next`] calls that visit every shard.
+    /// The number of [`MemoryStore::sweep_next`] calls that visit every shard.
     pub const SHARDS: usize = SHARDS;
 
     fn hash(&self, key: &CounterKey) -> KeyHash {
         let hash = self.hasher.hash(key.as_bytes());
         let rest = NonZeroU64::new(hash.h2).unwrap_or(NonZeroU64::MIN);
-        KeyHash { place: hash.h1, rest }
+        KeyHash { position: hash.h1, tag: rest }
     }
 
     fn shard_of(hash: KeyHash) -> usize {
-        usize::try_from(hash.place % SHARDS as u64).unwrap_or(0)
+        usize::try_from(hash.position % SHARDS as u64).unwrap_or(0)
     }
 
-    fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
+    fn lock_shard(&self, index: usize) -> MutexGuard<'_, Shard> {
         self.shards[index].0.lock()
     }
 
-    fn each(&self, now: Nanos, charges: &[Charge]) -> Reply<'_, Outcomes> {
+    fn charge_each(&self, now: Nanos, charges: &[Charge]) -> StoreReply<'_, Outcomes> {
         // Fill the reply in place, because a finished list is slow to move.
-        let mut reply = Reply::Now(Outcomes::new());
-        let Reply::Now(outcomes) = &mut reply else { return reply };
+        let mut reply = StoreReply::Ready(Outcomes::new());
+        let StoreReply::Ready(outcomes) = &mut reply else { return reply };
         for charge in charges {
             let hash = self.hash(&charge.key);
-            let mut shard = self.lock(Self::shard_of(hash));
+            let mut shard = self.lock_shard(Self::shard_of(hash));
             shard.sweep_if_full(now, &self.counters);
-            outcomes.push(self.put(&mut shard, hash, now, charge, &self.counters));
+            outcomes.push(self.apply_charge(&mut shard, hash, now, charge, &self.counters));
         }
         reply
     }
 
-    fn put(
+    fn apply_charge(
         &self,
         shard: &mut Shard,
         hash: KeyHash,
         now: Nanos,
         charge: &Charge,
-        places: &impl Places,
-    ) -> Outcome {
+        places: &impl PlaceSource,
+    ) -> ChargeOutcome {
         let step = shard.charge(hash, now, &charge.strategy, charge.cost, places);
         match (step, charge.cost) {
-            (Ok(step), Cost::Charge(_)) => Outcome::Stepped(step),
-            (Ok(step), Cost::Refund(_)) => Outcome::Refunded(step),
-            (Err(_full), _) => self.full(),
+            (Ok(step), Cost::Charge(_)) => ChargeOutcome::Decided(step),
+            (Ok(step), Cost::Refund(_)) => ChargeOutcome::Refunded(step),
+            (Err(_full), _) => self.full_outcome(),
         }
     }
 
     #[cold]
-    fn full(&self) -> Outcome {
-        Outcome::Full(self.refuse())
+    fn full_outcome(&self) -> ChargeOutcome {
+        ChargeOutcome::StoreFull(self.full_verdict())
     }
 
-    fn refuse(&self) -> Verdict {
+    fn full_verdict(&self) -> Verdict {
         let verdict = self.when_full.verdict();
-        self.refused.fetch_add(1, Relaxed);
-        StoreFull { verdict }.emit();
+        self.full_count.fetch_add(1, Relaxed);
+        MemoryStoreFull { verdict }.emit();
         verdict
     }
 
-    fn lend(&self, now: Nanos, message: &Message) -> Lent {
+    fn apply_lease_message(&self, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
         let hash = self.hash(&message.key);
-        let lent = self.lock(Self::shard_of(hash)).borrow(hash, now, message, &self.counters);
+        let lent = self.lock_shard(Self::shard_of(hash)).apply_lease_message(hash, now, message, &self.counters);
         match lent {
-            Ok(Some(Answer { step: Step::Stale, .. })) => Lent::Stale(now),
-            Ok(Some(answer)) => Lent::Answered(answer),
-            Ok(None) => Lent::Superseded,
-            Err(_full) => Lent::Full(self.refuse()),
+            Ok(Some(BorrowReply { decision: CounterDecision::OutsideWindows, .. })) => LeaseOutcome::Stale(now),
+            Ok(Some(answer)) => LeaseOutcome::Applied(answer),
+            Ok(None) => LeaseOutcome::Superseded,
+            Err(_full) => LeaseOutcome::StoreFull(self.full_verdict()),
         }
     }
 
-    /// Makes all charges if `admits` accepts their trial
+    /// Makes all charges if `is_allowed` accepts their trial
     /// outcomes, else none. Makes refunds in any case.
-    fn together(
+    fn charge_atomically(
         &self,
         now: Nanos,
         charges: &[Charge],
         admits: impl FnOnce(&Outcomes) -> bool,
     ) -> Outcomes {
         let hashes: SmallVec<[KeyHash; 2]> = charges.iter().map(|c| self.hash(&c.key)).collect();
-        let mut locked = Locked::all(self, &hashes);
+        let mut locked = LockedShards::lock_all(self, &hashes);
         locked.sweep_if_full(now, &self.counters);
-        let (places, rooms) = self.rooms(&mut locked, charges, &hashes);
+        let (places, rooms) = self.reserve_places(&mut locked, charges, &hashes);
         let asked: Outcomes = (0..charges.len())
-            .map(|i| self.ask(locked.of(hashes[i]), now, (charges, &hashes), i, rooms[i]))
+            .map(|i| self.preview(locked.shard_mut(hashes[i]), now, (charges, &hashes), i, rooms[i]))
             .collect();
         let admitted = admits(&asked);
         let settle = |(i, charge): (usize, &Charge)| {
-            let shard = locked.of(hashes[i]);
+            let shard = locked.shard_mut(hashes[i]);
             match charge.cost {
                 Cost::Charge(_) if !admitted => {
-                    self.spared(shard, hashes[i], now, charge, asked[i])
+                    self.skipped_outcome(shard, hashes[i], now, charge, asked[i])
                 }
                 Cost::Charge(_) | Cost::Refund(_) => {
-                    self.put(shard, hashes[i], now, charge, &places)
+                    self.apply_charge(shard, hashes[i], now, charge, &places)
                 }
             }
         };
@@ -238,45 +238,45 @@ impl Memory {
 
     /// Reserves places for the new counters of `charges`. The list
     /// is false for each charge whose new counter has no place.
-    fn rooms(
+    fn reserve_places(
         &self,
-        locked: &mut Locked<'_>,
+        locked: &mut LockedShards<'_>,
         charges: &[Charge],
         hashes: &[KeyHash],
-    ) -> (Reserved<'_>, SmallVec<[bool; 2]>) {
+    ) -> (ReservedPlaces<'_>, SmallVec<[bool; 2]>) {
         let mut new: SmallVec<[KeyHash; 2]> = SmallVec::new();
         for (charge, &hash) in charges.iter().zip(hashes) {
-            if makes_one(charge.cost) && !locked.of(hash).knows(hash) && !new.contains(&hash) {
+            if can_create_counter(charge.cost) && !locked.shard_mut(hash).has_counter(hash) && !new.contains(&hash) {
                 new.push(hash);
             }
         }
         let places = self.counters.reserve(new.len());
         let without = &new[places.left()..];
         let has_room = |(charge, hash): (&Charge, &KeyHash)| {
-            !makes_one(charge.cost) || !without.contains(hash)
+            !can_create_counter(charge.cost) || !without.contains(hash)
         };
         let rooms = charges.iter().zip(hashes).map(has_room).collect();
         (places, rooms)
     }
 
     /// Computes the outcome of charge `i` after all charges before it. A refund always succeeds.
-    fn ask(
+    fn preview(
         &self,
         shard: &Shard,
         now: Nanos,
         (charges, hashes): (&[Charge], &[KeyHash]),
         i: usize,
         has_room: bool,
-    ) -> Outcome {
+    ) -> ChargeOutcome {
         let Cost::Charge(hits) = charges[i].cost else {
-            return Outcome::Refunded(shard.ask(hashes[i], now, &charges[i].strategy, Hits(0)));
+            return ChargeOutcome::Refunded(shard.preview(hashes[i], now, &charges[i].strategy, Hits(0)));
         };
         if !has_room {
-            let alone = shard.ask(hashes[i], now, &charges[i].strategy, hits);
-            return if makes_a_counter(&charges[i].strategy, alone) {
-                Outcome::Full(self.when_full.verdict())
+            let alone = shard.preview(hashes[i], now, &charges[i].strategy, hits);
+            return if leaves_counter(&charges[i].strategy, alone) {
+                ChargeOutcome::StoreFull(self.when_full.verdict())
             } else {
-                Outcome::Stepped(alone)
+                ChargeOutcome::Decided(alone)
             };
         }
         let earlier =
@@ -285,102 +285,102 @@ impl Memory {
                 Cost::Refund(_) => None,
             });
         let together = earlier.fold(hits, Hits::plus);
-        Outcome::Stepped(shard.ask(hashes[i], now, &charges[i].strategy, together))
+        ChargeOutcome::Decided(shard.preview(hashes[i], now, &charges[i].strategy, together))
     }
 
     /// Returns the outcome of a skipped charge: its own denial, or the hits that remain without it.
-    fn spared(
+    fn skipped_outcome(
         &self,
         shard: &Shard,
         hash: KeyHash,
         now: Nanos,
         charge: &Charge,
-        asked: Outcome,
-    ) -> Outcome {
+        asked: ChargeOutcome,
+    ) -> ChargeOutcome {
         match asked {
-            Outcome::Full(_) => self.full(),
-            asked if asked.denies() => asked,
-            _ => Outcome::Stepped(shard.ask(hash, now, &charge.strategy, Hits(0))),
+            ChargeOutcome::StoreFull(_) => self.full_outcome(),
+            asked if asked.is_denial() => asked,
+            _ => ChargeOutcome::Decided(shard.preview(hash, now, &charge.strategy, Hits(0))),
         }
     }
 }
 
-/// Returns true if `step` leaves a counter to store. Without one, the charge needs no place.
-const fn makes_a_counter(strategy: &Strategy, step: Step) -> bool {
+/// Returns true if `decision` leaves a counter to store. Without one, the charge needs no place.
+const fn leaves_counter(strategy: &Strategy, step: CounterDecision) -> bool {
     match step {
-        Step::Admit(_) | Step::Deny { .. } => true,
+        CounterDecision::Allow(_) | CounterDecision::Deny { .. } => true,
         // Fixed windows also count denied hits.
-        Step::Never(_) => matches!(strategy, Strategy::FixedWindow(_)),
-        Step::Stale => false,
+        CounterDecision::ExceedsLimit(_) => matches!(strategy, Strategy::FixedWindow(_)),
+        CounterDecision::OutsideWindows => false,
     }
 }
 
 /// Decides an all-or-nothing check from the trial outcomes of its charges.
-fn admits(charges: &[Charge], asked: &[Outcome], quota_for_all: bool, rescued: bool) -> bool {
+fn is_allowed(charges: &[Charge], asked: &[ChargeOutcome], quota_for_all: bool, rescued: bool) -> bool {
     let votes = charges.iter().zip(asked).map(|(charge, outcome)| {
-        (charge.standing.group, charge.standing.verdict(outcome.denies()))
+        (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
     });
-    let passed = rescued.then_some((Group::Quota, Verdict::Admit));
-    combine(votes.chain(passed), quota_for_all) == Verdict::Admit
+    let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
+    combine(votes.chain(passed), quota_for_all) == Verdict::Allow
 }
 
-impl Backend for Memory {
-    fn is_at_hand(&self) -> bool {
+impl Backend for MemoryStore {
+    fn is_synchronous(&self) -> bool {
         true
     }
 
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         let list = &charges.list;
-        match charges.rule {
-            Rule::AllOrNothing { quota_for_all, rescued } => {
-                Reply::Now(
-                    self.together(now, list, |asked| admits(list, asked, quota_for_all, rescued)),
+        match charges.mode {
+            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+                StoreReply::Ready(
+                    self.charge_atomically(now, list, |asked| is_allowed(list, asked, quota_for_all, rescued)),
                 )
             }
-            Rule::Each => self.each(now, list),
-            Rule::Ask => Reply::Now(self.together(now, list, |_asked| false)),
+            ChargeMode::Each => self.charge_each(now, list),
+            ChargeMode::Preview => StoreReply::Ready(self.charge_atomically(now, list, |_asked| false)),
         }
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        Reply::Now(self.lend(now, message))
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        StoreReply::Ready(self.apply_lease_message(now, message))
     }
 
-    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
-        Reply::Now(Ok(self.coordinators.lock().hear(now, "", round)))
+    fn report_shares<'a>(&'a self, now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+        StoreReply::Ready(Ok(self.coordinators.lock().apply_round(now, "", round)))
     }
 
-    fn acquire<'a>(
+    fn acquire_strict_permit<'a>(
         &'a self,
         now: Nanos,
-        asked: &'a Acquire,
-    ) -> Reply<'a, Result<Permitted, Cause>> {
-        Reply::Now(Ok(self.strict.lock().acquire(now, "", asked)))
+        asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
+        StoreReply::Ready(Ok(self.strict_limits.lock().acquire(now, "", asked)))
     }
 
-    fn tell<'a>(&'a self, now: Nanos, round: &'a Telling) -> Reply<'a, AllHeard> {
-        Reply::Now(self.strict.lock().tell(now, "", round).into_iter().map(Ok).collect())
+    fn report_strict_permits<'a>(&'a self, now: Nanos, round: &'a Telling) -> StoreReply<'a, PermitReportReply> {
+        StoreReply::Ready(self.strict_limits.lock().apply_report(now, "", round).into_iter().map(Ok).collect())
     }
 }
 
-struct Locked<'m>(SmallVec<[(usize, MutexGuard<'m, Shard>); 2]>);
+struct LockedShards<'m>(SmallVec<[(usize, MutexGuard<'m, Shard>); 2]>);
 
-impl<'m> Locked<'m> {
+impl<'m> LockedShards<'m> {
     /// Locks the shards in ascending order, so that two checks cannot deadlock.
-    fn all(memory: &'m Memory, hashes: &[KeyHash]) -> Self {
+    fn lock_all(memory: &'m MemoryStore, hashes: &[KeyHash]) -> Self {
         let mut indices: SmallVec<[usize; 2]> =
-            hashes.iter().map(|&hash| Memory::shard_of(hash)).collect();
+            hashes.iter().map(|&hash| MemoryStore::shard_of(hash)).collect();
         indices.sort_unstable();
         indices.dedup();
-        Self(indices.into_iter().map(|index| (index, memory.lock(index))).collect())
+        Self(indices.into_iter().map(|index| (index, memory.lock_shard(index))).collect())
     }
 
-    fn sweep_if_full(&mut self, now: Nanos, counters: &Counters) {
+    fn sweep_if_full(&mut self, now: Nanos, counters: &CounterCapacity) {
         self.0.iter_mut().for_each(|(_, shard)| shard.sweep_if_full(now, counters));
     }
 
-    fn of(&mut self, hash: KeyHash) -> &mut Shard {
-        let index = Memory::shard_of(hash);
+    fn shard_mut(&mut self, hash: KeyHash) -> &mut Shard {
+        let index = MemoryStore::shard_of(hash);
         let at = self.0.partition_point(|(locked, _)| *locked < index);
         &mut self.0[at].1
     }

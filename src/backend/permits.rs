@@ -6,79 +6,79 @@
 //!
 //! Not covered:
 //! - When a replica acquires and reports (`engine::admit`).
-//! - How the store counts ([`crate::kernel::concurrency::permits`]).
+//! - How the store counts ([`crate::kernel::concurrency::permit_count`]).
 
-use super::Cause;
-use super::heartbeat::Name;
-pub use crate::kernel::concurrency::permits::{Acquired, Ask, Found, Id, Life, Permits, Times};
+use super::StoreFailure;
+use super::heartbeat::BucketKey;
+pub use crate::kernel::concurrency::permits::{AcquireOutcome, StrictAcquire, PermitCorrections, PermitId, AcquireGate, PermitTable, PermitTiming};
 use crate::kernel::units::{Nanos, Share};
 
 /// The most permits in one report. A script blocks the store, so a report stays short.
-pub const MOST_TOLD: usize = 512;
+pub const MAX_PERMITS_PER_REPORT: usize = 512;
 
 /// A request for one permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Acquire {
+pub struct StrictPermitRequest {
     /// The bucket of the limit.
-    pub bucket: Name,
+    pub bucket: BucketKey,
     /// The permit, the limit and the times.
-    pub ask: Ask,
+    pub permit: StrictAcquire,
 }
 
 /// The reply to a request for one permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct StrictPermitReply {
     /// The result.
-    pub acquired: Acquired,
+    pub result: AcquireOutcome,
     /// Permits in use now.
     pub held: Share,
 }
 
 /// The permit report of one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Round {
+pub struct PermitReport {
     /// The times, the same at every replica.
-    pub times: Times,
+    pub times: PermitTiming,
     /// Send the report to every node that stores permits.
     /// A node that lost its state then notices at once.
-    pub everywhere: bool,
-    /// Some of the replica's limits, with at most [`MOST_TOLD`] permits in all.
-    pub told: Vec<Told>,
+    pub to_all_nodes: bool,
+    /// Some of the replica's limits, with at most [`MAX_PERMITS_PER_REPORT`] permits in all.
+    pub limits: Vec<LimitPermits>,
 }
 
 /// The permits of one replica at one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct LimitPermits {
     /// The bucket of the limit.
-    pub bucket: Name,
+    pub bucket: BucketKey,
     /// Permits in use, each with the time until its deadline.
-    pub held: Vec<(Id, Nanos)>,
+    pub in_use: Vec<(PermitId, Nanos)>,
     /// Released permits.
-    pub over: Vec<Id>,
+    pub released: Vec<PermitId>,
 }
 
 /// The reply for one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heard {
+pub struct LimitPermitsReply {
     /// The changes that the report made.
-    pub found: Found,
+    pub changes: PermitCorrections,
     /// Permits in use now.
     pub held: Share,
 }
 
 /// The reply for each reported limit in order, or why there is none.
-pub type AllHeard = Vec<Result<Heard, Cause>>;
+pub type PermitReportReply = Vec<Result<LimitPermitsReply, StoreFailure>>;
 
-impl Round {
+impl PermitReport {
     /// Returns the number of permits in the report.
     #[must_use]
-    pub fn permits(&self) -> usize {
-        self.told.iter().map(|told| told.held.len() + told.over.len()).sum()
+    pub fn permit_count(&self) -> usize {
+        self.limits.iter().map(|told| told.in_use.len() + told.released.len()).sum()
     }
 
     /// Returns the failure `cause` for every limit.
     #[must_use]
-    pub fn unheard(&self, cause: Cause) -> AllHeard {
-        vec![Err(cause); self.told.len()]
+    pub fn failed_reply(&self, cause: StoreFailure) -> PermitReportReply {
+        vec![Err(cause); self.limits.len()]
     }
 }

@@ -30,20 +30,20 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve rate limit checks: gRPC for Envoy, HTTP for other clients.
-    Serve(Serve),
+    Serve(ServeArgs),
     /// Replace envoyproxy/ratelimit: same environment variables, ports, files, keys and metrics.
     #[command(name = "ratelimit")]
-    Ratelimit(Serve),
+    Ratelimit(ServeArgs),
     /// Validate files of limits: 0 valid, 1 findings, 2 files unreadable.
-    Check(Check),
+    Check(CheckArgs),
     /// Send one check to a running service: 0 allowed, 1 denied, 2 failed.
-    Ask(Ask),
+    Ask(AskArgs),
     /// Explain the limit that a descriptor matches.
-    Explain(Explain),
+    Explain(ExplainArgs),
     /// Examine a Redis for use as the store: 0 suitable, 1 findings, 2 unreachable.
-    Doctor(Doctor),
+    Doctor(DoctorArgs),
     /// Print the JSON Schema of a file format, for completion and validation in an editor.
-    Schema(Schema),
+    Schema(SchemaArgs),
 }
 
 /// Arguments of `sluicegate serve`. No `Debug`: the flags may contain a token.
@@ -52,7 +52,7 @@ pub enum Command {
     after_help = "Each setting is also a variable, SLUICEGATE_A_B_C for --a-b-c, and a key of \
 server.yaml, a_b_c. Flags win over variables, variables over server.yaml, that over the defaults."
 )]
-pub struct Serve {
+pub struct ServeArgs {
     /// Read settings from this file; `config/server.yaml` lists all of them.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
@@ -61,25 +61,25 @@ pub struct Serve {
     pub print_config: bool,
     /// One flag for each setting.
     #[command(flatten)]
-    pub flags: Flags,
+    pub flags: SettingFlags,
 }
 
 /// The settings given as flags.
 #[derive(Clone, Default)]
-pub struct Flags {
+pub struct SettingFlags {
     /// The flag names without dashes, and the values of each.
     pub given: Vec<(String, Vec<String>)>,
 }
 
 /// Arguments of `sluicegate check`.
 #[derive(Debug, Args)]
-pub struct Check {
+pub struct CheckArgs {
     /// Files and directories of limits.
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
     /// Output format of the findings.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = FindingsFormat::Text)]
+    pub format: FindingsFormat,
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
@@ -91,7 +91,7 @@ pub struct Check {
 /// Arguments of `sluicegate ask`.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own, as it is typed")]
-pub struct Ask {
+pub struct AskArgs {
     /// Address of the service's gRPC port.
     #[arg(long, default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
     pub address: String,
@@ -151,24 +151,24 @@ pub struct Ask {
 #[command(
     after_help = "The store is what `serve` would count in by the same flags, variables and file."
 )]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// Read settings from this file.
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
     /// Output format of the findings.
-    #[arg(long, value_enum, default_value_t = Form::Text)]
-    pub format: Form,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
     /// One flag for each setting.
     #[command(flatten)]
-    pub flags: Flags,
+    pub flags: SettingFlags,
 }
 
 /// The output format of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum FindingsFormat {
     /// Text for people.
     Text,
     /// One JSON document.
@@ -179,7 +179,7 @@ pub enum Format {
 
 /// Arguments of `sluicegate explain`.
 #[derive(Debug, Args)]
-pub struct Explain {
+pub struct ExplainArgs {
     /// Files and directories of limits.
     #[arg(long, value_name = "DIR|FILE", required_unless_present = "server")]
     pub limits: Vec<PathBuf>,
@@ -198,8 +198,8 @@ pub struct Explain {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub hits: u64,
     /// Output format of the explanation.
-    #[arg(long, value_enum, default_value_t = Form::Text)]
-    pub format: Form,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
     /// Merge files with the same domain, like the setting `merge_domains`.
     #[arg(long)]
     pub merge_domains: bool,
@@ -207,7 +207,7 @@ pub struct Explain {
 
 /// The output format of explanations, and of the findings of `doctor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Form {
+pub enum OutputFormat {
     /// Text for people.
     Text,
     /// One JSON document.
@@ -216,15 +216,15 @@ pub enum Form {
 
 /// Arguments of `sluicegate schema`.
 #[derive(Debug, Args)]
-pub struct Schema {
+pub struct SchemaArgs {
     /// File format to print the schema of.
     #[arg(value_enum)]
-    pub of: SchemaOf,
+    pub of: SchemaKind,
 }
 
 /// A file format with a JSON Schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SchemaOf {
+pub enum SchemaKind {
     /// A file of limits.
     Limits,
     /// `server.yaml`.
@@ -236,44 +236,44 @@ pub enum SchemaOf {
 /// # Errors
 ///
 /// The clap error, or the output of `--help` or `--version`. Flags that `serve` does not know are
-/// no error. They are added to [`Flags::given`], so that the settings report all problems together.
+/// no error. They are added to [`SettingFlags::given`], so that the settings report all problems together.
 pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
-    let mut argv = by_name(argv);
+    let mut argv = insert_ratelimit_command(argv);
     let mut unknown = Vec::new();
-    let mut first = None;
+    let mut first_error = None;
     loop {
         match Cli::try_parse_from(&argv) {
-            Ok(cli) => return settle(cli, unknown, first),
-            Err(error) => match misspelt(&error).and_then(|flag| without(&mut argv, &flag)) {
+            Ok(cli) => return add_unknown_flags(cli, unknown, first_error),
+            Err(error) => match unknown_flag(&error).and_then(|flag| remove_flag(&mut argv, &flag)) {
                 Some(flag) => {
                     unknown.push((flag, Vec::new()));
-                    first = first.or(Some(error));
+                    first_error = first_error.or(Some(error));
                 }
-                None => return Err(first.unwrap_or(error)),
+                None => return Err(first_error.unwrap_or(error)),
             },
         }
     }
 }
 
 /// Inserts the command `ratelimit` if that is the name of the program.
-fn by_name(mut argv: Vec<OsString>) -> Vec<OsString> {
+fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
     let name = argv.first().map(Path::new).and_then(Path::file_name);
-    if name.is_some_and(|name| name == RATELIMIT) && argv.get(1).is_none_or(|arg| arg != RATELIMIT)
+    if name.is_some_and(|name| name == RATELIMIT_PROGRAM) && argv.get(1).is_none_or(|arg| arg != RATELIMIT_PROGRAM)
     {
-        argv.insert(1, RATELIMIT.into());
+        argv.insert(1, RATELIMIT_PROGRAM.into());
     }
     argv
 }
 
-const RATELIMIT: &str = "ratelimit";
+const RATELIMIT_PROGRAM: &str = "ratelimit";
 
 /// Adds unknown flags to the settings. Commands without settings report them as an error.
-fn settle(
+fn add_unknown_flags(
     mut cli: Cli,
     unknown: Vec<(String, Vec<String>)>,
-    first: Option<clap::Error>,
+    first_error: Option<clap::Error>,
 ) -> Result<Cli, clap::Error> {
-    match (&mut cli.command, first) {
+    match (&mut cli.command, first_error) {
         (Command::Serve(serve) | Command::Ratelimit(serve), _) => serve.flags.given.extend(unknown),
         (_, Some(error)) => return Err(error),
         (_, None) => {}
@@ -282,7 +282,7 @@ fn settle(
 }
 
 /// Returns the flag that clap does not know.
-fn misspelt(error: &clap::Error) -> Option<String> {
+fn unknown_flag(error: &clap::Error) -> Option<String> {
     match (error.kind(), error.get(ContextKind::InvalidArg)) {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => {
             flag.strip_prefix("--").map(str::to_owned)
@@ -292,7 +292,7 @@ fn misspelt(error: &clap::Error) -> Option<String> {
 }
 
 /// Removes a flag and its apparent value from `argv`.
-fn without(argv: &mut Vec<OsString>, flag: &str) -> Option<String> {
+fn remove_flag(argv: &mut Vec<OsString>, flag: &str) -> Option<String> {
     let name = flag.split('=').next()?.to_owned();
     let (bare, with_value) = (format!("--{name}"), format!("--{name}="));
     let at = argv.iter().position(|arg| {
@@ -306,10 +306,10 @@ fn without(argv: &mut Vec<OsString>, flag: &str) -> Option<String> {
     Some(name)
 }
 
-impl Args for Flags {
+impl Args for SettingFlags {
     fn augment_args(command: clap::Command) -> clap::Command {
         let defaults = Settings::default();
-        let flags = table().iter().map(|row| flag(row, &defaults));
+        let flags = table().iter().map(|row| flag_arg(row, &defaults));
         command.next_help_heading("Settings").args(flags)
     }
 
@@ -318,12 +318,12 @@ impl Args for Flags {
     }
 }
 
-fn flag(row: &'static Setting, defaults: &Settings) -> Arg {
+fn flag_arg(row: &'static Setting, defaults: &Settings) -> Arg {
     let help = format!("{} [default: {}]", row.doc, row.show(defaults));
     // A short list of allowed words replaces the unit.
     // Other descriptions would indent all of the help.
-    let takes = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
-    let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(takes);
+    let value_name = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
+    let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(value_name);
     // Append, so that a flag given twice is reported together with the other problems.
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);
     match row.shape {
@@ -332,7 +332,7 @@ fn flag(row: &'static Setting, defaults: &Settings) -> Arg {
     }
 }
 
-impl FromArgMatches for Flags {
+impl FromArgMatches for SettingFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut flags = Self::default();
         flags.update_from_arg_matches(matches)?;

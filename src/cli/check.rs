@@ -11,72 +11,72 @@ use std::io;
 
 use serde_json::{Value, json};
 
-use super::args::{Check, Format};
-use super::{Outcome, Terminal};
-use crate::config::diagnostic::{Code, Counts, Diagnostic, Diagnostics};
+use super::args::{CheckArgs, FindingsFormat};
+use super::{CommandOutcome, Terminal};
+use crate::config::diagnostic::{Code, SeverityCounts, Diagnostic, Diagnostics};
 use crate::config::load;
 use crate::kernel::units::Revision;
 use crate::source::file::read_tree;
 
 const SARIF: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
-pub(super) fn check(args: &Check, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+pub(super) fn check(args: &CheckArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     let files = match read_tree(&args.paths) {
         Ok(files) => files,
         Err(error) => {
-            writeln!(terminal.err, "error: {}", error.in_full())?;
-            return Ok(Outcome::CouldNotSay);
+            writeln!(terminal.err, "error: {}", error.with_cause())?;
+            return Ok(CommandOutcome::Failed);
         }
     };
     let named = files.iter().map(|file| (&*file.name, &*file.bytes));
     let loaded = load(named, Revision::default(), args.merge_domains);
     let found = loaded.map_or_else(|found| found, |(_, warnings)| warnings);
-    let checked = Checked { found, files: files.len() };
+    let report = CheckReport { findings: found, files: files.len() };
     match args.format {
-        Format::Text => checked.text(terminal.out)?,
-        Format::Json => writeln!(terminal.out, "{:#}", checked.json())?,
-        Format::Sarif => writeln!(terminal.out, "{:#}", checked.sarif())?,
+        FindingsFormat::Text => report.print_text(terminal.out)?,
+        FindingsFormat::Json => writeln!(terminal.out, "{:#}", report.to_json())?,
+        FindingsFormat::Sarif => writeln!(terminal.out, "{:#}", report.to_sarif())?,
     }
-    let Counts { errors, warnings, .. } = checked.found.counts();
-    let bad = errors > 0 || (args.warnings_as_errors && warnings > 0);
-    Ok(if bad { Outcome::No } else { Outcome::Yes })
+    let SeverityCounts { errors, warnings, .. } = report.findings.counts();
+    let has_failed = errors > 0 || (args.warnings_as_errors && warnings > 0);
+    Ok(if has_failed { CommandOutcome::Negative } else { CommandOutcome::Success })
 }
 
-struct Checked {
-    found: Diagnostics,
+struct CheckReport {
+    findings: Diagnostics,
     files: usize,
 }
 
-impl Checked {
-    fn text(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        if !self.found.is_empty() {
-            writeln!(out, "{}", self.found)?;
+impl CheckReport {
+    fn print_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        if !self.findings.is_empty() {
+            writeln!(out, "{}", self.findings)?;
         }
-        let Counts { errors, warnings, notes } = self.found.counts();
+        let SeverityCounts { errors, warnings, notes } = self.findings.counts();
         writeln!(
             out,
             "{} in {}: {}, {}{}",
-            counted(errors.saturating_add(warnings), "finding"),
-            counted(self.files, "file"),
-            counted(errors, "error"),
-            counted(warnings, "warning"),
-            if notes == 0 { String::new() } else { format!("; {}", counted(notes, "note")) },
+            count_text(errors.saturating_add(warnings), "finding"),
+            count_text(self.files, "file"),
+            count_text(errors, "error"),
+            count_text(warnings, "warning"),
+            if notes == 0 { String::new() } else { format!("; {}", count_text(notes, "note")) },
         )
     }
 
-    fn json(&self) -> Value {
-        let Counts { errors, warnings, notes } = self.found.counts();
+    fn to_json(&self) -> Value {
+        let SeverityCounts { errors, warnings, notes } = self.findings.counts();
         json!({
             "files": self.files,
             "errors": errors,
             "warnings": warnings,
             "notes": notes,
-            "findings": &*self.found,
-            "more": self.found.more(),
+            "findings": &*self.findings,
+            "more": self.findings.not_shown(),
         })
     }
 
-    fn sarif(&self) -> Value {
+    fn to_sarif(&self) -> Value {
         let rule =
             |code: &Code| json!({"id": code.name(), "shortDescription": {"text": code.title()}});
         let rules: Vec<Value> = Code::ALL.iter().map(rule).collect();
@@ -85,9 +85,9 @@ impl Checked {
             "semanticVersion": env!("CARGO_PKG_VERSION"),
             "rules": rules,
         });
-        let results: Vec<Value> = self.found.iter().map(result).collect();
+        let results: Vec<Value> = self.findings.iter().map(sarif_result).collect();
         let mut run = json!({"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results});
-        if let Some(invocations) = not_shown(self.found.more()) {
+        if let Some(invocations) = omitted_findings_notice(self.findings.not_shown()) {
             run["invocations"] = invocations;
         }
         json!({"$schema": SARIF, "version": "2.1.0", "runs": [run]})
@@ -95,24 +95,24 @@ impl Checked {
 }
 
 /// Returns the note about findings that are not in the output.
-fn not_shown(more: Counts) -> Option<Value> {
-    let told = json!({"level": "warning", "message": {"text": format!("and {more}, not shown")}});
-    let run = json!({"executionSuccessful": true, "toolExecutionNotifications": [told]});
-    (!more.is_none()).then(|| json!([run]))
+fn omitted_findings_notice(more: SeverityCounts) -> Option<Value> {
+    let notice = json!({"level": "warning", "message": {"text": format!("and {more}, not shown")}});
+    let run = json!({"executionSuccessful": true, "toolExecutionNotifications": [notice]});
+    (!more.is_zero()).then(|| json!([run]))
 }
 
-fn result(one: &Diagnostic) -> Value {
-    let place = &one.place;
-    let text = match &one.help {
-        Some(help) => format!("{}: {help}", one.message),
-        None => one.message.clone(),
+fn sarif_result(diagnostic: &Diagnostic) -> Value {
+    let place = &diagnostic.location;
+    let text = match &diagnostic.help {
+        Some(help) => format!("{}: {help}", diagnostic.message),
+        None => diagnostic.message.clone(),
     };
     json!({
-        "ruleId": one.code.name(),
-        "level": one.severity(),
+        "ruleId": diagnostic.code.name(),
+        "level": diagnostic.severity(),
         "message": {"text": text},
         "locations": [{"physicalLocation": {
-            "artifactLocation": {"uri": uri(&place.file)},
+            "artifactLocation": {"uri": percent_encode_path(&place.file)},
             "region": {
                 "startLine": place.line,
                 "startColumn": place.column,
@@ -123,14 +123,14 @@ fn result(one: &Diagnostic) -> Value {
 }
 
 /// Percent-encodes a path for use as a URI reference.
-fn uri(path: &str) -> String {
+fn percent_encode_path(path: &str) -> String {
     let kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     path.bytes()
         .map(|byte| if kept(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
 }
 
-fn counted(number: usize, thing: &str) -> String {
+fn count_text(number: usize, thing: &str) -> String {
     match number {
         1 => format!("1 {thing}"),
         _ => format!("{number} {thing}s"),

@@ -17,101 +17,101 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::args::{Doctor, Form};
+use super::args::{DoctorArgs, OutputFormat};
 use super::serve::store;
-use super::{Outcome, Terminal};
-use crate::backend::redis::Options;
+use super::{CommandOutcome, Terminal};
+use crate::backend::redis::RedisOptions;
 use crate::clock::Clock;
 use crate::config::settings::{CounterKeys, Settings};
-use judge::{Facts, Finding, Severity, Wanted, judge};
+use judge::{RedisFacts, DoctorFinding, DoctorSeverity, DoctorRequirements, evaluate_facts};
 
 /// The pause between two attempts to reach a Redis.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn doctor(
-    args: &Doctor,
+    args: &DoctorArgs,
     settings: &Settings,
     clock: &Clock,
     terminal: &mut Terminal<'_>,
-) -> io::Result<Outcome> {
-    let stores = store::all(settings);
+) -> io::Result<CommandOutcome> {
+    let stores = store::all_redis_options(settings);
     if stores.is_empty() {
         writeln!(terminal.err, "error: there is no store to look at; name one with --backend")?;
-        return Ok(Outcome::CouldNotSay);
+        return Ok(CommandOutcome::Failed);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut found = Vec::new();
-    let mut looked_at = Vec::new();
+    let mut findings = Vec::new();
+    let mut examined = Vec::new();
     for options in &stores {
-        match runtime.block_on(look::look(options, wanted(settings).reference, clock)) {
+        match runtime.block_on(look::collect_facts(options, requirements(settings).has_compat_keys, clock)) {
             Ok(facts) => {
-                found.extend(facts.iter().flat_map(|facts| judge(facts, wanted(settings))));
-                looked_at.extend(facts);
+                findings.extend(facts.iter().flat_map(|facts| evaluate_facts(facts, requirements(settings))));
+                examined.extend(facts);
             }
-            Err(refused) => {
-                let cure = "name a Redis that runs and lets us in with --backend";
-                writeln!(terminal.err, "error: {refused}: {cure}")?;
-                return Ok(Outcome::CouldNotSay);
+            Err(error) => {
+                let fix = "name a Redis that runs and lets us in with --backend";
+                writeln!(terminal.err, "error: {error}: {fix}")?;
+                return Ok(CommandOutcome::Failed);
             }
         }
     }
     match args.format {
-        Form::Text => text(&looked_at, &found, terminal.out)?,
-        Form::Json => writeln!(terminal.out, "{:#}", as_json(&looked_at, &found))?,
+        OutputFormat::Text => print_text(&examined, &findings, terminal.out)?,
+        OutputFormat::Json => writeln!(terminal.out, "{:#}", to_json(&examined, &findings))?,
     }
-    let is_bad = |finding: &Finding| args.warnings_as_errors || finding.severity == Severity::Error;
-    Ok(if found.iter().any(is_bad) { Outcome::No } else { Outcome::Yes })
+    let is_bad = |finding: &DoctorFinding| args.warnings_as_errors || finding.severity == DoctorSeverity::Error;
+    Ok(if findings.iter().any(is_bad) { CommandOutcome::Negative } else { CommandOutcome::Success })
 }
 
-fn wanted(settings: &Settings) -> Wanted {
-    Wanted {
-        deadline: settings.backend_deadline,
-        reference: settings.counter_keys == CounterKeys::Envoyproxy,
-        several: settings.backend_per_second.is_some(),
+fn requirements(settings: &Settings) -> DoctorRequirements {
+    DoctorRequirements {
+        call_timeout: settings.backend_deadline,
+        has_compat_keys: settings.counter_keys == CounterKeys::Envoyproxy,
+        has_second_store: settings.backend_per_second.is_some(),
     }
 }
 
-fn text(looked_at: &[Facts], found: &[Finding], out: &mut dyn io::Write) -> io::Result<()> {
+fn print_text(looked_at: &[RedisFacts], found: &[DoctorFinding], out: &mut dyn io::Write) -> io::Result<()> {
     for finding in found {
         writeln!(out, "{finding}")?;
     }
     for facts in looked_at {
-        writeln!(out, "{}: looked at", facts.at)?;
+        writeln!(out, "{}: looked at", facts.address)?;
     }
-    let errors = found.iter().filter(|finding| finding.severity == Severity::Error).count();
-    let (errors, warnings) = (counted(errors, "error"), counted(found.len() - errors, "warning"));
+    let errors = found.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
+    let (errors, warnings) = (count_text(errors, "error"), count_text(found.len() - errors, "warning"));
     writeln!(out, "findings: {errors}, {warnings}")
 }
 
-fn counted(number: usize, thing: &str) -> String {
+fn count_text(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-fn as_json(looked_at: &[Facts], found: &[Finding]) -> serde_json::Value {
-    let stores: Vec<_> = looked_at.iter().map(|facts| &facts.at).collect();
+fn to_json(looked_at: &[RedisFacts], found: &[DoctorFinding]) -> serde_json::Value {
+    let stores: Vec<_> = looked_at.iter().map(|facts| &facts.address).collect();
     json!({"stores": stores, "findings": found})
 }
 
 /// Waits until the Redis is reachable, then logs its findings.
-async fn tell(options: Options, wanted: Wanted, clock: Clock) {
+async fn log_findings(options: RedisOptions, wanted: DoctorRequirements, clock: Clock) {
     let facts = loop {
-        match look::look(&options, wanted.reference, &clock).await {
+        match look::collect_facts(&options, wanted.has_compat_keys, &clock).await {
             Ok(facts) => break facts,
             // The store's own connection logs this failure.
-            Err(_refused) => tokio::time::sleep(PAUSE).await,
+            Err(_refused) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     };
-    for finding in facts.iter().flat_map(|facts| judge(facts, wanted)) {
+    for finding in facts.iter().flat_map(|facts| evaluate_facts(facts, wanted)) {
         tracing::warn!(at = finding.at, help = finding.help, "{}", finding.message);
     }
 }
 
 /// Logs the findings about the stores of `settings`, each once it is reachable.
-pub(super) async fn tell_all(settings: Settings) {
-    let wanted = wanted(&settings);
-    let mut telling = tokio::task::JoinSet::new();
-    for options in store::all(&settings) {
-        telling.spawn(tell(options, wanted, Clock::system()));
+pub(super) async fn log_all_findings(settings: Settings) {
+    let requirements = requirements(&settings);
+    let mut tasks = tokio::task::JoinSet::new();
+    for options in store::all_redis_options(&settings) {
+        tasks.spawn(log_findings(options, requirements, Clock::system()));
     }
-    telling.join_all().await;
+    tasks.join_all().await;
 }

@@ -9,61 +9,61 @@
 
 use std::io;
 
-use super::args::{Explain, Form};
-use super::{Outcome, Terminal, remote};
+use super::args::{ExplainArgs, OutputFormat};
+use super::{CommandOutcome, Terminal, remote};
 use crate::clock::Clock;
 use crate::config::explain::{
-    Candidate, Explained, Explanation, Looked, Met, Now, Under, explain as explained,
+    Candidate, DescriptorExplanation, Explanation, EntryExplanation, RuleExplanation, BucketSnapshot, ConcurrencyExplanation, explain as explained,
 };
 use crate::config::{self, Config, written};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::source::file::read_tree;
 
 /// The maximum number of non-matching patterns to list. The others are counted.
-const ABSENT_SHOWN: usize = 3;
+const MAX_ABSENT_PATTERNS: usize = 3;
 
 /// The duration units below one second, and the number of each in a second.
-const SMALL_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)];
+const SUBSECOND_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)];
 
 /// Explains a check at the time of `clock`.
 ///
 /// # Errors
 /// A failed write to the terminal.
-pub fn explain(args: &Explain, clock: &Clock, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
-    let explanation = match question(args, clock.now()) {
+pub fn explain(args: &ExplainArgs, clock: &Clock, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
+    let explanation = match explain_check(args, clock.now()) {
         Ok(explanation) => explanation,
         Err(sentences) => {
             writeln!(terminal.err, "{sentences}")?;
-            return Ok(Outcome::CouldNotSay);
+            return Ok(CommandOutcome::Failed);
         }
     };
     match args.format {
-        Form::Json => {
+        OutputFormat::Json => {
             let json = serde_json::to_string_pretty(&explanation).map_err(io::Error::other)?;
             writeln!(terminal.out, "{json}")?;
         }
-        Form::Text => text(&explanation, terminal.out)?,
+        OutputFormat::Text => print_text(&explanation, terminal.out)?,
     }
-    let limited =
+    let has_limit =
         explanation.descriptors.iter().any(|one| one.rule.is_some() || one.ceiling.is_some());
-    Ok(if limited { Outcome::Yes } else { Outcome::No })
+    Ok(if has_limit { CommandOutcome::Success } else { CommandOutcome::Negative })
 }
 
-fn question(args: &Explain, now: Nanos) -> Result<Explanation, String> {
+fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> {
     if let Some(server) = &args.server {
         let explanation = remote::explain(server, &args.domain, &args.descriptors, args.hits);
         return explanation.map_err(|sentence| format!("error: {sentence}"));
     }
     let descriptors: Result<Vec<_>, String> =
-        args.descriptors.iter().map(|descriptor| entries(descriptor)).collect();
-    let (descriptors, config) = (descriptors?, load(args)?);
+        args.descriptors.iter().map(|descriptor| parse_descriptor(descriptor)).collect();
+    let (descriptors, config) = (descriptors?, load_config(args)?);
     let descriptors: Vec<_> =
-        descriptors.iter().map(|entries| written::borrowed(entries)).collect();
+        descriptors.iter().map(|entries| written::borrow_entries(entries)).collect();
     Ok(explained(&config, &args.domain, &descriptors, Hits(args.hits), now))
 }
 
-fn load(args: &Explain) -> Result<Config, String> {
-    let files = read_tree(&args.limits).map_err(|error| format!("error: {}", error.in_full()))?;
+fn load_config(args: &ExplainArgs) -> Result<Config, String> {
+    let files = read_tree(&args.limits).map_err(|error| format!("error: {}", error.with_cause()))?;
     let named = files.iter().map(|file| (&*file.name, &*file.bytes));
     match config::load(named, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),
@@ -71,32 +71,32 @@ fn load(args: &Explain) -> Result<Config, String> {
     }
 }
 
-fn entries(descriptor: &str) -> Result<Vec<(String, String)>, String> {
+fn parse_descriptor(descriptor: &str) -> Result<Vec<(String, String)>, String> {
     if descriptor.is_empty() {
         return Ok(Vec::new());
     }
-    written::entries(descriptor).map_err(|why| format!("error: --descriptor {descriptor}: {why}"))
+    written::parse_entries(descriptor).map_err(|why| format!("error: --descriptor {descriptor}: {why}"))
 }
 
-fn text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
+fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
     for one in &explanation.descriptors {
         writeln!(out, "{}: {}", explanation.domain, one.descriptor)?;
-        steps(one, out)?;
+        print_steps(one, out)?;
         writeln!(out, "  {}", one.outcome)?;
         if let Some(met) = &one.rule {
-            rule(met, out)?;
+            print_rule(met, out)?;
         }
         if let Some(ceiling) = &one.ceiling {
             writeln!(out, "    ceiling   {} ({})", ceiling.says, ceiling.place)?;
-            now(ceiling, out)?;
+            print_bucket_state(ceiling, out)?;
         }
     }
     Ok(())
 }
 
-fn now(ceiling: &Under, out: &mut dyn io::Write) -> io::Result<()> {
+fn print_bucket_state(ceiling: &ConcurrencyExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     let Some(now) = &ceiling.now else { return Ok(()) };
-    let Now { in_flight, waiting, limit, rtt, min_rtt, gradient } = now;
+    let BucketSnapshot { in_flight, waiting, limit, rtt, min_rtt, gradient } = now;
     write!(out, "    now       {in_flight} of {limit} in flight, {waiting} waiting")?;
     if let Some(rtt) = rtt {
         write!(out, ", latency {rtt}")?;
@@ -110,20 +110,20 @@ fn now(ceiling: &Under, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out)
 }
 
-fn steps(one: &Explained, out: &mut dyn io::Write) -> io::Result<()> {
-    one.steps.iter().try_for_each(|step| looked(step, out))
+fn print_steps(one: &DescriptorExplanation, out: &mut dyn io::Write) -> io::Result<()> {
+    one.steps.iter().try_for_each(|step| print_step(step, out))
 }
 
-fn looked(step: &Looked, out: &mut dyn io::Write) -> io::Result<()> {
+fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  {}", step.entry)?;
     let absent = |one: &Candidate| one.how == "pattern" && one.verdict == "absent";
     let more =
-        step.candidates.iter().filter(|one| absent(one)).count().saturating_sub(ABSENT_SHOWN);
+        step.candidates.iter().filter(|one| absent(one)).count().saturating_sub(MAX_ABSENT_PATTERNS);
     let mut shown = 0;
     for one in &step.candidates {
         shown += usize::from(absent(one));
-        if !absent(one) || shown <= ABSENT_SHOWN {
-            let verdict = said(one);
+        if !absent(one) || shown <= MAX_ABSENT_PATTERNS {
+            let verdict = candidate_text(one);
             writeln!(out, "    {:<8}  {:<24}  {verdict}", one.how, one.name)?;
         }
     }
@@ -133,7 +133,7 @@ fn looked(step: &Looked, out: &mut dyn io::Write) -> io::Result<()> {
     Ok(())
 }
 
-fn said(one: &Candidate) -> &'static str {
+fn candidate_text(one: &Candidate) -> &'static str {
     match (&*one.verdict, &*one.how) {
         ("taken", _) => "taken",
         ("outranked", "pattern") => "matches too, but comes later",
@@ -143,7 +143,7 @@ fn said(one: &Candidate) -> &'static str {
     }
 }
 
-fn rule(met: &Met, out: &mut dyn io::Write) -> io::Result<()> {
+fn print_rule(met: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "    limit     {}", met.says)?;
     if let (Some(tick), Some(worth)) = (&met.tick, &met.tick_is_worth) {
         writeln!(out, "    tick      {tick}, worth {worth} hits")?;
@@ -157,25 +157,25 @@ fn rule(met: &Met, out: &mut dyn io::Write) -> io::Result<()> {
     }
     let fresh = &met.fresh;
     // A counted limit lacks `remaining` only during a forced decision.
-    let is_held = met.counter.is_some() && fresh.remaining.is_none();
-    let of = if is_held { ", whatever a counter holds" } else { " on a fresh counter" };
-    write!(out, "    answer    {}{of}: {}", hits(fresh.hits), fresh.verdict)?;
+    let is_forced = met.counter.is_some() && fresh.remaining.is_none();
+    let counter_note = if is_forced { ", whatever a counter holds" } else { " on a fresh counter" };
+    write!(out, "    answer    {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
     if let (Some(remaining), Some(reset)) = (fresh.remaining, &fresh.reset_after) {
-        write!(out, ", {remaining} remaining, at rest again after {}", coarse(reset))?;
+        write!(out, ", {remaining} remaining, at rest again after {}", round_up_to_seconds(reset))?;
     }
     writeln!(out)
 }
 
 /// Rounds a duration of more than one second in a small unit up to whole seconds.
-fn coarse(time: &str) -> String {
+fn round_up_to_seconds(time: &str) -> String {
     let seconds = |(unit, per): &(&str, u64)| {
         let number: u64 = time.strip_suffix(*unit)?.parse().ok()?;
         (*per < number).then(|| format!("{}s", number.div_ceil(*per)))
     };
-    let found = SMALL_UNITS.iter().find_map(seconds);
+    let found = SUBSECOND_UNITS.iter().find_map(seconds);
     found.unwrap_or_else(|| time.to_owned())
 }
 
-fn hits(hits: u64) -> String {
+fn hits_text(hits: u64) -> String {
     if hits == 1 { "1 hit".to_owned() } else { format!("{hits} hits") }
 }

@@ -1,7 +1,7 @@
 //! The command line.
 //!
 //! Guarantees:
-//! - Every command ends with an [`Outcome`], which determines the exit code.
+//! - Every command ends with an [`CommandOutcome`], which determines the exit code.
 //! - Results go to standard output, and errors to standard error.
 //!
 //! Not covered:
@@ -23,26 +23,26 @@ use std::process::ExitCode;
 
 use crate::clock::Clock;
 use crate::config;
-use crate::config::settings::{self, Doors, Loaded};
-use args::{Cli, Command, SchemaOf, Serve};
+use crate::config::settings::{self, SettingsInput, LoadedSettings};
+use args::{Cli, Command, SchemaKind, ServeArgs};
 
 /// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// Success without a finding. Exit code 0.
-    Yes,
+    Success,
     /// Success with a negative result, such as a finding or a denial. Exit code 1.
-    No,
+    Negative,
     /// The command failed. Exit code 2.
-    CouldNotSay,
+    Failed,
 }
 
-impl From<Outcome> for ExitCode {
-    fn from(outcome: Outcome) -> Self {
+impl From<CommandOutcome> for ExitCode {
+    fn from(outcome: CommandOutcome) -> Self {
         Self::from(match outcome {
-            Outcome::Yes => 0,
-            Outcome::No => 1,
-            Outcome::CouldNotSay => 2,
+            CommandOutcome::Success => 0,
+            CommandOutcome::Negative => 1,
+            CommandOutcome::Failed => 2,
         })
     }
 }
@@ -60,34 +60,34 @@ pub fn run(
     argv: Vec<OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
-) -> Outcome {
+) -> CommandOutcome {
     let done = match args::parse(argv) {
-        Ok(cli) => command(cli, environment, terminal),
-        Err(error) => refused(&error, terminal),
+        Ok(cli) => run_command(cli, environment, terminal),
+        Err(error) => print_clap_error(&error, terminal),
     };
-    // The reader of the output has closed it, as in `sluicegate schema limits | head`.
-    done.unwrap_or(Outcome::CouldNotSay)
+    // The reader of the output has closed it, as in `sluicegate schema limits_schema | head`.
+    done.unwrap_or(CommandOutcome::Failed)
 }
 
-fn command(
+fn run_command(
     cli: Cli,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
-) -> io::Result<Outcome> {
+) -> io::Result<CommandOutcome> {
     match cli.command {
         Command::Serve(serve) => start(&serve, environment, terminal),
         Command::Ratelimit(serve) => start_as_ratelimit(&serve, environment, terminal),
         Command::Schema(schema) => print_schema(schema.of, terminal),
         Command::Check(check) => check::check(&check, terminal),
         Command::Doctor(args) => {
-            let with = args::Serve {
+            let serve_args = args::ServeArgs {
                 settings: args.settings.clone(),
                 print_config: false,
                 flags: args.flags.clone(),
             };
-            match load(&with, environment, terminal)? {
-                Some(it) => doctor::doctor(&args, &it.settings, &Clock::system(), terminal),
-                None => Ok(Outcome::CouldNotSay),
+            match load_settings(&serve_args, environment, terminal)? {
+                Some(loaded) => doctor::doctor(&args, &loaded.settings, &Clock::system(), terminal),
+                None => Ok(CommandOutcome::Failed),
             }
         }
         Command::Ask(ask) => ask::ask(&ask, terminal),
@@ -95,22 +95,22 @@ fn command(
     }
 }
 
-fn refused(error: &clap::Error, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+fn print_clap_error(error: &clap::Error, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     if error.use_stderr() {
         write!(terminal.err, "{}", error.render())?;
-        return Ok(Outcome::CouldNotSay);
+        return Ok(CommandOutcome::Failed);
     }
     write!(terminal.out, "{}", error.render())?;
-    Ok(Outcome::Yes)
+    Ok(CommandOutcome::Success)
 }
 
 fn start(
-    serve: &Serve,
+    serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
-) -> io::Result<Outcome> {
-    match load(serve, environment, terminal)? {
-        None => Ok(Outcome::CouldNotSay),
+) -> io::Result<CommandOutcome> {
+    match load_settings(serve, environment, terminal)? {
+        None => Ok(CommandOutcome::Failed),
         Some(loaded) if serve.print_config => print_config(&loaded, terminal),
         Some(loaded) => serve::serve(&loaded.settings, &[], terminal),
     }
@@ -118,51 +118,51 @@ fn start(
 
 /// Serves with settings from the environment variables of envoyproxy/ratelimit.
 fn start_as_ratelimit(
-    serve: &Serve,
+    serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
-) -> io::Result<Outcome> {
+) -> io::Result<CommandOutcome> {
     let environment: Vec<_> = environment.into_iter().collect();
     let text = |text: &OsString| text.to_string_lossy().into_owned();
-    let known: Vec<_> = environment.iter().map(|(name, value)| (text(name), text(value))).collect();
-    let Some(doors) = open(serve, environment, terminal)? else {
-        return Ok(Outcome::CouldNotSay);
+    let variables: Vec<_> = environment.iter().map(|(name, value)| (text(name), text(value))).collect();
+    let Some(input) = collect_settings(serve, environment, terminal)? else {
+        return Ok(CommandOutcome::Failed);
     };
-    let read = match ratelimit::read(known, &doors.named_settings()) {
+    let read = match ratelimit::read_environment(variables, &input.explicit_setting_names()) {
         Ok(read) => read,
         Err(sentences) => {
             for sentence in sentences {
                 writeln!(terminal.err, "error: {sentence}")?;
             }
-            return Ok(Outcome::CouldNotSay);
+            return Ok(CommandOutcome::Failed);
         }
     };
-    match settle(&Doors { named: read.named, ..doors }, terminal)? {
-        None => Ok(Outcome::CouldNotSay),
+    match read_settings(&SettingsInput { ratelimit_values: read.settings, ..input }, terminal)? {
+        None => Ok(CommandOutcome::Failed),
         Some(loaded) if serve.print_config => print_config(&loaded, terminal),
         Some(loaded) => serve::serve(&loaded.settings, &read.notes, terminal),
     }
 }
 
 /// Returns the settings, or `None` after it has printed the errors.
-fn load(
-    serve: &Serve,
+fn load_settings(
+    serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
-) -> io::Result<Option<Loaded>> {
-    match open(serve, environment, terminal)? {
-        Some(doors) => settle(&doors, terminal),
+) -> io::Result<Option<LoadedSettings>> {
+    match collect_settings(serve, environment, terminal)? {
+        Some(doors) => read_settings(&doors, terminal),
         None => Ok(None),
     }
 }
 
 /// Collects the settings from all sources, or returns `None` after it has printed the error.
-fn open(
-    serve: &Serve,
+fn collect_settings(
+    serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
-) -> io::Result<Option<Doors>> {
-    match doors::open(serve, environment) {
+) -> io::Result<Option<SettingsInput>> {
+    match doors::collect(serve, environment) {
         Ok(doors) => Ok(Some(doors)),
         Err(sentence) => {
             writeln!(terminal.err, "error: {sentence}")?;
@@ -171,7 +171,7 @@ fn open(
     }
 }
 
-fn settle(doors: &Doors, terminal: &mut Terminal<'_>) -> io::Result<Option<Loaded>> {
+fn read_settings(doors: &SettingsInput, terminal: &mut Terminal<'_>) -> io::Result<Option<LoadedSettings>> {
     let loaded = settings::read(doors);
     let problems = loaded.as_ref().map_or_else(|problems| problems, |loaded| &loaded.warnings);
     for problem in problems {
@@ -180,15 +180,15 @@ fn settle(doors: &Doors, terminal: &mut Terminal<'_>) -> io::Result<Option<Loade
     Ok(loaded.ok())
 }
 
-fn print_config(loaded: &Loaded, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+fn print_config(loaded: &LoadedSettings, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     write!(terminal.out, "{}", settings::print_config(loaded))?;
-    Ok(Outcome::Yes)
+    Ok(CommandOutcome::Success)
 }
 
-fn print_schema(of: SchemaOf, terminal: &mut Terminal<'_>) -> io::Result<Outcome> {
+fn print_schema(of: SchemaKind, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     match of {
-        SchemaOf::Server => writeln!(terminal.out, "{:#}", settings::schema())?,
-        SchemaOf::Limits => writeln!(terminal.out, "{:#}", config::schema::limits())?,
+        SchemaKind::Server => writeln!(terminal.out, "{:#}", settings::schema())?,
+        SchemaKind::Limits => writeln!(terminal.out, "{:#}", config::schema::limits_schema())?,
     }
-    Ok(Outcome::Yes)
+    Ok(CommandOutcome::Success)
 }

@@ -27,75 +27,75 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::ratelimit::Note;
-use super::{Outcome, Terminal, doctor};
-use crate::backend::memory::{self, Memory};
-use crate::config::settings::{self, Backend, OtlpProtocol, Settings};
-use crate::edge::grpc::incoming::Listener;
-use crate::edge::grpc::tls::Tls;
-use crate::edge::health::{Health, Ready};
-use crate::edge::{Reporting, grpc, headers, http, syslog};
-use crate::engine::{CounterKeys, Engine, Overrides, Planning, Policy};
+use super::ratelimit::VariableNote;
+use super::{CommandOutcome, Terminal, doctor};
+use crate::backend::memory::{self, MemoryStore};
+use crate::config::settings::{self, StoreSetting, OtlpProtocol, Settings};
+use crate::edge::grpc::incoming::GrpcListener;
+use crate::edge::grpc::tls::ServerTls;
+use crate::edge::health::{Health, Readiness};
+use crate::edge::{ReplyOptions, grpc, headers, http, syslog};
+use crate::engine::{KeyNaming, Engine, OverridePolicy, PlanSettings, DecisionPolicy};
 use crate::kernel::units::Nanos;
-use crate::source::{Published, Source, Why};
-use crate::telemetry::metrics::{Gauges, METRICS, Process};
-use crate::telemetry::otlp::{self, Told};
-use drain::{Ends, Phase, Times};
-use limits::Follower;
-use listeners::{Bound, Listeners};
+use crate::source::{PublishedConfig, ConfigSource, LoadFailure};
+use crate::telemetry::metrics::{Gauges, METRICS, ProcessUsage};
+use crate::telemetry::otlp::{self, OtlpExporters};
+use drain::{ShutdownSignals, DrainPhase, DrainTimes};
+use limits::LimitsFollower;
+use listeners::{StartupListeners, Listeners};
 
 /// The duration of one sweep over all shards of the memory store.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
 
 /// The timeout for returning the balances of leases at shutdown.
-const GIVING_BACK: Duration = Duration::from_secs(2);
+const LEASE_RETURN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The timeout for forwarding releases to other replicas at shutdown.
-const PASSING_ON: Duration = Duration::from_millis(500);
+const RELEASE_FORWARD_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The maximum number of domains in the startup output: one screen.
-const MOST_DOMAINS_SAID: usize = 20;
+const MAX_DOMAINS_PRINTED: usize = 20;
 
 /// An error that prevents or ends serving.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum ServeError {
     #[error("{0}")]
-    System(#[from] std::io::Error),
+    Io(#[from] std::io::Error),
     #[error("{}", .0.join("\n"))]
-    Ports(Vec<String>),
+    Listen(Vec<String>),
     #[error("{0}")]
-    Limits(String),
+    InvalidLimits(String),
     #[error("{0}")]
-    NoTexts(String),
+    UnreadableLimits(String),
     #[error("{0}")]
-    Settings(String),
+    InvalidSettings(String),
     #[error("{0}; ending, for half a service is worse than none")]
-    Part(String),
+    TaskEnded(String),
 }
 
 pub(super) fn serve(
     settings: &Settings,
-    notes: &[Note],
+    notes: &[VariableNote],
     terminal: &mut Terminal<'_>,
-) -> std::io::Result<Outcome> {
+) -> std::io::Result<CommandOutcome> {
     log::start(settings.log_level, settings.log_format);
-    for Note { variable, line } in notes {
+    for VariableNote { variable, line } in notes {
         tracing::warn!("{variable}: {line}");
     }
-    let served = runtime(settings).map_err(Failure::from).and_then(|runtime| {
+    let served = runtime(settings).map_err(ServeError::from).and_then(|runtime| {
         let served = runtime.block_on(run(settings, terminal));
         // Requests in flight have already had `drain_timeout`.
         runtime.shutdown_background();
         served
     });
     match served {
-        Ok(()) => Ok(Outcome::Yes),
+        Ok(()) => Ok(CommandOutcome::Success),
         Err(failure) => {
             writeln!(terminal.err, "{failure}")?;
-            Ok(if matches!(failure, Failure::Limits(_)) {
-                Outcome::No
+            Ok(if matches!(failure, ServeError::InvalidLimits(_)) {
+                CommandOutcome::Negative
             } else {
-                Outcome::CouldNotSay
+                CommandOutcome::Failed
             })
         }
     }
@@ -109,115 +109,115 @@ fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
     builder.enable_all().build()
 }
 
-async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), ServeError> {
     // First, so that no signal during startup is lost.
-    let (mut ends, hangups) = Ends::listen(settings.on_hangup)?;
+    let (mut ends, hangups) = ShutdownSignals::install(settings.on_hangup)?;
     check_settings(settings)?;
-    let tls = connections::tls_of(settings).map_err(Failure::Settings)?;
-    let bound = Bound::first(settings).await.map_err(Failure::Ports)?;
-    let memory = Arc::new(memory_of(settings));
-    let (engine, connection) = store::engine(settings, &memory, policy_of(settings));
-    let engine = match stats::of(settings) {
+    let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
+    let bound = StartupListeners::bind_startup(settings).await.map_err(ServeError::Listen)?;
+    let memory = Arc::new(memory_store(settings));
+    let (engine, connection) = store::create_engine(settings, &memory, engine_policy(settings));
+    let engine = match stats::create_stats(settings) {
         Some(stats) => engine.with_stats(stats),
         None => engine,
     };
-    let trust = peers::trust_of(settings).map_err(Failure::Settings)?;
-    let (engine, posted) = peers::joined(settings, engine);
+    let trust = peers::load_trust(settings).map_err(ServeError::InvalidSettings)?;
+    let (engine, posted) = peers::with_forwarding(settings, engine);
     let engine = Arc::new(engine);
-    let mut source = limits::watch(settings, &engine).await.map_err(Failure::Settings)?;
-    let mut parts = Parts::default();
-    parts.lasting(hangups.ask(source.reload.clone()));
-    if let Bound::Waits(http) = &bound
-        && !source.is_first_here(http.as_ref(), &mut ends).await
+    let mut source = limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
+    let mut parts = ServiceTasks::default();
+    parts.spawn_background(hangups.trigger_reloads(source.reload.clone()));
+    if let StartupListeners::HttpOnly(http) = &bound
+        && !source.wait_for_first_limits(http.as_ref(), &mut ends).await
     {
         return Ok(());
     }
-    let mut listeners = bound.all(settings).await.map_err(Failure::Ports)?;
+    let mut listeners = bound.bind_rest(settings).await.map_err(ServeError::Listen)?;
     let first = source.published.borrow().clone();
     if let (None, false, Some(refused)) =
         (&first.config, settings.start_without_config, &first.status.last_error)
     {
-        let words = limits::in_words(refused);
-        return Err(match refused.why {
-            Why::Diagnostics(_) => Failure::Limits(words),
-            Why::Source(_) | Why::Words(_) | Why::Broke => Failure::NoTexts(words),
+        let words = limits::error_text(refused);
+        return Err(match refused.reason {
+            LoadFailure::Invalid(_) => ServeError::InvalidLimits(words),
+            LoadFailure::Unreadable(_) | LoadFailure::Unconvertible(_) | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(words),
         });
     }
     let health =
-        Health::new(if settings.healthy_with_config { Ready::NoConfig } else { Ready::Yes });
-    let (phase, finishing) = watch::channel(Phase::Serving);
-    say(settings, &listeners, &first, terminal)?;
-    let service = Service {
+        Health::new(if settings.healthy_with_config { Readiness::NoConfig } else { Readiness::Ready });
+    let (phase, finishing) = watch::channel(DrainPhase::Serving);
+    print_summary(settings, &listeners, &first, terminal)?;
+    let service = ServiceContext {
         settings,
         engine: Arc::clone(&engine),
         memory,
         health: health.clone(),
-        finishing,
+        phase: finishing,
         tls,
     };
-    let told = service.tell();
-    let (heard, ending) = (listeners.peers.take(), service.finishing.clone());
+    let telemetry = service.start_telemetry();
+    let (peer_listener, peer_phase) = (listeners.peers.take(), service.phase.clone());
     service.start(listeners, source, &mut parts);
-    if let Some((listener, posted)) = heard.zip(posted) {
-        let peering = peers::Peering { settings, engine: &engine, trust, finishing: ending };
+    if let Some((listener, posted)) = peer_listener.zip(posted) {
+        let peering = peers::PeerContext { settings, engine: &engine, trust, phase: peer_phase };
         peering.start(listener, posted, &mut parts)?;
     }
     if let Some(connection) = connection {
-        parts.lasting(connection);
-        let (beating, paying) = (Arc::clone(&engine), Arc::clone(&engine));
-        let speaking = Arc::clone(&engine);
-        parts.lasting(async move { speaking.speak_on().await });
-        parts.lasting(async move { beating.beat_on().await });
-        parts.lasting(async move { paying.pay_on().await });
+        parts.spawn_background(connection);
+        let (heartbeat_engine, debt_engine) = (Arc::clone(&engine), Arc::clone(&engine));
+        let report_engine = Arc::clone(&engine);
+        parts.spawn_background(async move { report_engine.report_forever().await });
+        parts.spawn_background(async move { heartbeat_engine.send_heartbeats().await });
+        parts.spawn_background(async move { debt_engine.repay_forever().await });
         if let Some(leases) = engine.leases().cloned() {
-            parts.lasting(leases.tend_on());
+            parts.spawn_background(leases.run_upkeep());
         }
-        let told = doctor::tell_all(settings.clone());
-        parts.lasting(async move {
-            told.await;
+        let doctor_findings = doctor::log_all_findings(settings.clone());
+        parts.spawn_background(async move {
+            doctor_findings.await;
             std::future::pending::<()>().await;
         });
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
-    let times = Times { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
+    let times = DrainTimes { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
     let ended = tokio::select! {
-        ended = parts.all_end() => ended,
-        () = drain::lead(ends, health, phase, times) => Ok(()),
+        ended = parts.wait_for_listeners() => ended,
+        () = drain::run_drain(ends, health, phase, times) => Ok(()),
     };
     if let Some(leases) = engine.leases() {
         // Hits that are not returned in time expire with their leases.
-        drop(tokio::time::timeout(GIVING_BACK, leases.give_back()).await);
+        drop(tokio::time::timeout(LEASE_RETURN_TIMEOUT, leases.return_all()).await);
     }
-    engine.pass_on_all(PASSING_ON).await;
+    engine.flush_forwarded(RELEASE_FORWARD_TIMEOUT).await;
     engine.leave().await;
-    if told.anything() {
+    if telemetry.is_active() {
         // This waits for the collector, which would block a worker thread.
-        drop(tokio::task::spawn_blocking(move || told.finish()).await);
+        drop(tokio::task::spawn_blocking(move || telemetry.shutdown()).await);
     }
     ended
 }
 
 /// Checks rules that involve several settings.
-fn check_settings(settings: &Settings) -> Result<(), Failure> {
-    let nothing_is_meant = settings.limits_optional || settings.xds_server.is_some();
-    if settings.limits.is_empty() && !nothing_is_meant {
+fn check_settings(settings: &Settings) -> Result<(), ServeError> {
+    let is_empty_allowed = settings.limits_optional || settings.xds_server.is_some();
+    if settings.limits.is_empty() && !is_empty_allowed {
         let why = "no limits: name a file or a directory with --limits".to_owned();
-        return Err(Failure::Settings(why));
+        return Err(ServeError::InvalidSettings(why));
     }
-    store::check(settings).map_err(Failure::Settings)
+    store::check_settings(settings).map_err(ServeError::InvalidSettings)
 }
 
-fn say(
+fn print_summary(
     settings: &Settings,
     listeners: &Listeners,
-    first: &Published,
+    first: &PublishedConfig,
     terminal: &mut Terminal<'_>,
 ) -> std::io::Result<()> {
-    for line in listeners.lines() {
+    for line in listeners.summary_lines() {
         writeln!(terminal.out, "{line}")?;
     }
-    if let Backend::Redis(url) = &settings.backend {
+    if let StoreSetting::Redis(url) = &settings.backend {
         writeln!(terminal.out, "counters in {url}")?;
         if let Some(url) = &settings.backend_per_second {
             writeln!(terminal.out, "counters of limits per second in {url}")?;
@@ -228,81 +228,81 @@ fn say(
     };
     let mut domains: Vec<_> = config.domains.values().collect();
     domains.sort_by(|a, b| a.name.cmp(&b.name));
-    for domain in domains.iter().take(MOST_DOMAINS_SAID) {
-        let ceilings = match domain.tree.ceilings().len() {
+    for domain in domains.iter().take(MAX_DOMAINS_PRINTED) {
+        let ceilings = match domain.tree.concurrency_limits().len() {
             0 => String::new(),
             some => format!(", {some} ceilings"),
         };
         let rules = domain.tree.rules().len();
         writeln!(terminal.out, "domain {}: {rules} rules{ceilings}", domain.name)?;
     }
-    if let more @ 1.. = domains.len().saturating_sub(MOST_DOMAINS_SAID) {
+    if let more @ 1.. = domains.len().saturating_sub(MAX_DOMAINS_PRINTED) {
         writeln!(terminal.out, "and {more} more domains")?;
     }
     Ok(())
 }
 
-struct Service<'s> {
+struct ServiceContext<'s> {
     settings: &'s Settings,
     engine: Arc<Engine>,
-    memory: Arc<Memory>,
+    memory: Arc<MemoryStore>,
     health: Health,
-    finishing: watch::Receiver<Phase>,
-    tls: Option<Arc<Tls>>,
+    phase: watch::Receiver<DrainPhase>,
+    tls: Option<Arc<ServerTls>>,
 }
 
-impl Service<'_> {
-    fn start(self, listeners: Listeners, source: Source, parts: &mut Parts) {
-        let judged = self.settings.healthy_with_config.then(|| self.health.clone());
-        let limits = Follower::start(
+impl ServiceContext<'_> {
+    fn start(self, listeners: Listeners, source: ConfigSource, parts: &mut ServiceTasks) {
+        let readiness = self.settings.healthy_with_config.then(|| self.health.clone());
+        let limits = LimitsFollower::start(
             source.published,
             Arc::clone(&self.engine),
-            judged,
+            readiness,
             self.settings.hooks.clone(),
         );
         self.start_grpc(listeners.grpc, parts);
         self.start_http(listeners.http, parts);
-        let files = limits.shown();
+        let files = limits.subscribe();
         let files = move || files.borrow().status.files.len();
-        let look = stats::look(&self.engine, self.tls.clone(), files);
+        let read_stats = stats::stats_reader(&self.engine, self.tls.clone(), files);
         if let Some(metrics) = listeners.metrics {
-            self.start_metrics(metrics, Arc::clone(&look), parts);
+            self.start_metrics(metrics, Arc::clone(&read_stats), parts);
         }
         if let Some(stats) = self.engine.stats() {
-            parts.lasting(stats::send(self.settings.clone(), Arc::clone(stats), look));
+            parts.spawn_background(stats::send_periodically(self.settings.clone(), Arc::clone(stats), read_stats));
         }
-        self.start_admin(listeners.admin, limits.shown(), parts);
+        self.start_admin(listeners.admin, limits.subscribe(), parts);
         if self.settings.healthy_with_backend {
             let (health, engine) = (self.health.clone(), Arc::clone(&self.engine));
-            health.set_backend(false);
-            parts.lasting(connections::heed_backend(health, engine));
+            health.set_store_available(false);
+            parts.spawn_background(connections::follow_store(health, engine));
         }
-        parts.lasting(limits.follow());
-        parts.lasting(async move { drop(source.task.await) });
+        parts.spawn_background(limits.follow());
+        parts.spawn_background(async move { drop(source.task.await) });
         if let Some(socket) = listeners.syslog {
             let (engine, from) = (Arc::clone(&self.engine), self.settings.syslog_from.clone());
-            parts.lasting(syslog::serve(socket, engine, from));
+            parts.spawn_background(syslog::serve(socket, engine, from));
         }
         let ceilings = Arc::clone(&self.engine);
-        parts.lasting(async move { ceilings.expire_on().await });
-        parts.lasting(sweep(self.memory, self.engine));
+        parts.spawn_background(async move { ceilings.expire_forever().await });
+        parts.spawn_background(sweep_counters(self.memory, self.engine));
     }
 
-    fn start_grpc(&self, listener: listeners::Grpc, parts: &mut Parts) {
+    fn start_grpc(&self, listener: listeners::GrpcSocket, parts: &mut ServiceTasks) {
         let (listener, file) = match listener {
-            listeners::Grpc::Tcp(listener) => (Listener::Tcp(listener), None),
-            listeners::Grpc::Unix(file, listener) => (Listener::Unix(listener), Some(file)),
+            listeners::GrpcSocket::Tcp(listener) => (GrpcListener::Tcp(listener), None),
+            listeners::GrpcSocket::Unix(file, listener) => (GrpcListener::Unix(listener), Some(file)),
         };
-        let grpc = grpc::Grpc {
+        let grpc = grpc::GrpcPort {
             engine: Arc::clone(&self.engine),
-            reporting: reporting_of(self.settings),
+            reporting: reporting_options(self.settings),
             hooks: Arc::new(self.settings.hooks.clone()),
             health: self.health.clone(),
             reflection: true,
             tls: self.tls.clone(),
-            age: connections::age_of(self.settings),
+            connection_age: connections::connection_age(self.settings),
         };
-        let finishing = drain::finishing(self.finishing.clone());
+        let finishing = drain::wait_until_finishing(self.phase.clone());
         let closing = async move {
             finishing.await;
             // Remove the socket file now. The listener closes
@@ -310,36 +310,36 @@ impl Service<'_> {
             drop(file);
         };
         let served = grpc::serve(listener, grpc, closing);
-        parts.finishing(
-            async move { served.await.map_err(|error| Failure::Part(error.to_string())) },
+        parts.spawn_listener(
+            async move { served.await.map_err(|error| ServeError::TaskEnded(error.to_string())) },
         );
     }
 
-    fn start_http(&self, listener: TcpListener, parts: &mut Parts) {
-        let (leaving, finishing) = self.leaving();
-        let ask = http::Ask {
+    fn start_http(&self, listener: TcpListener, parts: &mut ServiceTasks) {
+        let (draining, finishing) = self.drain_signal();
+        let ask = http::CheckPort {
             engine: Arc::clone(&self.engine),
-            reporting: reporting_of(self.settings),
+            reporting: reporting_options(self.settings),
             health: self.health.clone(),
             hooks: Arc::new(self.settings.hooks.clone()),
-            leaving,
+            draining,
         };
         let served = http::serve(listener, http::router(ask), finishing);
-        parts.finishing(async move {
+        parts.spawn_listener(async move {
             served.await;
             Ok(())
         });
     }
 
     /// Starts to export spans and metrics if the environment names a collector.
-    fn tell(&self) -> Told {
+    fn start_telemetry(&self) -> OtlpExporters {
         if !self.settings.otlp {
-            return Told::default();
+            return OtlpExporters::default();
         }
-        let look = self.look();
-        let page: otlp::Page = Arc::new(move || METRICS.page(look()).to_string());
+        let look = self.gauges_reader();
+        let page: otlp::RenderPage = Arc::new(move || METRICS.page(look()).to_string());
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let (told, refused) = otlp::start(&variable, &self.told_as(), &page);
+        let (told, refused) = otlp::start(&variable, &self.otlp_defaults(), &page);
         for why in refused {
             tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
         }
@@ -347,50 +347,50 @@ impl Service<'_> {
     }
 
     /// Returns the defaults for unset `OTEL_*` variables.
-    fn told_as(&self) -> otlp::Defaults {
+    fn otlp_defaults(&self) -> otlp::OtlpDefaults {
         let settings = self.settings;
         let mut attributes = settings.otlp_attributes.0.clone();
         if !attributes.iter().any(|(name, _)| name == "service.instance.id") {
-            attributes.push(("service.instance.id".to_owned(), store::instance()));
+            attributes.push(("service.instance.id".to_owned(), store::random_uuid()));
         }
-        otlp::Defaults {
+        otlp::OtlpDefaults {
             protocol: match settings.otlp_protocol {
-                OtlpProtocol::Grpc => otlp::Protocol::Grpc,
-                OtlpProtocol::Http => otlp::Protocol::Http,
+                OtlpProtocol::Grpc => otlp::OtlpTransport::Grpc,
+                OtlpProtocol::Http => otlp::OtlpTransport::Http,
             },
-            counts: settings.otlp_counts,
-            service: settings.otlp_service.clone(),
+            has_metrics: settings.otlp_counts,
+            service_name: settings.otlp_service.clone(),
             attributes,
-            sampled: f64::from(settings.otlp_sampled.get()),
+            sampled_fraction: f64::from(settings.otlp_sampled.get()),
         }
     }
 
-    fn start_metrics(&self, listener: TcpListener, looked: stats::Look, parts: &mut Parts) {
-        let look = self.look();
+    fn start_metrics(&self, listener: TcpListener, read_stats: stats::StatsReader, parts: &mut ServiceTasks) {
+        let look = self.gauges_reader();
         let own = move || METRICS.page(look()).to_string();
         let engine = Arc::clone(&self.engine);
         let names = self.settings.metrics_names;
-        let page = stats::pages(names, own, engine, looked);
+        let page = stats::metrics_page(names, own, engine, read_stats);
         let router =
-            http::metrics::router(&self.settings.metrics_path, page, stats::formats(names));
+            http::metrics::router(&self.settings.metrics_path, page, stats::page_formats(names));
         self.start_pages(listener, router, parts);
     }
 
-    fn look(&self) -> Look {
+    fn gauges_reader(&self) -> GaugesReader {
         let (memory, engine) = (Arc::clone(&self.memory), Arc::clone(&self.engine));
         let started = engine.clock().now();
         let count = |keys| u64::try_from(keys).unwrap_or(u64::MAX);
         Arc::new(move || {
-            let in_use = gauges::in_use(&engine);
+            let in_use = gauges::concurrency_usage(&engine);
             Gauges {
                 keys: count(memory.live_keys()),
                 max_keys: count(memory.max_keys()),
-                backend_is_down: engine.trouble().is_some(),
-                ceilings: gauges::ceilings(&engine, &in_use),
-                in_use,
-                balances: gauges::balances(&engine),
-                started,
-                process: Process::look(),
+                is_store_down: engine.store_failure().is_some(),
+                concurrency: gauges::concurrency_totals(&engine, &in_use),
+                concurrency_limits: in_use,
+                leases: gauges::lease_balances(&engine),
+                started_at: started,
+                process: ProcessUsage::measure(),
             }
         })
     }
@@ -398,40 +398,40 @@ impl Service<'_> {
     fn start_admin(
         &self,
         listener: TcpListener,
-        published: watch::Receiver<Published>,
-        parts: &mut Parts,
+        published: watch::Receiver<PublishedConfig>,
+        parts: &mut ServiceTasks,
     ) {
         let admin = http::admin::Admin {
             token: self.settings.admin_token.clone(),
             debug_pages: self.settings.debug_pages,
             engine: Arc::clone(&self.engine),
-            loads: Arc::new(move || limits::loads(&published)),
+            load_report: Arc::new(move || limits::admin_loads(&published)),
         };
         let served = http::serve(
             listener,
             http::admin::router(admin),
-            drain::finishing(self.finishing.clone()),
+            drain::wait_until_finishing(self.phase.clone()),
         );
-        parts.finishing(async move {
+        parts.spawn_listener(async move {
             served.await;
             Ok(())
         });
     }
 
     /// Returns the drain signal for long-running requests, and the future that stops the listener.
-    fn leaving(&self) -> (watch::Receiver<bool>, impl Future<Output = ()> + use<>) {
-        let (leave, leaving) = watch::channel(false);
-        let finishing = drain::finishing(self.finishing.clone());
-        let told = async move {
+    fn drain_signal(&self) -> (watch::Receiver<bool>, impl Future<Output = ()> + use<>) {
+        let (drain_sender, draining) = watch::channel(false);
+        let finishing = drain::wait_until_finishing(self.phase.clone());
+        let finished = async move {
             finishing.await;
-            leave.send_replace(true);
+            drain_sender.send_replace(true);
         };
-        (leaving, told)
+        (draining, finished)
     }
 
-    fn start_pages(&self, listener: TcpListener, router: axum::Router, parts: &mut Parts) {
-        let served = http::serve(listener, router, drain::finishing(self.finishing.clone()));
-        parts.finishing(async move {
+    fn start_pages(&self, listener: TcpListener, router: axum::Router, parts: &mut ServiceTasks) {
+        let served = http::serve(listener, router, drain::wait_until_finishing(self.phase.clone()));
+        parts.spawn_listener(async move {
             served.await;
             Ok(())
         });
@@ -439,36 +439,36 @@ impl Service<'_> {
 }
 
 /// Reads the gauges, which are sampled instead of counted.
-type Look = Arc<dyn Fn() -> Gauges + Send + Sync>;
+type GaugesReader = Arc<dyn Fn() -> Gauges + Send + Sync>;
 
 #[derive(Default)]
-struct Parts {
+struct ServiceTasks {
     /// Listeners. Each ends when its requests in flight are finished.
-    finishing: JoinSet<Result<(), Failure>>,
+    listeners: JoinSet<Result<(), ServeError>>,
     /// Tasks that run as long as the process. The end of one is an error.
-    lasting: JoinSet<()>,
+    background: JoinSet<()>,
 }
 
-impl Parts {
-    fn finishing(&mut self, part: impl Future<Output = Result<(), Failure>> + Send + 'static) {
-        self.finishing.spawn(part);
+impl ServiceTasks {
+    fn spawn_listener(&mut self, part: impl Future<Output = Result<(), ServeError>> + Send + 'static) {
+        self.listeners.spawn(part);
     }
 
-    fn lasting(&mut self, part: impl Future<Output = ()> + Send + 'static) {
-        self.lasting.spawn(part);
+    fn spawn_background(&mut self, part: impl Future<Output = ()> + Send + 'static) {
+        self.background.spawn(part);
     }
 
     /// Waits until all listeners have finished. Returns
     /// an error as soon as any task ends unexpectedly.
-    async fn all_end(&mut self) -> Result<(), Failure> {
-        let lost = |how: &dyn std::fmt::Display| Failure::Part(format!("a part was lost: {how}"));
+    async fn wait_for_listeners(&mut self) -> Result<(), ServeError> {
+        let lost = |how: &dyn std::fmt::Display| ServeError::TaskEnded(format!("a part was lost: {how}"));
         loop {
             tokio::select! {
-                ended = self.finishing.join_next() => match ended {
+                ended = self.listeners.join_next() => match ended {
                     None => return Ok(()),
                     Some(ended) => ended.map_err(|died| lost(&died))??,
                 },
-                Some(ended) = self.lasting.join_next() => {
+                Some(ended) = self.background.join_next() => {
                     return Err(ended.map_or_else(|died| lost(&died), |()| lost(&"it ended")));
                 }
             }
@@ -476,17 +476,17 @@ impl Parts {
     }
 }
 
-fn memory_of(settings: &Settings) -> Memory {
+fn memory_store(settings: &Settings) -> MemoryStore {
     let when_full = match settings.when_full {
         settings::WhenFull::Deny => memory::WhenFull::Deny,
         settings::WhenFull::Allow => memory::WhenFull::Allow,
     };
     let most = usize::try_from(settings.max_keys).unwrap_or(usize::MAX);
-    Memory::new(most, when_full, secret())
+    MemoryStore::new(most, when_full, hash_secret())
 }
 
 /// Returns 16 unpredictable bytes. The standard library seeds its hashers from the system.
-fn secret() -> [u8; 16] {
+fn hash_secret() -> [u8; 16] {
     let random = std::hash::RandomState::new();
     let mut secret = [0; 16];
     secret[..8].copy_from_slice(&random.hash_one(0_u8).to_le_bytes());
@@ -494,49 +494,49 @@ fn secret() -> [u8; 16] {
     secret
 }
 
-fn policy_of(settings: &Settings) -> Policy {
+fn engine_policy(settings: &Settings) -> DecisionPolicy {
     let keys = match settings.counter_keys {
-        settings::CounterKeys::Injective => CounterKeys::Injective,
-        settings::CounterKeys::Envoyproxy => CounterKeys::Envoyproxy,
+        settings::CounterKeys::Injective => KeyNaming::Unique,
+        settings::CounterKeys::Envoyproxy => KeyNaming::Envoyproxy,
     };
     let overrides = match settings.overrides {
-        settings::Overrides::Allow => Overrides::Allow,
-        settings::Overrides::Deny => Overrides::Deny,
-        settings::Overrides::Max => Overrides::Max,
+        settings::Overrides::Allow => OverridePolicy::Allow,
+        settings::Overrides::Deny => OverridePolicy::Deny,
+        settings::Overrides::Max => OverridePolicy::Max,
     };
-    let planning = Planning { keys, overrides, quota_for_all: settings.quota_mode };
+    let planning = PlanSettings { keys, overrides, quota_for_all: settings.quota_mode };
     let near_limit_ratio = settings.near_limit_ratio.get();
-    Policy { planning, shadow: settings.shadow_mode, near_limit_ratio }
+    DecisionPolicy { planning, is_shadow: settings.shadow_mode, near_limit_ratio }
 }
 
-fn reporting_of(settings: &Settings) -> Reporting {
-    Reporting {
-        headers: headers::Headers::chosen(settings),
-        upstream: settings.request_headers.then(|| headers::Names::chosen(settings)),
+fn reporting_options(settings: &Settings) -> ReplyOptions {
+    ReplyOptions {
+        headers: headers::RateLimitHeaders::from_settings(settings),
+        upstream_names: settings.request_headers.then(|| headers::CompatHeaderNames::from_settings(settings)),
         dynamic_metadata: settings.dynamic_metadata,
-        negative_hits: settings.negative_hits,
+        allow_negative_hits: settings.negative_hits,
     }
 }
 
 /// Removes expired counters, one shard per tick. Warns
 /// once per round if the store had no room for new keys.
-async fn sweep(memory: Arc<Memory>, engine: Arc<Engine>) {
-    let shards = u32::try_from(Memory::SHARDS).unwrap_or(u32::MAX);
+async fn sweep_counters(memory: Arc<MemoryStore>, engine: Arc<Engine>) {
+    let shards = u32::try_from(MemoryStore::SHARDS).unwrap_or(u32::MAX);
     let mut ticks = tokio::time::interval(SWEEP_ROUND / shards);
-    let mut told = 0;
+    let mut reported = 0;
     loop {
         for _ in 0..shards {
             ticks.tick().await;
             memory.sweep_next(engine.clock().now());
         }
         let full = memory.times_full();
-        if full > told {
+        if full > reported {
             tracing::warn!(
-                times = full - told,
+                times = full - reported,
                 max_keys = memory.max_keys(),
                 "new keys found no room; raise max_keys, or see which descriptor has so many values"
             );
-            told = full;
+            reported = full;
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::kernel::units::Nanos;
 
 /// The local day on which a window starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Starts {
+pub enum WindowStartDay {
     /// Every day.
     Day,
     /// This day of every week.
@@ -44,45 +44,45 @@ pub enum Starts {
 
 /// The candidate windows around the current local date, as steps. A time zone
 /// transition shifts an instant by at most one day and skips at most one window.
-const AROUND: std::ops::RangeInclusive<i64> = -3..=4;
+const CANDIDATE_STEPS: std::ops::RangeInclusive<i64> = -3..=4;
 
-/// The last result of [`Calendar::around`]. Nearly every check falls into the
+/// The last result of [`Calendar::cached_starts_around`]. Nearly every check falls into the
 /// same window as the previous one. Comparing two calendars ignores this cache.
 #[derive(Debug, Default)]
-pub(crate) struct Latest(ArcSwapOption<[Nanos; 4]>);
+pub(crate) struct CachedStarts(ArcSwapOption<[Nanos; 4]>);
 
-impl Clone for Latest {
+impl Clone for CachedStarts {
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-impl PartialEq for Latest {
+impl PartialEq for CachedStarts {
     fn eq(&self, _other: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Latest {}
+impl Eq for CachedStarts {}
 
 impl Calendar {
     /// Creates a calendar whose windows start on these days, local to `time_zone`.
     #[must_use]
-    pub fn new(time_zone: TimeZone, starts: Starts) -> Self {
-        Self { time_zone, starts, latest: Latest::default() }
+    pub fn new(time_zone: TimeZone, starts: WindowStartDay) -> Self {
+        Self { time_zone, start_day: starts, cached_starts: CachedStarts::default() }
     }
 
     /// Returns [`Calendar::starts_around`] from a cache. Cost:
     /// one comparison, plus the conversions once per window.
     #[must_use]
-    pub fn around(&self, now: Nanos) -> [Nanos; 4] {
-        if let Some(starts) = self.latest.0.load().as_deref()
+    pub fn cached_starts_around(&self, now: Nanos) -> [Nanos; 4] {
+        if let Some(starts) = self.cached_starts.0.load().as_deref()
             && (starts[1]..starts[2]).contains(&now)
         {
             return *starts;
         }
         let starts = self.starts_around(now);
-        self.latest.0.store(Some(Arc::new(starts)));
+        self.cached_starts.0.store(Some(Arc::new(starts)));
         starts
     }
 
@@ -93,8 +93,8 @@ impl Calendar {
     #[must_use]
     pub fn starts_around(&self, now: Nanos) -> [Nanos; 4] {
         let today = timestamp(now).to_zoned(self.time_zone.clone()).date();
-        let mut starts: SmallVec<[Nanos; 8]> = AROUND
-            .map(|step| first_instant(self.starts.window(today, step), &self.time_zone))
+        let mut starts: SmallVec<[Nanos; 8]> = CANDIDATE_STEPS
+            .map(|step| first_instant(self.start_day.window_start(today, step), &self.time_zone))
             .collect();
         starts.dedup();
         let current = starts.partition_point(|&start| start <= now).saturating_sub(1);
@@ -104,43 +104,43 @@ impl Calendar {
     }
 
     /// Returns ascending window starts of the year 2000, as a placeholder.
-    pub(crate) fn long_ago(&self) -> [Nanos; 4] {
+    pub(crate) fn past_starts(&self) -> [Nanos; 4] {
         self.starts_around(Nanos::from_secs(946_684_800))
     }
 }
 
-impl Starts {
+impl WindowStartDay {
     /// Returns the first day of the window that contains `today`, shifted by `step` windows.
-    fn window(self, today: Date, step: i64) -> Date {
+    fn window_start(self, today: Date, step: i64) -> Date {
         let (first, length) = match self {
             Self::Day => (today, Span::new().days(1)),
             Self::Week(start) => {
                 let into = start.until(today.weekday());
-                (shift(today, Span::new().days(-i64::from(into))), Span::new().weeks(1))
+                (saturating_shift(today, Span::new().days(-i64::from(into))), Span::new().weeks(1))
             }
             // Every month has a first day, so stepping never drifts. The day is applied afterwards.
             Self::Month(_) => (today.first_of_month(), Span::new().months(1)),
             Self::Year { .. } => (today.first_of_year(), Span::new().years(1)),
         };
-        let moved = shift(first, length.checked_mul(step).unwrap_or_default());
+        let moved = saturating_shift(first, length.checked_mul(step).unwrap_or_default());
         match self {
             Self::Day | Self::Week(_) => moved,
-            Self::Month(day) => on_day(moved, day),
+            Self::Month(day) => with_day_of_month(moved, day),
             Self::Year { month, day } => {
-                on_day(Date::new(moved.year(), month, 1).unwrap_or(moved), day)
+                with_day_of_month(Date::new(moved.year(), month, 1).unwrap_or(moved), day)
             }
         }
     }
 }
 
 /// Returns this day of `month`, or the month's last day.
-fn on_day(month: Date, day: i8) -> Date {
+fn with_day_of_month(month: Date, day: i8) -> Date {
     let day = day.min(month.days_in_month());
     Date::new(month.year(), month.month(), day).unwrap_or(month)
 }
 
 /// Saturates at the ends of the calendar, the years -9999 and 9999.
-fn shift(date: Date, by: Span) -> Date {
+fn saturating_shift(date: Date, by: Span) -> Date {
     date.saturating_add(by)
 }
 

@@ -9,28 +9,28 @@
 use std::fmt;
 
 use super::resolve::words;
-use crate::kernel::concurrency::limiter::{Rules, Waiting};
-use crate::kernel::concurrency::policy::Adaptive;
+use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use crate::kernel::concurrency::policy::AdaptiveConfig;
 use crate::kernel::units::Nanos;
 
 /// The default of `max_duration`.
-pub const MAX_DURATION: Nanos = Nanos::from_secs(60);
+pub const DEFAULT_MAX_DURATION: Nanos = Nanos::from_secs(60);
 
 /// The `max_duration` of a fleet-wide limit above which warning W30
 /// is reported. The share of a lost replica stays reserved that long.
-pub const LONG: Nanos = Nanos::from_secs(300);
+pub const LONG_MAX_DURATION: Nanos = Nanos::from_secs(300);
 
 /// The largest limit for which `mode: leased` causes warning
 /// W31. Most of a few dozen replicas would have no share.
-pub const SMALL: u32 = 10;
+pub const SMALL_LIMIT: u32 = 10;
 
 /// The smallest limit for which `mode: strict` causes warning W32. At
 /// this size, shares are fine enough to avoid a store call per request.
-pub const LARGE: u32 = 1_000;
+pub const LARGE_LIMIT: u32 = 1_000;
 
 /// The replicas that a concurrency limit covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum ConcurrencyMode {
     /// Each replica enforces the limit alone.
     Local,
     /// One limit for the whole fleet, split into shares.
@@ -41,7 +41,7 @@ pub enum Mode {
 
 /// The fallback of a replica without a valid share while the store does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnFailure {
+pub enum ConcurrencyFallback {
     /// No requests in flight.
     Deny,
     /// The smaller of the replica's last share and its last fair share.
@@ -54,29 +54,29 @@ pub enum OnFailure {
 
 /// A concurrency limit and the reply to rejected requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ceiling {
+pub struct ConcurrencyLimit {
     /// The size of the limit, its adaptive range and its queue.
-    pub rules: Rules,
+    pub rules: LimiterConfig,
     /// The replicas that the limit covers. `None` means
     /// the whole fleet, if there is a shared store.
-    pub mode: Option<Mode>,
+    pub mode: Option<ConcurrencyMode>,
     /// The fallback while the store does not answer; unused in `local` mode.
-    pub on_backend_failure: OnFailure,
+    pub on_backend_failure: ConcurrencyFallback,
     /// The time after which a permit expires if its release may be lost.
     pub max_duration: Nanos,
     /// The reply to a rejected request.
-    pub reject: Reject,
+    pub reject: RejectReply,
     /// Shadow mode: counted and reported, not enforced.
     pub shadow: bool,
     /// The node's full path, as in [`super::Rule`].
     pub path: Box<str>,
     /// The source file and line.
-    pub place: Box<str>,
+    pub location: Box<str>,
 }
 
 /// The reply to a rejected request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reject {
+pub struct RejectReply {
     /// The HTTP status, 400 to 599.
     pub status: u16,
     /// The value of `Retry-After`, if the reply has one.
@@ -85,31 +85,31 @@ pub struct Reject {
     pub body: Box<str>,
 }
 
-impl Default for Reject {
+impl Default for RejectReply {
     fn default() -> Self {
         Self { status: 503, retry_after: None, body: Box::default() }
     }
 }
 
 /// `64 in flight, gradient from 8 to 512, queue of 100 for 300ms, rejected with 503`.
-impl fmt::Display for Ceiling {
+impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { limit, adaptive, waiting } = &self.rules;
+        let LimiterConfig { limit, adaptive, queue: waiting } = &self.rules;
         write!(f, "{limit} in flight")?;
-        if let Some(Adaptive { law, min, max }) = adaptive {
-            write!(f, ", {} from {min} to {max}", words::name(words::POLICIES, *law))?;
+        if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
+            write!(f, ", {} from {min} to {max}", words::keyword_of(words::ALGORITHMS, *law))?;
         }
-        if let Some(Waiting { size, timeout }) = waiting {
+        if let Some(QueueConfig { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;
         }
         if let Some(mode) = self.mode {
-            write!(f, ", mode {}", words::name(words::CEILING_MODES, mode))?;
+            write!(f, ", mode {}", words::keyword_of(words::CONCURRENCY_MODES, mode))?;
         }
-        if self.on_backend_failure != OnFailure::default() {
-            let failure = words::name(words::CEILING_FAILURES, self.on_backend_failure);
+        if self.on_backend_failure != ConcurrencyFallback::default() {
+            let failure = words::keyword_of(words::CONCURRENCY_FALLBACKS, self.on_backend_failure);
             write!(f, ", on backend failure {failure}")?;
         }
-        if self.max_duration != MAX_DURATION {
+        if self.max_duration != DEFAULT_MAX_DURATION {
             write!(f, ", at most {}", self.max_duration)?;
         }
         write!(f, ", rejected with {}", self.reject)?;
@@ -118,7 +118,7 @@ impl fmt::Display for Ceiling {
 }
 
 /// `503, retry after 1s, "busy"`.
-impl fmt::Display for Reject {
+impl fmt::Display for RejectReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.status.fmt(f)?;
         if let Some(retry_after) = self.retry_after {

@@ -8,11 +8,11 @@
 
 use std::fmt;
 
-use super::calendar::Starts;
+use super::calendar::WindowStartDay;
 use super::resolve::words;
-use super::{Calendar, Limit, Mode, OnBackendFailure, Rule, Unit, Window};
-use crate::kernel::lease::sizer::Size;
-use crate::kernel::lease::{Overshoot, Terms};
+use super::{Calendar, Limit, LimitMode, FallbackMode, Rule, Unit, LimitWindow};
+use crate::kernel::lease::sizer::LeaseSizing;
+use crate::kernel::lease::{Overshoot, LeaseTerms};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Hits;
 
@@ -35,29 +35,29 @@ impl fmt::Display for Rule {
             (self.detailed_metric, ", detailed metric"),
             (self.metadata.is_some(), ", with metadata"),
         ];
-        marks.into_iter().filter(|(said, _)| *said).try_for_each(|(_, word)| f.write_str(word))
+        marks.into_iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, word)| f.write_str(word))
     }
 }
 
 /// `600 per minute, gcra, burst 50`.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} per {}, {}", self.requests, self.window, strategy_word(&self.strategy))?;
+        write!(f, "{} per {}, {}", self.requests, self.window, strategy_keyword(&self.strategy))?;
         if let Strategy::Gcra(gcra) = &self.strategy {
             write!(f, ", burst {}", gcra.burst())?;
         }
-        if self.mode != Mode::Strict {
+        if self.mode != LimitMode::Strict {
             write!(f, ", mode {}", self.mode)?;
         }
         match self.on_backend_failure {
-            OnBackendFailure::Error => Ok(()),
+            FallbackMode::Error => Ok(()),
             failure => write!(f, ", on backend failure {failure}"),
         }
     }
 }
 
 /// `minute`, `90s`, or `month from day 15 in Europe/Berlin`.
-impl fmt::Display for Window {
+impl fmt::Display for LimitWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unit(unit) => unit.fmt(f),
@@ -69,34 +69,34 @@ impl fmt::Display for Window {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(words::name(words::UNITS, *self))
+        f.write_str(words::keyword_of(words::UNITS, *self))
     }
 }
 
 /// `cached_deny`, or `leased, max_overshoot 12`. A percentage is shown in hits.
-impl fmt::Display for Mode {
+impl fmt::Display for LimitMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Strict => words::ModeWord::Strict.fmt(f),
-            Self::CachedDeny => words::ModeWord::CachedDeny.fmt(f),
-            Self::Leased(Terms { overshoot, size, .. }) => {
+            Self::Strict => words::ModeKeyword::Strict.fmt(f),
+            Self::CachedDeny => words::ModeKeyword::CachedDeny.fmt(f),
+            Self::Leased(LeaseTerms { overshoot, sizing: size, .. }) => {
                 let hits = match overshoot {
                     Overshoot::AtMost(hits) => *hits,
                     Overshoot::InWindow => Hits(0),
                 };
-                write!(f, "{}, max_overshoot {}", words::ModeWord::Leased, hits.0)?;
+                write!(f, "{}, max_overshoot {}", words::ModeKeyword::Leased, hits.0)?;
                 match size {
-                    Size::Learned => Ok(()),
-                    Size::Fixed(hits) => write!(f, ", lease_hits {}", hits.0),
+                    LeaseSizing::Learned => Ok(()),
+                    LeaseSizing::Fixed(hits) => write!(f, ", lease_hits {}", hits.0),
                 }
             }
         }
     }
 }
 
-impl fmt::Display for OnBackendFailure {
+impl fmt::Display for FallbackMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(words::name(words::FAILURES, *self))
+        f.write_str(words::keyword_of(words::FALLBACK_MODES, *self))
     }
 }
 
@@ -104,27 +104,27 @@ impl fmt::Display for OnBackendFailure {
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let zone = self.time_zone.iana_name().unwrap_or("UTC");
-        match self.starts {
-            Starts::Day => write!(f, "from midnight in {zone}"),
-            Starts::Week(day) => {
-                write!(f, "from {} in {zone}", words::name(words::WEEKDAYS, day))
+        match self.start_day {
+            WindowStartDay::Day => write!(f, "from midnight in {zone}"),
+            WindowStartDay::Week(day) => {
+                write!(f, "from {} in {zone}", words::keyword_of(words::WEEKDAYS, day))
             }
-            Starts::Month(31) => write!(f, "from its last day in {zone}"),
-            Starts::Month(day) => write!(f, "from day {day} in {zone}"),
-            Starts::Year { month, day } => write!(f, "from {month:02}-{day:02} in {zone}"),
+            WindowStartDay::Month(31) => write!(f, "from its last day in {zone}"),
+            WindowStartDay::Month(day) => write!(f, "from day {day} in {zone}"),
+            WindowStartDay::Year { month, day } => write!(f, "from {month:02}-{day:02} in {zone}"),
         }
     }
 }
 
 /// Returns the `strategy` keyword of a limits file.
 #[must_use]
-pub fn strategy_word(strategy: &Strategy) -> &'static str {
-    use words::StrategyWord::{FixedWindow, Gcra, SlidingLog, SlidingWindow};
+pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
+    use words::StrategyKeyword::{FixedWindow, Gcra, SlidingLog, SlidingWindow};
     let word = match strategy {
         Strategy::Gcra(_) => Gcra,
         Strategy::FixedWindow(_) => FixedWindow,
         Strategy::SlidingWindow(_) => SlidingWindow,
         Strategy::SlidingLog(_) => SlidingLog,
     };
-    words::name(words::STRATEGIES, word)
+    words::keyword_of(words::STRATEGIES, word)
 }

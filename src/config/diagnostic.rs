@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Serialize, Serializer};
 
-pub use found::{Counts, Diagnostics};
+pub use found::{SeverityCounts, Diagnostics};
 
 /// A range of bytes in the decoded source text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,7 +36,7 @@ pub struct Spanned<T> {
 
 /// A named source text, which converts spans to lines and columns.
 #[derive(Debug)]
-pub struct Source {
+pub struct SourceText {
     /// The path as the user wrote it, for example `limits/shop.yaml`.
     pub name: Arc<str>,
     /// The decoded text (UTF-8, no byte order mark).
@@ -47,9 +47,9 @@ pub struct Source {
 
 /// The maximum number of characters shown on each side of a
 /// location. A JSON file can have one line of many megabytes.
-const SHOWN: usize = 120;
+const EXCERPT_CHARS: usize = 120;
 
-impl Source {
+impl SourceText {
     /// Creates a named text.
     #[must_use]
     pub fn new(name: &str, text: impl Into<Arc<str>>) -> Self {
@@ -60,25 +60,25 @@ impl Source {
     ///
     /// Cost: the first call scans the whole text, later calls scan one line.
     #[must_use]
-    pub fn place(&self, span: Span) -> Place {
+    pub fn locate(&self, span: Span) -> SourceLocation {
         let start = floor_char(&self.text, span.start);
         let lines = self.line_starts();
         let line = lines.partition_point(|first| *first <= start);
         let first = lines.get(line.saturating_sub(1)).copied().unwrap_or(0);
         let before = &self.text[first..start];
         let rest = until_line_end(&self.text[start..]);
-        let meant = floor_char(rest, span.end.saturating_sub(start));
-        Place {
+        let marked_len = floor_char(rest, span.end.saturating_sub(start));
+        SourceLocation {
             file: self.name.clone(),
             line,
             column: before.chars().count() + 1,
-            width: rest[..meant].chars().take(SHOWN).count().max(1),
-            shown: before.chars().count().saturating_sub(SHOWN),
+            width: rest[..marked_len].chars().take(EXCERPT_CHARS).count().max(1),
+            skipped_chars: before.chars().count().saturating_sub(EXCERPT_CHARS),
             text: excerpt(before, rest),
         }
     }
 
-    /// Returns the line of byte `at`, from 1. Cost: logarithmic
+    /// Returns the line of byte `into_diagnostic`, from 1. Cost: logarithmic
     /// in the number of lines, after the first call.
     #[must_use]
     pub fn line(&self, at: usize) -> usize {
@@ -122,7 +122,7 @@ fn until_line_end(text: &str) -> &str {
 }
 
 /// Replaces control characters, so that a file cannot control a terminal.
-fn harmless(c: char) -> char {
+fn printable(c: char) -> char {
     match c {
         '\t' => ' ',
         c if c.is_control() => char::REPLACEMENT_CHARACTER,
@@ -131,13 +131,13 @@ fn harmless(c: char) -> char {
 }
 
 fn excerpt(before: &str, rest: &str) -> Box<str> {
-    let skipped = before.chars().count().saturating_sub(SHOWN);
-    before.chars().skip(skipped).chain(rest.chars().take(SHOWN)).map(harmless).collect()
+    let skipped = before.chars().count().saturating_sub(EXCERPT_CHARS);
+    before.chars().skip(skipped).chain(rest.chars().take(EXCERPT_CHARS)).map(printable).collect()
 }
 
 /// A location in a source text, with the source line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLocation {
     /// The name of the file.
     pub file: Arc<str>,
     /// The line, from 1.
@@ -147,7 +147,7 @@ pub struct Place {
     /// The number of marked characters; at least 1.
     pub width: usize,
     /// The number of characters that `text` omits at the start of a long line.
-    pub shown: usize,
+    pub skipped_chars: usize,
     /// The source line; of a long line, the part around the column.
     pub text: Box<str>,
 }
@@ -180,7 +180,7 @@ pub struct Diagnostic {
     /// The kind of finding, from the closed list.
     pub code: Code,
     /// The location.
-    pub place: Place,
+    pub location: SourceLocation,
     /// The expected and the actual content: one lower-case sentence without a full stop.
     pub message: String,
     /// The suggested fix.
@@ -198,7 +198,7 @@ impl Diagnostic {
 /// The format of the command `check`: location and message, the line, a caret with the fix.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { file, line, column, width, shown, text } = &self.place;
+        let SourceLocation { file, line, column, width, skipped_chars: shown, text } = &self.location;
         let (severity, code) = (self.severity(), self.code.name());
         writeln!(f, "{file}:{line}:{column} {severity}[{code}] {}", self.message)?;
         writeln!(f, "{line:>5} | {text}")?;
@@ -210,12 +210,12 @@ impl fmt::Display for Diagnostic {
 
 impl Serialize for Diagnostic {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Flat {
+        DiagnosticJson {
             severity: self.severity(),
             code: self.code.name(),
-            file: &self.place.file,
-            line: self.place.line,
-            column: self.place.column,
+            file: &self.location.file,
+            line: self.location.line,
+            column: self.location.column,
             message: &self.message,
             help: self.help.as_deref(),
         }
@@ -225,7 +225,7 @@ impl Serialize for Diagnostic {
 
 /// The JSON form of a diagnostic, with stable field names for other programs.
 #[derive(Serialize)]
-struct Flat<'a> {
+struct DiagnosticJson<'a> {
     severity: Severity,
     code: &'a str,
     file: &'a str,
@@ -340,14 +340,14 @@ impl Code {
 /// Keeps the first thousand findings of each severity and counts the others.
 #[derive(Debug, Default)]
 pub struct Findings {
-    errors: Vec<Finding>,
-    warnings: Vec<Finding>,
-    notes: Vec<Finding>,
-    beyond: Counts,
+    errors: Vec<SpannedFinding>,
+    warnings: Vec<SpannedFinding>,
+    notes: Vec<SpannedFinding>,
+    dropped: SeverityCounts,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
+struct SpannedFinding {
     span: Span,
     code: Code,
     message: String,
@@ -355,14 +355,14 @@ struct Finding {
 }
 
 /// The maximum of kept findings per severity. A generated file can have millions.
-const KEPT: usize = 1000;
+const MAX_KEPT_FINDINGS: usize = 1000;
 
-const SHOWN_OF_ONE_FILE: usize = 200;
+const MAX_SHOWN_PER_FILE: usize = 200;
 
 impl Findings {
     /// Adds a finding.
     pub fn add(&mut self, code: Code, span: Span, message: impl Into<String>) {
-        self.keep(Finding { span, code, message: message.into(), help: None });
+        self.keep(SpannedFinding { span, code, message: message.into(), help: None });
     }
 
     /// Adds a finding with a suggested fix.
@@ -374,18 +374,18 @@ impl Findings {
         help: impl Into<String>,
     ) {
         let help = Some(help.into());
-        self.keep(Finding { span, code, message: message.into(), help });
+        self.keep(SpannedFinding { span, code, message: message.into(), help });
     }
 
     /// Counts a finding without keeping it. After
     /// [`Self::is_full`], this avoids building a message.
-    pub fn count(&mut self, code: Code) {
-        self.beyond.add(code.severity());
+    pub fn count_dropped(&mut self, code: Code) {
+        self.dropped.add(code.severity());
     }
 
-    fn keep(&mut self, finding: Finding) {
+    fn keep(&mut self, finding: SpannedFinding) {
         if self.is_full(finding.code) {
-            return self.count(finding.code);
+            return self.count_dropped(finding.code);
         }
         match finding.code.severity() {
             Severity::Error => self.errors.push(finding),
@@ -408,34 +408,34 @@ impl Findings {
             Severity::Warning => &self.warnings,
             Severity::Note => &self.notes,
         };
-        KEPT <= kept.len()
+        MAX_KEPT_FINDINGS <= kept.len()
     }
 
     /// Returns the findings in the order of the text, without duplicates.
     ///
     /// Shows at most two hundred, errors before warnings before notes, and counts the others.
     #[must_use]
-    pub fn into_diagnostics(self, source: &Source) -> Diagnostics {
-        let Self { mut errors, mut warnings, mut notes, beyond: mut more } = self;
-        for found in [&mut errors, &mut warnings, &mut notes] {
-            found.sort_unstable();
-            found.dedup();
+    pub fn into_diagnostics(self, source: &SourceText) -> Diagnostics {
+        let Self { mut errors, mut warnings, mut notes, dropped: mut more } = self;
+        for findings in [&mut errors, &mut warnings, &mut notes] {
+            findings.sort_unstable();
+            findings.dedup();
         }
         let mut shown: Vec<_> = errors.into_iter().chain(warnings).chain(notes).collect();
-        let cut = shown.drain(SHOWN_OF_ONE_FILE.min(shown.len())..);
+        let cut = shown.drain(MAX_SHOWN_PER_FILE.min(shown.len())..);
         cut.for_each(|finding| more.add(finding.code.severity()));
         shown.sort_unstable();
-        Diagnostics::new(shown.into_iter().map(|finding| finding.at(source)).collect(), more)
+        Diagnostics::new(shown.into_iter().map(|finding| finding.into_diagnostic(source)).collect(), more)
     }
 }
 
-impl Finding {
-    fn at(self, source: &Source) -> Diagnostic {
+impl SpannedFinding {
+    fn into_diagnostic(self, source: &SourceText) -> Diagnostic {
         let Self { span, code, message, help } = self;
         // Quoted text can contain decoded escapes, and so
         // control characters that are missing in the file.
-        let harmless = |text: String| text.chars().map(harmless).collect();
+        let harmless = |text: String| text.chars().map(printable).collect();
         let (message, help) = (harmless(message), help.map(harmless));
-        Diagnostic { code, place: source.place(span), message, help }
+        Diagnostic { code, location: source.locate(span), message, help }
     }
 }

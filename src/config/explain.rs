@@ -12,16 +12,16 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::concurrency::Ceiling;
-use super::tree::trace::{Outcome, Trace, Verdict};
-use super::tree::{How, Match};
-use super::written::written;
-use super::{Config, Limit, Rule, strategy_word};
-use crate::kernel::rate::fixed_window::Count;
+use super::concurrency::ConcurrencyLimit;
+use super::tree::trace::{LookupOutcome, LookupTrace, CandidateStatus};
+use super::tree::{MatchKind, RuleMatch};
+use super::written::format_entries;
+use super::{Config, Limit, Rule, strategy_keyword};
+use crate::kernel::rate::fixed_window::WindowCount;
 use crate::kernel::rate::gcra::Tat;
-use crate::kernel::rate::sliding_log::Log;
-use crate::kernel::rate::sliding_window::Pair;
-use crate::kernel::rate::{Room, Step, Strategy};
+use crate::kernel::rate::sliding_log::ArrivalLog;
+use crate::kernel::rate::sliding_window::WindowPair;
+use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The explanation of a check.
@@ -34,28 +34,28 @@ pub struct Explanation {
     /// `true` if the configuration has the domain.
     pub known: bool,
     /// One explanation per descriptor, in the order of the check.
-    pub descriptors: Vec<Explained>,
+    pub descriptors: Vec<DescriptorExplanation>,
 }
 
 /// The explanation of one descriptor.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Explained {
-    /// The descriptor in the format of [`written`].
+pub struct DescriptorExplanation {
+    /// The descriptor in the format of [`format_entries`].
     pub descriptor: String,
     /// One step per entry that the lookup compared.
-    pub steps: Vec<Looked>,
+    pub steps: Vec<EntryExplanation>,
     /// The outcome, as a sentence.
     pub outcome: String,
     /// The rule, if one was found.
-    pub rule: Option<Met>,
+    pub rule: Option<RuleExplanation>,
     /// The concurrency limit, if one was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ceiling: Option<Under>,
+    pub ceiling: Option<ConcurrencyExplanation>,
 }
 
 /// The concurrency limit of a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Under {
+pub struct ConcurrencyExplanation {
     /// The node's path.
     pub path: String,
     /// The source file and line.
@@ -64,12 +64,12 @@ pub struct Under {
     pub says: String,
     /// The state of the bucket, if a running service reported it and the bucket was used recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub now: Option<Now>,
+    pub now: Option<BucketSnapshot>,
 }
 
 /// The state of one bucket at one instant.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct Now {
+pub struct BucketSnapshot {
     /// The number of requests in flight.
     pub in_flight: u64,
     /// The number of queued requests.
@@ -86,7 +86,7 @@ pub struct Now {
 
 /// The candidates for one entry at its level.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Looked {
+pub struct EntryExplanation {
     /// `key=value`.
     pub entry: String,
     /// The candidates, by priority.
@@ -106,7 +106,7 @@ pub struct Candidate {
 
 /// The rule that applies to a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Met {
+pub struct RuleExplanation {
     /// The rule's path.
     pub path: String,
     /// The source file and line.
@@ -124,12 +124,12 @@ pub struct Met {
     /// The path of the rule that replaces this one in the check.
     pub replaced_by: Option<String>,
     /// The decision of an empty counter.
-    pub fresh: Fresh,
+    pub fresh: FreshDecision,
 }
 
 /// The decision of an empty counter.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fresh {
+pub struct FreshDecision {
     /// The hits of the check.
     pub hits: u64,
     /// `admitted`, `denied` or `never` (more hits than the limit could ever allow).
@@ -150,12 +150,12 @@ pub fn explain(
     now: Nanos,
 ) -> Explanation {
     let tree = config.domains.get(domain).map(|domain| &domain.tree);
-    let asked = Asked { domain, hits, now };
-    let walks = descriptors.iter().map(|entries| (entries, tree.map(|tree| tree.explain(entries))));
+    let context = ExplainContext { domain, hits, now };
+    let walks = descriptors.iter().map(|entries| (entries, tree.map(|tree| tree.trace_lookup(entries))));
     let walks: Vec<_> = walks.collect();
-    let rules: Vec<_> = walks.iter().map(|(_, walk)| walk.as_ref().and_then(found)).collect();
+    let rules: Vec<_> = walks.iter().map(|(_, walk)| walk.as_ref().and_then(found_rule)).collect();
     let mut explained: Vec<_> =
-        walks.iter().map(|(entries, walk)| asked.descriptor(entries, walk.as_ref())).collect();
+        walks.iter().map(|(entries, walk)| context.explain_descriptor(entries, walk.as_ref())).collect();
     mark_replaced(&mut explained, &rules);
     Explanation {
         domain: domain.to_owned(),
@@ -165,149 +165,149 @@ pub fn explain(
     }
 }
 
-fn under(ceiling: &Ceiling) -> Under {
-    let (path, place) = (ceiling.path.to_string(), ceiling.place.to_string());
-    Under { path, place, says: ceiling.to_string(), now: None }
+fn explain_concurrency(ceiling: &ConcurrencyLimit) -> ConcurrencyExplanation {
+    let (path, place) = (ceiling.path.to_string(), ceiling.location.to_string());
+    ConcurrencyExplanation { path, place, says: ceiling.to_string(), now: None }
 }
 
-fn found<'t>(walk: &'t Trace<'_>) -> Option<&'t Rule> {
+fn found_rule<'t>(walk: &'t LookupTrace<'_>) -> Option<&'t Rule> {
     match &walk.outcome {
-        Outcome::Found(found) => Some(found.rule),
+        LookupOutcome::Found(found) => Some(found.rule),
         _ => None,
     }
 }
 
-fn mark_replaced(explained: &mut [Explained], rules: &[Option<&Rule>]) {
+fn mark_replaced(explained: &mut [DescriptorExplanation], rules: &[Option<&Rule>]) {
     let by: HashMap<&str, &str> = rules
         .iter()
         .flatten()
         .flat_map(|rule| rule.replaces.iter().map(|name| (&**name, &*rule.path)))
         .collect();
-    for (one, rule) in explained.iter_mut().zip(rules) {
+    for (explanation, rule) in explained.iter_mut().zip(rules) {
         // An unlimited rule charges nothing, so there is nothing to replace.
         let name = rule.filter(|rule| rule.limit.is_some()).and_then(|rule| rule.name.as_deref());
-        if let (Some(met), Some(name)) = (&mut one.rule, name) {
+        if let (Some(met), Some(name)) = (&mut explanation.rule, name) {
             met.replaced_by = by.get(name).map(|path| (*path).to_owned());
         }
     }
 }
 
-struct Asked<'q> {
+struct ExplainContext<'q> {
     domain: &'q str,
     hits: Hits,
     now: Nanos,
 }
 
-impl Asked<'_> {
-    fn descriptor(&self, entries: &[(&str, &str)], walk: Option<&Trace<'_>>) -> Explained {
-        Explained {
-            descriptor: written(entries.iter().copied()),
-            steps: walk.map(looked).unwrap_or_default(),
-            outcome: walk.map_or_else(|| self.unknown_domain(), outcome),
+impl ExplainContext<'_> {
+    fn explain_descriptor(&self, entries: &[(&str, &str)], walk: Option<&LookupTrace<'_>>) -> DescriptorExplanation {
+        DescriptorExplanation {
+            descriptor: format_entries(entries.iter().copied()),
+            steps: walk.map(explain_steps).unwrap_or_default(),
+            outcome: walk.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence),
             rule: match walk.map(|walk| &walk.outcome) {
-                Some(Outcome::Found(found)) => Some(self.met(found, entries)),
+                Some(LookupOutcome::Found(found)) => Some(self.explain_rule(found, entries)),
                 _ => None,
             },
-            ceiling: walk.and_then(|walk| walk.ceiling).map(under),
+            ceiling: walk.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
         }
     }
 
-    fn unknown_domain(&self) -> String {
+    fn unknown_domain_outcome(&self) -> String {
         format!("no file has the domain `{}`, so nothing is limited", self.domain)
     }
 
-    fn met(&self, found: &Match<'_>, entries: &[(&str, &str)]) -> Met {
-        let Match { rule, shared } = found;
+    fn explain_rule(&self, found: &RuleMatch<'_>, entries: &[(&str, &str)]) -> RuleExplanation {
+        let RuleMatch { rule, shared } = found;
         let strategy = rule.limit.as_ref().map(|limit| limit.strategy_at(self.now));
         let counter = entries.iter().enumerate().map(|(position, &(key, value))| {
             let shared = shared.iter().find(|(at, _)| *at == position);
             (key, shared.map_or(value, |&(_, text)| text))
         });
-        Met {
+        RuleExplanation {
             path: rule.path.to_string(),
-            place: rule.place.to_string(),
+            place: rule.location.to_string(),
             says: rule.to_string(),
-            strategy: strategy.as_ref().map(strategy_word).map(Cow::from),
+            strategy: strategy.as_ref().map(strategy_keyword).map(Cow::from),
             tick: strategy.map(|strategy| strategy.tick().to_string()),
             tick_is_worth: strategy
-                .and_then(|strategy| strategy.worth())
+                .and_then(|strategy| strategy.refill_rate())
                 .map(|worth| worth.to_string()),
-            counter: strategy.map(|_| format!("{}: {}", self.domain, written(counter))),
+            counter: strategy.map(|_| format!("{}: {}", self.domain, format_entries(counter))),
             replaced_by: None,
-            fresh: self.fresh(rule.limit.as_ref()),
+            fresh: self.fresh_decision(rule.limit.as_ref()),
         }
     }
 
-    fn fresh(&self, limit: Option<&Limit>) -> Fresh {
+    fn fresh_decision(&self, limit: Option<&Limit>) -> FreshDecision {
         let Some(limit) = limit else {
             let (remaining, reset_after) = (None, None);
-            return Fresh { hits: self.hits.0, verdict: "admitted".into(), remaining, reset_after };
+            return FreshDecision { hits: self.hits.0, verdict: "admitted".into(), remaining, reset_after };
         };
-        let (verdict, room) = match at_rest(&limit.strategy_at(self.now), self.now, self.hits) {
-            Step::Admit(room) => ("admitted", room),
-            Step::Deny { room, .. } => ("denied", room),
-            Step::Never(room) => ("never", room),
-            Step::Stale => ("denied", Room::default()),
+        let (verdict, room) = match decide_with_empty_counter(&limit.strategy_at(self.now), self.now, self.hits) {
+            CounterDecision::Allow(room) => ("admitted", room),
+            CounterDecision::Deny { headroom: room, .. } => ("denied", room),
+            CounterDecision::ExceedsLimit(room) => ("never", room),
+            CounterDecision::OutsideWindows => ("denied", Headroom::default()),
         };
         let remaining = Some(room.remaining.0);
         let reset_after = Some(room.reset_after.to_string());
-        Fresh { hits: self.hits.0, verdict: verdict.into(), remaining, reset_after }
+        FreshDecision { hits: self.hits.0, verdict: verdict.into(), remaining, reset_after }
     }
 }
 
-fn at_rest(strategy: &Strategy, now: Nanos, hits: Hits) -> Step {
+fn decide_with_empty_counter(strategy: &Strategy, now: Nanos, hits: Hits) -> CounterDecision {
     match strategy {
-        Strategy::Gcra(limit) => limit.ask(&Tat::default(), now, hits),
-        Strategy::FixedWindow(limit) => limit.ask(&Count::default(), now, hits),
-        Strategy::SlidingWindow(limit) => limit.ask(&Pair::default(), now, hits),
-        Strategy::SlidingLog(limit) => limit.ask(&Log::default(), now, hits),
+        Strategy::Gcra(limit) => limit.peek(&Tat::default(), now, hits),
+        Strategy::FixedWindow(limit) => limit.peek(&WindowCount::default(), now, hits),
+        Strategy::SlidingWindow(limit) => limit.peek(&WindowPair::default(), now, hits),
+        Strategy::SlidingLog(limit) => limit.peek(&ArrivalLog::default(), now, hits),
     }
 }
 
-fn looked(walk: &Trace<'_>) -> Vec<Looked> {
-    let candidate = |tried: &super::tree::trace::Tried<'_>| Candidate {
-        how: match tried.how {
-            How::Exact => "exact",
-            How::Wildcard => "pattern",
-            How::Bare => "bare key",
+fn explain_steps(walk: &LookupTrace<'_>) -> Vec<EntryExplanation> {
+    let candidate = |tried: &super::tree::trace::LookupCandidate<'_>| Candidate {
+        how: match tried.kind {
+            MatchKind::Exact => "exact",
+            MatchKind::Wildcard => "pattern",
+            MatchKind::Bare => "bare key",
         }
         .into(),
         name: tried.name.to_string(),
-        verdict: match tried.verdict {
-            Verdict::Taken => "taken",
-            Verdict::Absent => "absent",
-            Verdict::Outranked => "outranked",
+        verdict: match tried.status {
+            CandidateStatus::Taken => "taken",
+            CandidateStatus::Absent => "absent",
+            CandidateStatus::Outranked => "outranked",
         }
         .into(),
     };
-    let steps = walk.steps.iter().map(|step| Looked {
-        entry: written([(&*step.entry.0, &*step.entry.1)]),
-        candidates: step.tried.iter().map(candidate).collect(),
+    let steps = walk.steps.iter().map(|step| EntryExplanation {
+        entry: format_entries([(&*step.entry.0, &*step.entry.1)]),
+        candidates: step.candidates.iter().map(candidate).collect(),
     });
     steps.collect()
 }
 
-fn outcome(walk: &Trace<'_>) -> String {
+fn outcome_sentence(walk: &LookupTrace<'_>) -> String {
     let last = walk.steps.last();
-    let entry = last.map(|step| written([(&*step.entry.0, &*step.entry.1)])).unwrap_or_default();
+    let entry = last.map(|step| format_entries([(&*step.entry.0, &*step.entry.1)])).unwrap_or_default();
     let node = last.and_then(|step| step.taken()).map(|taken| &*taken.name).unwrap_or_default();
     match &walk.outcome {
-        Outcome::Found(Match { rule, .. }) => {
+        LookupOutcome::Found(RuleMatch { rule, .. }) => {
             let met = if rule.limit.is_some() { "limited" } else { "made unlimited" };
-            format!("{met} by `{}` ({})", rule.path, rule.place)
+            format!("{met} by `{}` ({})", rule.path, rule.location)
         }
-        Outcome::NoEntries => "a descriptor without entries meets no limit".to_owned(),
-        Outcome::NoNode => format!("no limit: this level has nothing for `{entry}`"),
-        Outcome::NoChildren => {
+        LookupOutcome::NoEntries => "a descriptor without entries meets no limit".to_owned(),
+        LookupOutcome::NoNode => format!("no limit: this level has nothing for `{entry}`"),
+        LookupOutcome::NoChildren => {
             format!("no limit: `{node}` has no descriptors below it, and this descriptor goes on")
         }
-        Outcome::NoLimit { .. } if walk.ceiling.is_some() => {
+        LookupOutcome::NoLimit { .. } if walk.concurrency_limit.is_some() => {
             format!("no rate limit: `{node}` has a ceiling and no rate_limit")
         }
-        Outcome::NoLimit { has_children: true } => {
+        LookupOutcome::NoLimit { has_children: true } => {
             format!("no limit: `{node}` has no rate_limit of its own, only descriptors below it")
         }
-        Outcome::NoLimit { has_children: false } => {
+        LookupOutcome::NoLimit { has_children: false } => {
             format!("no limit: `{node}` has no rate_limit, which exempts what it matches")
         }
     }

@@ -14,7 +14,7 @@ use crate::kernel::units::Nanos;
 
 /// A forced decision and its expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frozen {
+pub struct ForcedDecision {
     /// The forced verdict.
     pub verdict: Verdict,
     /// The instant at which the rule behaves as configured again.
@@ -23,31 +23,31 @@ pub struct Frozen {
 
 /// The forced decision of all rules with one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct ForcedRule {
     /// The domain of the rules.
     pub domain: Box<str>,
     /// The path of the rules. Rules of one domain with the same path share a forced decision.
     pub path: Box<str>,
     /// The forced decision.
-    pub frozen: Frozen,
+    pub decision: ForcedDecision,
 }
 
 impl Rule {
     /// Returns the forced verdict at `now`, if there is one.
     #[must_use]
-    pub fn frozen_at(&self, now: Nanos) -> Option<Verdict> {
-        self.frozen.filter(|frozen| now < frozen.until).map(|frozen| frozen.verdict)
+    pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
+        self.forced_decision.filter(|frozen| now < frozen.until).map(|frozen| frozen.verdict)
     }
 }
 
 impl Config {
     /// Returns this configuration with these forced decisions. Cost: a copy of all rules.
     #[must_use]
-    pub fn holding(&self, held: &[Held]) -> Self {
+    pub fn with_forced_rules(&self, forced_rules: &[ForcedRule]) -> Self {
         let mut config = self.clone();
-        for one in held {
-            if let Some(domain) = config.domains.get_mut(&one.domain) {
-                domain.tree.freeze(&one.path, one.frozen);
+        for rule in forced_rules {
+            if let Some(domain) = config.domains.get_mut(&rule.domain) {
+                domain.tree.force_decision(&rule.path, rule.decision);
             }
         }
         config

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 mod matcher;
 
-pub use matcher::{HeaderMatcher, Pattern, Range, StringMatch};
+pub use matcher::{HeaderMatcher, RegexPattern, Range, StringMatch};
 
 /// The hooks by name. A request without a hook name uses the first hook.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -128,12 +128,12 @@ const fn yes() -> bool {
 
 /// The attributes of a request that hooks read.
 #[derive(Clone, Copy)]
-pub struct Attributes<'a> {
+pub struct RequestAttributes<'a> {
     /// Returns the first value of a header by its lower-case name.
     /// A client that repeats the header cannot change this value.
-    pub header: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
+    pub first_header_value: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
     /// Returns all values of a header by its lower-case name, joined by commas.
-    pub joined: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
+    pub joined_header_values: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
     /// The path with its query.
     pub path: &'a str,
     /// The client's address without a port.
@@ -143,12 +143,12 @@ pub struct Attributes<'a> {
 }
 
 /// The entries of one descriptor: keys and values.
-pub type Entries<'a> = Vec<(&'a str, Cow<'a, str>)>;
+pub type DescriptorEntries<'a> = Vec<(&'a str, Cow<'a, str>)>;
 
 impl Hooks {
     /// Returns the hook with this name, or the first hook if `name` is `None`.
     #[must_use]
-    pub fn named(&self, name: Option<&str>) -> Option<&Hook> {
+    pub fn find_or_first(&self, name: Option<&str>) -> Option<&Hook> {
         match name {
             None => self.0.first(),
             Some(name) => self.0.iter().find(|hook| hook.name == name),
@@ -159,14 +159,14 @@ impl Hooks {
 impl Hook {
     /// Returns the descriptors of a request, without those with a missing input.
     #[must_use]
-    pub fn descriptors<'a>(&'a self, request: &Attributes<'a>) -> Vec<Entries<'a>> {
-        let descriptor = |recipe: &'a Vec<Action>| {
-            let mut entries = Entries::new();
-            for action in recipe {
-                match action.entry(request) {
-                    Made::Entry(entry) => entries.push(entry),
-                    Made::Skipped => {}
-                    Made::Missing => return None,
+    pub fn build_descriptors<'a>(&'a self, request: &RequestAttributes<'a>) -> Vec<DescriptorEntries<'a>> {
+        let descriptor = |actions: &'a Vec<Action>| {
+            let mut entries = DescriptorEntries::new();
+            for action in actions {
+                match action.build_entry(request) {
+                    EntryResult::Entry(entry) => entries.push(entry),
+                    EntryResult::Skipped => {}
+                    EntryResult::Missing => return None,
                 }
             }
             Some(entries).filter(|entries| !entries.is_empty())
@@ -175,14 +175,14 @@ impl Hook {
     }
 }
 
-enum Made<'a> {
+enum EntryResult<'a> {
     Entry((&'a str, Cow<'a, str>)),
     Skipped,
     Missing,
 }
 
-impl<'a> Made<'a> {
-    fn of(key: &'a str, value: Option<Cow<'a, str>>, skip_if_absent: bool) -> Self {
+impl<'a> EntryResult<'a> {
+    fn from_value(key: &'a str, value: Option<Cow<'a, str>>, skip_if_absent: bool) -> Self {
         match value {
             Some(value) => Self::Entry((key, value)),
             None if skip_if_absent => Self::Skipped,
@@ -192,32 +192,32 @@ impl<'a> Made<'a> {
 }
 
 impl Action {
-    fn entry<'a>(&'a self, request: &Attributes<'a>) -> Made<'a> {
+    fn build_entry<'a>(&'a self, request: &RequestAttributes<'a>) -> EntryResult<'a> {
         match self {
             Self::GenericKey { descriptor_key, descriptor_value } => {
-                Made::of(descriptor_key, Some(descriptor_value.into()), false)
+                EntryResult::from_value(descriptor_key, Some(descriptor_value.into()), false)
             }
             Self::RequestHeaders { header_name, descriptor_key, skip_if_absent } => {
-                let value = (request.header)(&header_name.to_ascii_lowercase());
-                Made::of(descriptor_key, value, *skip_if_absent)
+                let value = (request.first_header_value)(&header_name.to_ascii_lowercase());
+                EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
             Self::RemoteAddress {} => {
-                Made::of("remote_address", request.remote_address.map(Cow::Borrowed), false)
+                EntryResult::from_value("remote_address", request.remote_address.map(Cow::Borrowed), false)
             }
             Self::HeaderValueMatch { descriptor_key, descriptor_value, expect_match, headers } => {
                 let matches = headers.iter().all(|header| header.matches(request));
                 let value = (matches == *expect_match).then(|| descriptor_value.into());
-                Made::of(descriptor_key, value, false)
+                EntryResult::from_value(descriptor_key, value, false)
             }
             Self::QueryParameters { query_parameter_name, descriptor_key, skip_if_absent } => {
                 let value = query_parameter(request.path, query_parameter_name);
-                Made::of(descriptor_key, value, *skip_if_absent)
+                EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
             Self::Metadata { descriptor_key, metadata_key, default_value, skip_if_absent } => {
                 let found = (request.metadata)(metadata_key).filter(|text| !text.is_empty());
                 let default = || default_value.as_deref().filter(|text| !text.is_empty());
                 let value = found.map(Cow::Owned).or_else(|| default().map(Cow::Borrowed));
-                Made::of(descriptor_key, value, *skip_if_absent)
+                EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
         }
     }
@@ -228,10 +228,10 @@ impl Action {
 fn query_parameter<'a>(path: &'a str, name: &str) -> Option<Cow<'a, str>> {
     let query = path.split_once('?')?.1.split('#').next()?;
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let (_, value) = pairs.into_iter().find(|(key, _)| decoded(key) == name)?;
-    Some(decoded(value))
+    let (_, value) = pairs.into_iter().find(|(key, _)| percent_decode(key) == name)?;
+    Some(percent_decode(value))
 }
 
-fn decoded(text: &str) -> Cow<'_, str> {
+fn percent_decode(text: &str) -> Cow<'_, str> {
     percent_encoding::percent_decode_str(text).decode_utf8_lossy()
 }

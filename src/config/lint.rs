@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Every warning follows from the files alone; style causes no warning.
-//! - Linear cost: each pattern is compared with the first [`WIDEST`] of its level.
+//! - Linear cost: each pattern is compared with the first [`MAX_COMPARED_PATTERNS`] of its level.
 //!
 //! Not covered:
 //! - Files that do not load (see [`super::resolve`]).
@@ -12,35 +12,35 @@ use std::sync::Arc;
 
 use super::diagnostic::Code;
 use super::raw::Descriptor;
-use super::resolve::Origin;
-use super::resolve::findings::{At, Findings};
+use super::resolve::NodeOrigin;
+use super::resolve::findings::{FileSpan, FileFindings};
 use super::settings::nearest;
 use super::tree::pattern::covers;
 use super::tree::{DescriptorTree, NodeId};
-use super::{Charging, Mode};
+use super::{ChargePolicy, LimitMode};
 
 /// The number of patterns per level that later patterns are compared with. A
 /// level with more is probably generated, and its first patterns are the widest.
-const WIDEST: usize = 100;
+const MAX_COMPARED_PATTERNS: usize = 100;
 
-pub(super) struct Lint<'r, 'f, 'a> {
+pub(super) struct DomainLint<'r, 'f, 'a> {
     pub(super) tree: &'r DescriptorTree,
-    pub(super) origins: &'r [Origin],
-    pub(super) replaces: &'r [(At, Arc<str>)],
-    pub(super) slots: Slots<'r>,
+    pub(super) origins: &'r [NodeOrigin],
+    pub(super) replaces: &'r [(FileSpan, Arc<str>)],
+    pub(super) charge_settings: ChargeSettings<'r>,
     /// The position of `max_overshoot` in the domain's `defaults`.
-    pub(super) overshoot: Option<At>,
-    pub(super) findings: &'f mut Findings<'a>,
+    pub(super) default_overshoot: Option<FileSpan>,
+    pub(super) findings: &'f mut FileFindings<'a>,
 }
 
 /// The domain's settings for charging several counters together, with their positions.
-pub(super) struct Slots<'r> {
-    pub(super) charge: Option<(Charging, At)>,
-    pub(super) colocate: Option<&'r (Box<str>, At)>,
+pub(super) struct ChargeSettings<'r> {
+    pub(super) charge: Option<(ChargePolicy, FileSpan)>,
+    pub(super) colocate: Option<&'r (Box<str>, FileSpan)>,
 }
 
 /// Warns about fields of one descriptor that have no effect or an unexpected one.
-pub(super) fn descriptor(raw: &Descriptor, at: At, findings: &mut Findings<'_>) {
+pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut FileFindings<'_>) {
     if raw.key.value.contains('*') {
         let message = format!(
             "the `*` in the key `{}` stands for any part of key and value joined by `_`",
@@ -58,31 +58,31 @@ pub(super) fn descriptor(raw: &Descriptor, at: At, findings: &mut Findings<'_>) 
         ("detailed_metric", raw.detailed_metric),
         ("metadata", raw.metadata.is_some()),
     ];
-    for (word, _) in words.into_iter().filter(|&(_, said)| said) {
+    for (word, _) in words.into_iter().filter(|&(_, is_set)| is_set) {
         let message = format!("`{word}` has no effect on a descriptor without `rate_limit`");
         let cure = "put it where the limit is; descriptors below do not inherit it";
         findings.add(Code::NoEffect, at, message, cure);
     }
 }
 
-impl Lint<'_, '_, '_> {
+impl DomainLint<'_, '_, '_> {
     pub(super) fn run(mut self) {
         for node in self.tree.nodes() {
-            self.shadowed_key(node);
-            self.ambiguous_key(node);
+            self.warn_shadowed_key(node);
+            self.warn_ambiguous_key(node);
         }
         for level in std::iter::once(NodeId::ROOT).chain(self.tree.nodes()) {
-            self.shadowed_patterns(level);
+            self.warn_shadowed_patterns(level);
         }
-        self.unknown_replaces();
-        self.several_slots();
-        self.unused_overshoot();
+        self.warn_unknown_replaces();
+        self.note_cluster_slots();
+        self.warn_unused_overshoot();
     }
 
-    fn unused_overshoot(&mut self) {
-        let Some(at) = self.overshoot else { return };
+    fn warn_unused_overshoot(&mut self) {
+        let Some(at) = self.default_overshoot else { return };
         let mut limits = self.tree.rules().filter_map(|rule| rule.limit.as_ref());
-        if limits.all(|limit| !matches!(limit.mode, Mode::Leased(_))) {
+        if limits.all(|limit| !matches!(limit.mode, LimitMode::Leased(_))) {
             let message =
                 "`max_overshoot` has no effect: no limit of this domain is leased".to_owned();
             let cure = "say `mode: leased`, here or where a limit is, or leave it out";
@@ -91,15 +91,15 @@ impl Lint<'_, '_, '_> {
     }
 
     /// Notes how a Redis Cluster charges limits that are charged together.
-    fn several_slots(&mut self) {
-        let as_one = self.slots.charge.filter(|(charge, _)| *charge == Charging::AllOrNothing);
-        match (as_one, self.slots.colocate) {
+    fn note_cluster_slots(&mut self) {
+        let as_one = self.charge_settings.charge.filter(|(charge, _)| *charge == ChargePolicy::AllOrNothing);
+        match (as_one, self.charge_settings.colocate) {
             (_, Some((key, at))) if !self.has_key(key) => {
                 let message = format!("no descriptor of this domain has the key `{key}`");
                 let cure = "name the key of an entry that the domain's descriptors have";
                 self.findings.add(Code::UnknownColocate, *at, message, cure);
             }
-            (Some(_), Some((key, _))) => self.apart_from(key),
+            (Some(_), Some((key, _))) => self.note_limits_without_key(key),
             (Some((_, at)), None) => {
                 let message = "in a Redis Cluster one node has all counters of this domain, and \
                                charges a question in one step; in two where `backend_per_second` \
@@ -113,11 +113,11 @@ impl Lint<'_, '_, '_> {
     }
 
     fn has_key(&self, key: &str) -> bool {
-        self.tree.nodes().any(|node| self.tree.parts(node).0 == key)
+        self.tree.nodes().any(|node| self.tree.key_and_value(node).0 == key)
     }
 
     /// Notes limits whose descriptors may lack an entry `key`.
-    fn apart_from(&mut self, key: &str) {
+    fn note_limits_without_key(&mut self, key: &str) {
         for node in self
             .tree
             .nodes()
@@ -126,7 +126,7 @@ impl Lint<'_, '_, '_> {
             let mut path = std::iter::successors(Some(node), |&node| {
                 Some(self.tree.node(node).parent).filter(|&parent| parent != NodeId::ROOT)
             });
-            if path.any(|node| self.tree.parts(node).0 == key) {
+            if path.any(|node| self.tree.key_and_value(node).0 == key) {
                 continue;
             }
             let message = format!(
@@ -134,70 +134,70 @@ impl Lint<'_, '_, '_> {
                  kept or given back then: its descriptors have no entry `{key}`"
             );
             let cure = "in memory and on a single Redis, without `backend_per_second`, all is charged in one step";
-            self.findings.add(Code::SeveralSlots, self.at(node), message, cure);
+            self.findings.add(Code::SeveralSlots, self.key_span(node), message, cure);
         }
     }
 
-    fn shadowed_patterns(&mut self, level: NodeId) {
+    fn warn_shadowed_patterns(&mut self, level: NodeId) {
         let patterns = self.tree.wildcards(level);
         for (rank, &narrow) in patterns.iter().enumerate() {
-            let earlier = &patterns[..rank.min(WIDEST)];
+            let earlier = &patterns[..rank.min(MAX_COMPARED_PATTERNS)];
             let name = self.tree.name(narrow);
             let Some(&wide) = earlier.iter().find(|&&wide| covers(self.tree.name(wide), name))
             else {
                 continue;
             };
-            let other = self.named(wide);
+            let other = self.describe_node(wide);
             let message =
                 format!("nothing is left for `{name}`: {other} comes first and matches all of it");
             let help = format!("put it before `{}`", self.tree.name(wide));
-            self.findings.add(Code::ShadowedPattern, self.at(narrow), message, help);
+            self.findings.add(Code::ShadowedPattern, self.key_span(narrow), message, help);
         }
     }
 
     /// Warns if a pattern of the level matches every entry of a bare key.
-    fn shadowed_key(&mut self, node: NodeId) {
-        let (key, value) = self.tree.parts(node);
+    fn warn_shadowed_key(&mut self, node: NodeId) {
+        let (key, value) = self.tree.key_and_value(node);
         if value.is_some() || key.contains('*') {
             return;
         }
         let patterns = self.tree.wildcards(self.tree.node(node).parent);
-        let mut widest = patterns.iter().take(WIDEST).copied();
-        let Some(wide) = widest.find(|&wide| self.takes_all(wide, key)) else { return };
-        let other = self.named(wide);
+        let mut widest = patterns.iter().take(MAX_COMPARED_PATTERNS).copied();
+        let Some(wide) = widest.find(|&wide| self.covers_all_of_key(wide, key)) else { return };
+        let other = self.describe_node(wide);
         let message = format!("no entry with key `{key}` gets here: {other} matches them all");
         let help = "a pattern outranks a bare key: narrow the pattern, or take this one out";
-        self.findings.add(Code::ShadowedKey, self.at(node), message, help);
+        self.findings.add(Code::ShadowedKey, self.key_span(node), message, help);
     }
 
-    fn takes_all(&self, pattern: NodeId, key: &str) -> bool {
+    fn covers_all_of_key(&self, pattern: NodeId, key: &str) -> bool {
         covers(self.tree.name(pattern), &format!("{key}_*"))
     }
 
     /// Warns if a rule takes entries of another key: beside key `a_b`,
     /// the rule of key `a` with value `b_c` matches the entry `a_b`, `c`.
-    fn ambiguous_key(&mut self, node: NodeId) {
-        let (key, Some(value)) = self.tree.parts(node) else { return };
+    fn warn_ambiguous_key(&mut self, node: NodeId) {
+        let (key, Some(value)) = self.tree.key_and_value(node) else { return };
         let (name, level) = (self.tree.name(node), self.tree.node(node).parent);
         let splits = value.match_indices('_').map(|(at, _)| key.len() + 1 + at);
-        let others = splits.filter_map(|split| self.tree.named(level, &name[..split]));
-        let bare = |other: &NodeId| self.tree.parts(*other).1.is_none();
+        let others = splits.filter_map(|split| self.tree.find_node(level, &name[..split]));
+        let bare = |other: &NodeId| self.tree.key_and_value(*other).1.is_none();
         let Some(other) = others.into_iter().find(bare) else { return };
         let longer = self.tree.name(other);
         let message = format!(
             "an entry `{longer}`: `{}` finds this rule of key `{key}`, not {}",
             &name[longer.len() + 1..],
-            self.named(other)
+            self.describe_node(other)
         );
         let help = "key and value are joined by `_` before they are compared: rename one key";
-        self.findings.add(Code::AmbiguousKey, self.at(node), message, help);
+        self.findings.add(Code::AmbiguousKey, self.key_span(node), message, help);
     }
 
-    fn unknown_replaces(&mut self) {
+    fn warn_unknown_replaces(&mut self) {
         let names: HashSet<&str> =
             self.tree.rules().filter_map(|rule| rule.name.as_deref()).collect();
         for (at, name) in self.replaces {
-            if names.contains(&**name) || self.findings.only_counts(Code::UnknownReplaces, *at) {
+            if names.contains(&**name) || self.findings.count_if_full(Code::UnknownReplaces, *at) {
                 continue;
             }
             let message = format!("no rule of this domain is named `{name}`");
@@ -209,11 +209,11 @@ impl Lint<'_, '_, '_> {
         }
     }
 
-    fn named(&self, node: NodeId) -> String {
-        format!("`{}` ({})", self.tree.name(node), self.findings.line(self.at(node)))
+    fn describe_node(&self, node: NodeId) -> String {
+        format!("`{}` ({})", self.tree.name(node), self.findings.line(self.key_span(node)))
     }
 
-    fn at(&self, node: NodeId) -> At {
+    fn key_span(&self, node: NodeId) -> FileSpan {
         self.origins.get(node.index()).map(|origin| origin.key).unwrap_or_default()
     }
 }

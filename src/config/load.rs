@@ -37,18 +37,18 @@ pub fn load<'t>(
             Err(wrong) => findings.append(wrong),
         }
     }
-    let unread = 0 < findings.counts().errors;
-    let resolved = if unread {
-        resolve::resolve_rest(&files, revision, merge_domains)
+    let has_unreadable = 0 < findings.counts().errors;
+    let resolved = if has_unreadable {
+        resolve::resolve_readable(&files, revision, merge_domains)
     } else {
         resolve::resolve(&files, revision, merge_domains)
     };
     let (config, more) = match resolved {
-        Ok((config, warnings)) => (Some(config).filter(|_| !unread), warnings),
+        Ok((config, warnings)) => (Some(config).filter(|_| !has_unreadable), warnings),
         Err(wrong) => (None, wrong),
     };
     findings.append(more);
-    findings.sort_by_key(|Diagnostic { place, .. }| {
+    findings.sort_by_key(|Diagnostic { location: place, .. }| {
         (order.get(&*place.file).copied(), place.line, place.column)
     });
     match config {

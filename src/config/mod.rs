@@ -25,7 +25,7 @@ pub mod tree;
 pub mod written;
 mod yaml;
 
-pub use describe::strategy_word;
+pub use describe::strategy_keyword;
 pub use load::load;
 
 use std::collections::HashMap;
@@ -33,13 +33,13 @@ use std::sync::Arc;
 
 use fnv::FnvBuildHasher;
 
-use crate::kernel::key::Counting;
-use crate::kernel::lease::Terms;
+use crate::kernel::key::KeyStrategy;
+use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 pub use crate::kernel::units::Unit;
 use crate::kernel::units::{Nanos, Revision};
-use frozen::Frozen;
+use frozen::ForcedDecision;
 use tree::DescriptorTree;
 
 /// A complete, immutable configuration for the engine.
@@ -57,18 +57,18 @@ pub struct Domain {
     /// The domain's name.
     pub name: Box<str>,
     /// The limits of a check that are charged if one of them denies.
-    pub charge: Charging,
+    pub charge: ChargePolicy,
     /// The entry key whose value selects the Redis Cluster slot of a counter.
     pub colocate: Option<Box<str>>,
     /// The fallback of a limit carried in a request, if no limit of the domain matches.
-    pub on_backend_failure: OnBackendFailure,
+    pub on_backend_failure: FallbackMode,
     /// The rules.
     pub tree: DescriptorTree,
 }
 
 /// The limits of a check that are charged if one of them denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Charging {
+pub enum ChargePolicy {
     /// Each limit is charged, even if another denies.
     #[default]
     Each,
@@ -81,7 +81,7 @@ pub enum Charging {
 ///
 /// gRPC and envoyproxy/ratelimit support such numbers. Unicode reserves
 /// this character for use inside a program, so no file contains it as text.
-pub const NOT_FINITE: char = '\u{fdd0}';
+pub const NON_FINITE_PREFIX: char = '\u{fdd0}';
 
 /// The limit and the options of a node of the descriptor tree.
 #[derive(Clone, Debug)]
@@ -103,9 +103,9 @@ pub struct Rule {
     /// The rule's full path: domain, then `key` or `key_value` per level, joined by dots.
     pub path: Box<str>,
     /// The source file and line, for `explain`.
-    pub place: Box<str>,
+    pub location: Box<str>,
     /// The decision that an operator forced for a while.
-    pub frozen: Option<Frozen>,
+    pub forced_decision: Option<ForcedDecision>,
 }
 
 /// A rate limit: requests per period, counting strategy, mode and fallback.
@@ -114,18 +114,18 @@ pub struct Limit {
     /// Requests per unit.
     pub requests: u32,
     /// The unit or period.
-    pub window: Window,
+    pub window: LimitWindow,
     /// The counting strategy with its parameters.
     pub strategy: Strategy,
     /// The decisions that need no store call.
-    pub mode: Mode,
+    pub mode: LimitMode,
     /// The fallback while the store does not answer.
-    pub on_backend_failure: OnBackendFailure,
+    pub on_backend_failure: FallbackMode,
 }
 
 /// The period of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Window {
+pub enum LimitWindow {
     /// One of the seven units, aligned to the Unix epoch.
     Unit(Unit),
     /// Another period; if the strategy has windows, they are aligned to the Unix epoch.
@@ -140,25 +140,25 @@ pub struct Calendar {
     /// The time zone.
     pub time_zone: jiff::tz::TimeZone,
     /// The day that a window starts on.
-    pub starts: calendar::Starts,
-    pub(crate) latest: calendar::Latest,
+    pub start_day: calendar::WindowStartDay,
+    pub(crate) cached_starts: calendar::CachedStarts,
 }
 
 /// The decisions that need no store call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum LimitMode {
     /// None: every check calls the store.
     #[default]
     Strict,
     /// Denials from the deny cache, until their retry-after.
     CachedDeny,
     /// Checks that the lease balance covers; leases are granted under these terms.
-    Leased(Terms),
+    Leased(LeaseTerms),
 }
 
 /// The fallback of a limit while the store does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnBackendFailure {
+pub enum FallbackMode {
     /// Return an error; Envoy's `failure_mode_deny` decides.
     #[default]
     Error,
@@ -173,13 +173,13 @@ pub enum OnBackendFailure {
 impl Limit {
     /// Returns the part of the counter key that separates different ways of counting.
     #[must_use]
-    pub fn counting(&self) -> Counting {
+    pub fn counting(&self) -> KeyStrategy {
         match (&self.strategy, &self.window) {
-            (Strategy::Gcra(_), _) => Counting::Gcra,
-            (Strategy::SlidingLog(_), _) => Counting::SlidingLog,
-            (Strategy::SlidingWindow(_), window) => Counting::SlidingWindow(window.length()),
-            (Strategy::FixedWindow(_), Window::Calendar(unit, _)) => Counting::Calendar(*unit),
-            (Strategy::FixedWindow(_), window) => Counting::FixedWindow(window.length()),
+            (Strategy::Gcra(_), _) => KeyStrategy::Gcra,
+            (Strategy::SlidingLog(_), _) => KeyStrategy::SlidingLog,
+            (Strategy::SlidingWindow(_), window) => KeyStrategy::SlidingWindow(window.length()),
+            (Strategy::FixedWindow(_), LimitWindow::Calendar(unit, _)) => KeyStrategy::Calendar(*unit),
+            (Strategy::FixedWindow(_), window) => KeyStrategy::FixedWindow(window.length()),
         }
     }
 
@@ -187,8 +187,8 @@ impl Limit {
     #[must_use]
     pub fn strategy_at(&self, now: Nanos) -> Strategy {
         match (&self.strategy, &self.window) {
-            (Strategy::FixedWindow(window), Window::Calendar(_, calendar)) => {
-                let starts = calendar.around(now);
+            (Strategy::FixedWindow(window), LimitWindow::Calendar(_, calendar)) => {
+                let starts = calendar.cached_starts_around(now);
                 FixedWindow::new(window.limit(), Windows::Calendar { starts })
                     .map_or(self.strategy, Strategy::FixedWindow)
             }
@@ -197,7 +197,7 @@ impl Limit {
     }
 }
 
-impl Window {
+impl LimitWindow {
     /// Returns the length of the period; a calendar window has its unit's nominal length.
     #[must_use]
     pub const fn length(&self) -> Nanos {

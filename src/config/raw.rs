@@ -14,7 +14,7 @@ mod word;
 
 use schemars::JsonSchema;
 
-use super::diagnostic::{Diagnostics, Findings, Source, Span, Spanned};
+use super::diagnostic::{Diagnostics, Findings, SourceText, Span, Spanned};
 use super::{schema, yaml};
 
 /// Reads one file. Diagnostics show `name` as the name of the file.
@@ -24,23 +24,23 @@ use super::{schema, yaml};
 /// # Errors
 ///
 /// Returns every error and warning of the file. A syntax error is returned alone.
-pub fn read(name: &str, bytes: &[u8]) -> Result<(File, Source, Diagnostics), Diagnostics> {
+pub fn read(name: &str, bytes: &[u8]) -> Result<(File, SourceText, Diagnostics), Diagnostics> {
     let mut findings = Findings::default();
     let text = yaml::decode(bytes, &mut findings);
-    let file = file(&text, &mut findings);
+    let file = parse_file(&text, &mut findings);
     let failed = findings.has_errors();
-    let source = Source::new(name, text);
+    let source = SourceText::new(name, text);
     let diagnostics = findings.into_diagnostics(&source);
     if failed { Err(diagnostics) } else { Ok((file, source, diagnostics)) }
 }
 
 /// Returns the source of a file, for positions in it. The cost is that of decoding the text.
 #[must_use]
-pub fn source(name: &str, bytes: &[u8]) -> Source {
-    Source::new(name, yaml::decode(bytes, &mut Findings::default()))
+pub fn source(name: &str, bytes: &[u8]) -> SourceText {
+    SourceText::new(name, yaml::decode(bytes, &mut Findings::default()))
 }
 
-fn file(text: &str, findings: &mut Findings) -> File {
+fn parse_file(text: &str, findings: &mut Findings) -> File {
     if findings.has_errors() {
         return File::default();
     }
@@ -49,8 +49,8 @@ fn file(text: &str, findings: &mut Findings) -> File {
         return File::default();
     }
     let Some(misfits) = yaml::check(&tree, findings) else { return File::default() };
-    let blamed = names::check(&tree, misfits, findings);
-    typed::read(&tree, &blamed, findings)
+    let reported = names::check(&tree, misfits, findings);
+    typed::read(&tree, &reported, findings)
 }
 
 /// A limits file, which contains one domain.

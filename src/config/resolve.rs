@@ -19,56 +19,56 @@ pub(crate) mod words;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::concurrency::Ceiling;
-use super::diagnostic::{Code, Diagnostics, Source, Span, Spanned};
-use super::lint::{self, Lint, Slots};
+use super::concurrency::ConcurrencyLimit;
+use super::diagnostic::{Code, Diagnostics, SourceText, Span, Spanned};
+use super::lint::{self, DomainLint, ChargeSettings};
 use super::raw::{self, Descriptor, File};
-use super::tree::builder::{Builder, Refused};
-use super::tree::{Marks, NodeId};
-use super::{Charging, Config, Domain, Limit, Rule};
+use super::tree::builder::{TreeBuilder, AddNodeError};
+use super::tree::{NodeFlags, NodeId};
+use super::{ChargePolicy, Config, Domain, Limit, Rule};
 use crate::kernel::units::Revision;
-use findings::{At, Findings};
-use limit::{Ask, Block, Defaults};
+use findings::{FileSpan, FileFindings};
+use limit::{KeywordReader, RateLimitReader, DomainDefaults};
 
 /// Resolves `files` to a configuration and its warnings.
 ///
 /// With `merge_domains`, the files of one domain are merged. Their first levels are
 /// combined, with patterns in the order of `files`. `charge`, `colocate` and
-/// `defaults` may be in any file. If several files have one, the values must be equal.
+/// `read_defaults` may be in any file. If several files have one, the values must be equal.
 ///
 /// # Errors
 ///
 /// All findings of all files, by file and position, including the warnings.
 pub fn resolve(
-    files: &[(File, Source)],
+    files: &[(File, SourceText)],
     revision: Revision,
     merge_domains: bool,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    let mut findings = Findings::new(files.iter().map(|(_, source)| source));
-    let groups = by_domain(files, merge_domains, &mut findings);
-    read(files, revision, &groups, findings)
+    let mut findings = FileFindings::new(files.iter().map(|(_, source)| source));
+    let groups = group_by_domain(files, merge_domains, &mut findings);
+    read_domains(files, revision, &groups, findings)
 }
 
 /// Resolves the readable files if others are unreadable. With
 /// `merge_domains`, checks that an unreadable file could affect are skipped.
-pub(super) fn resolve_rest(
-    files: &[(File, Source)],
+pub(super) fn resolve_readable(
+    files: &[(File, SourceText)],
     revision: Revision,
     merge_domains: bool,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    let mut findings = Findings::new(files.iter().map(|(_, source)| source));
-    let mut groups = by_domain(files, merge_domains, &mut findings);
+    let mut findings = FileFindings::new(files.iter().map(|(_, source)| source));
+    let mut groups = group_by_domain(files, merge_domains, &mut findings);
     for group in &mut groups {
-        group.is_whole = !merge_domains;
+        group.is_complete = !merge_domains;
     }
-    read(files, revision, &groups, findings)
+    read_domains(files, revision, &groups, findings)
 }
 
-fn read<'a>(
-    files: &'a [(File, Source)],
+fn read_domains<'a>(
+    files: &'a [(File, SourceText)],
     revision: Revision,
-    groups: &[Group<'a>],
-    mut findings: Findings<'a>,
+    groups: &[DomainFiles<'a>],
+    mut findings: FileFindings<'a>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let domains = groups.iter().map(|group| DomainReader::new(files, group, &mut findings).read());
     let domains = domains.map(|domain| (domain.name.clone(), domain)).collect();
@@ -77,25 +77,25 @@ fn read<'a>(
 }
 
 /// The files of one domain, as indexes.
-struct Group<'r> {
+struct DomainFiles<'r> {
     domain: &'r str,
     files: Vec<usize>,
     /// No other file can belong to this domain.
-    is_whole: bool,
+    is_complete: bool,
 }
 
 /// Groups files by domain. Without merging, a file with a duplicate
 /// domain forms its own group, so that the rest of it is checked too.
-fn by_domain<'r>(
-    files: &'r [(File, Source)],
+fn group_by_domain<'r>(
+    files: &'r [(File, SourceText)],
     merge: bool,
-    findings: &mut Findings<'_>,
-) -> Vec<Group<'r>> {
-    let mut groups: Vec<Group<'r>> = Vec::new();
+    findings: &mut FileFindings<'_>,
+) -> Vec<DomainFiles<'r>> {
+    let mut groups: Vec<DomainFiles<'r>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();
     for (number, (file, _)) in files.iter().enumerate() {
         let domain = file.domain.value.as_str();
-        let at = At { file: number, span: file.domain.span };
+        let at = FileSpan { file: number, span: file.domain.span };
         if domain.is_empty() {
             let message = "a file may not have an empty domain".to_owned();
             let cure = "put `domain: NAME` at its top, the domain that Envoy's filter asks for";
@@ -105,92 +105,92 @@ fn by_domain<'r>(
                 groups[group].files.push(number);
                 continue;
             }
-            duplicate_domain(domain, at, groups[group].files[0], files, findings);
+            report_duplicate_domain(domain, at, groups[group].files[0], files, findings);
         } else {
             known.insert(domain, groups.len());
         }
-        groups.push(Group { domain, files: vec![number], is_whole: true });
+        groups.push(DomainFiles { domain, files: vec![number], is_complete: true });
     }
     groups
 }
 
-fn duplicate_domain(
+fn report_duplicate_domain(
     domain: &str,
-    at: At,
+    at: FileSpan,
     first: usize,
-    files: &[(File, Source)],
-    findings: &mut Findings<'_>,
+    files: &[(File, SourceText)],
+    findings: &mut FileFindings<'_>,
 ) {
-    let first = At { file: first, span: files[first].0.domain.span };
+    let first = FileSpan { file: first, span: files[first].0.domain.span };
     let message = format!("duplicate domain `{domain}`, first in {}", findings.place(first));
     let cure = "put both into one file, or allow it with `merge_domains: true`".to_owned();
     findings.add(Code::DuplicateDomain, at, message, cure);
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Origin {
-    pub(crate) key: At,
+pub(crate) struct NodeOrigin {
+    pub(crate) key: FileSpan,
 }
 
-struct Level<'r> {
+struct FileLevel<'r> {
     file: usize,
     parent: NodeId,
     descriptors: &'r [Descriptor],
 }
 
 struct DomainReader<'r, 'f, 'a> {
-    files: &'r [(File, Source)],
-    group: &'r Group<'r>,
-    findings: &'f mut Findings<'a>,
-    builder: Builder,
+    files: &'r [(File, SourceText)],
+    group: &'r DomainFiles<'r>,
+    findings: &'f mut FileFindings<'a>,
+    builder: TreeBuilder,
     /// Indexed by node.
-    origins: Vec<Origin>,
-    defaults: Defaults,
-    replaces: Vec<(At, Arc<str>)>,
+    origins: Vec<NodeOrigin>,
+    defaults: DomainDefaults,
+    replaces: Vec<(FileSpan, Arc<str>)>,
 }
 
 impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     fn new(
-        files: &'r [(File, Source)],
-        group: &'r Group<'r>,
-        findings: &'f mut Findings<'a>,
+        files: &'r [(File, SourceText)],
+        group: &'r DomainFiles<'r>,
+        findings: &'f mut FileFindings<'a>,
     ) -> Self {
-        let (builder, origins) = (Builder::new(), vec![Origin::default()]);
+        let (builder, origins) = (TreeBuilder::new(), vec![NodeOrigin::default()]);
         Self {
             files,
             group,
             findings,
             builder,
             origins,
-            defaults: Defaults::default(),
+            defaults: DomainDefaults::default(),
             replaces: Vec::new(),
         }
     }
 
     fn read(mut self) -> Domain {
-        let (charge, colocate, overshoot) = (self.charge(), self.colocate(), self.overshoot());
+        let (charge, colocate, overshoot) = (self.charge(), self.colocate(), self.default_overshoot_span());
         self.defaults = self.defaults();
-        let first = self.group.files.iter().map(|&file| Level {
+        let first = self.group.files.iter().map(|&file| FileLevel {
             file,
             parent: NodeId::ROOT,
             descriptors: &self.files[file].0.descriptors,
         });
-        let mut levels: VecDeque<Level<'r>> = first.collect();
+        let mut levels: VecDeque<FileLevel<'r>> = first.collect();
         while let Some(level) = levels.pop_front() {
             for descriptor in level.descriptors {
-                let node = self.descriptor(level.file, level.parent, descriptor);
+                let node = self.add_descriptor(level.file, level.parent, descriptor);
                 let (file, descriptors) = (level.file, &descriptor.descriptors);
                 if !descriptors.is_empty() {
-                    levels.push_back(Level { file, parent: node, descriptors });
+                    levels.push_back(FileLevel { file, parent: node, descriptors });
                 }
             }
         }
         let tree = self.builder.finish();
         // An incomplete tree would cause false warnings about missing nodes.
-        if self.group.is_whole && !self.findings.has_errors() {
+        if self.group.is_complete && !self.findings.has_errors() {
             let (origins, replaces) = (&self.origins, &self.replaces);
-            let slots = Slots { charge, colocate: colocate.as_ref() };
-            Lint { tree: &tree, origins, replaces, slots, overshoot, findings: self.findings }
+            let slots = ChargeSettings { charge, colocate: colocate.as_ref() };
+            DomainLint { tree: &tree, origins, replaces, charge_settings: slots, default_overshoot: overshoot, findings: self.findings }
                 .run();
         }
         Domain {
@@ -202,59 +202,59 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         }
     }
 
-    fn charge(&mut self) -> Option<(Charging, At)> {
-        self.agreed("charge", |file, at, findings| {
+    fn charge(&mut self) -> Option<(ChargePolicy, FileSpan)> {
+        self.read_agreed("charge", |file, at, findings| {
             let word = file.charge.as_ref()?;
-            let charge = Ask { file: at, findings }.word(words::CHARGES, "charge", Some(word))?;
+            let charge = KeywordReader { file: at, findings }.keyword(words::CHARGE_POLICIES, "charge", Some(word))?;
             Some((charge, word.span))
         })
     }
 
-    fn colocate(&mut self) -> Option<(Box<str>, At)> {
-        self.agreed("colocate", |file, _, _| {
+    fn colocate(&mut self) -> Option<(Box<str>, FileSpan)> {
+        self.read_agreed("colocate", |file, _, _| {
             let key = file.colocate.as_ref().filter(|key| !key.value.is_empty())?;
             Some((key.value.as_str().into(), key.span))
         })
     }
 
-    fn defaults(&mut self) -> Defaults {
-        let said = self.agreed("defaults", |file, at, findings| {
+    fn defaults(&mut self) -> DomainDefaults {
+        let defaults = self.read_agreed("defaults", |file, at, findings| {
             let raw = file.defaults.as_ref()?;
-            Some((limit::defaults(raw, at, findings), raw.span))
+            Some((limit::read_defaults(raw, at, findings), raw.span))
         });
-        let otherwise = if self.group.is_whole { Defaults::default } else { Defaults::unknown };
-        said.map_or_else(otherwise, |(defaults, _)| defaults)
+        let otherwise = if self.group.is_complete { DomainDefaults::default } else { DomainDefaults::unknown };
+        defaults.map_or_else(otherwise, |(defaults, _)| defaults)
     }
 
-    /// Returns the position of `max_overshoot` in the domain's `defaults`.
-    fn overshoot(&self) -> Option<At> {
+    /// Returns the position of `max_overshoot` in the domain's `read_defaults`.
+    fn default_overshoot_span(&self) -> Option<FileSpan> {
         self.group.files.iter().find_map(|&file| {
             let word = self.files[file].0.defaults.as_ref()?.max_overshoot.as_ref()?;
-            Some(At { file, span: word.span })
+            Some(FileSpan { file, span: word.span })
         })
     }
 
     /// Reads a setting that must be equal in all files of the domain, with its position.
-    fn agreed<T: PartialEq>(
+    fn read_agreed<T: PartialEq>(
         &mut self,
         word: &str,
-        read: impl Fn(&File, usize, &mut Findings<'a>) -> Option<(T, Span)>,
-    ) -> Option<(T, At)> {
-        let mut said: Option<(T, At)> = None;
+        read: impl Fn(&File, usize, &mut FileFindings<'a>) -> Option<(T, Span)>,
+    ) -> Option<(T, FileSpan)> {
+        let mut agreed: Option<(T, FileSpan)> = None;
         for &file in &self.group.files {
             let Some((value, span)) = read(&self.files[file].0, file, self.findings) else {
                 continue;
             };
-            let at = At { file, span };
-            match &said {
-                Some((first, first_at)) if *first != value => self.disagree(word, at, *first_at),
-                _ => said = Some((value, at)),
+            let at = FileSpan { file, span };
+            match &agreed {
+                Some((first, first_at)) if *first != value => self.report_disagreement(word, at, *first_at),
+                _ => agreed = Some((value, at)),
             }
         }
-        said
+        agreed
     }
 
-    fn disagree(&mut self, word: &str, at: At, first: At) {
+    fn report_disagreement(&mut self, word: &str, at: FileSpan, first: FileSpan) {
         let first = self.findings.place(first);
         let message = format!("`{word}` of one domain differs from that in {first}");
         let cure = "merged files are one domain: say it once, or the same in each".to_owned();
@@ -263,55 +263,55 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
 
     /// Adds and checks a descriptor. A descriptor that cannot be added
     /// becomes a hidden node, so that its children are checked too.
-    fn descriptor(&mut self, file: usize, parent: NodeId, raw: &Descriptor) -> NodeId {
-        let key = At { file, span: place_of(raw) };
-        let node = self.node(parent, raw, key);
-        self.origins.push(Origin { key });
-        self.share_threshold(file, raw);
-        lint::descriptor(raw, key, self.findings);
+    fn add_descriptor(&mut self, file: usize, parent: NodeId, raw: &Descriptor) -> NodeId {
+        let key = FileSpan { file, span: key_span(raw) };
+        let node = self.add_node(parent, raw, key);
+        self.origins.push(NodeOrigin { key });
+        self.check_share_threshold(file, raw);
+        lint::lint_descriptor(raw, key, self.findings);
         if let Some(concurrency) = &raw.concurrency {
-            self.ceiling(file, node, raw, concurrency);
+            self.add_concurrency_limit(file, node, raw, concurrency);
         }
         if let Some(rate_limit) = &raw.rate_limit {
-            self.rule(file, node, raw, rate_limit);
+            self.add_rule(file, node, raw, rate_limit);
         }
         node
     }
 
-    fn node(&mut self, parent: NodeId, raw: &Descriptor, key: At) -> NodeId {
+    fn add_node(&mut self, parent: NodeId, raw: &Descriptor, key: FileSpan) -> NodeId {
         let (share_threshold, value_to_metric) = (raw.share_threshold.value, raw.value_to_metric);
-        let marks = Marks { share_threshold, value_to_metric };
+        let marks = NodeFlags { share_threshold, value_to_metric };
         let name = (raw.key.value.as_str(), raw.value.value.as_str());
         if raw.key.value.is_empty() {
             let message = "descriptor has an empty key".to_owned();
             let cure = "put `key: NAME`, the key that Envoy's action sends".to_owned();
             self.findings.add(Code::EmptyKey, key, message, cure);
-            return self.builder.hide(parent, name, marks);
+            return self.builder.add_hidden(parent, name, marks);
         }
         match self.builder.add(parent, name, marks) {
             Ok(node) => node,
             Err(refused) => {
-                let node = self.builder.hide(parent, name, marks);
-                self.refuse(refused, node, key);
+                let node = self.builder.add_hidden(parent, name, marks);
+                self.report_add_error(refused, node, key);
                 node
             }
         }
     }
 
-    fn refuse(&mut self, refused: Refused, node: NodeId, key: At) {
-        let Refused::Duplicate(first) = refused else {
+    fn report_add_error(&mut self, refused: AddNodeError, node: NodeId, key: FileSpan) {
+        let AddNodeError::Duplicate(first) = refused else {
             let message = "this domain has more descriptors than can be numbered".to_owned();
             self.findings.add(Code::TooMany, key, message, "split it into several domains");
             return;
         };
-        if self.findings.only_counts(Code::DuplicateDescriptor, key) {
+        if self.findings.count_if_full(Code::DuplicateDescriptor, key) {
             return;
         }
         let path = self.builder.path(self.group.domain, node);
         let place = self.findings.place(self.origins[first.index()].key);
         let message = format!("duplicate descriptor composite key `{path}`, first in {place}");
         let tree = self.builder.tree();
-        let help = if tree.parts(first) == tree.parts(node) {
+        let help = if tree.key_and_value(first) == tree.key_and_value(node) {
             "put both into one descriptor"
         } else {
             "key and value are joined by `_`, so that these two are one: rename a key"
@@ -319,7 +319,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         self.findings.add(Code::DuplicateDescriptor, key, message, help.to_owned());
     }
 
-    fn share_threshold(&mut self, file: usize, raw: &Descriptor) {
+    fn check_share_threshold(&mut self, file: usize, raw: &Descriptor) {
         let (key, value) = (&raw.key.value, &raw.value.value);
         if !raw.share_threshold.value || key.contains('*') || value.contains('*') {
             return;
@@ -328,29 +328,29 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let message =
             format!("`share_threshold` is only for wildcard values, and `{name}` has no `*`");
         let cure = "leave it out, or put a `*` into the value".to_owned();
-        let at = At { file, span: raw.share_threshold.span };
+        let at = FileSpan { file, span: raw.share_threshold.span };
         self.findings.add(Code::ShareWithoutWildcard, at, message, cure);
     }
 
-    fn rule(&mut self, file: usize, node: NodeId, raw: &Descriptor, rate_limit: &raw::RateLimit) {
+    fn add_rule(&mut self, file: usize, node: NodeId, raw: &Descriptor, rate_limit: &raw::RateLimit) {
         let replaces = self.replaces(file, rate_limit);
         let defaults = self.defaults;
-        let block = Block { file, raw: rate_limit, defaults, findings: self.findings };
+        let block = RateLimitReader { file, raw: rate_limit, defaults, findings: self.findings };
         if let Ok(limit) = block.read() {
-            self.forecast(node, limit.as_ref());
-            let rule = self.assemble(node, raw, rate_limit, limit, replaces);
-            self.builder.impose(node, rule);
+            self.note_lease_forecast(node, limit.as_ref());
+            let rule = self.build_rule(node, raw, rate_limit, limit, replaces);
+            self.builder.set_rule(node, rule);
         }
     }
 
-    fn forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
+    fn note_lease_forecast(&mut self, node: NodeId, limit: Option<&Limit>) {
         if let Some((said, bound)) = limit.and_then(overshoot::forecast) {
             let at = self.origins[node.index()].key;
             self.findings.add(Code::LeaseForecast, at, said, bound);
         }
     }
 
-    fn ceiling(
+    fn add_concurrency_limit(
         &mut self,
         file: usize,
         node: NodeId,
@@ -359,11 +359,11 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     ) {
         let path = self.builder.path(self.group.domain, node);
         let place = self.findings.line(self.origins[node.index()].key);
-        let read = ceiling::Block { file, raw: concurrency, findings: self.findings }.read();
-        if let Some(said) = read {
-            let ceiling::Said { rules, mode, on_backend_failure, max_duration, reject } = said;
+        let read = ceiling::ConcurrencyReader { file, raw: concurrency, findings: self.findings }.read();
+        if let Some(settings) = read {
+            let ceiling::ConcurrencySettings { rules, mode, on_backend_failure, max_duration, reject } = settings;
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
-            let ceiling = Ceiling {
+            let ceiling = ConcurrencyLimit {
                 rules,
                 mode,
                 on_backend_failure,
@@ -371,15 +371,15 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 reject,
                 shadow,
                 path,
-                place,
+                location: place,
             };
-            self.builder.cover(node, ceiling);
+            self.builder.set_concurrency_limit(node, ceiling);
         }
     }
 
     fn replaces(&mut self, file: usize, raw: &raw::RateLimit) -> Box<[Arc<str>]> {
         for name in &raw.replaces {
-            let at = At { file, span: name.span };
+            let at = FileSpan { file, span: name.span };
             if name.value.is_empty() {
                 let message = "`replaces` has an empty entry".to_owned();
                 let cure = "`- name: NAME`, the name of another rule".to_owned();
@@ -393,13 +393,13 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         let names = raw
             .replaces
             .iter()
-            .map(|name| (At { file, span: name.span }, name.value.as_str().into()));
+            .map(|name| (FileSpan { file, span: name.span }, name.value.as_str().into()));
         let first = self.replaces.len();
         self.replaces.extend(names);
         self.replaces[first..].iter().map(|(_, name)| Arc::clone(name)).collect()
     }
 
-    fn assemble(
+    fn build_rule(
         &self,
         node: NodeId,
         raw: &Descriptor,
@@ -417,14 +417,14 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             detailed_metric: raw.detailed_metric,
             metadata: raw.metadata.as_ref().map(|metadata| Arc::new(metadata.value.clone())),
             path: self.builder.path(self.group.domain, node).into(),
-            place: self.findings.line(self.origins[node.index()].key).into(),
-            frozen: None,
+            location: self.findings.line(self.origins[node.index()].key).into(),
+            forced_decision: None,
         }
     }
 }
 
 /// Returns the span of the descriptor's key, or of the descriptor if it has no key.
-fn place_of(raw: &Descriptor) -> Span {
+fn key_span(raw: &Descriptor) -> Span {
     let Spanned { span, .. } = raw.key;
     if span.end == 0 { raw.span } else { span }
 }

@@ -17,7 +17,7 @@ use super::resolve::{duration, overshoot, words};
 
 /// Returns the schema of a limits file.
 #[must_use]
-pub fn limits() -> Value {
+pub fn limits_schema() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
     let mut schema = generator.into_root_schema_for::<File>();
     schema.insert("title".to_owned(), json!("Limits of one domain, for Sluicegate"));
@@ -30,7 +30,7 @@ pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn charge(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::CHARGES.iter().map(|&(word, _)| word))
+    one_of(words::CHARGE_POLICIES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn strategy(_: &mut SchemaGenerator) -> Schema {
@@ -38,7 +38,7 @@ pub(super) fn strategy(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn failure(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::FAILURES.iter().map(|&(word, _)| word))
+    one_of(words::FALLBACK_MODES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn mode(_: &mut SchemaGenerator) -> Schema {
@@ -57,7 +57,7 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
     let words: Vec<&str> = words::UNITS.iter().map(|&(word, _)| word).collect();
     let pattern = format!("^({})$", in_any_case(&words));
-    or_nothing(&json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]}))
+    or_null(&json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]}))
 }
 
 pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
@@ -65,7 +65,7 @@ pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn optional_duration(generator: &mut SchemaGenerator) -> Schema {
-    or_nothing(&duration(generator))
+    or_null(&duration(generator))
 }
 
 pub(super) fn requests(_: &mut SchemaGenerator) -> Schema {
@@ -73,7 +73,7 @@ pub(super) fn requests(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn optional_count(generator: &mut SchemaGenerator) -> Schema {
-    or_nothing(&at_least_one(generator))
+    or_null(&at_least_one(generator))
 }
 
 pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
@@ -81,15 +81,15 @@ pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn ceiling_mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::CEILING_MODES.iter().map(|&(word, _)| word))
+    one_of(words::CONCURRENCY_MODES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn ceiling_failure(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::CEILING_FAILURES.iter().map(|&(word, _)| word))
+    one_of(words::CONCURRENCY_FALLBACKS.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn policy(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::POLICIES.iter().map(|&(word, _)| word))
+    one_of(words::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
@@ -131,19 +131,19 @@ pub(super) fn replaces(_: &mut SchemaGenerator) -> Schema {
 /// Requires `unit`, `per` or `unlimited`, and excludes `unit` together with `per`.
 pub(super) fn one_period(schema: &mut Schema) {
     let text = json!({"type": "string"});
-    let said = |word: &str| json!({"required": [word], "properties": {word: text}});
-    let one = [said("unit"), said("per"), json!({"required": ["unlimited"]})];
+    let requires_text = |word: &str| json!({"required": [word], "properties": {word: text}});
+    let one = [requires_text("unit"), requires_text("per"), json!({"required": ["unlimited"]})];
     schema.insert("anyOf".to_owned(), Value::from(one.to_vec()));
     let both = json!({"unit": text, "per": text});
     schema.insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": both}));
 }
 
 fn one_of<'w>(words: impl Iterator<Item = &'w str>) -> Schema {
-    or_nothing(&json_schema!({"enum": words.collect::<Vec<_>>()}))
+    or_null(&json_schema!({"enum": words.collect::<Vec<_>>()}))
 }
 
 /// Accepts null as well: a key without a value counts as absent.
-fn or_nothing(schema: &Schema) -> Schema {
+fn or_null(schema: &Schema) -> Schema {
     json_schema!({"anyOf": [schema, {"type": "null"}]})
 }
 

@@ -31,15 +31,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-pub use backend::{Address, Backend, Place, RedisUrl};
+pub use backend::{HostPort, StoreSetting, RedisEndpoint, RedisUrl};
 pub use named::HostName;
 pub use nearest::nearest;
 pub use network::Networks;
-pub use pairs::{Headers, Mogrifier, Mogrifiers, Pairs};
+pub use pairs::{OutgoingHeaders, Mogrifier, Mogrifiers, TextPairs};
 pub use print::{print_config, schema, server_yaml};
-pub use read::{Doors, Loaded, Named, Origin, Problem, read};
-pub use reference::ReferencePrefix;
-pub use value::{AtLeastOne, HeaderName, Ratio, Secret, Shape, Value};
+pub use read::{SettingsInput, LoadedSettings, RatelimitValue, SettingOrigin, SettingProblem, read};
+pub use reference::RatelimitKeyPrefix;
+pub use value::{AtLeastOne, HeaderName, UnitFraction, SecretText, Shape, Value};
 pub use words::{
     CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, OtlpProtocol, Overrides,
     ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
@@ -101,13 +101,13 @@ settings! {
     /// directory. If all are missing, nothing is limited.
     limits_optional: bool = false, "switch";
     /// xDS server (Envoy's aggregated discovery service) that provides the limits instead of files.
-    xds_server: Option<Address> = None, "address";
+    xds_server: Option<HostPort> = None, "address";
     /// Node ID that is sent to the xDS server.
     xds_node_id: String = "default".to_owned(), "text";
     /// Node metadata that is sent to the xDS server.
-    xds_node_metadata: Pairs = Pairs::default(), "pairs";
+    xds_node_metadata: TextPairs = TextPairs::default(), "pairs";
     /// Headers that are sent to the xDS server.
-    xds_headers: Headers = Headers::default(), "pairs";
+    xds_headers: OutgoingHeaders = OutgoingHeaders::default(), "pairs";
     /// Use TLS for the xDS server.
     xds_tls: bool = false, "switch";
     /// CA bundle (PEM) that verifies the xDS server. Default: the system's CAs.
@@ -175,13 +175,13 @@ settings! {
     /// Destination of envoyproxy/ratelimit's statistics: none, StatsD, DogStatsD or standard error.
     stats_sink: StatsSink = StatsSink::None, "word";
     /// Address of StatsD or DogStatsD.
-    stats_address: Option<Address> = None, "address";
+    stats_address: Option<HostPort> = None, "address";
     /// Transport to StatsD. DogStatsD always uses UDP.
     stats_protocol: StatsProtocol = StatsProtocol::Tcp, "word";
     /// Interval at which statistics are sent.
     stats_interval: Nanos = Nanos::from_secs(10), "duration";
     /// Tags that are added to every statistic.
-    stats_tags: Pairs = Pairs::default(), "pairs";
+    stats_tags: TextPairs = TextPairs::default(), "pairs";
     /// Rules that turn DogStatsD names into other names and tags. A flag or variable takes JSON.
     stats_mogrifiers: Mogrifiers = Mogrifiers::default(), "rules";
     /// Port of metrics: `/metrics`. 0 chooses a free port and prints it.
@@ -198,7 +198,7 @@ settings! {
     debug_pages: bool = false, "switch";
     /// Token that admin's callers send as `Authorization: Bearer …`.
     /// A flag is visible to every local user.
-    admin_token: Option<Secret> = None, "text";
+    admin_token: Option<SecretText> = None, "text";
     /// UDP port for releases from NGINX's `access_log`;
     /// empty for none. 0 chooses a free port and prints it.
     syslog_port: Option<u16> = None, "UDP port";
@@ -218,7 +218,7 @@ settings! {
     peer_networks: Networks = Networks::private(), "networks";
     /// Secret that signs all messages between replicas, the same
     /// in the whole fleet. A flag is visible to every local user.
-    peer_secret: Option<Secret> = None, "text";
+    peer_secret: Option<SecretText> = None, "text";
     /// File with the secret, instead of `peer_secret`.
     peer_secret_file: Option<PathBuf> = None, "path";
     /// Certificate chain (PEM) for connections between replicas, reloaded when the file changes.
@@ -230,7 +230,7 @@ settings! {
     /// DNS name that each replica's certificate must contain.
     peer_tls_name: Option<HostName> = None, "name";
     /// Store of the counters: this process's memory, or a Redis that replicas share.
-    backend: Backend = Backend::Memory, "place";
+    backend: StoreSetting = StoreSetting::Memory, "place";
     /// File with the Redis password, read again for each connection. The user stays in `backend`.
     backend_password_file: Option<PathBuf> = None, "path";
     /// CA bundle (PEM) that verifies Redis. Default: the system's CAs.
@@ -248,7 +248,7 @@ settings! {
     /// ACL user for the sentinels. Default: their default user.
     backend_sentinel_user: String = String::new(), "text";
     /// Password for the sentinels. A flag is visible to every local user.
-    backend_sentinel_password: Option<Secret> = None, "text";
+    backend_sentinel_password: Option<SecretText> = None, "text";
     /// File with the password for the sentinels, read again for each connection.
     backend_sentinel_password_file: Option<PathBuf> = None, "path";
     /// Timeout of one check's wait for Redis. After it `on_backend_failure` decides.
@@ -270,7 +270,7 @@ settings! {
     /// Format of counter keys: unambiguous, or envoyproxy/ratelimit's.
     counter_keys: CounterKeys = CounterKeys::Injective, "word";
     /// Prefix of keys in envoyproxy/ratelimit's format (its `CACHE_KEY_PREFIX`).
-    reference_key_prefix: ReferencePrefix = ReferencePrefix::default(), "text";
+    reference_key_prefix: RatelimitKeyPrefix = RatelimitKeyPrefix::default(), "text";
     /// Largest random time that envoyproxy/ratelimit's
     /// keys outlive their window, drawn at each hit.
     expiry_jitter: Nanos = Nanos::from_secs(300), "duration";
@@ -297,7 +297,7 @@ settings! {
     /// Merge files that name the same domain. Otherwise the second file is an error.
     merge_domains: bool = false, "switch";
     /// Fraction of a limit above which a caller counts as near the limit.
-    near_limit_ratio: Ratio = Ratio::REFERENCE, "part of the limit";
+    near_limit_ratio: UnitFraction = UnitFraction::NEAR_LIMIT_DEFAULT, "part of the limit";
     /// Rate limit headers in responses: none,
     /// envoyproxy/ratelimit's three, the IETF draft's, or all.
     response_headers: ResponseHeaders = ResponseHeaders::None, "word";
@@ -305,12 +305,12 @@ settings! {
     request_headers: bool = false, "switch";
     /// Name of the header with the limit. An empty name is sent too, as envoyproxy/ratelimit
     /// does, although HTTP/2 forbids it. To omit headers, use `response_headers`.
-    limit_header: HeaderName = header("RateLimit-Limit"), "header name";
+    limit_header: HeaderName = default_header_name("RateLimit-Limit"), "header name";
     /// Name of the header with the remaining hits. An empty name is sent too; see `limit_header`.
-    remaining_header: HeaderName = header("RateLimit-Remaining"), "header name";
+    remaining_header: HeaderName = default_header_name("RateLimit-Remaining"), "header name";
     /// Name of the header with the seconds until the limit
     /// resets. An empty name is sent too; see `limit_header`.
-    reset_header: HeaderName = header("RateLimit-Reset"), "header name";
+    reset_header: HeaderName = default_header_name("RateLimit-Reset"), "header name";
     /// Send `Retry-After` with a denial.
     retry_after: bool = false, "switch";
     /// Return the check and the metadata of its rules as dynamic metadata.
@@ -341,10 +341,10 @@ settings! {
     /// Service name in OTLP, if `OTEL_SERVICE_NAME` is not set.
     otlp_service: String = "sluicegate".to_owned(), "text";
     /// Resource attributes in OTLP. Attributes in `OTEL_RESOURCE_ATTRIBUTES` win.
-    otlp_attributes: Pairs = Pairs::default(), "pairs";
+    otlp_attributes: TextPairs = TextPairs::default(), "pairs";
     /// Fraction of traces to sample if the caller did
     /// not decide and `OTEL_TRACES_SAMPLER` is not set.
-    otlp_sampled: Ratio = Ratio::ALL, "part of the traces";
+    otlp_sampled: UnitFraction = UnitFraction::WHOLE, "part of the traces";
     /// Number of worker threads. 0: one for each core.
     threads: u32 = 0, "threads";
     /// Lowest level of log lines that are written.
@@ -358,7 +358,7 @@ pub const PREFIX: &str = "SLUICEGATE_";
 
 /// Names of settings that are reserved for a later version. Using one is an
 /// error, so that the process never starts without the requested behavior.
-pub const LATER: &[&str] = &[];
+pub const RESERVED_NAMES: &[&str] = &[];
 
 /// One row of the table of settings.
 #[derive(Debug)]
@@ -398,7 +398,7 @@ impl Setting {
     }
 
     /// Returns `true` if the value is the literal text in a file, even if it looks like a number.
-    fn is_text(&self) -> bool {
+    fn is_literal_text(&self) -> bool {
         !self.is_scalar && self.shape != Shape::Block
     }
 }
@@ -410,6 +410,6 @@ pub fn table() -> &'static [Setting] {
 }
 
 /// Returns a default header name. A test checks that the names in the table are valid.
-fn header(name: &str) -> HeaderName {
+fn default_header_name(name: &str) -> HeaderName {
     HeaderName::new(name).unwrap_or_default()
 }

@@ -4,7 +4,7 @@
 //! - Follows envoyproxy/ratelimit: each node is named `key` or `key_value`.
 //! - Priority per entry: exact `key_value`, first matching pattern in file order, bare `key`.
 //! - A lookup never backtracks, and the descriptor must end at the rule's depth.
-//! - A lookup allocates nothing, up to [`SHARED_INLINE`] shared positions.
+//! - A lookup allocates nothing, up to [`INLINE_SHARED_VALUES`] shared positions.
 //! - The cost does not depend on the number of nodes.
 //! - Patterns of a level are compared only if no exact name matches.
 //!
@@ -25,13 +25,13 @@ use fnv::FnvHasher;
 use smallvec::SmallVec;
 
 use super::Rule;
-use super::concurrency::Ceiling;
-use super::frozen::Frozen;
-use pattern::Composite;
-use table::{Goal, Table};
+use super::concurrency::ConcurrencyLimit;
+use super::frozen::ForcedDecision;
+use pattern::CompositeKey;
+use table::{LookupTarget, NameTable};
 
-/// The shared positions that a [`Match`] stores without allocation.
-pub const SHARED_INLINE: usize = 1;
+/// The shared positions that a [`RuleMatch`] stores without allocation.
+pub const INLINE_SHARED_VALUES: usize = 1;
 
 /// The rules of one domain.
 ///
@@ -39,40 +39,40 @@ pub const SHARED_INLINE: usize = 1;
 /// node needs 60 to 145 bytes, in addition to its name and rule.
 #[derive(Clone, Debug)]
 pub struct DescriptorTree {
-    table: Table,
+    table: NameTable,
     /// Indexed by [`NodeId`].
-    nodes: Vec<Node>,
+    nodes: Vec<DescriptorNode>,
     names: String,
     wildcards: Vec<NodeId>,
     rules: Vec<Rule>,
     /// The node of each rule, by [`RuleId`].
-    ruled: Vec<NodeId>,
-    /// Sorted by node. Stored outside [`Node`], because few
+    rule_nodes: Vec<NodeId>,
+    /// Sorted by node. Stored outside [`DescriptorNode`], because few
     /// nodes have a limit and a node already fills a cache line.
-    ceilings: Vec<(NodeId, Ceiling)>,
+    concurrency_limits: Vec<(NodeId, ConcurrencyLimit)>,
 }
 
 /// A rule and the replacements in its counter key.
 #[derive(Debug)]
-pub struct Match<'t> {
+pub struct RuleMatch<'t> {
     /// The rule of the matching node.
     pub rule: &'t Rule,
     /// The replacements of run-time values in the counter key. With
     /// `share_threshold`, all values that the pattern matches share one counter.
-    pub shared: Shared<'t>,
+    pub shared: SharedValues<'t>,
 }
 
 /// A concurrency limit and the replacements in its bucket name.
 #[derive(Debug)]
-pub struct Covered<'t> {
+pub struct ConcurrencyMatch<'t> {
     /// The concurrency limit of the matching node.
-    pub ceiling: &'t Ceiling,
-    /// The replacements of run-time values, as in [`Match`].
-    pub shared: Shared<'t>,
+    pub limit: &'t ConcurrencyLimit,
+    /// The replacements of run-time values, as in [`RuleMatch`].
+    pub shared: SharedValues<'t>,
 }
 
 /// Positions of entries (from 0, ascending), each with the text that replaces the run-time value.
-pub type Shared<'t> = SmallVec<[(usize, &'t str); SHARED_INLINE]>;
+pub type SharedValues<'t> = SmallVec<[(usize, &'t str); INLINE_SHARED_VALUES]>;
 
 /// The number of a node, and of the level below it. The root represents the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,8 +80,8 @@ pub(crate) struct NodeId(u32);
 
 impl NodeId {
     pub(crate) const ROOT: Self = Self(0);
-    /// The largest number that a [`Goal`] can store.
-    const LAST: u32 = Goal::RULE - 1;
+    /// The largest number that a [`LookupTarget`] can store.
+    const MAX_NUMBER: u32 = LookupTarget::RULE_FLAG - 1;
 
     pub(crate) fn index(self) -> usize {
         self.0 as usize
@@ -91,10 +91,10 @@ impl NodeId {
 /// A node of the tree. A lookup reads only nodes with
 /// children, patterns, and nodes with more than a rule.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct DescriptorNode {
     pub(crate) id: NodeId,
     pub(crate) parent: NodeId,
-    name: Name,
+    name: NameSpan,
     /// The length of the key in the name. The rest of the name is `_` and the value.
     key_len: u32,
     rule: Option<RuleId>,
@@ -102,7 +102,7 @@ pub(crate) struct Node {
     /// A bit set of name lengths on the level below. If
     /// bit `length % 32` is zero, no name has that length.
     lengths_below: u32,
-    pub(crate) marks: Marks,
+    pub(crate) flags: NodeFlags,
 }
 
 /// The number of a rule, from 1.
@@ -116,13 +116,13 @@ impl RuleId {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Name {
+struct NameSpan {
     start: u32,
     len: u32,
 }
 
-impl Name {
-    fn of(self, names: &str) -> &str {
+impl NameSpan {
+    fn text(self, names: &str) -> &str {
         let start = self.start as usize;
         &names[start..start + self.len as usize]
     }
@@ -130,7 +130,7 @@ impl Name {
 
 /// The options of a node for counters and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct NodeFlags {
     pub(crate) share_threshold: bool,
     /// `value_to_metric`: the metric's key includes this level's run-time value.
     pub(crate) value_to_metric: bool,
@@ -138,7 +138,7 @@ pub(crate) struct Marks {
 
 /// The kind of name under which a node was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum MatchKind {
     /// The exact `key_value`.
     Exact,
     /// A pattern.
@@ -149,67 +149,67 @@ pub enum How {
 
 impl Default for DescriptorTree {
     fn default() -> Self {
-        builder::Builder::new().finish()
+        builder::TreeBuilder::new().finish()
     }
 }
 
 impl DescriptorTree {
     /// Returns the rule of a descriptor, if there is one.
     #[inline]
-    pub fn lookup<'e, E>(&self, entries: E) -> Option<Match<'_>>
+    pub fn lookup<'e, E>(&self, entries: E) -> Option<RuleMatch<'_>>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
-        let mut shared = Shared::new();
+        let mut shared = SharedValues::new();
         let rule = self.find_rule(entries, &mut shared)?;
-        Some(Match { rule, shared })
+        Some(RuleMatch { rule, shared })
     }
 
     /// Returns the rule of a descriptor, and appends to `shared`. This avoids
-    /// moving a large [`Match`], which would cost more than the search.
+    /// moving a large [`RuleMatch`], which would cost more than the search.
     #[inline]
     pub(crate) fn find_rule<'t, 'e, E>(
         &'t self,
         entries: E,
-        shared: &mut Shared<'t>,
+        shared: &mut SharedValues<'t>,
     ) -> Option<&'t Rule>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
-        self.rule_at(self.walk(entries, shared)?)
+        self.rule_at(self.find_target(entries, shared)?)
     }
 
     /// Returns the concurrency limit at the node where the descriptor ends, if there is one.
-    pub fn ceiling<'e, E>(&self, entries: E) -> Option<Covered<'_>>
+    pub fn lookup_concurrency_limit<'e, E>(&self, entries: E) -> Option<ConcurrencyMatch<'_>>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
-        if self.ceilings.is_empty() {
+        if self.concurrency_limits.is_empty() {
             return None;
         }
-        let mut shared = Shared::new();
-        let goal = self.walk(entries, &mut shared)?;
-        self.ceiling_of(goal.node()?).map(|ceiling| Covered { ceiling, shared })
+        let mut shared = SharedValues::new();
+        let goal = self.find_target(entries, &mut shared)?;
+        self.concurrency_limit_of(goal.node()?).map(|ceiling| ConcurrencyMatch { limit: ceiling, shared })
     }
 
     /// Returns all concurrency limits, parents before children.
     #[must_use]
-    pub fn ceilings(&self) -> impl ExactSizeIterator<Item = &Ceiling> {
-        self.ceilings.iter().map(|(_, ceiling)| ceiling)
+    pub fn concurrency_limits(&self) -> impl ExactSizeIterator<Item = &ConcurrencyLimit> {
+        self.concurrency_limits.iter().map(|(_, ceiling)| ceiling)
     }
 
     /// Returns the target of a descriptor's last entry.
     #[inline]
-    fn walk<'t, 'e, E>(&'t self, entries: E, shared: &mut Shared<'t>) -> Option<Goal>
+    fn find_target<'t, 'e, E>(&'t self, entries: E, shared: &mut SharedValues<'t>) -> Option<LookupTarget>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
         let mut entries = entries.into_iter().enumerate().peekable();
         let mut level = self.root();
         while let Some((position, (key, value))) = entries.next() {
-            let (goal, how) = self.step(level, key, value)?;
-            if let Some(pattern) = self.shared_by(goal, how) {
-                shared.push((position, substitute(pattern, key)));
+            let (goal, how) = self.match_entry(level, key, value)?;
+            if let Some(pattern) = self.shared_pattern(goal, how) {
+                shared.push((position, shared_text(pattern, key)));
             }
             if entries.peek().is_none() {
                 return Some(goal);
@@ -225,61 +225,61 @@ impl DescriptorTree {
         self.rules.iter()
     }
 
-    pub(super) fn freeze(&mut self, path: &str, frozen: Frozen) {
+    pub(super) fn force_decision(&mut self, path: &str, frozen: ForcedDecision) {
         for rule in self.rules.iter_mut().filter(|rule| *rule.path == *path) {
-            rule.frozen = Some(frozen);
+            rule.forced_decision = Some(frozen);
         }
     }
 
     /// Returns the matched pattern, if all values that it matches share one counter.
     #[inline]
-    fn shared_by(&self, goal: Goal, how: How) -> Option<&str> {
-        let node = self.node_at(goal).filter(|_| how == How::Wildcard)?;
-        node.marks.share_threshold.then(|| self.text(node.name))
+    fn shared_pattern(&self, goal: LookupTarget, how: MatchKind) -> Option<&str> {
+        let node = self.node_at(goal).filter(|_| how == MatchKind::Wildcard)?;
+        node.flags.share_threshold.then(|| self.text(node.name))
     }
 
     #[inline]
-    fn step(&self, level: &Node, key: &str, value: &str) -> Option<(Goal, How)> {
-        let subject = Composite::new(key, value);
+    fn match_entry(&self, level: &DescriptorNode, key: &str, value: &str) -> Option<(LookupTarget, MatchKind)> {
+        let subject = CompositeKey::new(key, value);
         let hasher = key_hasher(level.id, key.as_bytes());
         let bare = hasher.finish();
-        if level.may_name(subject.len())
-            && let Some(goal) = self.find(level.id, exact_hash(hasher, value), subject)
+        if level.may_have_name_of_len(subject.len())
+            && let Some(goal) = self.find_name(level.id, exact_hash(hasher, value), subject)
         {
-            return Some((goal, How::Exact));
+            return Some((goal, MatchKind::Exact));
         }
         let mut patterns = self.patterns(level).iter();
         if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), subject)) {
-            return Some((Goal::of_node(node), How::Wildcard));
+            return Some((LookupTarget::of_node(node), MatchKind::Wildcard));
         }
-        self.find(level.id, bare, Composite::joined(key)).map(|goal| (goal, How::Bare))
+        self.find_name(level.id, bare, CompositeKey::from_joined(key)).map(|goal| (goal, MatchKind::Bare))
     }
 
     #[inline]
-    fn find(&self, level: NodeId, hash: u64, subject: Composite<'_>) -> Option<Goal> {
+    fn find_name(&self, level: NodeId, hash: u64, subject: CompositeKey<'_>) -> Option<LookupTarget> {
         self.table.find(&self.names, level, hash, subject)
     }
 
     /// Returns the node with exactly this name.
-    pub(crate) fn named(&self, level: NodeId, name: &str) -> Option<NodeId> {
-        let goal = self.find(level, name_hash(level, name), Composite::joined(name))?;
-        goal.rule().map_or_else(|| goal.node(), |rule| self.ruled.get(rule.index()).copied())
+    pub(crate) fn find_node(&self, level: NodeId, name: &str) -> Option<NodeId> {
+        let goal = self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;
+        goal.rule().map_or_else(|| goal.node(), |rule| self.rule_nodes.get(rule.index()).copied())
     }
 
     #[inline]
-    fn node_at(&self, goal: Goal) -> Option<&Node> {
+    fn node_at(&self, goal: LookupTarget) -> Option<&DescriptorNode> {
         goal.node().map(|node| self.node(node))
     }
 
     #[inline]
-    fn rule_at(&self, goal: Goal) -> Option<&Rule> {
+    fn rule_at(&self, goal: LookupTarget) -> Option<&Rule> {
         match goal.rule() {
             Some(rule) => self.rules.get(rule.index()),
             None => self.rule_of(self.node_at(goal)?),
         }
     }
 
-    fn root(&self) -> &Node {
+    fn root(&self) -> &DescriptorNode {
         self.node(NodeId::ROOT)
     }
 
@@ -288,7 +288,7 @@ impl DescriptorTree {
         (1..self.nodes.len()).filter_map(|index| u32::try_from(index).ok().map(NodeId))
     }
 
-    pub(crate) fn node(&self, node: NodeId) -> &Node {
+    pub(crate) fn node(&self, node: NodeId) -> &DescriptorNode {
         &self.nodes[node.index()]
     }
 
@@ -296,13 +296,13 @@ impl DescriptorTree {
         self.rule_of(self.node(node))
     }
 
-    fn rule_of(&self, node: &Node) -> Option<&Rule> {
+    fn rule_of(&self, node: &DescriptorNode) -> Option<&Rule> {
         self.rules.get(node.rule?.index())
     }
 
-    pub(crate) fn ceiling_of(&self, node: NodeId) -> Option<&Ceiling> {
-        let at = self.ceilings.binary_search_by_key(&node, |(node, _)| *node).ok()?;
-        self.ceilings.get(at).map(|(_, ceiling)| ceiling)
+    pub(crate) fn concurrency_limit_of(&self, node: NodeId) -> Option<&ConcurrencyLimit> {
+        let at = self.concurrency_limits.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        self.concurrency_limits.get(at).map(|(_, ceiling)| ceiling)
     }
 
     /// Returns the node's name: `key` or `key_value`.
@@ -311,7 +311,7 @@ impl DescriptorTree {
     }
 
     /// Returns the node's key, and its value if it has one.
-    pub(crate) fn parts(&self, node: NodeId) -> (&str, Option<&str>) {
+    pub(crate) fn key_and_value(&self, node: NodeId) -> (&str, Option<&str>) {
         let name = self.name(node);
         let key_len = self.node(node).key_len as usize;
         (&name[..key_len], name.get(key_len + 1..))
@@ -322,20 +322,20 @@ impl DescriptorTree {
         self.patterns(self.node(level))
     }
 
-    fn patterns(&self, level: &Node) -> &[NodeId] {
+    fn patterns(&self, level: &DescriptorNode) -> &[NodeId] {
         let Range { start, end } = level.wildcards;
         &self.wildcards[start as usize..end as usize]
     }
 
-    fn text(&self, name: Name) -> &str {
-        name.of(&self.names)
+    fn text(&self, name: NameSpan) -> &str {
+        name.text(&self.names)
     }
 }
 
-impl Node {
-    fn new(id: NodeId, parent: NodeId, name: Name, key_len: u32, marks: Marks) -> Self {
+impl DescriptorNode {
+    fn new(id: NodeId, parent: NodeId, name: NameSpan, key_len: u32, marks: NodeFlags) -> Self {
         let (rule, wildcards, lengths_below) = (None, 0..0, 0);
-        Self { id, parent, name, key_len, rule, wildcards, lengths_below, marks }
+        Self { id, parent, name, key_len, rule, wildcards, lengths_below, flags: marks }
     }
 
     pub(crate) const fn has_children(&self) -> bool {
@@ -344,14 +344,14 @@ impl Node {
 
     /// Returns `false` if the level below has no name of `len` bytes. The
     /// lookup can then skip hashing, for example on a level of bare keys.
-    const fn may_name(&self, len: usize) -> bool {
+    const fn may_have_name_of_len(&self, len: usize) -> bool {
         self.lengths_below & (1 << (len % 32)) != 0
     }
 }
 
 /// Returns the text that replaces a value in counter keys: the pattern without the
 /// request's key. If the pattern does not start with that key, returns the whole pattern.
-fn substitute<'t>(name: &'t str, key: &str) -> &'t str {
+fn shared_text<'t>(name: &'t str, key: &str) -> &'t str {
     name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
 }
 

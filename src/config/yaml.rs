@@ -18,9 +18,9 @@ mod strict;
 mod timestamp;
 
 pub(super) use decode::decode;
-pub(super) use node::{Id, Kind, Tree, parse};
-pub(super) use scalar::Value;
-pub(super) use soundness::{Budget, check};
+pub(super) use node::{YamlId, YamlKind, YamlTree, parse};
+pub(super) use scalar::ScalarValue;
+pub(super) use soundness::{AliasBudget, check};
 
 /// The most nesting levels of a file, with aliases followed. A descriptor takes two of them.
 ///

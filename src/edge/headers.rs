@@ -11,9 +11,9 @@
 //!
 //! | header | source | condition |
 //! |---|---|---|
-//! | three names from the settings | the binding limit | `reference`, and a limit binds |
-//! | `RateLimit-Policy`: `"name";q=100;w=60` | each limit that counted or denies | `draft` |
-//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | `draft` |
+//! | three names from the settings | the binding limit | `compat_names`, and a limit binds |
+//! | `RateLimit-Policy`: `"name";q=100;w=60` | each limit that counted or denies | `draft_headers` |
+//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | `draft_headers` |
 //! | `Retry-After` | the time until the whole check fits | denied, and waiting helps |
 //!
 //! Sources: envoyproxy/ratelimit for the first three. draft-ietf-httpapi-ratelimit-headers-10
@@ -24,24 +24,24 @@ use std::fmt::{self, Write as _};
 use smallvec::SmallVec;
 
 use crate::config::settings::{ResponseHeaders, Settings};
-use crate::engine::Answer;
-use crate::kernel::decision::{Finding, Shown};
+use crate::engine::Decision;
+use crate::kernel::decision::{DescriptorDecision, AppliedLimit};
 use crate::kernel::units::Nanos;
 
 /// The maximum number of limits in `RateLimit` and `RateLimit-Policy`.
 /// Proxies on the way to the client may reject headers of several kilobytes.
 pub const MAX_LISTED: usize = 8;
 
-const UNNAMED: &str = "default";
+const DEFAULT_NAME: &str = "default";
 
 /// The largest integer of a structured field: 15 digits. Source: RFC 9651 §3.3.1.
-const MAX_INTEGER: u64 = 999_999_999_999_999;
+const MAX_STRUCTURED_INTEGER: u64 = 999_999_999_999_999;
 
 /// The headers that replies contain.
 #[derive(Clone, Debug, Default)]
-pub struct Headers {
+pub struct RateLimitHeaders {
     /// The names of envoyproxy/ratelimit's three headers. `None` sends none.
-    pub reference: Option<Names>,
+    pub compat_names: Option<CompatHeaderNames>,
     /// Sends `RateLimit` and `RateLimit-Policy` of the IETF draft.
     pub draft: bool,
     /// Sends `Retry-After` with denials.
@@ -50,7 +50,7 @@ pub struct Headers {
 
 /// The names of envoyproxy/ratelimit's three headers. They are sent unchanged, even if empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct CompatHeaderNames {
     /// The header for the requests per unit.
     pub limit: Box<str>,
     /// The header for the remaining hits.
@@ -59,7 +59,7 @@ pub struct Names {
     pub reset: Box<str>,
 }
 
-impl Default for Names {
+impl Default for CompatHeaderNames {
     fn default() -> Self {
         Self {
             limit: "RateLimit-Limit".into(),
@@ -70,16 +70,16 @@ impl Default for Names {
 }
 
 /// A header's name and value.
-pub type Header<'h> = (&'h str, String);
+pub type HeaderPair<'h> = (&'h str, String);
 
-impl Headers {
+impl RateLimitHeaders {
     /// Returns the headers that the settings enable.
     #[must_use]
-    pub fn chosen(settings: &Settings) -> Self {
+    pub fn from_settings(settings: &Settings) -> Self {
         let chosen = settings.response_headers;
-        let reference = matches!(chosen, ResponseHeaders::Reference | ResponseHeaders::All);
+        let reference = matches!(chosen, ResponseHeaders::Ratelimit | ResponseHeaders::All);
         Self {
-            reference: reference.then(|| Names::chosen(settings)),
+            compat_names: reference.then(|| CompatHeaderNames::from_settings(settings)),
             // In shadow mode no client should obey a limit.
             draft: matches!(chosen, ResponseHeaders::Draft | ResponseHeaders::All)
                 && !settings.shadow_mode,
@@ -89,25 +89,25 @@ impl Headers {
 
     /// Returns the headers for `answer` in the order of sending. Allocates nothing if all are off.
     #[must_use]
-    pub fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 6]> {
+    pub fn for_decision(&self, answer: &Decision) -> SmallVec<[HeaderPair<'_>; 6]> {
         let mut headers = SmallVec::new();
-        if let Some(names) = &self.reference {
-            headers.extend(names.of(answer));
+        if let Some(names) = &self.compat_names {
+            headers.extend(names.compat_headers(answer));
         }
         if self.draft {
-            headers.extend(draft(answer));
+            headers.extend(draft_headers(answer));
         }
         if self.retry_after {
-            headers.extend(retry_after(answer));
+            headers.extend(retry_after_header(answer));
         }
         headers
     }
 }
 
-impl Names {
+impl CompatHeaderNames {
     /// Returns the names from the settings.
     #[must_use]
-    pub fn chosen(settings: &Settings) -> Self {
+    pub fn from_settings(settings: &Settings) -> Self {
         Self {
             limit: settings.limit_header.as_str().into(),
             remaining: settings.remaining_header.as_str().into(),
@@ -115,15 +115,15 @@ impl Names {
         }
     }
 
-    fn of(&self, answer: &Answer) -> SmallVec<[Header<'_>; 3]> {
-        let bound = answer.binding.and_then(|index| answer.statuses.get(index));
-        let Some((finding, shown)) = bound.and_then(|status| told(&status.finding)) else {
+    fn compat_headers(&self, answer: &Decision) -> SmallVec<[HeaderPair<'_>; 3]> {
+        let binding = answer.binding.and_then(|index| answer.statuses.get(index));
+        let Some((finding, shown)) = binding.and_then(|status| reportable_limit(&status.decision)) else {
             return SmallVec::new();
         };
-        let reset = finding.room.reset_after.as_secs_ceil();
+        let reset = finding.headroom.reset_after.as_secs_ceil();
         smallvec::smallvec![
             (&*self.limit, shown.requests.to_string()),
-            (&*self.remaining, finding.room.remaining.to_string()),
+            (&*self.remaining, finding.headroom.remaining.to_string()),
             (&*self.reset, reset.to_string()),
         ]
     }
@@ -132,50 +132,50 @@ impl Names {
 /// Returns the two headers of the draft.
 ///
 /// Limits in shadow mode are left out: a client that obeys the header would enforce them.
-fn draft<'h>(answer: &Answer) -> SmallVec<[Header<'h>; 2]> {
+fn draft_headers<'h>(answer: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
     let listed: SmallVec<[_; MAX_LISTED]> = answer
         .statuses
         .iter()
-        .filter_map(|status| told(&status.finding))
-        .filter(|(finding, _)| !finding.standing.shadow)
+        .filter_map(|status| reportable_limit(&status.decision))
+        .filter(|(finding, _)| !finding.enforcement.shadow)
         .take(MAX_LISTED)
         .collect();
     if listed.is_empty() {
         return SmallVec::new();
     }
-    let own = listed.iter().map(|(_, shown)| Escaped(policy_name(shown)).to_string());
-    let names = names(&own.collect::<SmallVec<[_; MAX_LISTED]>>());
-    let items = |show: fn(&Finding, &Shown) -> String| -> String {
-        let each = |(name, &(finding, shown)): (&String, &(&Finding, &Shown))| {
+    let policy_names = listed.iter().map(|(_, shown)| StructuredString(policy_name(shown)).to_string());
+    let names = make_names_unique(&policy_names.collect::<SmallVec<[_; MAX_LISTED]>>());
+    let items = |show: fn(&DescriptorDecision, &AppliedLimit) -> String| -> String {
+        let each = |(name, &(finding, shown)): (&String, &(&DescriptorDecision, &AppliedLimit))| {
             format!("\"{name}\";{}", show(finding, shown))
         };
         names.iter().zip(&listed).map(each).collect::<SmallVec<[_; MAX_LISTED]>>().join(", ")
     };
-    let policies = items(|_, shown| format!("q={};w={}", shown.requests, seconds(shown.period)));
+    let policies = items(|_, shown| format!("q={};w={}", shown.requests, whole_seconds(shown.period)));
     let limits = items(|finding, _| {
-        let left = finding.room.remaining.0.min(MAX_INTEGER);
-        format!("r={left};t={}", finding.room.reset_after.as_secs_ceil())
+        let left = finding.headroom.remaining.0.min(MAX_STRUCTURED_INTEGER);
+        format!("r={left};t={}", finding.headroom.reset_after.as_secs_ceil())
     });
     smallvec::smallvec![("RateLimit-Policy", policies), ("RateLimit", limits)]
 }
 
-fn retry_after<'h>(answer: &Answer) -> Option<Header<'h>> {
-    answer.retry_after.map(|wait| ("Retry-After", seconds(wait).to_string()))
+fn retry_after_header<'h>(answer: &Decision) -> Option<HeaderPair<'h>> {
+    answer.retry_after.map(|wait| ("Retry-After", whole_seconds(wait).to_string()))
 }
 
-fn told(finding: &Finding) -> Option<(&Finding, &Shown)> {
-    finding.told().map(|shown| (finding, shown))
+fn reportable_limit(finding: &DescriptorDecision) -> Option<(&DescriptorDecision, &AppliedLimit)> {
+    finding.header_limit().map(|shown| (finding, shown))
 }
 
-fn policy_name(shown: &Shown) -> &str {
-    shown.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(UNNAMED)
+fn policy_name(shown: &AppliedLimit) -> &str {
+    shown.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_NAME)
 }
 
 /// A limit's name as the content of a structured field string.
 /// Percent-encodes bytes that such a string cannot contain.
-struct Escaped<'a>(&'a str);
+struct StructuredString<'a>(&'a str);
 
-impl fmt::Display for Escaped<'_> {
+impl fmt::Display for StructuredString<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.bytes().try_for_each(|byte| match byte {
             b'"' | b'\\' => write!(f, "\\{}", char::from(byte)),
@@ -187,19 +187,19 @@ impl fmt::Display for Escaped<'_> {
 
 /// Makes the names unique, so that the items of the two headers pair up. The
 /// second limit named `name` becomes `name-2`, or the next number that is free.
-fn names(own: &[String]) -> SmallVec<[String; MAX_LISTED]> {
+fn make_names_unique(policy_names: &[String]) -> SmallVec<[String; MAX_LISTED]> {
     let mut names = SmallVec::new();
-    for (index, name) in own.iter().enumerate() {
-        let is_taken = |named: &String| own.contains(named) || names.contains(named);
+    for (index, name) in policy_names.iter().enumerate() {
+        let is_taken = |named: &String| policy_names.contains(named) || names.contains(named);
         let mut numbered = (2_u64..).map(|number| format!("{name}-{number}"));
-        let is_twin = own[..index].contains(name);
-        let number = if is_twin { numbered.find(|named| !is_taken(named)) } else { None };
+        let is_duplicate = policy_names[..index].contains(name);
+        let number = if is_duplicate { numbered.find(|named| !is_taken(named)) } else { None };
         names.push(number.unwrap_or_else(|| name.clone()));
     }
     names
 }
 
 /// Converts to whole seconds, rounded up. At least 1, because 0 would mean "now" or "no window".
-fn seconds(duration: Nanos) -> u64 {
+fn whole_seconds(duration: Nanos) -> u64 {
     duration.as_secs_ceil().max(1)
 }

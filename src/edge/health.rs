@@ -16,23 +16,23 @@ use tokio::sync::watch;
 
 /// The readiness of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum Readiness {
     /// The process is ready.
-    Yes,
+    Ready,
     /// No limits are loaded, and the settings require some.
     NoConfig,
     /// The store is unavailable, and the settings make readiness depend on it.
-    NoBackend,
+    StoreUnavailable,
     /// The process is shutting down. Requests in flight are finished.
     Draining,
 }
 
-impl fmt::Display for Ready {
+impl fmt::Display for Readiness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Yes => "ready",
+            Self::Ready => "ready",
             Self::NoConfig => "not ready: no limits are loaded",
-            Self::NoBackend => "not ready: the store of counters does not answer",
+            Self::StoreUnavailable => "not ready: the store of counters does not answer",
             Self::Draining => "not ready: draining",
         })
     }
@@ -40,57 +40,57 @@ impl fmt::Display for Ready {
 
 /// The readiness, shared by all clones.
 #[derive(Clone, Debug)]
-pub struct Health(Arc<State>);
+pub struct Health(Arc<HealthState>);
 
 #[derive(Debug)]
-struct State {
-    shown: watch::Sender<Ready>,
+struct HealthState {
+    reported: watch::Sender<Readiness>,
     /// `false` if the store is unavailable and the settings make readiness depend on it.
-    has_backend: AtomicBool,
+    is_store_available: AtomicBool,
     /// The readiness apart from the store.
-    own: Mutex<Ready>,
+    without_store: Mutex<Readiness>,
 }
 
 impl Health {
-    /// Creates the state with the readiness `first`.
+    /// Creates the state with the readiness `initial`.
     #[must_use]
-    pub fn new(first: Ready) -> Self {
-        let (shown, has_backend) = (watch::Sender::new(first), AtomicBool::new(true));
-        Self(Arc::new(State { shown, has_backend, own: Mutex::new(first) }))
+    pub fn new(initial: Readiness) -> Self {
+        let (shown, has_backend) = (watch::Sender::new(initial), AtomicBool::new(true));
+        Self(Arc::new(HealthState { reported: shown, is_store_available: has_backend, without_store: Mutex::new(initial) }))
     }
 
     /// Returns the current readiness.
     #[must_use]
-    pub fn ready(&self) -> Ready {
-        *self.0.shown.borrow()
+    pub fn readiness(&self) -> Readiness {
+        *self.0.reported.borrow()
     }
 
     /// Changes the readiness. Does nothing while draining, which is final.
-    pub fn set(&self, next: Ready) {
-        let mut own = self.0.own.lock();
-        if *own != Ready::Draining {
-            *own = next;
+    pub fn set_readiness(&self, next: Readiness) {
+        let mut current = self.0.without_store.lock();
+        if *current != Readiness::Draining {
+            *current = next;
         }
-        self.show(*own);
+        self.publish(*current);
     }
 
     /// Records if the store is available. A ready process
-    /// without a store reports [`Ready::NoBackend`].
-    pub fn set_backend(&self, answers: bool) {
-        self.0.has_backend.store(answers, Ordering::Relaxed);
-        let own = self.0.own.lock();
-        self.show(*own);
+    /// without a store reports [`Readiness::StoreUnavailable`].
+    pub fn set_store_available(&self, is_available: bool) {
+        self.0.is_store_available.store(is_available, Ordering::Relaxed);
+        let own = self.0.without_store.lock();
+        self.publish(*own);
     }
 
-    fn show(&self, own: Ready) {
-        let has_backend = self.0.has_backend.load(Ordering::Relaxed);
-        let next = if own == Ready::Yes && !has_backend { Ready::NoBackend } else { own };
-        self.0.shown.send_if_modified(|ready| std::mem::replace(ready, next) != next);
+    fn publish(&self, own: Readiness) {
+        let has_backend = self.0.is_store_available.load(Ordering::Relaxed);
+        let next = if own == Readiness::Ready && !has_backend { Readiness::StoreUnavailable } else { own };
+        self.0.reported.send_if_modified(|ready| std::mem::replace(ready, next) != next);
     }
 
     /// Returns a receiver of all changes from now on.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Ready> {
-        self.0.shown.subscribe()
+    pub fn watch(&self) -> watch::Receiver<Readiness> {
+        self.0.reported.subscribe()
     }
 }

@@ -20,15 +20,15 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
 use tokio::sync::watch;
 
-use super::Reporting;
+use super::ReplyOptions;
 use super::grpc::convert;
-use crate::config::hooks::{Attributes, Entries, Hooks, MetadataKey};
-use crate::engine::{Admitted, Engine, Permits, Refusal, check_id};
+use crate::config::hooks::{RequestAttributes, DescriptorEntries, Hooks, MetadataKey};
+use crate::engine::{AdmissionOutcome, Engine, RequestPermits, CheckError, validate_id};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::Outcome;
+use crate::telemetry::event::EdgeOutcome;
 
 /// The interval at which a draining process examines the queues for its permits.
-const LOOK: Duration = Duration::from_millis(20);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The header with the request's id. The proxy creates
 /// the id and overwrites a header of the client.
@@ -36,14 +36,14 @@ pub const ID: &str = "x-sluicegate-id";
 
 /// The name of the replica that decided. The release must reach
 /// this replica. Used as a header and as a key in dynamic metadata.
-pub const OWNER: &str = "x-sluicegate-owner";
+pub const OWNER_KEY: &str = "x-sluicegate-owner";
 
 /// The reasons for which a hook's request gets no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
+pub enum HookError {
     /// No descriptor is complete. The request is allowed.
     #[error("no descriptor can be made of this request")]
-    NothingToAsk,
+    NoDescriptors,
     /// The setting `hooks` is empty.
     #[error("no hooks are set, so that nothing says what to ask; see the setting `hooks`")]
     NoHooks,
@@ -60,19 +60,19 @@ pub enum Unanswered {
     BadId(&'static str),
     /// The engine rejected the check.
     #[error(transparent)]
-    Refused(Refusal),
+    Rejected(CheckError),
 }
 
-impl From<Refusal> for Unanswered {
-    fn from(refusal: Refusal) -> Self {
+impl From<CheckError> for HookError {
+    fn from(refusal: CheckError) -> Self {
         match refusal {
-            Refusal::BadId { why, .. } => Self::BadId(why),
-            other => Self::Refused(other),
+            CheckError::BadId { why, .. } => Self::BadId(why),
+            other => Self::Rejected(other),
         }
     }
 }
 
-/// Decides `request` within `patience`. Safe to cancel.
+/// Decides `build_request` within `timeout`. Safe to cancel.
 ///
 /// With an id, the concurrency limits apply too, and the permits belong
 /// to `id` until its release. Without an id, only the rate limits apply.
@@ -81,73 +81,73 @@ impl From<Refusal> for Unanswered {
 /// without permits. Its release is then not an early release.
 ///
 /// # Errors
-/// The error in `request`, [`Unanswered::BadId`] or
-/// [`Unanswered::Refused`]. In these cases no permit is acquired.
-pub async fn ask(
+/// The error in `build_request`, [`HookError::BadId`] or
+/// [`HookError::Rejected`]. In these cases no permit is acquired.
+pub async fn decide(
     engine: &Engine,
-    reporting: &Reporting,
-    request: Result<&RateLimitRequest, &Unanswered>,
+    reporting: &ReplyOptions,
+    request: Result<&RateLimitRequest, &HookError>,
     id: Option<&str>,
-    patience: Option<Nanos>,
-) -> Result<Admitted, Unanswered> {
-    let asked = request.map_err(Unanswered::clone);
-    let question = asked.and_then(|request| Ok(convert::question(request, reporting)?));
-    let question = question.inspect_err(|_| pass_by(engine, id))?;
+    timeout: Option<Nanos>,
+) -> Result<AdmissionOutcome, HookError> {
+    let valid_request = request.map_err(HookError::clone);
+    let question = valid_request.and_then(|request| Ok(convert::to_check(request, reporting)?));
+    let question = question.inspect_err(|_| record_without_permits(engine, id))?;
     let Some(id) = id else {
-        let answer = engine.decide_within(&question, patience).await?;
-        return Ok(Admitted::Decided(answer, Permits::default()));
+        let answer = engine.decide_within(&question, timeout).await?;
+        return Ok(AdmissionOutcome::Decided(answer, RequestPermits::default()));
     };
-    check_id(id).map_err(Unanswered::BadId)?;
-    Ok(engine.acquire((id, 0), &question, &question, patience).await?)
+    validate_id(id).map_err(HookError::BadId)?;
+    Ok(engine.acquire((id, 0), &question, &question, timeout).await?)
 }
 
-fn pass_by(engine: &Engine, id: Option<&str>) {
-    if let Some(id) = id.filter(|id| check_id(id).is_ok()) {
-        engine.pass_by(id);
+fn record_without_permits(engine: &Engine, id: Option<&str>) {
+    if let Some(id) = id.filter(|id| validate_id(id).is_ok()) {
+        engine.record_without_permits(id);
     }
 }
 
 /// Waits until the process drains and no request waits in a queue for `permits`. Until then this
 /// process must watch for the end of the request, because nobody else would release the permits.
-pub(in crate::edge) async fn may_go(
-    leaving: &mut watch::Receiver<bool>,
-    permits: Option<&Permits>,
+pub(in crate::edge) async fn wait_until_drained(
+    draining: &mut watch::Receiver<bool>,
+    permits: Option<&RequestPermits>,
 ) {
     // A dropped sender also means that the process ends.
-    let _gone = leaving.wait_for(|leaving| *leaving).await.is_err();
-    while permits.is_some_and(Permits::are_waited_for) {
-        tokio::time::sleep(LOOK).await;
+    let _is_closed = draining.wait_for(|leaving| *leaving).await.is_err();
+    while permits.is_some_and(RequestPermits::has_waiters) {
+        tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
     }
 }
 
 /// Builds the check of the hook `name`, or of the first hook if `name` is `None`.
 ///
 /// # Errors
-/// [`Unanswered::NothingToAsk`], [`Unanswered::NoHooks`] or [`Unanswered::UnknownHook`].
-pub fn request<'a>(
+/// [`HookError::NoDescriptors`], [`HookError::NoHooks`] or [`HookError::UnknownHook`].
+pub fn build_request<'a>(
     hooks: &'a Hooks,
     name: Option<&str>,
-    attributes: &Attributes<'a>,
-) -> Result<RateLimitRequest, Unanswered> {
-    let hook = hooks.named(name).ok_or_else(|| missing(hooks, name))?;
-    let descriptors: Vec<_> = hook.descriptors(attributes).into_iter().map(descriptor).collect();
+    attributes: &RequestAttributes<'a>,
+) -> Result<RateLimitRequest, HookError> {
+    let hook = hooks.find_or_first(name).ok_or_else(|| hook_not_found(hooks, name))?;
+    let descriptors: Vec<_> = hook.build_descriptors(attributes).into_iter().map(to_descriptor).collect();
     if descriptors.is_empty() {
-        return Err(Unanswered::NothingToAsk);
+        return Err(HookError::NoDescriptors);
     }
     Ok(RateLimitRequest { domain: hook.domain.clone(), descriptors, hits_addend: 0 })
 }
 
-fn missing(hooks: &Hooks, name: Option<&str>) -> Unanswered {
+fn hook_not_found(hooks: &Hooks, name: Option<&str>) -> HookError {
     match name {
         Some(name) if !hooks.0.is_empty() => {
             let known: Vec<_> = hooks.0.iter().map(|hook| hook.name.as_str()).collect();
-            Unanswered::UnknownHook { name: name.to_owned(), known: known.join(", ") }
+            HookError::UnknownHook { name: name.to_owned(), known: known.join(", ") }
         }
-        _ => Unanswered::NoHooks,
+        _ => HookError::NoHooks,
     }
 }
 
-fn descriptor(entries: Entries<'_>) -> RateLimitDescriptor {
+fn to_descriptor(entries: DescriptorEntries<'_>) -> RateLimitDescriptor {
     let entry = |(key, value): (&str, _)| Entry { key: key.to_owned(), value: String::from(value) };
     RateLimitDescriptor {
         entries: entries.into_iter().map(entry).collect(),
@@ -156,7 +156,7 @@ fn descriptor(entries: Entries<'_>) -> RateLimitDescriptor {
 }
 
 /// Returns the string that the filter `filter` wrote at `key`.
-pub(super) fn said_by<'m>(
+pub(super) fn filter_string<'m>(
     filter: &str,
     key: &str,
     metadata: Option<&'m Metadata>,
@@ -169,35 +169,35 @@ pub(super) fn said_by<'m>(
 
 /// Returns the string at `key` in Envoy's dynamic metadata.
 /// Other types count as missing, as in Envoy's action.
-pub(super) fn text_at(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<String> {
+pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<String> {
     let (last, path) = key.path.split_last()?;
-    let mut below = metadata?.filter_metadata.get(&key.key)?;
+    let mut current = metadata?.filter_metadata.get(&key.key)?;
     for segment in path {
-        match below.fields.get(&segment.key)?.kind.as_ref()? {
-            Kind::StructValue(inner) => below = inner,
+        match current.fields.get(&segment.key)?.kind.as_ref()? {
+            Kind::StructValue(inner) => current = inner,
             _ => return None,
         }
     }
-    match below.fields.get(&last.key)?.kind.as_ref()? {
+    match current.fields.get(&last.key)?.kind.as_ref()? {
         Kind::StringValue(text) => Some(text.clone()),
         _ => None,
     }
 }
 
-pub(super) const fn counted(admitted: &Result<Admitted, Unanswered>) -> Outcome {
+pub(super) const fn admission_outcome(admitted: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
     match admitted {
-        Ok(Admitted::Decided(answer, _)) => super::admitted(answer.verdict),
-        Ok(Admitted::Rejected(_)) => Outcome::Deny,
-        Err(why) => unanswered(why),
+        Ok(AdmissionOutcome::Decided(answer, _)) => super::verdict_outcome(answer.verdict),
+        Ok(AdmissionOutcome::Rejected(_)) => EdgeOutcome::Deny,
+        Err(why) => hook_error_outcome(why),
     }
 }
 
-pub(super) const fn unanswered(why: &Unanswered) -> Outcome {
+pub(super) const fn hook_error_outcome(why: &HookError) -> EdgeOutcome {
     match why {
-        Unanswered::NothingToAsk => Outcome::NothingToAsk,
-        Unanswered::NoHooks => Outcome::NoHooks,
-        Unanswered::UnknownHook { .. } => Outcome::UnknownHook,
-        Unanswered::BadId(_) => Outcome::BadId,
-        Unanswered::Refused(refusal) => super::refused(refusal),
+        HookError::NoDescriptors => EdgeOutcome::NothingToCheck,
+        HookError::NoHooks => EdgeOutcome::NoHooks,
+        HookError::UnknownHook { .. } => EdgeOutcome::UnknownHook,
+        HookError::BadId(_) => EdgeOutcome::BadId,
+        HookError::Rejected(refusal) => super::check_error_outcome(refusal),
     }
 }

@@ -17,61 +17,61 @@ pub mod hook;
 pub mod http;
 pub mod syslog;
 
-use crate::engine::{Answer, Engine, Refusal};
+use crate::engine::{Decision, Engine, CheckError};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::Outcome;
-use crate::telemetry::stats::Stat;
+use crate::telemetry::event::EdgeOutcome;
+use crate::telemetry::stats::StatCounter;
 
 /// The parts of a reply beside the verdict, resolved once from the settings.
 #[derive(Clone, Debug, Default)]
-pub struct Reporting {
+pub struct ReplyOptions {
     /// The headers for the downstream client.
-    pub headers: headers::Headers,
+    pub headers: headers::RateLimitHeaders,
     /// The names of envoyproxy/ratelimit's three headers for the upstream. `None` sends none.
-    pub upstream: Option<headers::Names>,
+    pub upstream_names: Option<headers::CompatHeaderNames>,
     /// Adds `dynamic_metadata` to replies.
     pub dynamic_metadata: bool,
     /// Lets `is_negative_hits` return hits to a counter. Otherwise such a check is an error.
-    pub negative_hits: bool,
+    pub allow_negative_hits: bool,
 }
 
-fn outcome(answer: &Result<Answer, Refusal>) -> Outcome {
+fn check_outcome(answer: &Result<Decision, CheckError>) -> EdgeOutcome {
     match answer {
-        Ok(answer) => admitted(answer.verdict),
-        Err(refusal) => refused(refusal),
+        Ok(answer) => verdict_outcome(answer.verdict),
+        Err(refusal) => check_error_outcome(refusal),
     }
 }
 
 /// Counts a failed check in the statistics of envoyproxy/ratelimit.
-fn tell(engine: &Engine, refusal: &Refusal) {
+fn count_check_error(engine: &Engine, refusal: &CheckError) {
     let Some(stats) = engine.stats() else { return };
-    if let Refusal::RefundsAreOff { .. } = refusal {
+    if let CheckError::RefundsDisabled { .. } = refusal {
         // envoyproxy/ratelimit counts this as a message that it cannot parse.
         return;
     }
-    let is_stores = matches!(refusal, Refusal::BackendDown(_));
-    stats.add(if is_stores { Stat::RedisError } else { Stat::ServiceError }, 1);
+    let is_store_error = matches!(refusal, CheckError::StoreUnavailable(_));
+    stats.add(if is_store_error { StatCounter::RedisError } else { StatCounter::ServiceError }, 1);
 }
 
-const fn admitted(verdict: Verdict) -> Outcome {
+const fn verdict_outcome(verdict: Verdict) -> EdgeOutcome {
     match verdict {
-        Verdict::Admit => Outcome::Admit,
-        Verdict::Deny => Outcome::Deny,
+        Verdict::Allow => EdgeOutcome::Allow,
+        Verdict::Deny => EdgeOutcome::Deny,
     }
 }
 
-const fn refused(refusal: &Refusal) -> Outcome {
+const fn check_error_outcome(refusal: &CheckError) -> EdgeOutcome {
     match refusal {
-        Refusal::EmptyDomain => Outcome::EmptyDomain,
-        Refusal::NoDescriptors => Outcome::NoDescriptors,
-        Refusal::NoConfig => Outcome::NoConfig,
-        Refusal::TooManyDescriptors { .. } => Outcome::TooManyDescriptors,
-        Refusal::TooManyEntries { .. } => Outcome::TooManyEntries,
-        Refusal::EntryTooLong { .. } => Outcome::EntryTooLong,
-        Refusal::HitsTooLarge { .. } => Outcome::HitsTooLarge,
-        Refusal::UnknownUnit { .. } => Outcome::UnknownUnit,
-        Refusal::RefundsAreOff { .. } => Outcome::RefundsAreOff,
-        Refusal::BadId { .. } => Outcome::BadId,
-        Refusal::BackendDown(_) => Outcome::BackendDown,
+        CheckError::EmptyDomain => EdgeOutcome::EmptyDomain,
+        CheckError::NoDescriptors => EdgeOutcome::NoDescriptors,
+        CheckError::NoConfig => EdgeOutcome::NoConfig,
+        CheckError::TooManyDescriptors { .. } => EdgeOutcome::TooManyDescriptors,
+        CheckError::TooManyEntries { .. } => EdgeOutcome::TooManyEntries,
+        CheckError::EntryTooLong { .. } => EdgeOutcome::EntryTooLong,
+        CheckError::HitsTooLarge { .. } => EdgeOutcome::HitsTooLarge,
+        CheckError::UnknownUnit { .. } => EdgeOutcome::UnknownUnit,
+        CheckError::RefundsDisabled { .. } => EdgeOutcome::RefundsDisabled,
+        CheckError::BadId { .. } => EdgeOutcome::BadId,
+        CheckError::StoreUnavailable(_) => EdgeOutcome::StoreUnavailable,
     }
 }

@@ -15,120 +15,120 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 
 use crate::config::settings::Networks;
-use crate::engine::peers::{Told, is_name};
-use crate::engine::{Engine, check_id};
-use crate::kernel::concurrency::Outcome;
+use crate::engine::peers::{PermitUpdate, is_incarnation_name};
+use crate::engine::{Engine, validate_id};
+use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Datagram, DatagramCame};
+use crate::telemetry::event::{DatagramKind, DatagramReceived};
 
 /// The longest release in bytes: an id of 128 bytes,
 /// an owner, and the times of about forty attempts.
-pub const LONGEST: usize = 512;
+pub const MAX_DATAGRAM_BYTES: usize = 512;
 
 /// The pause after a failed receive. Without it a broken socket would cause a busy loop.
-const PAUSE: Duration = Duration::from_millis(100);
+const RECEIVE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The maximum excess of our own time over NGINX's. NGINX truncates to milliseconds, so our
 /// time is more precise within this excess. Beyond it, a slow client added to our time.
-const COARSE: Nanos = Nanos(1_500_000);
+const NGINX_TIME_TOLERANCE: Nanos = Nanos(1_500_000);
 /// The mean error of truncation to milliseconds.
-const CUT: Nanos = Nanos(500_000);
+const MEAN_TRUNCATION: Nanos = Nanos(500_000);
 
 /// NGINX's status for a client that closed the connection before the response.
-const CLIENT_LEFT: u16 = 499;
+const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// A release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended<'d> {
+pub struct SyslogRelease<'d> {
     /// The request's id.
     pub id: &'d str,
     /// The replica that owns the permit, if the datagram names it.
     pub owner: Option<&'d str>,
     /// The outcome of the request.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// The latency of the upstream, in milliseconds. `None` if no upstream was called.
     pub rtt: Option<Nanos>,
 }
 
-/// Receives releases from `socket` forever. Drops datagrams from addresses outside `from`.
-pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, from: Networks) {
+/// Receives releases from `socket` forever. Drops datagrams from addresses outside `trusted`.
+pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
     // One byte more than the longest release, to detect longer datagrams.
-    let mut buffer = [0; LONGEST + 1];
+    let mut buffer = [0; MAX_DATAGRAM_BYTES + 1];
     loop {
         match socket.recv_from(&mut buffer).await {
             Ok((length, source)) => {
                 let source = source.ip().to_canonical();
                 let outcome = match buffer.get(..length) {
-                    _ if !from.contain(source) => Datagram::Foreign,
-                    Some(datagram) if length <= LONGEST => take(&engine, source, datagram),
-                    _ => Datagram::TooLong,
+                    _ if !trusted.contains(source) => DatagramKind::UntrustedSource,
+                    Some(datagram) if length <= MAX_DATAGRAM_BYTES => apply_datagram(&engine, source, datagram),
+                    _ => DatagramKind::TooLong,
                 };
-                DatagramCame { outcome }.emit();
+                DatagramReceived { kind: outcome }.emit();
             }
             Err(error) => {
                 tracing::warn!(%error, "a release could not be received");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RECEIVE_PAUSE).await;
             }
         }
     }
 }
 
-fn take(engine: &Engine, source: IpAddr, datagram: &[u8]) -> Datagram {
-    let Some(Ended { id, owner, outcome, rtt }) = ended(datagram) else {
-        return Datagram::Malformed;
+fn apply_datagram(engine: &Engine, source: IpAddr, datagram: &[u8]) -> DatagramKind {
+    let Some(SyslogRelease { id, owner, outcome, rtt }) = parse_release(datagram) else {
+        return DatagramKind::Malformed;
     };
-    let rtt = rtt.map(|rtt| refined(rtt, engine.held_for(id)));
-    engine.tell(Told::ended(id, Some(source), outcome, rtt), owner);
-    Datagram::Read
+    let rtt = rtt.map(|rtt| refine_rtt(rtt, engine.in_flight_for(id)));
+    engine.apply_or_forward(PermitUpdate::release(id, Some(source), outcome, rtt), owner);
+    DatagramKind::Release
 }
 
 /// Returns the more precise latency: our own measurement or NGINX's.
 #[must_use]
-pub fn refined(nginx: Nanos, own: Option<Nanos>) -> Nanos {
-    own.filter(|own| *own <= nginx.plus(COARSE)).unwrap_or_else(|| nginx.plus(CUT))
+pub fn refine_rtt(nginx: Nanos, measured: Option<Nanos>) -> Nanos {
+    measured.filter(|own| *own <= nginx.plus(NGINX_TIME_TOLERANCE)).unwrap_or_else(|| nginx.plus(MEAN_TRUNCATION))
 }
 
 /// Parses `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK owner=…
 /// rtt=0.012`. The owner is optional. Returns `None` for any other text.
 #[must_use]
-pub fn ended(datagram: &[u8]) -> Option<Ended<'_>> {
-    let mut fields = message(std::str::from_utf8(datagram).ok()?)?.splitn(4, ' ');
+pub fn parse_release(datagram: &[u8]) -> Option<SyslogRelease<'_>> {
+    let mut fields = strip_syslog_header(std::str::from_utf8(datagram).ok()?)?.splitn(4, ' ');
     let mut field = |name: &str| fields.next()?.strip_prefix(name);
-    let id = field("id=").filter(|id| check_id(id).is_ok())?;
+    let id = field("id=").filter(|id| validate_id(id).is_ok())?;
     let status = field("status=")?;
-    let status: u16 = (status.len() == 3).then(|| whole(status)).flatten()?;
-    let complete = match field("done=")? {
+    let status: u16 = (status.len() == 3).then(|| parse_digits(status)).flatten()?;
+    let is_complete = match field("done=")? {
         "OK" => true,
         "" => false,
         _ => return None,
     };
-    let (owner, rtt) = owned(fields.next()?)?;
-    let rtt = last_time(rtt.strip_prefix("rtt=")?).ok()?;
+    let (owner, rtt) = split_owner(fields.next()?)?;
+    let rtt = parse_last_time(rtt.strip_prefix("rtt=")?).ok()?;
     let outcome = match status {
-        _ if rtt.is_none() => Outcome::Ignored,
-        500.. => Outcome::Dropped,
-        100..500 if complete && status != CLIENT_LEFT => Outcome::Success,
-        _ => Outcome::Ignored,
+        _ if rtt.is_none() => RequestOutcome::Ignored,
+        500.. => RequestOutcome::Dropped,
+        100..500 if is_complete && status != CLIENT_CLOSED_REQUEST => RequestOutcome::Success,
+        _ => RequestOutcome::Ignored,
     };
-    Some(Ended { id, owner, outcome, rtt })
+    Some(SyslogRelease { id, owner, outcome, rtt })
 }
 
 /// Splits the optional owner from the rest. NGINX writes an unset owner as nothing or `-`.
-fn owned(text: &str) -> Option<(Option<&str>, &str)> {
+fn split_owner(text: &str) -> Option<(Option<&str>, &str)> {
     let Some(text) = text.strip_prefix("owner=") else { return Some((None, text)) };
     let (owner, rest) = text.split_once(' ')?;
     match owner {
         "" | "-" => Some((None, rest)),
-        owner => is_name(owner).then_some((Some(owner), rest)),
+        owner => is_incarnation_name(owner).then_some((Some(owner), rest)),
     }
 }
 
 /// Returns the text after the priority, date and tag. Source:
 /// RFC 3164, section 4.1, as NGINX writes it with `nohostname`.
-fn message(text: &str) -> Option<&str> {
+fn strip_syslog_header(text: &str) -> Option<&str> {
     let (priority, text) = text.strip_prefix('<')?.split_once('>')?;
     let (date, text) = text.split_at_checked("Nov 20 15:55:25".len())?;
-    let is_priority = whole::<u16>(priority).is_some_and(|number| number <= 191);
+    let is_priority = parse_digits::<u16>(priority).is_some_and(|number| number <= 191);
     let is_date = date.bytes().enumerate().all(|(at, byte)| match at {
         0..3 => byte.is_ascii_alphabetic(),
         3 | 6 => byte == b' ',
@@ -141,31 +141,31 @@ fn message(text: &str) -> Option<&str> {
 
 /// Returns the last time in NGINX's list, which has one time per
 /// attempt. The separators are `, ` and ` : `. A `-` means no attempt.
-fn last_time(text: &str) -> Result<Option<Nanos>, NoTime> {
+fn parse_last_time(text: &str) -> Result<Option<Nanos>, InvalidNginxTime> {
     let mut last = None;
     for part in text.split(" : ").flat_map(|group| group.split(", ")) {
         last = match part {
             "-" => last,
-            time => Some(seconds(time).ok_or(NoTime)?),
+            time => Some(parse_seconds(time).ok_or(InvalidNginxTime)?),
         };
     }
     Ok(last)
 }
 
-struct NoTime;
+struct InvalidNginxTime;
 
 /// Parses seconds with three decimals, such as `1.234`.
-fn seconds(text: &str) -> Option<Nanos> {
+fn parse_seconds(text: &str) -> Option<Nanos> {
     let (whole_seconds, milliseconds) = text.split_once('.')?;
     if milliseconds.len() != 3 {
         return None;
     }
-    let seconds = whole::<u64>(whole_seconds)?.checked_mul(Nanos::SECOND.0)?;
-    let rest = whole::<u64>(milliseconds)?.checked_mul(Nanos::MILLI.0)?;
+    let seconds = parse_digits::<u64>(whole_seconds)?.checked_mul(Nanos::SECOND.0)?;
+    let rest = parse_digits::<u64>(milliseconds)?.checked_mul(Nanos::MILLI.0)?;
     seconds.checked_add(rest).map(Nanos)
 }
 
 /// Parses decimal digits. Unlike `parse`, rejects a sign.
-fn whole<T: std::str::FromStr>(text: &str) -> Option<T> {
+fn parse_digits<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

@@ -6,7 +6,7 @@
 //! - If a permit expires during the wait, the check restarts while time is left.
 //! - A check that a concurrency limit rejects changes no counter.
 //! - A check that a rate limit denies keeps no permit.
-//! - Dropping the future or [`Permits`] releases everything.
+//! - Dropping the future or [`RequestPermits`] releases everything.
 //! - After a wait, the next limit is taken from the current configuration.
 //!
 //! Not covered:
@@ -18,38 +18,38 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::admit::{Admission, Ask, Denied, Held, Load, Look, Shared, Strictly};
+use super::admit::{ConcurrencyLimits, PermitRequest, AcquireError, PermitGuard, BucketLoad, BucketMetrics, SharedLimit, StrictLimit};
 use super::path::validate;
-use super::{Answer, Engine, Refusal};
+use super::{Decision, Engine, CheckError};
 use crate::config::Config;
-use crate::config::concurrency::{Ceiling, Mode, Reject};
-use crate::config::tree::Covered;
-use crate::kernel::concurrency::Outcome;
-use crate::kernel::concurrency::limiter::Rules;
-use crate::kernel::concurrency::policy::Adaptive;
-use crate::kernel::decision::{Cost, Question, Reason, Verdict};
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use crate::config::tree::ConcurrencyMatch;
+use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::limiter::LimiterConfig;
+use crate::kernel::concurrency::policy::AdaptiveConfig;
+use crate::kernel::decision::{Cost, Check, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos, Revision};
-use crate::telemetry::event::{CeilingReached, Decided};
+use crate::telemetry::event::{ConcurrencyLimitExceeded, CheckDecided};
 
 /// The default for the largest number of buckets.
-pub const MAX_BUCKETS: usize = 100_000;
+pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
 
 /// The result of a check that needs permits.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
-pub enum Admitted {
+pub enum AdmissionOutcome {
     /// The check has its permits and a decision. After a denial the permits are empty.
-    Decided(Answer, Permits),
+    Decided(Decision, RequestPermits),
     /// A concurrency limit rejected the check. No counter changed.
-    Rejected(Rejection),
+    Rejected(ConcurrencyRejection),
 }
 
 /// The response to a check that a concurrency limit rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejection {
+pub struct ConcurrencyRejection {
     /// The status, `Retry-After` and body.
-    pub reject: Reject,
+    pub reject: RejectReply,
     /// The reason of the rejection.
     pub reason: Reason,
     /// The path of the limit.
@@ -59,21 +59,21 @@ pub struct Rejection {
 /// The permits of a request in flight. Dropping them releases them without a latency sample.
 #[derive(Debug, Default)]
 #[must_use = "what is dropped is given back"]
-pub struct Permits(SmallVec<[Held; 1]>);
+pub struct RequestPermits(SmallVec<[PermitGuard; 1]>);
 
-impl Permits {
+impl RequestPermits {
     /// Releases all permits. `rtt` is the latency of the request, if
     /// the caller measured it better than from acquire to release.
-    pub fn finish(self, outcome: Outcome, rtt: Option<Nanos>) {
+    pub fn release(self, outcome: RequestOutcome, rtt: Option<Nanos>) {
         // `false` only means that deadlines have released the permits.
-        let _held = self.give_back(outcome, rtt);
+        let _held = self.release_all(outcome, rtt);
     }
 
     /// Releases all permits. Returns `false` if there
     /// were none, or deadlines had released all of them.
     #[must_use]
-    pub fn give_back(self, outcome: Outcome, rtt: Option<Nanos>) -> bool {
-        let rtt = rtt.or_else(|| self.all_for());
+    pub fn release_all(self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
+        let rtt = rtt.or_else(|| self.common_age());
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
@@ -81,53 +81,53 @@ impl Permits {
     /// `false` if there are no permits, or a deadline has released one.
     #[must_use]
     pub fn renew(&self) -> bool {
-        // Renew all permits: `all()` would stop at the first expired one.
+        // Renew all permits: `into_permits()` would stop at the first expired one.
         self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
     }
 
     /// Returns `true` if there are permits and none has been released by its deadline.
     #[must_use]
-    pub fn is_held(&self) -> bool {
-        !self.is_empty() && self.0.iter().all(|held| held.since().is_some())
+    pub fn is_valid(&self) -> bool {
+        !self.is_empty() && self.0.iter().all(|held| held.acquired_at().is_some())
     }
 
     /// Returns the latest acquire instant of the permits that are still valid.
     #[must_use]
-    pub fn since(&self) -> Option<Nanos> {
-        self.0.iter().filter_map(Held::since).max()
+    pub fn last_acquired_at(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::acquired_at).max()
     }
 
     /// Returns the time since the last acquire. With several permits, an earlier one also measured
     /// the wait in a later queue. `None` for a single permit, which measures its own latency.
-    fn all_for(&self) -> Option<Nanos> {
+    fn common_age(&self) -> Option<Nanos> {
         let several = self.0.get(1).is_some();
-        several.then(|| self.0.iter().filter_map(Held::age).min()).flatten()
+        several.then(|| self.0.iter().filter_map(PermitGuard::age).min()).flatten()
     }
 
     /// Returns the longest `max_duration` of the permits. After this time all of them have expired.
     #[must_use]
-    pub fn longest_keep(&self) -> Option<Nanos> {
-        self.0.iter().filter_map(Held::keep).max()
+    pub fn longest_lifetime(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::lifetime).max()
     }
 
     /// Returns the shortest `max_duration` of the permits.
     /// All of them must be renewed within this time.
     #[must_use]
-    pub fn shortest_keep(&self) -> Option<Nanos> {
-        self.0.iter().filter_map(Held::keep).min()
+    pub fn shortest_lifetime(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::lifetime).min()
     }
 
     /// Returns `true` if a request waits in a queue for one of these permits.
     #[must_use]
-    pub fn are_waited_for(&self) -> bool {
-        self.0.iter().any(Held::is_waited_for)
+    pub fn has_waiters(&self) -> bool {
+        self.0.iter().any(PermitGuard::has_waiters)
     }
 
     /// Leaves the permits to their deadlines, because this process stops
     /// while the requests continue. They count while the process runs.
     /// Permits of a fleet-wide limit count until `max_duration` is over.
-    pub fn go_on(self) {
-        self.0.into_iter().for_each(Held::go_on);
+    pub fn leave_to_deadlines(self) {
+        self.0.into_iter().for_each(PermitGuard::leave_to_deadline);
     }
 
     /// Returns `true` if there are no permits: no concurrency limit covers the check.
@@ -139,18 +139,18 @@ impl Permits {
 
 /// The permits that a check has acquired so far.
 #[derive(Default)]
-struct Taking {
-    permits: Permits,
+struct PermitCollector {
+    permits: RequestPermits,
     /// Permits of limits in shadow mode. Losing one has no effect.
-    shadow: Vec<Held>,
+    shadow: Vec<PermitGuard>,
 }
 
-impl Taking {
+impl PermitCollector {
     /// Adds a permit, and restarts the deadlines of the earlier ones:
     /// the caller learns the duration only after this wait. Returns
     /// `false` if a deadline has released one in the meantime.
-    fn add(&mut self, held: Option<Held>, shadow: bool) -> bool {
-        self.shadow.retain(Held::renew);
+    fn add(&mut self, held: Option<PermitGuard>, shadow: bool) -> bool {
+        self.shadow.retain(PermitGuard::renew);
         let lost = self.permits.0.iter().filter(|held| !held.renew()).count();
         if shadow {
             self.shadow.extend(held);
@@ -160,66 +160,66 @@ impl Taking {
         lost == 0
     }
 
-    fn all(mut self) -> Permits {
+    fn into_permits(mut self) -> RequestPermits {
         self.permits.0.extend(self.shadow);
         self.permits
     }
 }
 
 /// The result of one pass over the limits of a check.
-enum Taken {
-    All(Permits),
+enum AcquirePass {
+    Acquired(RequestPermits),
     /// A deadline released a permit, and the others were released
     /// too. The check starts again and waits until this instant.
-    Lost(Nanos),
+    Restart(Nanos),
 }
 
 /// The time after which a permit expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keep {
+pub(super) enum PermitLifetime {
     /// Never: the end of the request is always seen.
-    ToTheEnd,
+    UntilReleased,
     /// After `max_duration`, because the end of the request may never be reported.
     MaxDuration,
 }
 
 /// The start and the deadlines of a check's waits.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
-    begun: Nanos,
-    queues: Option<Nanos>,
-    store: Option<Nanos>,
+struct WaitDeadlines {
+    started_at: Nanos,
+    queue_deadline: Option<Nanos>,
+    store_deadline: Option<Nanos>,
 }
 
-impl Wait {
-    /// Creates the deadlines of a check that starts at `begun`. A timeout
+impl WaitDeadlines {
+    /// Creates the deadlines of a check that starts at `started_at`. A timeout
     /// of zero disables queueing, but does not limit store calls.
-    fn of(begun: Nanos, patience: Option<Nanos>) -> Self {
+    fn starting_at(begun: Nanos, patience: Option<Nanos>) -> Self {
         let end = patience.map(|patience| begun.plus(patience));
-        Self { begun, queues: end, store: end.filter(|end| begun < *end) }
+        Self { started_at: begun, queue_deadline: end, store_deadline: end.filter(|end| begun < *end) }
     }
 }
 
-fn left(now: Nanos, end: Option<Nanos>) -> Nanos {
+fn time_left(now: Nanos, end: Option<Nanos>) -> Nanos {
     end.map_or(Nanos(u64::MAX), |end| end.since(now))
 }
 
-type Asked<'c> = SmallVec<[(CounterKey, &'c Ceiling); 2]>;
+type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
 
 impl Engine {
     /// Acquires the permits of the check, then decides its rate limits.
     ///
-    /// `patience` limits the waits in queues and for the store,
+    /// `queue_timeout` limits the waits in queues and for the store,
     /// all together. Zero disables queueing. Safe to cancel.
     ///
     /// # Errors
     /// As [`Engine::decide_within`]. No permit is taken then.
     pub async fn admit(
         &self,
-        question: &Question<'_>,
+        question: &Check<'_>,
         patience: Option<Nanos>,
-    ) -> Result<Admitted, Refusal> {
-        self.admit_under(question, question, patience, Keep::ToTheEnd).await
+    ) -> Result<AdmissionOutcome, CheckError> {
+        self.admit_covered(question, question, patience, PermitLifetime::UntilReleased).await
     }
 
     /// Does the same for a caller that may never report the end. Each permit
@@ -229,80 +229,80 @@ impl Engine {
     /// As [`Engine::admit`].
     pub async fn admit_with_deadline(
         &self,
-        question: &Question<'_>,
+        question: &Check<'_>,
         patience: Option<Nanos>,
-    ) -> Result<Admitted, Refusal> {
-        self.admit_under(question, question, patience, Keep::MaxDuration).await
+    ) -> Result<AdmissionOutcome, CheckError> {
+        self.admit_covered(question, question, patience, PermitLifetime::MaxDuration).await
     }
 
     /// Does the same with the given `keep`. Only the descriptors of `covered` need permits.
-    pub(super) async fn admit_under(
+    pub(super) async fn admit_covered(
         &self,
-        covered: &Question<'_>,
-        question: &Question<'_>,
+        covered: &Check<'_>,
+        question: &Check<'_>,
         patience: Option<Nanos>,
-        keep: Keep,
-    ) -> Result<Admitted, Refusal> {
+        keep: PermitLifetime,
+    ) -> Result<AdmissionOutcome, CheckError> {
         validate(question)?;
         let begun = self.clock().steady();
-        let mut wait = Wait::of(begun, patience);
-        let end = wait.queues;
+        let mut wait = WaitDeadlines::starting_at(begun, patience);
+        let end = wait.queue_deadline;
         let permits = loop {
-            let config = self.config().ok_or(Refusal::NoConfig)?;
-            match self.permits(&config, covered, wait, keep).await {
-                Ok(Taken::All(permits)) => break permits,
-                Ok(Taken::Lost(last)) => wait.queues = Some(last),
-                Err(rejection) => return Ok(Admitted::Rejected(rejection)),
+            let config = self.config().ok_or(CheckError::NoConfig)?;
+            match self.acquire_all(&config, covered, wait, keep).await {
+                Ok(AcquirePass::Acquired(permits)) => break permits,
+                Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
+                Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
             }
         };
         let left = end.map(|end| end.since(self.clock().steady()));
         let answer = self.decide_within(question, left).await?;
-        let held = if answer.verdict == Verdict::Admit { permits } else { Permits::default() };
-        Ok(Admitted::Decided(answer, held))
+        let held = if answer.verdict == Verdict::Allow { permits } else { RequestPermits::default() };
+        Ok(AdmissionOutcome::Decided(answer, held))
     }
 
-    async fn permits(
+    async fn acquire_all(
         &self,
         config: &Arc<Config>,
-        covered: &Question<'_>,
-        wait: Wait,
-        keep: Keep,
-    ) -> Result<Taken, Rejection> {
-        let asked = asked(config, covered);
-        let mut taking = Taking::default();
+        covered: &Check<'_>,
+        wait: WaitDeadlines,
+        keep: PermitLifetime,
+    ) -> Result<AcquirePass, ConcurrencyRejection> {
+        let asked = required_limits(config, covered);
+        let mut taking = PermitCollector::default();
         for (bucket, ceiling) in &asked {
             let newer = self.newer_than(config);
             let ceiling = match &newer {
                 None => Some((config.revision, *ceiling)),
                 Some(newer) => {
-                    let ceiling = ceiling_of(newer, bucket.as_bytes());
+                    let ceiling = limit_of_bucket(newer, bucket.as_bytes());
                     ceiling.map(|ceiling| (newer.revision, ceiling))
                 }
             };
             // The newer configuration has no limit for this bucket.
             let Some((revision, ceiling)) = ceiling else { continue };
-            let held = self.permit(bucket, (revision, ceiling), wait, keep).await?;
+            let held = self.acquire_one(bucket, (revision, ceiling), wait, keep).await?;
             if !taking.add(held, self.is_shadow(ceiling)) {
-                return self.lost(&asked, ceiling, wait);
+                return self.restart_or_reject(&asked, ceiling, wait);
             }
         }
-        Ok(Taken::All(taking.all()))
+        Ok(AcquirePass::Acquired(taking.into_permits()))
     }
 
     /// Decides about a check that lost a permit while it waited for `ceiling`. It
     /// starts again unless the timeouts of all queues, or of the caller, have passed.
-    fn lost(
+    fn restart_or_reject(
         &self,
-        asked: &[(CounterKey, &Ceiling)],
-        ceiling: &Ceiling,
-        wait: Wait,
-    ) -> Result<Taken, Rejection> {
-        let last = wait.begun.plus(longest(asked));
-        let last = wait.queues.map_or(last, |end| end.min(last));
+        asked: &[(CounterKey, &ConcurrencyLimit)],
+        ceiling: &ConcurrencyLimit,
+        wait: WaitDeadlines,
+    ) -> Result<AcquirePass, ConcurrencyRejection> {
+        let last = wait.started_at.plus(total_queue_timeout(asked));
+        let last = wait.queue_deadline.map_or(last, |end| end.min(last));
         if last <= self.clock().steady() {
-            return Err(turned_away(ceiling, Reason::QueueTimeout));
+            return Err(count_rejection(ceiling, Reason::QueueTimeout));
         }
-        Ok(Taken::Lost(last))
+        Ok(AcquirePass::Restart(last))
     }
 
     /// Returns the current configuration if it differs from
@@ -314,23 +314,23 @@ impl Engine {
 
     /// Returns the longest total time that the check may wait in queues, including restarts.
     #[must_use]
-    pub fn longest_wait(&self, question: &Question<'_>) -> Nanos {
+    pub fn longest_queue_wait(&self, question: &Check<'_>) -> Nanos {
         let Some(config) = self.config() else { return Nanos(0) };
-        longest(&asked(&config, question))
+        total_queue_timeout(&required_limits(&config, question))
     }
 
     /// Returns a snapshot of the bucket that covers a
     /// descriptor. `None` if there is no such limit or bucket.
     #[must_use]
-    pub fn look(&self, domain: &str, entries: &[(&str, &str)]) -> Option<Look> {
+    pub fn concurrency_snapshot(&self, domain: &str, entries: &[(&str, &str)]) -> Option<BucketMetrics> {
         let config = self.config()?;
         let tree = &config.domains.get(domain)?.tree;
-        let Covered { shared, .. } = tree.ceiling(entries.iter().copied())?;
+        let ConcurrencyMatch { shared, .. } = tree.lookup_concurrency_limit(entries.iter().copied())?;
         let named = entries.iter().enumerate().map(|(position, &(key, value))| {
             let pattern = shared.iter().find(|(at, _)| *at == position);
             (key, pattern.map_or(value, |(_, pattern)| *pattern))
         });
-        self.ceilings.look(CounterKey::ceiling(domain, named).as_bytes())
+        self.concurrency_limits.snapshot(CounterKey::concurrency_bucket(domain, named).as_bytes())
     }
 
     /// Returns the limits in use by path, each summed over its buckets.
@@ -338,104 +338,104 @@ impl Engine {
     /// For a strict limit, each replica shows its part of
     /// the limit, so that sums over replicas are correct.
     #[must_use]
-    pub fn ceilings_in_use(&self) -> HashMap<Box<str>, InUse> {
+    pub fn concurrency_in_use(&self) -> HashMap<Box<str>, ConcurrencyUsage> {
         let Some(config) = self.config() else { return HashMap::new() };
-        let mut in_use: HashMap<Box<str>, InUse> = HashMap::new();
-        for (name, look) in self.ceilings.looks() {
-            if let Some(ceiling) = ceiling_of(&config, &name) {
-                let limit = self.part(ceiling, &name, look.load.limit);
+        let mut in_use: HashMap<Box<str>, ConcurrencyUsage> = HashMap::new();
+        for (name, look) in self.concurrency_limits.snapshots() {
+            if let Some(ceiling) = limit_of_bucket(&config, &name) {
+                let limit = self.metric_limit(ceiling, &name, look.load.limit);
                 in_use.entry(ceiling.path.clone()).or_default().add(look, limit);
             }
         }
         in_use
     }
 
-    fn part(&self, ceiling: &Ceiling, name: &[u8], limit: u32) -> u32 {
-        let fleet = self.ceilings.fleet().filter(|_| ceiling.mode == Some(Mode::Strict));
-        fleet.map_or(limit, |fleet| fleet.part(name, limit))
+    fn metric_limit(&self, ceiling: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
+        let fleet = self.concurrency_limits.fleet_reporter().filter(|_| ceiling.mode == Some(ConcurrencyMode::Strict));
+        fleet.map_or(limit, |fleet| fleet.metric_part(name, limit))
     }
 
     /// Applies the concurrency limits of `config` to existing buckets and their waiting requests.
-    pub(super) fn reload_ceilings(&self, config: &Config) {
-        if let Some(fleet) = self.ceilings.fleet() {
-            let all = || config.domains.values().flat_map(|domain| domain.tree.ceilings());
-            fleet.expects_strict(all().any(|ceiling| ceiling.mode == Some(Mode::Strict)));
-            fleet.expects_shared(all());
+    pub(super) fn reload_concurrency_limits(&self, config: &Config) {
+        if let Some(fleet) = self.concurrency_limits.fleet_reporter() {
+            let all = || config.domains.values().flat_map(|domain| domain.tree.concurrency_limits());
+            fleet.expect_strict(all().any(|ceiling| ceiling.mode == Some(ConcurrencyMode::Strict)));
+            fleet.expect_shared(all());
         }
-        self.ceilings.reload_all(config.revision, |name| {
-            let ceiling = ceiling_of(config, name)?;
-            Some((self.rules(ceiling), self.shared(ceiling)))
+        self.concurrency_limits.reload_all(config.revision, |name| {
+            let ceiling = limit_of_bucket(config, name)?;
+            Some((self.local_rules(ceiling), self.shared_limit(ceiling)))
         });
     }
 
     /// Returns the concurrency limits of this replica.
     #[must_use]
-    pub const fn ceilings(&self) -> &Admission {
-        &self.ceilings
+    pub const fn concurrency_limits(&self) -> &ConcurrencyLimits {
+        &self.concurrency_limits
     }
 
-    fn shared(&self, ceiling: &Ceiling) -> Option<Shared> {
-        self.ceilings.fleet().and_then(|fleet| fleet.shared(ceiling))
+    fn shared_limit(&self, ceiling: &ConcurrencyLimit) -> Option<SharedLimit> {
+        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.shared_limit(ceiling))
     }
 
-    fn strictly(&self, ceiling: &Ceiling) -> Option<Strictly> {
-        self.ceilings.fleet().and_then(|fleet| fleet.strictly(ceiling))
+    fn strict_limit(&self, ceiling: &ConcurrencyLimit) -> Option<StrictLimit> {
+        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.strict_limit(ceiling))
     }
 
     /// Returns the local rules of a limit. `min` applies to the whole fleet,
     /// and one replica may need less. Strict limits have another queue.
-    fn rules(&self, ceiling: &Ceiling) -> Rules {
-        let shared = self.shared(ceiling).is_some();
+    fn local_rules(&self, ceiling: &ConcurrencyLimit) -> LimiterConfig {
+        let shared = self.shared_limit(ceiling).is_some();
         let own =
-            |adaptive: Adaptive| if shared { Adaptive { min: 1, ..adaptive } } else { adaptive };
-        let waiting = ceiling.rules.waiting.filter(|_| self.strictly(ceiling).is_none());
-        Rules { adaptive: ceiling.rules.adaptive.map(own), waiting, ..ceiling.rules }
+            |adaptive: AdaptiveConfig| if shared { AdaptiveConfig { min: 1, ..adaptive } } else { adaptive };
+        let waiting = ceiling.rules.queue.filter(|_| self.strict_limit(ceiling).is_none());
+        LimiterConfig { adaptive: ceiling.rules.adaptive.map(own), queue: waiting, ..ceiling.rules }
     }
 
     /// Returns `true` if a rejection by `ceiling` is only reported.
-    fn is_shadow(&self, ceiling: &Ceiling) -> bool {
-        ceiling.shadow || self.policy.shadow
+    fn is_shadow(&self, ceiling: &ConcurrencyLimit) -> bool {
+        ceiling.shadow || self.policy.is_shadow
     }
 
     /// Acquires one permit. In shadow mode a check neither queues nor waits for an unknown
     /// share. With a strict limit it waits for the store, which alone knows the count.
-    async fn permit(
+    async fn acquire_one(
         &self,
         bucket: &CounterKey,
-        (revision, ceiling): (Revision, &Ceiling),
-        wait: Wait,
-        keep: Keep,
-    ) -> Result<Option<Held>, Rejection> {
+        (revision, ceiling): (Revision, &ConcurrencyLimit),
+        wait: WaitDeadlines,
+        keep: PermitLifetime,
+    ) -> Result<Option<PermitGuard>, ConcurrencyRejection> {
         let shadow = self.is_shadow(ceiling);
         let (shared, rules, strictly) =
-            (self.shared(ceiling), self.rules(ceiling), self.strictly(ceiling));
+            (self.shared_limit(ceiling), self.local_rules(ceiling), self.strict_limit(ceiling));
         let now = self.clock().steady();
-        let patience = if shadow { Nanos(0) } else { left(now, wait.queues) };
-        let answer = if shadow && strictly.is_none() { Nanos(0) } else { left(now, wait.store) };
+        let patience = if shadow { Nanos(0) } else { time_left(now, wait.queue_deadline) };
+        let answer = if shadow && strictly.is_none() { Nanos(0) } else { time_left(now, wait.store_deadline) };
         let (bucket, rules) = (bucket.as_bytes(), &rules);
-        let keep = (keep == Keep::MaxDuration).then_some(ceiling.max_duration);
-        let ask = Ask { bucket, revision, rules, keep, patience, answer, shared };
+        let keep = (keep == PermitLifetime::MaxDuration).then_some(ceiling.max_duration);
+        let ask = PermitRequest { bucket, revision, rules, permit_lifetime: keep, queue_timeout: patience, store_timeout: answer, shared };
         let acquired = match strictly {
             // Boxed, to keep the future of the other modes small.
             Some(strictly) => {
-                Box::pin(self.ceilings.acquire_strictly(ask, strictly, self.backend())).await
+                Box::pin(self.concurrency_limits.acquire_strict(ask, strictly, self.store())).await
             }
-            None => self.ceilings.acquire(ask).await,
+            None => self.concurrency_limits.acquire(ask).await,
         };
         match acquired {
             Ok(held) => Ok(Some(held)),
             Err(denied) if shadow => {
-                CeilingReached { reason: reason(denied), enforced: false }.emit();
+                ConcurrencyLimitExceeded { reason: reason_of(denied), is_enforced: false }.emit();
                 Ok(None)
             }
-            Err(denied) => Err(turned_away(ceiling, reason(denied))),
+            Err(denied) => Err(count_rejection(ceiling, reason_of(denied))),
         }
     }
 }
 
 /// One concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
-pub struct InUse {
+pub struct ConcurrencyUsage {
     /// The number of buckets.
     pub buckets: u64,
     /// The number of requests in flight.
@@ -445,12 +445,12 @@ pub struct InUse {
     /// The sum of the limits. For a strict limit, this replica's part.
     pub limit: u64,
     /// The bucket with the most requests in flight.
-    pub busiest: Option<Look>,
+    pub busiest: Option<BucketMetrics>,
 }
 
-impl InUse {
-    fn add(&mut self, look: Look, limit: u32) {
-        let Load { in_flight, waiting, .. } = look.load;
+impl ConcurrencyUsage {
+    fn add(&mut self, look: BucketMetrics, limit: u32) {
+        let BucketLoad { in_flight, waiting, .. } = look.load;
         self.buckets = self.buckets.saturating_add(1);
         self.in_flight = self.in_flight.saturating_add(in_flight.into());
         self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
@@ -462,50 +462,50 @@ impl InUse {
 }
 
 /// Counts the rejection, and returns the response.
-fn turned_away(ceiling: &Ceiling, reason: Reason) -> Rejection {
-    CeilingReached { reason, enforced: true }.emit();
+fn count_rejection(ceiling: &ConcurrencyLimit, reason: Reason) -> ConcurrencyRejection {
+    ConcurrencyLimitExceeded { reason, is_enforced: true }.emit();
     let reasons = std::iter::once(reason);
-    Decided { verdict: Verdict::Deny, shadowed: false, reasons, near: 0 }.emit();
+    CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();
     let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
-    Rejection { reject, reason, path }
+    ConcurrencyRejection { reject, reason, path }
 }
 
-fn longest(asked: &[(CounterKey, &Ceiling)]) -> Nanos {
-    let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.waiting);
+fn total_queue_timeout(asked: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
+    let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
     waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
 }
 
-fn ceiling_of<'c>(config: &'c Config, name: &[u8]) -> Option<&'c Ceiling> {
-    let (domain, entries) = CounterKey::read_ceiling(name)?;
-    let covered = config.domains.get(domain)?.tree.ceiling(entries)?;
-    Some(covered.ceiling)
+fn limit_of_bucket<'c>(config: &'c Config, name: &[u8]) -> Option<&'c ConcurrencyLimit> {
+    let (domain, entries) = CounterKey::parse_concurrency_bucket(name)?;
+    let covered = config.domains.get(domain)?.tree.lookup_concurrency_limit(entries)?;
+    Some(covered.limit)
 }
 
-const fn reason(denied: Denied) -> Reason {
+const fn reason_of(denied: AcquireError) -> Reason {
     match denied {
-        Denied::Full => Reason::CeilingReached,
-        Denied::QueueFull => Reason::QueueFull,
-        Denied::Late => Reason::QueueTimeout,
-        Denied::TooManyBuckets => Reason::TooManyBuckets,
+        AcquireError::Full => Reason::ConcurrencyLimitReached,
+        AcquireError::QueueFull => Reason::QueueFull,
+        AcquireError::QueueTimeout => Reason::QueueTimeout,
+        AcquireError::TooManyBuckets => Reason::TooManyBuckets,
     }
 }
 
 /// Returns the limits that cover the check, each once,
 /// sorted by bucket name. Peeks and refunds need no permit.
-fn asked<'c>(config: &'c Config, question: &Question<'_>) -> Asked<'c> {
-    let Some(domain) = config.domains.get(question.domain) else { return Asked::new() };
-    let mut asked = Asked::new();
+fn required_limits<'c>(config: &'c Config, question: &Check<'_>) -> RequiredLimits<'c> {
+    let Some(domain) = config.domains.get(question.domain) else { return RequiredLimits::new() };
+    let mut asked = RequiredLimits::new();
     for descriptor in &question.descriptors {
         if matches!(descriptor.cost, Cost::Charge(Hits(0)) | Cost::Refund(_)) {
             continue;
         }
         let entries = || descriptor.entries.iter().copied();
-        let Some(Covered { ceiling, shared }) = domain.tree.ceiling(entries()) else { continue };
+        let Some(ConcurrencyMatch { limit: ceiling, shared }) = domain.tree.lookup_concurrency_limit(entries()) else { continue };
         let entries = entries().enumerate().map(|(position, (key, value))| {
             let pattern = shared.iter().find(|(at, _)| *at == position);
             (key, pattern.map_or(value, |(_, pattern)| *pattern))
         });
-        asked.push((CounterKey::ceiling(&domain.name, entries), ceiling));
+        asked.push((CounterKey::concurrency_bucket(&domain.name, entries), ceiling));
     }
     asked.sort_by(|(a, _), (b, _)| a.as_bytes().cmp(b.as_bytes()));
     asked.dedup_by(|(a, _), (b, _)| a == b);

@@ -11,18 +11,18 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 
 use super::Membership;
-use super::admit::Admission;
-use super::admit::fleet::Fleet;
-use super::ceilings::MAX_BUCKETS;
-use super::freezer::Freezer;
-use super::ids::{BOUNDS, Ids};
-use super::leases::Leases;
-use super::ledgers::Ledgers;
-use super::local::Local;
-use super::peers::Peers;
-use super::plan::Planning;
-use crate::backend::inside::Inside;
-use crate::backend::{Backend, Cause};
+use super::admit::ConcurrencyLimits;
+use super::admit::fleet::FleetReporter;
+use super::ceilings::DEFAULT_MAX_BUCKETS;
+use super::freezer::ForcedDecisions;
+use super::ids::{DEFAULT_BOUNDS, PermitIds};
+use super::leases::LeaseManager;
+use super::ledgers::DenyCache;
+use super::local::LocalFallback;
+use super::peers::ForwardingQueue;
+use super::plan::PlanSettings;
+use crate::backend::inside::StoreStats;
+use crate::backend::{Backend, StoreFailure};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::kernel::concurrency::register;
@@ -33,83 +33,83 @@ use crate::telemetry::stats::Stats;
 pub struct Engine {
     pub(super) clock: Arc<Clock>,
     pub(super) config: ArcSwapOption<Config>,
-    backend: Arc<dyn Backend>,
-    pub(super) policy: Policy,
-    pub(super) ledgers: Ledgers,
+    store: Arc<dyn Backend>,
+    pub(super) policy: DecisionPolicy,
+    pub(super) deny_cache: DenyCache,
     /// The balances of leased limits; `None` for the memory store.
-    pub(super) leases: Option<Arc<Leases>>,
+    pub(super) leases: Option<Arc<LeaseManager>>,
     /// The local shares that decide while the store is unavailable.
-    local: Option<Local>,
-    pub(super) ceilings: Admission,
-    pub(super) ids: Ids,
+    local_fallback: Option<LocalFallback>,
+    pub(super) concurrency_limits: ConcurrencyLimits,
+    pub(super) permit_ids: PermitIds,
     /// Statistics under envoyproxy/ratelimit's names.
     pub(super) stats: Option<Arc<Stats>>,
-    pub(super) peers: Option<Peers>,
-    pub(super) freezer: Freezer,
+    pub(super) forwarding: Option<ForwardingQueue>,
+    pub(super) forced_decisions: ForcedDecisions,
 }
 
 /// The settings that apply to every decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Policy {
+pub struct DecisionPolicy {
     /// The settings of the plan.
-    pub planning: Planning,
+    pub planning: PlanSettings,
     /// `true`: denials are reported, but not enforced.
-    pub shadow: bool,
+    pub is_shadow: bool,
     /// The fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
     pub near_limit_ratio: f32,
 }
 
-impl Default for Policy {
+impl Default for DecisionPolicy {
     fn default() -> Self {
-        Self { planning: Planning::default(), shadow: false, near_limit_ratio: 0.8 }
+        Self { planning: PlanSettings::default(), is_shadow: false, near_limit_ratio: 0.8 }
     }
 }
 
 impl Engine {
     /// Creates an engine without limits. It refuses every check until [`Engine::publish`].
     #[must_use]
-    pub fn new(clock: Clock, backend: Arc<dyn Backend>, policy: Policy) -> Self {
-        let (config, ledgers) = (ArcSwapOption::empty(), Ledgers::new());
+    pub fn new(clock: Clock, store: Arc<dyn Backend>, policy: DecisionPolicy) -> Self {
+        let (config, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
         let clock = Arc::new(clock);
-        let ceilings = Admission::new(Arc::clone(&clock), MAX_BUCKETS, 0);
-        let shared = || Leases::new(Arc::clone(&clock), Arc::clone(&backend));
-        let leases = (!backend.is_at_hand()).then(shared);
-        let (local, ids, stats, peers) = (None, Ids::new(BOUNDS), None, None);
-        let freezer = Freezer::default();
+        let ceilings = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
+        let new_leases = || LeaseManager::new(Arc::clone(&clock), Arc::clone(&store));
+        let leases = (!store.is_synchronous()).then(new_leases);
+        let (local_fallback, permit_ids, stats, forwarding) = (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
+        let forced_decisions = ForcedDecisions::default();
         Self {
             clock,
             config,
-            backend,
+            store,
             policy,
-            ledgers,
+            deny_cache,
             leases,
-            local,
-            ceilings,
-            ids,
+            local_fallback,
+            concurrency_limits: ceilings,
+            permit_ids,
             stats,
-            peers,
-            freezer,
+            forwarding,
+            forced_decisions,
         }
     }
 
     /// Adds the counters of local shares. Without them, the fallback "local" means "error".
     #[must_use]
-    pub fn with_local(self, local: Local) -> Self {
-        Self { local: Some(local), ..self }
+    pub fn with_local_fallback(self, local: LocalFallback) -> Self {
+        Self { local_fallback: Some(local), ..self }
     }
 
     /// Sets the bounds for early releases.
     #[must_use]
-    pub fn with_early_releases(self, bounds: register::Bounds) -> Self {
-        Self { ids: Ids::new(bounds), ..self }
+    pub fn with_early_releases(self, bounds: register::EarlyReleaseLimits) -> Self {
+        Self { permit_ids: PermitIds::new(bounds), ..self }
     }
 
     /// Sets the largest number of concurrency buckets. `jitter` is any number that differs between
     /// replicas.
     #[must_use]
-    pub fn with_buckets(self, most: usize, jitter: u64) -> Self {
-        let ceilings = Admission::new(Arc::clone(&self.clock), most, jitter);
-        Self { ceilings, ..self }
+    pub fn with_max_buckets(self, max_buckets: usize, jitter: u64) -> Self {
+        let ceilings = ConcurrencyLimits::new(Arc::clone(&self.clock), max_buckets, jitter);
+        Self { concurrency_limits: ceilings, ..self }
     }
 
     /// Counts decisions in `stats`.
@@ -126,66 +126,66 @@ impl Engine {
 
     /// Shares concurrency limits with a fleet.
     #[must_use]
-    pub fn with_fleet(self, fleet: Arc<Fleet>) -> Self {
-        Self { ceilings: self.ceilings.with_fleet(fleet), ..self }
+    pub fn with_fleet(self, fleet: Arc<FleetReporter>) -> Self {
+        Self { concurrency_limits: self.concurrency_limits.with_fleet(fleet), ..self }
     }
 
     /// Reports the shared concurrency limits to the store, forever.
-    pub async fn speak_on(&self) {
-        self.ceilings.speak_on(self.backend()).await;
+    pub async fn report_forever(&self) {
+        self.concurrency_limits.report_forever(self.store()).await;
     }
 
     /// Sends the reports that are due now and applies the replies.
-    pub async fn speak_once(&self) {
-        self.ceilings.speak_once(self.backend()).await;
+    pub async fn report_once(&self) {
+        self.concurrency_limits.report_once(self.store()).await;
     }
 
     /// Returns the live replicas; `None` for the memory store.
     #[must_use]
     pub fn membership(&self) -> Option<&Membership> {
-        self.local.as_ref().map(|local| &*local.membership)
+        self.local_fallback.as_ref().map(|local| &*local.membership)
     }
 
     /// Returns the balances of leased limits; `None` for the memory store.
     #[must_use]
-    pub const fn leases(&self) -> Option<&Arc<Leases>> {
+    pub const fn leases(&self) -> Option<&Arc<LeaseManager>> {
         self.leases.as_ref()
     }
 
-    pub(super) const fn local(&self) -> Option<&Local> {
-        self.local.as_ref()
+    pub(super) const fn local_fallback(&self) -> Option<&LocalFallback> {
+        self.local_fallback.as_ref()
     }
 
-    pub(super) fn backend(&self) -> &dyn Backend {
-        &*self.backend
+    pub(super) fn store(&self) -> &dyn Backend {
+        &*self.store
     }
 
     /// Returns the reason why the store is unavailable, if it is.
     #[must_use]
-    pub fn trouble(&self) -> Option<Cause> {
-        self.backend.trouble()
+    pub fn store_failure(&self) -> Option<StoreFailure> {
+        self.store.current_failure()
     }
 
     /// Returns the store's statistics.
     #[must_use]
-    pub fn inside(&self) -> Inside {
-        self.backend.inside()
+    pub fn store_stats(&self) -> StoreStats {
+        self.store.stats()
     }
 
     /// Decides all later checks by `config`. Its concurrency limits also apply to requests that
     /// wait in a queue.
     pub fn publish(&self, config: Arc<Config>) {
-        self.freezer.load(config, self.clock.now(), |config| self.put_in_force(config));
+        self.forced_decisions.load(config, self.clock.now(), |config| self.activate_config(config));
     }
 
-    pub(super) fn put_in_force(&self, config: Arc<Config>) {
+    pub(super) fn activate_config(&self, config: Arc<Config>) {
         let before = self.config.swap(Some(config));
         let Some(now) = self.config() else { return };
         if let Some(leases) = &self.leases {
-            leases.follow(before.as_deref(), &now);
+            leases.apply_config(before.as_deref(), &now);
         }
         // After the swap, so that it includes buckets that the old configuration creates meanwhile.
-        self.reload_ceilings(&now);
+        self.reload_concurrency_limits(&now);
     }
 
     /// Returns the current configuration.

@@ -7,93 +7,93 @@
 //! - The fallback for charges without a store reply (see [`super::degrade`]).
 
 use super::decide::Engine;
-use super::degrade::{self, Settled};
-use super::plan::{Part, Plan, standing};
-use super::{Answer, Refusal, Status, decisions, retry};
-use crate::backend::{Charge, Outcome};
-use crate::kernel::decision::{Finding, Group, Reason, Verdict, binding, combine};
-use crate::kernel::rate::{Room, Step};
+use super::degrade::{self, ChargeDecision};
+use super::plan::{DescriptorPlan, CheckPlan, enforcement_of};
+use super::{Decision, CheckError, LimitStatus, decisions, retry};
+use crate::backend::{Charge, ChargeOutcome};
+use crate::kernel::decision::{DescriptorDecision, VoteGroup, Reason, Verdict, binding_index, combine};
+use crate::kernel::rate::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos, Revision};
-use crate::telemetry::event::Decided;
-use crate::telemetry::stats::Stat;
+use crate::telemetry::event::CheckDecided;
+use crate::telemetry::stats::StatCounter;
 
 impl Engine {
     /// Decides a check from `outcomes`. Failed charges get the fallback of their limit.
-    pub(super) fn conclude(
+    pub(super) fn decide_from_outcomes(
         &self,
-        plan: &Plan<'_>,
-        outcomes: &[Outcome],
+        plan: &CheckPlan<'_>,
+        outcomes: &[ChargeOutcome],
         at: (Revision, Nanos),
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Decision, CheckError> {
         if degrade::is_needed(outcomes) {
             let quota_for_all = self.policy.planning.quota_for_all;
-            let settled = degrade::settle(plan, outcomes, self.local(), at.1, quota_for_all)?;
-            return Ok(self.write(plan, settled.into_iter(), at));
+            let settled = degrade::apply_fallback(plan, outcomes, self.local_fallback(), at.1, quota_for_all)?;
+            return Ok(self.write_decision(plan, settled.into_iter(), at));
         }
-        Ok(self.write(plan, outcomes.iter().copied().map(Settled::Answered), at))
+        Ok(self.write_decision(plan, outcomes.iter().copied().map(ChargeDecision::Store), at))
     }
 
     /// Writes the decision of `plan`, made at the revision and the instant of `at`, and counts it.
-    pub(super) fn write(
+    pub(super) fn write_decision(
         &self,
-        plan: &Plan<'_>,
-        settled: impl Iterator<Item = Settled>,
+        plan: &CheckPlan<'_>,
+        settled: impl Iterator<Item = ChargeDecision>,
         at: (Revision, Nanos),
-    ) -> Answer {
-        let mut answer = Answer::to_nothing(at.0, at.1);
-        let near = self.write_statuses(plan, settled, &mut answer);
+    ) -> Decision {
+        let mut decision = Decision::allow(at.0, at.1);
+        let near = self.write_statuses(plan, settled, &mut decision);
         let quota_for_all = self.policy.planning.quota_for_all;
-        let findings = || answer.statuses.iter().map(|status| &status.finding);
-        let votes = findings().map(|finding| (finding.standing.group, finding.verdict));
+        let findings = || decision.statuses.iter().map(|status| &status.decision);
+        let votes = findings().map(|finding| (finding.enforcement.group, finding.verdict));
         let denied = combine(votes, quota_for_all) == Verdict::Deny;
-        answer.binding = binding(findings(), quota_for_all);
-        answer.shadowed = self.policy.shadow && denied;
-        if denied && !answer.shadowed {
-            answer.verdict = Verdict::Deny;
-            answer.retry_after = retry::wait(plan, &answer.statuses, self.local(), quota_for_all);
+        decision.binding = binding_index(findings(), quota_for_all);
+        decision.is_shadowed = self.policy.is_shadow && denied;
+        if denied && !decision.is_shadowed {
+            decision.verdict = Verdict::Deny;
+            decision.retry_after = retry::retry_after(plan, &decision.statuses, self.local_fallback(), quota_for_all);
         }
-        let reasons = answer.statuses.iter().map(|status| status.finding.reason);
-        Decided { verdict: answer.verdict, shadowed: answer.shadowed, reasons, near }.emit();
-        if let (true, Some(stats)) = (answer.shadowed, &self.stats) {
-            stats.add(Stat::GlobalShadowMode, 1);
+        let reasons = decision.statuses.iter().map(|status| status.decision.reason);
+        CheckDecided { verdict: decision.verdict, is_shadowed: decision.is_shadowed, reasons, near_limit: near }.emit();
+        if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
+            stats.add(StatCounter::GlobalShadowMode, 1);
         }
-        decisions::log(plan, &answer, &self.clock);
-        answer
+        decisions::log_decision(plan, &decision, &self.clock);
+        decision
     }
 
     /// Writes one status for each descriptor. Returns the number of limits that are nearly used up.
     fn write_statuses(
         &self,
-        plan: &Plan<'_>,
-        settled: impl Iterator<Item = Settled>,
-        answer: &mut Answer,
+        plan: &CheckPlan<'_>,
+        settled: impl Iterator<Item = ChargeDecision>,
+        answer: &mut Decision,
     ) -> u64 {
         let mut charged = plan.charges.list.iter().zip(settled);
-        let (mut tally, mut near) = (plan.tally.iter(), 0);
-        for part in &plan.parts {
-            let mut most = 0;
+        let (mut tally, mut near) = (plan.stats.iter(), 0);
+        for part in &plan.descriptors {
+            let mut max_at_once = 0;
             let next = || {
                 let (charge, settled) = charged.next()?;
                 if let Some(counted) = tally.next() {
                     counted.count(charge.cost, &settled, self.policy.near_limit_ratio);
                 }
-                most = charge.strategy.most();
+                max_at_once = charge.strategy.max_at_once();
                 Some((charge, settled))
             };
-            answer.statuses.push(Status::UNLIMITED);
+            answer.statuses.push(LimitStatus::UNLIMITED);
             let Some(status) = answer.statuses.last_mut() else { continue };
             write_status(status, part, next);
-            near += u64::from(self.is_near(&status.finding, most));
+            near += u64::from(self.is_near_limit(&status.decision, max_at_once));
         }
         near
     }
 
-    /// Returns `true` if the limit allowed the hits and is nearly used up. `most` is the number of
+    /// Returns `true` if the limit allowed the hits and is nearly used up. `max_at_once` is the number of
     /// hits that an empty counter allows at once.
-    fn is_near(&self, finding: &Finding, most: u32) -> bool {
-        let used = u64::from(most).saturating_sub(finding.room.remaining.0);
+    fn is_near_limit(&self, finding: &DescriptorDecision, max_at_once: u32) -> bool {
+        let used = u64::from(max_at_once).saturating_sub(finding.headroom.remaining.0);
         finding.reason == Reason::WithinLimit
-            && near_from(most, self.policy.near_limit_ratio) < used
+            && near_limit_threshold(max_at_once, self.policy.near_limit_ratio) < used
     }
 }
 
@@ -105,68 +105,68 @@ impl Engine {
     clippy::cast_sign_loss,
     reason = "envoyproxy/ratelimit rounds down; a ratio is 0 to 1"
 )]
-pub(super) fn near_from(limit: u32, ratio: f32) -> u64 {
+pub(super) fn near_limit_threshold(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
 }
 
 /// Writes the status of one descriptor. `next` returns its charge and the outcome.
 fn write_status<'p>(
-    status: &mut Status,
-    part: &Part<'_>,
-    next: impl FnOnce() -> Option<(&'p Charge, Settled)>,
+    status: &mut LimitStatus,
+    part: &DescriptorPlan<'_>,
+    next: impl FnOnce() -> Option<(&'p Charge, ChargeDecision)>,
 ) {
-    let Status { finding, metadata } = status;
+    let LimitStatus { decision: finding, metadata } = status;
     match part {
-        Part::Nothing => {}
-        Part::Unlimited(_) => *finding = Finding::settled(Reason::Unlimited, Group::Aside),
-        Part::Replaced => finding.reason = Reason::Replaced,
-        Part::Frozen(rule, _, verdict) => {
+        DescriptorPlan::NoRule => {}
+        DescriptorPlan::Unlimited(_) => *finding = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited),
+        DescriptorPlan::Replaced => finding.reason = Reason::Replaced,
+        DescriptorPlan::Forced(rule, _, verdict) => {
             metadata.clone_from(&rule.metadata);
-            (finding.limit, finding.standing) = (part.shown(), standing(rule));
-            finding.rule(*verdict, Reason::Frozen);
+            (finding.limit, finding.enforcement) = (part.applied_limit(), enforcement_of(rule));
+            finding.set_verdict(*verdict, Reason::Forced);
         }
-        Part::Charged(..) | Part::Override(..) => {
+        DescriptorPlan::Charged(..) | DescriptorPlan::Override(..) => {
             *metadata = part.rule().and_then(|rule| rule.metadata.clone());
             let Some((charge, settled)) = next() else { return };
-            (finding.limit, finding.standing) = (part.shown(), charge.standing);
+            (finding.limit, finding.enforcement) = (part.applied_limit(), charge.standing);
             write_settled(finding, settled);
         }
     }
 }
 
-fn write_settled(finding: &mut Finding, settled: Settled) {
+fn write_settled(finding: &mut DescriptorDecision, settled: ChargeDecision) {
     match settled {
-        Settled::Answered(outcome) => write_outcome(finding, outcome),
-        Settled::Ruled(verdict, reason) => finding.rule(verdict, reason),
-        Settled::NotAsked => {
-            *finding = Finding::settled(Reason::NotAsked, finding.standing.group);
+        ChargeDecision::Store(outcome) => write_outcome(finding, outcome),
+        ChargeDecision::Fallback(verdict, reason) => finding.set_verdict(verdict, reason),
+        ChargeDecision::NotCharged => {
+            *finding = DescriptorDecision::uncounted(Reason::Skipped, finding.enforcement.group);
         }
-        Settled::Local(outcome) => {
+        ChargeDecision::Local(outcome) => {
             write_outcome(finding, outcome);
-            finding.reason = Reason::BackendDownLocal;
+            finding.reason = Reason::StoreDownLocal;
         }
     }
 }
 
 #[inline]
-fn write_outcome(finding: &mut Finding, outcome: Outcome) {
+fn write_outcome(finding: &mut DescriptorDecision, outcome: ChargeOutcome) {
     match outcome {
-        Outcome::Stepped(step) | Outcome::Counted(step, _) => finding.learn(step),
-        Outcome::Refunded(step) => {
-            finding.learn(Step::Admit(room(step)));
+        ChargeOutcome::Decided(step) | ChargeOutcome::Counted(step, _) => finding.apply_counter(step),
+        ChargeOutcome::Refunded(step) => {
+            finding.apply_counter(CounterDecision::Allow(headroom_in(step)));
             finding.reason = Reason::Refunded;
         }
-        Outcome::Full(verdict) => finding.rule(verdict, Reason::StoreFull),
-        // `degrade::settle` replaces both before this point. A denial is the safe result.
-        Outcome::Stale(_) | Outcome::Failed(_) => {
-            finding.rule(Verdict::Deny, Reason::BackendDownDenied);
+        ChargeOutcome::StoreFull(verdict) => finding.set_verdict(verdict, Reason::StoreFull),
+        // `degrade::apply_fallback` replaces both before this point. A denial is the safe result.
+        ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => {
+            finding.set_verdict(Verdict::Deny, Reason::StoreDownDenied);
         }
     }
 }
 
-const fn room(step: Step) -> Room {
+const fn headroom_in(step: CounterDecision) -> Headroom {
     match step {
-        Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => room,
-        Step::Stale => Room { remaining: Hits(0), reset_after: Nanos(0) },
+        CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. } => room,
+        CounterDecision::OutsideWindows => Headroom { remaining: Hits(0), reset_after: Nanos(0) },
     }
 }

@@ -11,26 +11,26 @@
 
 use tracing::Level;
 
-use super::Answer;
-use super::plan::Plan;
+use super::Decision;
+use super::plan::CheckPlan;
 use crate::clock::Clock;
 use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
 
-pub(super) fn log(plan: &Plan<'_>, answer: &Answer, clock: &Clock) {
+pub(super) fn log_decision(plan: &CheckPlan<'_>, answer: &Decision, clock: &Clock) {
     if tracing::enabled!(Level::TRACE) {
-        write(plan, answer, clock);
+        write_lines(plan, answer, clock);
     }
 }
 
 #[cold]
-fn write(plan: &Plan<'_>, answer: &Answer, clock: &Clock) {
+fn write_lines(plan: &CheckPlan<'_>, answer: &Decision, clock: &Clock) {
     let (asked, answered) = (Tick::Micro.floor(answer.now), Tick::Micro.floor(clock.now()));
-    let parts = plan.parts.iter().zip(&answer.statuses).filter(|(part, _)| part.is_charged());
+    let parts = plan.descriptors.iter().zip(&answer.statuses).filter(|(part, _)| part.is_charged());
     for ((part, status), charge) in parts.zip(&plan.charges.list) {
         let Cost::Charge(hits) = charge.cost else { continue };
         let rule = part.rule().map(|rule| &*rule.path);
-        let admitted = status.finding.verdict == Verdict::Admit;
+        let admitted = status.decision.verdict == Verdict::Allow;
         tracing::trace!(
             rule,
             hits = hits.0,

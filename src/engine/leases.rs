@@ -9,7 +9,7 @@
 //! - Message numbers rise over all keys of this process, which is one replica incarnation.
 //! - A lease call continues after its check is canceled, and its grant joins the balance.
 //! - Hits in a message that certainly never left return to the balance.
-//! - At most [`MOST_LEDGERS`] keys are leased, with at most [`MOST_BYTES`] bytes in total.
+//! - At most [`MAX_LEASED_KEYS`] keys are leased, with at most [`MAX_LEASED_KEY_BYTES`] bytes in total.
 //! - New keys evict those without a check for the longest time, and their hits are returned.
 //!
 //! Not covered:
@@ -35,112 +35,112 @@ use smallvec::smallvec;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::backend::lease::{Lent, Message};
-use crate::backend::{Backend, Cause, Charge, Charges, Outcome, Outcomes, Reply, Rule};
+use crate::backend::lease::{LeaseOutcome, LeaseMessage};
+use crate::backend::{Backend, StoreFailure, Charge, Charges, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
 use crate::clock::Clock;
-use crate::config::{Config, Limit, Mode};
+use crate::config::{Config, Limit, LimitMode};
 use crate::kernel::decision::Cost;
 use crate::kernel::key::CounterKey;
-use crate::kernel::lease::{Answer, Borrow, Member, Number, Terms, with_here};
-use crate::kernel::rate::{Step, Strategy};
+use crate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, LeaseTerms, add_local_hits};
+use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
-use crate::telemetry::event::{LeaseEnd, LeasedHits};
-use flight::{Flight, Sending, together};
-use held::Held;
-pub use question::AllTerms;
-use shard::{Ledgers, Place};
+use crate::telemetry::event::{LeasedHitsEvent, LeasedHits};
+use flight::{SettleOnDrop, LeaseCall, share_store_call};
+use held::KeyLease;
+pub use question::ChargeTerms;
+use shard::{LeaseShard, LeaseKeyHash};
 
 const SHARDS: usize = 256;
 
 /// The largest number of leased keys: 256 in each of 256 shards, about 50 MB without the keys.
-pub const MOST_LEDGERS: usize = SHARDS * shard::WAYS;
+pub const MAX_LEASED_KEYS: usize = SHARDS * shard::LEASES_PER_SHARD;
 
 /// The largest total size of the keys, in bytes: 32 MiB, split evenly over the shards.
-pub const MOST_BYTES: usize = SHARDS * shard::MOST_BYTES;
+pub const MAX_LEASED_KEY_BYTES: usize = SHARDS * shard::MAX_SHARD_KEY_BYTES;
 
 /// The upkeep interval, short compared with the longest lease (30 s).
-const TENDED_EVERY: Duration = Duration::from_secs(1);
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The largest number of early refills in flight. With the message that they travel with, they
 /// fill one store call. More would delay the checks behind them; a later scan finds the rest.
-pub const MOST_AT_LEISURE: usize = MOST_PARTINGS - 1;
+pub const MAX_EARLY_REFILLS: usize = MAX_RETURNS - 1;
 
 /// The largest number of returning messages in flight: as many as fit in one store call.
-const MOST_PARTINGS: usize = 62;
+const MAX_RETURNS: usize = 62;
 
 /// A counter with a leased limit. The `cost` of its charge is not used.
 #[derive(Clone, Copy, Debug)]
-pub struct Leased<'c> {
+pub struct LeasedCounter<'c> {
     /// The counter and its strategy.
     pub charge: &'c Charge,
     /// The lease settings.
-    pub terms: Terms,
+    pub terms: LeaseTerms,
 }
 
 /// All leases of this replica.
 #[derive(Debug)]
-pub struct Leases {
+pub struct LeaseManager {
     clock: Arc<Clock>,
     backend: Arc<dyn Backend>,
-    member: Member,
-    number: AtomicU64,
+    incarnation: ReplicaIncarnation,
+    unused_number: AtomicU64,
     /// The earliest instant of the next scan for early refills, in nanoseconds.
-    next_look: AtomicU64,
+    next_scan: AtomicU64,
     /// Slots for early refills in flight.
-    leisure: Arc<Semaphore>,
-    shards: Box<[Guarded]>,
+    early_refill_slots: Arc<Semaphore>,
+    shards: Box<[LockedLeases]>,
     /// Random for each process, so that no client can choose keys that fall into one shard.
     secret: SipHasher13,
-    are_asked_for: AtomicBool,
+    has_leased_limits: AtomicBool,
     /// `true` while draining: only checks borrow.
-    is_leaving: AtomicBool,
+    is_draining: AtomicBool,
     /// Notified when a new configuration has other leased limits.
-    changed: Notify,
+    limits_changed: Notify,
     /// Notified when a message is settled that delayed a return.
-    awaited: Notify,
+    delayed_return: Notify,
 }
 
 /// A shard with its lock, on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Guarded(Mutex<Ledgers>);
+struct LockedLeases(Mutex<LeaseShard>);
 
 /// The totals over all keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct LeaseSummary {
     /// The number of keys.
     pub keys: usize,
     /// The hits that can be spent without a store call.
     pub hits: Hits,
 }
 
-enum Turn {
-    Answered(Outcome),
-    Sends(Borrow),
-    Waits(watch::Receiver<Option<Cause>>),
-    Alone,
+enum LeaseStep {
+    Decided(ChargeOutcome),
+    Send(BorrowRequest),
+    Wait(watch::Receiver<Option<StoreFailure>>),
+    ChargeStrictly,
 }
 
-impl Leases {
+impl LeaseManager {
     /// Creates a replica incarnation with a random number and no leases.
     #[must_use]
     pub fn new(clock: Arc<Clock>, backend: Arc<dyn Backend>) -> Arc<Self> {
         let random = RandomState::new();
-        let member = Member(random.hash_one(0_u8));
+        let member = ReplicaIncarnation(random.hash_one(0_u8));
         let secret = SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8));
         Arc::new(Self {
             clock,
             backend,
-            member,
-            number: AtomicU64::new(1),
-            next_look: AtomicU64::new(0),
-            leisure: Arc::new(Semaphore::new(MOST_AT_LEISURE)),
-            shards: (0..SHARDS).map(|_| Guarded::default()).collect(),
+            incarnation: member,
+            unused_number: AtomicU64::new(1),
+            next_scan: AtomicU64::new(0),
+            early_refill_slots: Arc::new(Semaphore::new(MAX_EARLY_REFILLS)),
+            shards: (0..SHARDS).map(|_| LockedLeases::default()).collect(),
             secret,
-            are_asked_for: AtomicBool::new(false),
-            is_leaving: AtomicBool::new(false),
-            changed: Notify::new(),
-            awaited: Notify::new(),
+            has_leased_limits: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
+            limits_changed: Notify::new(),
+            delayed_return: Notify::new(),
         })
     }
 
@@ -148,20 +148,20 @@ impl Leases {
     /// outcome to `outcomes`. Sends a background refill if one is due.
     ///
     /// Returns `None` if only the store can decide. Then the check is not recorded as demand,
-    /// and the caller continues with [`Leases::ask`]. Must be called within a Tokio runtime.
-    pub fn spend(
+    /// and the caller continues with [`LeaseManager::charge_leased`]. Must be called within a Tokio runtime.
+    pub fn try_spend(
         self: &Arc<Self>,
         now: Nanos,
-        leased: Leased<'_>,
+        leased: LeasedCounter<'_>,
         hits: Hits,
         outcomes: &mut Outcomes,
     ) -> Option<()> {
-        let place = self.place(&leased.charge.key);
-        let mut shard = self.shard(place);
-        let held = shard.get_mut(&place).filter(|held| held.is_of(leased))?;
-        outcomes.push(held.look(now, hits)?);
-        held.count(now, hits);
-        self.borrow_ahead(held, now);
+        let place = self.hash_key(&leased.charge.key);
+        let mut shard = self.lock_shard(place);
+        let lease = shard.get_mut(&place).filter(|held| held.is_for(leased))?;
+        outcomes.push(lease.decide(now, hits)?);
+        lease.record_check(now, hits);
+        self.refill_if_due(lease, now);
         Some(())
     }
 
@@ -170,230 +170,230 @@ impl Leases {
     /// - From the balance.
     /// - With a store call that charges the hits of the check and borrows more.
     /// - After a store call of another check that is already in flight.
-    pub async fn ask(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Outcome {
-        let end = self.end();
+    pub async fn charge_leased(self: &Arc<Self>, leased: LeasedCounter<'_>, hits: Hits) -> ChargeOutcome {
+        let deadline = self.new_deadline();
         // The store enforces the deadline of a first call, and counts a timeout for its health.
-        match self.turn(leased, hits) {
-            Turn::Answered(outcome) => outcome,
-            Turn::Alone => {
-                let outcome = self.charge_one(leased, hits, Rule::Each).await;
-                self.reconsider(leased, hits, outcome, end).await
+        match self.next_step(leased, hits) {
+            LeaseStep::Decided(outcome) => outcome,
+            LeaseStep::ChargeStrictly => {
+                let outcome = self.charge_single(leased, hits, ChargeMode::Each).await;
+                self.reconsider_denial(leased, hits, outcome, deadline).await
             }
-            Turn::Sends(borrow) => {
-                let lent = self.sending(leased, borrow).await;
-                self.conclude(leased, hits, lent, end).await
+            LeaseStep::Send(borrow) => {
+                let lent = self.start_call(leased, borrow).await;
+                self.finish_charge(leased, hits, lent, deadline).await
             }
-            Turn::Waits(settled) => self.ask_after(settled, leased, hits, end).await,
+            LeaseStep::Wait(settled) => self.charge_after_wait(settled, leased, hits, deadline).await,
         }
     }
 
     /// Waits for another check's message, then charges the hits if the balance does not cover them.
-    async fn ask_after(
+    async fn charge_after_wait(
         self: &Arc<Self>,
-        mut settled: watch::Receiver<Option<Cause>>,
-        leased: Leased<'_>,
+        mut settled: watch::Receiver<Option<StoreFailure>>,
+        leased: LeasedCounter<'_>,
         hits: Hits,
-        end: Option<Nanos>,
-    ) -> Outcome {
-        let told = self.within(end, settled.changed()).await;
-        let failed = match told {
-            None => Some(Cause::Unsent),
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        let waited = self.run_until(deadline, settled.changed()).await;
+        let failed = match waited {
+            None => Some(StoreFailure::Unsent),
             Some(Ok(())) => *settled.borrow(),
             // The lease was evicted, so there is no reply to wait for.
             Some(Err(_)) => None,
         };
-        match (self.look(leased, hits), failed) {
+        match (self.try_decide(leased, hits), failed) {
             (Some(outcome), _) => outcome,
             // The store failed to reply once, so this check does not wait for another call.
-            (None, Some(cause)) => Outcome::Failed(unsent(cause)),
-            (None, None) => self.ask_again(leased, hits, end).await,
+            (None, Some(cause)) => ChargeOutcome::Failed(failure_for_waiters(cause)),
+            (None, None) => self.charge_again(leased, hits, deadline).await,
         }
     }
 
     /// Returns the outcome after the reply to the check's own message.
-    async fn conclude(
+    async fn finish_charge(
         self: &Arc<Self>,
-        leased: Leased<'_>,
+        leased: LeasedCounter<'_>,
         hits: Hits,
-        lent: Lent,
-        end: Option<Nanos>,
-    ) -> Outcome {
+        lent: LeaseOutcome,
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
         match lent {
-            Lent::Answered(answer) => answered(leased, &answer),
-            Lent::Superseded => self.charge_alone(leased, hits, end).await,
-            Lent::Full(verdict) => Outcome::Full(verdict),
-            Lent::Stale(now) => Outcome::Stale(now),
-            Lent::Failed(cause) => Outcome::Failed(cause),
+            LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
+            LeaseOutcome::Superseded => self.charge_strictly(leased, hits, deadline).await,
+            LeaseOutcome::StoreFull(verdict) => ChargeOutcome::StoreFull(verdict),
+            LeaseOutcome::Stale(now) => ChargeOutcome::Stale(now),
+            LeaseOutcome::Failed(cause) => ChargeOutcome::Failed(cause),
         }
     }
 
     /// Charges a check whose hits another check's message did not cover.
-    async fn ask_again(
+    async fn charge_again(
         self: &Arc<Self>,
-        leased: Leased<'_>,
+        leased: LeasedCounter<'_>,
         hits: Hits,
-        end: Option<Nanos>,
-    ) -> Outcome {
-        if self.is_over(end) {
-            return Outcome::Failed(Cause::Unsent);
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        if self.is_past(deadline) {
+            return ChargeOutcome::Failed(StoreFailure::Unsent);
         }
-        match self.turn_again(leased, hits) {
-            Turn::Answered(outcome) => outcome,
-            Turn::Sends(borrow) => {
-                let lent = self.send_within(end, leased, borrow).await;
-                self.conclude(leased, hits, lent, end).await
+        match self.retry_step(leased, hits) {
+            LeaseStep::Decided(outcome) => outcome,
+            LeaseStep::Send(borrow) => {
+                let lent = self.send_until(deadline, leased, borrow).await;
+                self.finish_charge(leased, hits, lent, deadline).await
             }
-            Turn::Waits(_) | Turn::Alone => self.charge_alone(leased, hits, end).await,
+            LeaseStep::Wait(_) | LeaseStep::ChargeStrictly => self.charge_strictly(leased, hits, deadline).await,
         }
     }
 
-    /// Returns the result of `act`, or `None` at `end` on the steady clock.
-    async fn within<T>(&self, end: Option<Nanos>, act: impl Future<Output = T>) -> Option<T> {
-        let Some(end) = end else { return Some(act.await) };
-        let left = Duration::from_nanos(end.since(self.clock.steady()).0);
+    /// Returns the result of `act`, or `None` at `new_deadline` on the steady clock.
+    async fn run_until<T>(&self, deadline: Option<Nanos>, act: impl Future<Output = T>) -> Option<T> {
+        let Some(deadline) = deadline else { return Some(act.await) };
+        let left = Duration::from_nanos(deadline.since(self.clock.steady()).0);
         timeout(left, act).await.ok()
     }
 
     /// Returns the deadline of a check that arrives now, on the steady clock.
-    fn end(&self) -> Option<Nanos> {
-        self.backend.deadline().map(|deadline| self.clock.steady().plus(deadline))
+    fn new_deadline(&self) -> Option<Nanos> {
+        self.backend.max_wait().map(|deadline| self.clock.steady().plus(deadline))
     }
 
-    fn is_over(&self, end: Option<Nanos>) -> bool {
-        end.is_some_and(|end| end <= self.clock.steady())
+    fn is_past(&self, deadline: Option<Nanos>) -> bool {
+        deadline.is_some_and(|end| end <= self.clock.steady())
     }
 
     /// Applies a new configuration. If its leased limits differ
     /// from those of `before`, all hits go back to the store soon.
-    pub fn follow(&self, before: Option<&Config>, config: &Config) {
+    pub fn apply_config(&self, before: Option<&Config>, config: &Config) {
         let leased = leased_rules(config);
-        self.are_asked_for.store(!leased.is_empty(), Relaxed);
+        self.has_leased_limits.store(!leased.is_empty(), Relaxed);
         if before.is_some_and(|before| leased_rules(before) != leased) {
-            self.changed.notify_one();
+            self.limits_changed.notify_one();
         }
     }
 
     /// Returns `true` if the configuration has a leased limit.
     #[must_use]
-    pub fn are_asked_for(&self) -> bool {
-        self.are_asked_for.load(Relaxed)
+    pub fn has_leased_limits(&self) -> bool {
+        self.has_leased_limits.load(Relaxed)
     }
 
     /// Runs the upkeep once a second, forever. Returns all hits
     /// to the store when a configuration has other leased limits.
-    pub async fn tend_on(self: Arc<Self>) {
-        let mut ticks = tokio::time::interval(TENDED_EVERY);
+    pub async fn run_upkeep(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = ticks.tick() => self.tend().await,
-                () = self.changed.notified() => self.part(Held::leave).await,
-                () = self.awaited.notified() => self.part(Held::leave_at_last).await,
+                _ = ticks.tick() => self.upkeep().await,
+                () = self.limits_changed.notified() => self.send_for_each(KeyLease::start_return).await,
+                () = self.delayed_return.notified() => self.send_for_each(KeyLease::finish_return).await,
             }
         }
     }
 
     /// Sends early refills, returns surplus hits and drops idle keys.
-    pub async fn tend(self: &Arc<Self>) {
+    pub async fn upkeep(self: &Arc<Self>) {
         let now = self.clock.now();
-        self.borrow_at_leisure(now, None).await;
-        self.part(Held::surplus).await;
+        self.refill_early(now, None).await;
+        self.send_for_each(KeyLease::return_surplus).await;
         for shard in &self.shards {
-            shard.0.lock().retain(|held| !held.is_idle(now));
+            shard.0.lock().retain(|lease| !lease.is_idle(now));
         }
     }
 
     /// Returns all hits to the store for a drain, after pending replies arrive
     /// or fail. Background refills stop, because their replies would be ignored.
-    pub async fn give_back(self: &Arc<Self>) {
-        self.is_leaving.store(true, Relaxed);
-        let mut awaited = Vec::new();
-        self.part(|held, now, number| {
-            let Some(settled) = held.last_wait() else {
-                return held.give_back(now, number);
+    pub async fn return_all(self: &Arc<Self>) {
+        self.is_draining.store(true, Relaxed);
+        let mut pending_replies = Vec::new();
+        self.send_for_each(|lease, now, number| {
+            let Some(settled) = lease.take_over_return() else {
+                return lease.return_all(now, number);
             };
-            awaited.push(settled);
+            pending_replies.push(settled);
             None
         })
         .await;
-        for mut settled in awaited {
+        for mut settled in pending_replies {
             drop(settled.changed().await);
         }
-        self.part(Held::give_back).await;
+        self.send_for_each(KeyLease::return_all).await;
     }
 
     /// Returns the hits of `key` that can be spent without a store call.
     #[must_use]
     pub fn balance(&self, key: &CounterKey) -> Hits {
-        let (now, place) = (self.clock.now(), self.place(key));
-        self.shard(place).get(&place).map_or(Hits(0), |held| held.balance(now))
+        let (now, place) = (self.clock.now(), self.hash_key(key));
+        self.lock_shard(place).get(&place).map_or(Hits(0), |lease| lease.balance(now))
     }
 
     /// Returns the totals over all keys. Cost: O(keys); locks one shard at a time.
     #[must_use]
-    pub fn sum(&self) -> Sum {
+    pub fn totals(&self) -> LeaseSummary {
         let now = self.clock.now();
-        self.shards.iter().fold(Sum::default(), |sum, shard| {
+        self.shards.iter().fold(LeaseSummary::default(), |sum, shard| {
             let shard = shard.0.lock();
-            let hits = shard.values().map(|held| held.balance(now)).fold(sum.hits, Hits::plus);
-            Sum { keys: sum.keys + shard.len(), hits }
+            let hits = shard.values().map(|lease| lease.balance(now)).fold(sum.hits, Hits::plus);
+            LeaseSummary { keys: sum.keys + shard.len(), hits }
         })
     }
 
     /// Sends the messages that `take` returns, in batches.
-    async fn part(&self, mut take: impl FnMut(&mut Held, Nanos, Number) -> Option<Borrow>) {
+    async fn send_for_each(&self, mut take: impl FnMut(&mut KeyLease, Nanos, MessageNumber) -> Option<BorrowRequest>) {
         let now = self.clock.now();
-        let mut partings = Vec::new();
+        let mut messages = Vec::new();
         for shard in &self.shards {
-            for held in shard.0.lock().values_mut() {
-                if let Some(parting) = take(held, now, self.next()) {
-                    partings.push(self.message(held.leased(), parting));
+            for lease in shard.0.lock().values_mut() {
+                if let Some(borrow) = take(lease, now, self.next_number()) {
+                    messages.push(self.message(lease.leased(), borrow));
                 }
             }
-            if MOST_PARTINGS <= partings.len() {
-                self.tell_all(&mut partings).await;
+            if MAX_RETURNS <= messages.len() {
+                self.send_all(&mut messages).await;
             }
         }
-        self.tell_all(&mut partings).await;
+        self.send_all(&mut messages).await;
     }
 
     /// Sends all messages. The hits of a lost one expire with their lease.
-    async fn tell_all(&self, partings: &mut Vec<Message>) {
-        for some in partings.chunks(MOST_PARTINGS) {
-            let tells = join_all(some.iter().map(|parting| self.tell(parting)));
-            together(&*self.backend, tells).await;
+    async fn send_all(&self, messages: &mut Vec<LeaseMessage>) {
+        for some in messages.chunks(MAX_RETURNS) {
+            let calls = join_all(some.iter().map(|parting| self.call_store(parting)));
+            share_store_call(&*self.backend, calls).await;
         }
-        partings.clear();
+        messages.clear();
     }
 
-    fn turn(self: &Arc<Self>, leased: Leased<'_>, hits: Hits) -> Turn {
-        let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
-        let mut shard = self.shard(place);
-        let is_held = shard.get(&place).is_some_and(|held| held.is_of(leased));
-        if !is_held && hits == Hits(0) || awaits_another(&shard, place, leased) {
-            return Turn::Alone;
+    fn next_step(self: &Arc<Self>, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
+        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(place);
+        let has_lease = shard.get(&place).is_some_and(|held| held.is_for(leased));
+        if !has_lease && hits == Hits(0) || is_pending_for_other_limit(&shard, place, leased) {
+            return LeaseStep::ChargeStrictly;
         }
-        let before = if is_held { None } else { self.begin(&mut shard, place, leased, now) };
-        let Some(held) = shard.get_mut(&place) else {
-            self.tell_later(before);
-            return Turn::Alone;
+        let before = if has_lease { None } else { self.create_lease(&mut shard, place, leased, now) };
+        let Some(lease) = shard.get_mut(&place) else {
+            self.send_in_background(before);
+            return LeaseStep::ChargeStrictly;
         };
-        held.count(now, hits);
-        if let Some(outcome) = held.look(now, hits) {
-            self.borrow_ahead(held, now);
-            return Turn::Answered(outcome);
+        lease.record_check(now, hits);
+        if let Some(outcome) = lease.decide(now, hits) {
+            self.refill_if_due(lease, now);
+            return LeaseStep::Decided(outcome);
         }
         if hits == Hits(0) {
-            return Turn::Alone;
+            return LeaseStep::ChargeStrictly;
         }
-        match held.borrow(now, self.next(), hits) {
+        match lease.borrow(now, self.next_number(), hits) {
             // One message replaces two, because the store
             // ignores a message older than the last one.
-            Some(borrow) => Turn::Sends(match before {
+            Some(borrow) => LeaseStep::Send(match before {
                 Some((_, parting)) => borrow.with_returned(&parting),
                 None => borrow,
             }),
-            None => Turn::Waits(held.wait()),
+            None => LeaseStep::Wait(lease.subscribe()),
         }
     }
 
@@ -401,147 +401,147 @@ impl Leases {
     ///
     /// It replaces a lease of the same key under other settings, for example from before a reload.
     /// That lease must have no pending reply. Returns it with the message that returns its hits.
-    fn begin(
+    fn create_lease(
         self: &Arc<Self>,
-        shard: &mut Ledgers,
-        place: Place,
-        leased: Leased<'_>,
+        shard: &mut LeaseShard,
+        place: LeaseKeyHash,
+        leased: LeasedCounter<'_>,
         now: Nanos,
-    ) -> Option<(Held, Borrow)> {
-        let before = shard.remove(&place).and_then(|before| self.dismissed(before, now));
-        for gone in shard.insert(place, Held::new(leased, now, self.next())) {
-            self.tell_later(self.dismissed(gone, now));
+    ) -> Option<(KeyLease, BorrowRequest)> {
+        let before = shard.remove(&place).and_then(|before| self.dismiss(before, now));
+        for evicted in shard.insert(place, KeyLease::new(leased, now, self.next_number())) {
+            self.send_in_background(self.dismiss(evicted, now));
         }
         before
     }
 
     /// Returns a removed lease with the message that returns its hits, if it has any.
-    fn dismissed(&self, mut gone: Held, now: Nanos) -> Option<(Held, Borrow)> {
-        let parting = gone.give_back(now, self.next())?;
-        Some((gone, parting))
+    fn dismiss(&self, mut lease: KeyLease, now: Nanos) -> Option<(KeyLease, BorrowRequest)> {
+        let parting = lease.return_all(now, self.next_number())?;
+        Some((lease, parting))
     }
 
-    fn tell_later(self: &Arc<Self>, parting: Option<(Held, Borrow)>) {
-        if let Some((gone, parting)) = parting {
-            let (all, message) = (Arc::clone(self), self.message(gone.leased(), parting));
-            tokio::spawn(async move { all.tell(&message).await });
+    fn send_in_background(self: &Arc<Self>, removed: Option<(KeyLease, BorrowRequest)>) {
+        if let Some((lease, parting)) = removed {
+            let (all, message) = (Arc::clone(self), self.message(lease.leased(), parting));
+            tokio::spawn(async move { all.call_store(&message).await });
         }
     }
 
-    fn is_leaving(&self) -> bool {
-        self.is_leaving.load(Relaxed)
+    fn is_draining(&self) -> bool {
+        self.is_draining.load(Relaxed)
     }
 
-    fn look(&self, leased: Leased<'_>, hits: Hits) -> Option<Outcome> {
-        let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
-        let mut shard = self.shard(place);
-        shard.get_mut(&place).filter(|held| held.is_of(leased))?.look(now, hits)
+    fn try_decide(&self, leased: LeasedCounter<'_>, hits: Hits) -> Option<ChargeOutcome> {
+        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(place);
+        shard.get_mut(&place).filter(|held| held.is_for(leased))?.decide(now, hits)
     }
 
     /// Sends the message of a check. The call continues after the check is
     /// canceled, because otherwise its grant would be charged and never spent.
-    fn sending(self: &Arc<Self>, leased: Leased<'_>, borrow: Borrow) -> Sending {
+    fn start_call(self: &Arc<Self>, leased: LeasedCounter<'_>, borrow: BorrowRequest) -> LeaseCall {
         let (all, message) = (Arc::clone(self), self.message(leased, borrow));
-        Sending::new(async move { all.send(&message).await })
+        LeaseCall::new(async move { all.send(&message).await })
     }
 
-    /// Sends the message of a check, and waits for the reply until `end`.
-    async fn send_within(
+    /// Sends the message of a check, and waits for the reply until `new_deadline`.
+    async fn send_until(
         self: &Arc<Self>,
-        end: Option<Nanos>,
-        leased: Leased<'_>,
-        borrow: Borrow,
-    ) -> Lent {
-        let lent = self.within(end, self.sending(leased, borrow)).await;
-        lent.unwrap_or(Lent::Failed(Cause::Late))
+        deadline: Option<Nanos>,
+        leased: LeasedCounter<'_>,
+        borrow: BorrowRequest,
+    ) -> LeaseOutcome {
+        let lent = self.run_until(deadline, self.start_call(leased, borrow)).await;
+        lent.unwrap_or(LeaseOutcome::Failed(StoreFailure::TimedOut))
     }
 
-    async fn send(&self, message: &Message) -> Lent {
-        let mut flight = Flight::of(self, message);
-        let lent = self.tell(message).await;
-        flight.land(lent);
+    async fn send(&self, message: &LeaseMessage) -> LeaseOutcome {
+        let mut settle_guard = SettleOnDrop::new(self, message);
+        let lent = self.call_store(message).await;
+        settle_guard.set_reply(lent);
         lent
     }
 
-    fn message(&self, leased: Leased<'_>, borrow: Borrow) -> Message {
-        let (terms, member) = (leased.terms, self.member);
-        let Charge { key, home, strategy, per_second, .. } = leased.charge.clone();
-        Message { key, home, per_second, strategy, terms, member, borrow }
+    fn message(&self, leased: LeasedCounter<'_>, borrow: BorrowRequest) -> LeaseMessage {
+        let (terms, member) = (leased.terms, self.incarnation);
+        let Charge { key, placement: home, strategy, per_second, .. } = leased.charge.clone();
+        LeaseMessage { key, placement: home, per_second, strategy, terms, sender: member, borrow }
     }
 
-    async fn tell(&self, message: &Message) -> Lent {
-        let (lent, is_unsent) = match self.backend.borrow(self.clock.now(), message) {
-            Reply::Now(lent) => (lent, matches!(lent, Lent::Failed(_))),
-            Reply::Later(later) => {
+    async fn call_store(&self, message: &LeaseMessage) -> LeaseOutcome {
+        let (lent, is_unsent) = match self.backend.exchange_lease_message(self.clock.now(), message) {
+            StoreReply::Ready(lent) => (lent, matches!(lent, LeaseOutcome::Failed(_))),
+            StoreReply::Pending(later) => {
                 let lent = later.await;
-                (lent, waited_in_vain(lent))
+                (lent, was_never_sent(lent))
             }
         };
         if is_unsent {
-            self.take_back(&message.key, message.borrow.number);
+            self.undo_unsent(&message.key, message.borrow.number);
             return lent;
         }
-        LeasedHits { hits: message.borrow.returned, end: LeaseEnd::GivenBack }.emit();
-        if let Lent::Answered(Answer { granted, .. }) = lent {
-            LeasedHits { hits: granted, end: LeaseEnd::Borrowed }.emit();
+        LeasedHits { hits: message.borrow.returned, event: LeasedHitsEvent::Returned }.emit();
+        if let LeaseOutcome::Applied(BorrowReply { granted, .. }) = lent {
+            LeasedHits { hits: granted, event: LeasedHitsEvent::Borrowed }.emit();
         }
         lent
     }
 
-    fn take_back(&self, key: &CounterKey, number: Number) {
-        let (now, place) = (self.clock.now(), self.place(key));
-        if let Some(held) = self.shard(place).get_mut(&place) {
-            held.unsent(now, number);
+    fn undo_unsent(&self, key: &CounterKey, number: MessageNumber) {
+        let (now, place) = (self.clock.now(), self.hash_key(key));
+        if let Some(lease) = self.lock_shard(place).get_mut(&place) {
+            lease.undo_unsent(now, number);
         }
     }
 
-    async fn charge_alone(
+    async fn charge_strictly(
         self: &Arc<Self>,
-        leased: Leased<'_>,
+        leased: LeasedCounter<'_>,
         hits: Hits,
-        end: Option<Nanos>,
-    ) -> Outcome {
-        if self.is_over(end) {
-            return Outcome::Failed(Cause::Unsent);
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        if self.is_past(deadline) {
+            return ChargeOutcome::Failed(StoreFailure::Unsent);
         }
-        let outcome = self.within(end, self.charge_one(leased, hits, Rule::Each)).await;
-        let outcome = outcome.unwrap_or(Outcome::Failed(Cause::Late));
-        self.reconsider(leased, hits, outcome, end).await
+        let outcome = self.run_until(deadline, self.charge_single(leased, hits, ChargeMode::Each)).await;
+        let outcome = outcome.unwrap_or(ChargeOutcome::Failed(StoreFailure::TimedOut));
+        self.reconsider_denial(leased, hits, outcome, deadline).await
     }
 
     /// Reconsiders a strict denial. The missing hits may be in this replica's balance, or in a
     /// reply on its way. Then the balance decides, or is returned together with a second charge.
-    async fn reconsider(
+    async fn reconsider_denial(
         self: &Arc<Self>,
-        leased: Leased<'_>,
+        leased: LeasedCounter<'_>,
         hits: Hits,
-        outcome: Outcome,
-        end: Option<Nanos>,
-    ) -> Outcome {
-        if !matches!(outcome, Outcome::Stepped(Step::Deny { .. })) {
+        outcome: ChargeOutcome,
+        deadline: Option<Nanos>,
+    ) -> ChargeOutcome {
+        if !matches!(outcome, ChargeOutcome::Decided(CounterDecision::Deny { .. })) {
             return outcome;
         }
-        if let Some(mut settled) = self.awaited(leased)
-            && self.within(end, settled.changed()).await.is_none()
+        if let Some(mut settled) = self.pending_reply(leased)
+            && self.run_until(deadline, settled.changed()).await.is_none()
         {
             return outcome;
         }
         // A fixed window counts denied hits, so the store has no hits left now.
-        let is_worth_it = self.balance(&leased.charge.key) != Hits(0)
-            && !self.is_over(end)
+        let can_retry = self.balance(&leased.charge.key) != Hits(0)
+            && !self.is_past(deadline)
             && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
-        let turn = if is_worth_it {
-            self.turn_again(leased, hits)
+        let turn = if can_retry {
+            self.retry_step(leased, hits)
         } else {
-            self.look(leased, hits).map_or(Turn::Alone, Turn::Answered)
+            self.try_decide(leased, hits).map_or(LeaseStep::ChargeStrictly, LeaseStep::Decided)
         };
         match turn {
-            Turn::Answered(held @ Outcome::Stepped(Step::Admit(_))) => held,
-            Turn::Sends(borrow) => match self.send_within(end, leased, borrow).await {
-                Lent::Answered(answer) => answered(leased, &answer),
+            LeaseStep::Decided(allowed @ ChargeOutcome::Decided(CounterDecision::Allow(_))) => allowed,
+            LeaseStep::Send(borrow) => match self.send_until(deadline, leased, borrow).await {
+                LeaseOutcome::Applied(answer) => outcome_of_reply(leased, &answer),
                 _ => outcome,
             },
-            Turn::Answered(_) | Turn::Waits(_) | Turn::Alone => outcome,
+            LeaseStep::Decided(_) | LeaseStep::Wait(_) | LeaseStep::ChargeStrictly => outcome,
         }
     }
 
@@ -549,58 +549,58 @@ impl Leases {
     ///
     /// Checking the balance and writing the message are one step. The message
     /// returns the whole balance, which another reply may have refilled meanwhile.
-    fn turn_again(&self, leased: Leased<'_>, hits: Hits) -> Turn {
-        let (now, place) = (self.clock.now(), self.place(&leased.charge.key));
-        let mut shard = self.shard(place);
-        let Some(held) = shard.get_mut(&place).filter(|held| held.is_of(leased)) else {
-            return Turn::Alone;
+    fn retry_step(&self, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
+        let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
+        let mut shard = self.lock_shard(place);
+        let Some(lease) = shard.get_mut(&place).filter(|held| held.is_for(leased)) else {
+            return LeaseStep::ChargeStrictly;
         };
-        if let Some(outcome) = held.look(now, hits) {
-            return Turn::Answered(outcome);
+        if let Some(outcome) = lease.decide(now, hits) {
+            return LeaseStep::Decided(outcome);
         }
-        held.borrow(now, self.next(), hits).map_or(Turn::Alone, Turn::Sends)
+        lease.borrow(now, self.next_number(), hits).map_or(LeaseStep::ChargeStrictly, LeaseStep::Send)
     }
 
-    fn awaited(&self, leased: Leased<'_>) -> Option<watch::Receiver<Option<Cause>>> {
-        let place = self.place(&leased.charge.key);
-        let shard = self.shard(place);
-        shard.get(&place).filter(|held| held.is_of(leased) && held.awaits()).map(Held::wait)
+    fn pending_reply(&self, leased: LeasedCounter<'_>) -> Option<watch::Receiver<Option<StoreFailure>>> {
+        let place = self.hash_key(&leased.charge.key);
+        let shard = self.lock_shard(place);
+        shard.get(&place).filter(|held| held.is_for(leased) && held.has_pending()).map(KeyLease::subscribe)
     }
 
-    async fn charge_one(&self, leased: Leased<'_>, hits: Hits, rule: Rule) -> Outcome {
+    async fn charge_single(&self, leased: LeasedCounter<'_>, hits: Hits, rule: ChargeMode) -> ChargeOutcome {
         let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
-        let charges = Charges { list: smallvec![charge], rule };
-        let before = self.held(self.clock.now(), leased);
-        let outcomes = self.charge_plainly(self.clock.now(), &charges).await;
-        let outcome = outcomes.first().copied().unwrap_or(Outcome::Failed(Cause::NotUnderstood));
-        self.with_balance(leased, before, outcome)
+        let charges = Charges { list: smallvec![charge], mode: rule };
+        let before = self.balance_of(self.clock.now(), leased);
+        let outcomes = self.charge_store(self.clock.now(), &charges).await;
+        let outcome = outcomes.first().copied().unwrap_or(ChargeOutcome::Failed(StoreFailure::InvalidReply));
+        self.add_local_balance(leased, before, outcome)
     }
 
     /// Adds the local balance to the headroom in a store outcome. Only hits that were also in
     /// the balance `before` the call are added: the store's headroom may include later grants.
-    fn with_balance(&self, leased: Leased<'_>, before: Hits, outcome: Outcome) -> Outcome {
-        let Outcome::Stepped(step) = outcome else { return outcome };
-        let here = before.min(self.held(self.clock.now(), leased));
-        Outcome::Stepped(with_here(step, here, most(leased)))
+    fn add_local_balance(&self, leased: LeasedCounter<'_>, before: Hits, outcome: ChargeOutcome) -> ChargeOutcome {
+        let ChargeOutcome::Decided(step) = outcome else { return outcome };
+        let local_hits = before.min(self.balance_of(self.clock.now(), leased));
+        ChargeOutcome::Decided(add_local_hits(step, local_hits, max_at_once(leased)))
     }
 
-    async fn charge_plainly(&self, now: Nanos, charges: &Charges) -> Outcomes {
+    async fn charge_store(&self, now: Nanos, charges: &Charges) -> Outcomes {
         match self.backend.charge(now, charges) {
-            Reply::Now(outcomes) => outcomes,
-            Reply::Later(later) => later.await,
+            StoreReply::Ready(outcomes) => outcomes,
+            StoreReply::Pending(later) => later.await,
         }
     }
 
-    fn next(&self) -> Number {
-        Number(self.number.fetch_add(1, Relaxed))
+    fn next_number(&self) -> MessageNumber {
+        MessageNumber(self.unused_number.fetch_add(1, Relaxed))
     }
 
-    fn place(&self, key: &CounterKey) -> Place {
+    fn hash_key(&self, key: &CounterKey) -> LeaseKeyHash {
         let hash = self.secret.hash(key.as_bytes());
         [hash.h1, hash.h2]
     }
 
-    fn shard(&self, place: Place) -> MutexGuard<'_, Ledgers> {
+    fn lock_shard(&self, place: LeaseKeyHash) -> MutexGuard<'_, LeaseShard> {
         let index = usize::try_from(place[0] % SHARDS as u64).unwrap_or(0);
         self.shards[index].0.lock()
     }
@@ -608,30 +608,30 @@ impl Leases {
 
 /// Returns `true` if the key has a lease of another limit with a pending reply. A
 /// new message would supersede the pending one, and nobody would return its grant.
-fn awaits_another(shard: &Ledgers, place: Place, leased: Leased<'_>) -> bool {
-    shard.get(&place).is_some_and(|held| !held.is_of(leased) && held.awaits())
+fn is_pending_for_other_limit(shard: &LeaseShard, place: LeaseKeyHash, leased: LeasedCounter<'_>) -> bool {
+    shard.get(&place).is_some_and(|held| !held.is_for(leased) && held.has_pending())
 }
 
 /// Returns the outcome after a reply, with the headroom as this replica sees it.
-fn answered(leased: Leased<'_>, answer: &Answer) -> Outcome {
-    Outcome::Stepped(answer.step_here(most(leased)))
+fn outcome_of_reply(leased: LeasedCounter<'_>, answer: &BorrowReply) -> ChargeOutcome {
+    ChargeOutcome::Decided(answer.local_decision(max_at_once(leased)))
 }
 
-fn most(leased: Leased<'_>) -> Hits {
-    Hits(leased.charge.strategy.most().into())
+fn max_at_once(leased: LeasedCounter<'_>) -> Hits {
+    Hits(leased.charge.strategy.max_at_once().into())
 }
 
 /// Returns `true` if the message certainly never left. `Unreachable` does
 /// not count: the message may have been written to the lost connection.
-const fn waited_in_vain(lent: Lent) -> bool {
-    matches!(lent, Lent::Failed(Cause::Overloaded | Cause::BreakerOpen))
+const fn was_never_sent(lent: LeaseOutcome) -> bool {
+    matches!(lent, LeaseOutcome::Failed(StoreFailure::Overloaded | StoreFailure::BreakerOpen))
 }
 
 /// Returns the failure for a check that waited for a
 /// failed message. Its own hits were not in that message.
-const fn unsent(cause: Cause) -> Cause {
+const fn failure_for_waiters(cause: StoreFailure) -> StoreFailure {
     match cause {
-        Cause::Cut | Cause::Late | Cause::NotUnderstood => Cause::Unsent,
+        StoreFailure::ConnectionLost | StoreFailure::TimedOut | StoreFailure::InvalidReply => StoreFailure::Unsent,
         cause => cause,
     }
 }
@@ -641,7 +641,7 @@ fn leased_rules(config: &Config) -> Vec<(&str, &Limit)> {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
     let leased = rules.filter_map(|rule| Some((&*rule.path, rule.limit.as_ref()?)));
     let mut leased: Vec<_> =
-        leased.filter(|(_, limit)| matches!(limit.mode, Mode::Leased(_))).collect();
+        leased.filter(|(_, limit)| matches!(limit.mode, LimitMode::Leased(_))).collect();
     leased.sort_by_key(|(path, _)| *path);
     leased
 }

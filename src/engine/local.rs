@@ -6,98 +6,98 @@
 //!
 //! Not covered:
 //! - The size of a local share: see [`super::parts`].
-//! - Fallback debt: see [`super::owed`].
+//! - Fallback debt: see [`super::debts`].
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::again::denied;
+use super::again::is_check_denied;
 use super::membership::Membership;
-use super::owed::{Debt, Owed};
-use super::parts::{Division, part, rank};
-use crate::backend::memory::Memory;
-use crate::backend::{Backend as _, Charge, Charges, Outcome, Outcomes, Reply, Rule};
-use crate::kernel::decision::{Cause, Cost, Group, Verdict, combine};
-use crate::kernel::rate::{Room, Step, Strategy};
+use super::owed::{FallbackDebt, FallbackDebts};
+use super::parts::{FleetDivision, local_share, rank};
+use crate::backend::memory::MemoryStore;
+use crate::backend::{Backend as _, Charge, Charges, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use crate::kernel::decision::{StoreFailure, Cost, VoteGroup, Verdict, combine};
+use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The local counters and the fallback debt of this replica.
 #[derive(Debug)]
-pub struct Local {
-    pub(super) memory: Arc<Memory>,
+pub struct LocalFallback {
+    pub(super) memory: Arc<MemoryStore>,
     pub(super) membership: Arc<Membership>,
-    pub(super) owed: Owed,
+    pub(super) debts: FallbackDebts,
 }
 
 /// A charge without a reply from the store, and the failure.
-pub(super) type Unanswered<'p> = (&'p Charge, Cause);
+pub(super) type FailedCharge<'p> = (&'p Charge, StoreFailure);
 
 /// The outcome of a local share of zero hits.
-pub(super) const NOTHING: Outcome =
-    Outcome::Stepped(Step::Never(Room { remaining: Hits(0), reset_after: Nanos(0) }));
+pub(super) const NO_SHARE_OUTCOME: ChargeOutcome =
+    ChargeOutcome::Decided(CounterDecision::ExceedsLimit(Headroom { remaining: Hits(0), reset_after: Nanos(0) }));
 
-impl Local {
+impl LocalFallback {
     /// Creates counters in `memory`. The list of replicas
     /// in `membership` determines the local shares.
     #[must_use]
-    pub fn new(memory: Arc<Memory>, membership: Arc<Membership>) -> Self {
-        Self { memory, membership, owed: Owed::default() }
+    pub fn new(memory: Arc<MemoryStore>, membership: Arc<Membership>) -> Self {
+        Self { memory, membership, debts: FallbackDebts::default() }
     }
 
     /// Charges the local shares. Returns one outcome for each charge, in order.
-    pub(super) fn charge(&self, charges: &[Unanswered<'_>], rule: Rule, now: Nanos) -> Outcomes {
+    pub(super) fn charge(&self, charges: &[FailedCharge<'_>], rule: ChargeMode, now: Nanos) -> Outcomes {
         let parts: SmallVec<[Option<Strategy>; 2]> =
-            charges.iter().map(|(charge, _)| self.part_of(charge)).collect();
-        let (asked, spared) = asked(charges, &parts, rule);
+            charges.iter().map(|(charge, _)| self.local_share_of(charge)).collect();
+        let (asked, spared) = local_charges(charges, &parts, rule);
         let answered = match self.memory.charge(now, &asked) {
-            Reply::Now(outcomes) => outcomes,
+            StoreReply::Ready(outcomes) => outcomes,
             // The memory store always replies at once.
-            Reply::Later(_) => Outcomes::new(),
+            StoreReply::Pending(_) => Outcomes::new(),
         };
-        let passed = !spared && !denied(&asked, &answered);
+        let passed = !spared && !is_check_denied(&asked, &answered);
         let mut answered = answered.into_iter();
-        let outcome = |((charge, cause), part): (&Unanswered<'_>, &Option<Strategy>)| {
-            let Some(part) = part else { return without_a_part(charge.cost) };
-            let outcome = answered.next().unwrap_or(NOTHING);
+        let outcome = |((charge, cause), part): (&FailedCharge<'_>, &Option<Strategy>)| {
+            let Some(part) = part else { return outcome_without_share(charge.cost) };
+            let outcome = answered.next().unwrap_or(NO_SHARE_OUTCOME);
             let made = passed || matches!(charge.cost, Cost::Refund(_));
-            let owes = made && !cause.may_be_charged();
-            if owes && matches!(outcome, Outcome::Stepped(Step::Admit(_)) | Outcome::Refunded(_)) {
-                self.owed.note(charge, *part);
+            let owes = made && !cause.is_unsafe_to_repeat();
+            if owes && matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_)) | ChargeOutcome::Refunded(_)) {
+                self.debts.record(charge, *part);
             }
             outcome
         };
         let outcomes = charges.iter().zip(&parts).map(outcome).collect();
-        self.owed.wake();
+        self.debts.wake();
         outcomes
     }
 
     /// Returns this replica's local share of the charge's limit. `None` if it has no hits.
-    pub(super) fn part_of(&self, charge: &Charge) -> Option<Strategy> {
+    pub(super) fn local_share_of(&self, charge: &Charge) -> Option<Strategy> {
         let replicas = self.membership.replicas();
-        let mut division = Division { replicas, rank: None };
-        if !charge.strategy.most().is_multiple_of(replicas.get()) {
-            let me = self.membership.node();
-            let seen = self.membership.seen();
-            let members = |seen: &super::membership::Seen| {
-                rank(&charge.key, me, seen.members.iter().map(|member| &*member.node))
+        let mut division = FleetDivision { replicas, rank: None };
+        if !charge.strategy.max_at_once().is_multiple_of(replicas.get()) {
+            let me = self.membership.replica_name();
+            let seen = self.membership.snapshot();
+            let members = |seen: &super::membership::FleetSnapshot| {
+                rank(&charge.key, me, seen.replicas.iter().map(|member| &*member.node))
             };
             division.rank = seen.as_deref().map(members);
         }
-        part(&charge.strategy, division)
+        local_share(&charge.strategy, division)
     }
 
     /// Returns the part of `debt` that the local counter
     /// still counts. Windows end and GCRA debts drain.
-    pub(super) fn still(&self, debt: &Debt, now: Nanos) -> Hits {
-        let Debt { part, hits, .. } = debt;
-        let peek = Charge { strategy: *part, ..debt.of(Hits(0)) };
-        let peek = Charges { list: [peek].into_iter().collect(), rule: Rule::Each };
-        let Reply::Now(outcomes) = self.memory.charge(now, &peek) else { return Hits(0) };
+    pub(super) fn remaining_debt(&self, debt: &FallbackDebt, now: Nanos) -> Hits {
+        let FallbackDebt { local_strategy: part, hits, .. } = debt;
+        let peek = Charge { strategy: *part, ..debt.charge_of(Hits(0)) };
+        let peek = Charges { list: [peek].into_iter().collect(), mode: ChargeMode::Each };
+        let StoreReply::Ready(outcomes) = self.memory.charge(now, &peek) else { return Hits(0) };
         match outcomes.first() {
-            Some(Outcome::Stepped(
-                Step::Admit(room) | Step::Deny { room, .. } | Step::Never(room),
-            )) => Hits(part.most().into()).less(room.remaining).min(*hits),
+            Some(ChargeOutcome::Decided(
+                CounterDecision::Allow(room) | CounterDecision::Deny { headroom: room, .. } | CounterDecision::ExceedsLimit(room),
+            )) => Hits(part.max_at_once().into()).less(room.remaining).min(*hits),
             _ => Hits(0),
         }
     }
@@ -105,15 +105,15 @@ impl Local {
 
 /// Returns the charges for the local counters. If a limit without a local
 /// share denies the whole check, they become peeks and the flag is `true`.
-fn asked(charges: &[Unanswered<'_>], parts: &[Option<Strategy>], rule: Rule) -> (Charges, bool) {
+fn local_charges(charges: &[FailedCharge<'_>], parts: &[Option<Strategy>], rule: ChargeMode) -> (Charges, bool) {
     let votes = charges.iter().zip(parts).map(|((charge, _), part)| {
-        let denies = part.is_none() && without_a_part(charge.cost).denies();
-        (charge.standing.group, charge.standing.verdict(denies))
+        let denies = part.is_none() && outcome_without_share(charge.cost).is_denial();
+        (charge.standing.group, charge.standing.enforced_verdict(denies))
     });
     let spared = match rule {
-        Rule::Each | Rule::Ask => false,
-        Rule::AllOrNothing { quota_for_all, rescued } => {
-            let passes = rescued.then_some((Group::Quota, Verdict::Admit));
+        ChargeMode::Each | ChargeMode::Preview => false,
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+            let passes = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
             combine(votes.chain(passes), quota_for_all) == Verdict::Deny
         }
     };
@@ -124,14 +124,14 @@ fn asked(charges: &[Unanswered<'_>], parts: &[Option<Strategy>], rule: Rule) -> 
         };
         part.map(|strategy| Charge { strategy, cost, ..(*charge).clone() })
     });
-    (Charges { list: list.collect(), rule }, spared)
+    (Charges { list: list.collect(), mode: rule }, spared)
 }
 
-const fn without_a_part(cost: Cost) -> Outcome {
-    const NO_ROOM: Step = Step::Admit(Room { remaining: Hits(0), reset_after: Nanos(0) });
+const fn outcome_without_share(cost: Cost) -> ChargeOutcome {
+    const NO_ROOM: CounterDecision = CounterDecision::Allow(Headroom { remaining: Hits(0), reset_after: Nanos(0) });
     match cost {
-        Cost::Charge(Hits(0)) => Outcome::Stepped(NO_ROOM),
-        Cost::Charge(_) => NOTHING,
-        Cost::Refund(_) => Outcome::Refunded(NO_ROOM),
+        Cost::Charge(Hits(0)) => ChargeOutcome::Decided(NO_ROOM),
+        Cost::Charge(_) => NO_SHARE_OUTCOME,
+        Cost::Refund(_) => ChargeOutcome::Refunded(NO_ROOM),
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! Guarantees:
 //! - The store's clock decides: a replica without a
-//!   heartbeat for [`SILENT_AT_MOST`] is not counted.
+//!   heartbeat for [`REPLICA_TIMEOUT`] is not counted.
 //! - A replica that leaves in order is removed at once.
 //! - While the store is unavailable, the last list stays in use.
-//! - After the store lost its list, known replicas count for [`SILENT_AT_MOST`].
+//! - After the store lost its list, known replicas count for [`REPLICA_TIMEOUT`].
 //!
 //! Not covered:
 //! - Agreement: two replicas may have different lists for about a second.
@@ -22,25 +22,25 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Engine;
-use super::admit::{Name, Shown};
-use super::freezer::Told;
-use super::parts::Division;
-use super::peers::name;
-pub use crate::backend::fleet::Member;
-use crate::backend::fleet::{Beat, Fleet, SILENT_AT_MOST};
-use crate::backend::{Backend, Cause, Reply};
+use super::admit::{BucketName, ShareSnapshot};
+use super::freezer::ForcedChange;
+use super::parts::FleetDivision;
+use super::peers::incarnation_name;
+pub use crate::backend::fleet::LiveReplica;
+use crate::backend::fleet::{MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
+use crate::backend::{Backend, StoreFailure, StoreReply};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 
-const BEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The timeout of a heartbeat. Shorter than `BEAT`.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// The timeout of a heartbeat. Shorter than `HEARTBEAT_INTERVAL`.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The record that a replica stores about itself. Readers ignore unknown fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Record {
+pub struct ReplicaRecord {
     /// The number of this start of the replica.
     pub incarnation: u64,
     /// The version of the program.
@@ -58,18 +58,18 @@ pub struct Record {
     pub fences: u64,
     /// The number of times that a share grew by permits from other replicas.
     pub handoffs: u64,
-    /// Its largest shares, at most [`MOST_SEATS`].
+    /// Its largest shares, at most [`MAX_SHARES_IN_RECORD`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub seats: Vec<Seat>,
+    pub seats: Vec<ShareRecord>,
     /// Its forced decisions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub holds: Vec<Told>,
+    pub holds: Vec<ForcedChange>,
 }
 
 /// A replica's share of one concurrency limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Seat {
+pub struct ShareRecord {
     /// The readable name of the limit.
     pub ceiling: Box<str>,
     /// The number of requests that this replica may have in flight.
@@ -86,77 +86,77 @@ pub struct Seat {
 
 /// The most shares in a record, and the longest name of a limit there, in
 /// bytes. Bounded, because every replica reads all records once a second.
-pub const MOST_SEATS: usize = 20;
-const LONGEST_NAME: usize = 200;
+pub const MAX_SHARES_IN_RECORD: usize = 20;
+const MAX_NAME_BYTES: usize = 200;
 
 /// This replica's view of the fleet.
 #[derive(Debug)]
 pub struct Membership {
-    node: Box<str>,
+    replica_name: Box<str>,
     incarnation: u64,
-    name: Box<str>,
+    incarnation_name: Box<str>,
     address: OnceLock<SocketAddr>,
     replicas_min: NonZeroU32,
-    seen: ArcSwapOption<Seen>,
-    told_twin: AtomicBool,
-    left: AtomicBool,
+    snapshot: ArcSwapOption<FleetSnapshot>,
+    has_warned_of_duplicate: AtomicBool,
+    has_left: AtomicBool,
 }
 
 /// A snapshot of the fleet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct FleetSnapshot {
     /// The live replicas by name, including this one.
-    pub members: Vec<Member>,
+    pub replicas: Vec<LiveReplica>,
     /// The other live replicas that have an address.
     pub peers: Vec<Peer>,
     /// The instant of the snapshot, by this replica's clock.
-    pub at: Nanos,
+    pub taken_at: Nanos,
     /// Until this instant, replicas that the store forgot still count as live.
-    held_until: Nanos,
+    kept_until: Nanos,
 }
 
 /// Another replica that can be called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The name of its incarnation, as replies show it.
-    pub name: Box<str>,
+    pub incarnation_name: Box<str>,
     /// The name of the replica.
-    pub node: Box<str>,
+    pub replica_name: Box<str>,
     /// The address for calls.
     pub address: SocketAddr,
 }
 
 impl Membership {
-    /// Creates a view that has seen no replica yet. `node` is the name of this
+    /// Creates a view that has seen no replica yet. `replica_name` is the name of this
     /// replica, unique in the fleet. `incarnation` is the number of this start.
     #[must_use]
     pub fn new(node: &str, incarnation: u64, replicas_min: NonZeroU32) -> Self {
         Self {
-            node: node.into(),
+            replica_name: node.into(),
             incarnation,
-            name: name(node, incarnation),
+            incarnation_name: incarnation_name(node, incarnation),
             address: OnceLock::new(),
             replicas_min,
-            seen: ArcSwapOption::empty(),
-            told_twin: AtomicBool::new(false),
-            left: AtomicBool::new(false),
+            snapshot: ArcSwapOption::empty(),
+            has_warned_of_duplicate: AtomicBool::new(false),
+            has_left: AtomicBool::new(false),
         }
     }
 
     /// Returns this replica's name.
     #[must_use]
-    pub fn node(&self) -> &str {
-        &self.node
+    pub fn replica_name(&self) -> &str {
+        &self.replica_name
     }
 
     /// Returns the name of this incarnation, as replies show it.
     #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn incarnation_name(&self) -> &str {
+        &self.incarnation_name
     }
 
     /// Publishes the address for calls with the next heartbeat. Later calls have no effect.
-    pub fn call_at(&self, address: SocketAddr) {
+    pub fn publish_address(&self, address: SocketAddr) {
         self.address.get_or_init(|| address);
     }
 
@@ -168,16 +168,16 @@ impl Membership {
 
     /// Returns the last snapshot. `None` before the first reply.
     #[must_use]
-    pub fn seen(&self) -> Option<Arc<Seen>> {
-        self.seen.load_full()
+    pub fn snapshot(&self) -> Option<Arc<FleetSnapshot>> {
+        self.snapshot.load_full()
     }
 
     /// Returns the divisor for limits that are split among replicas:
     /// the number of live replicas, at least `replicas_min`.
     #[must_use]
     pub fn replicas(&self) -> NonZeroU32 {
-        let seen = self.seen.load();
-        let live = seen.as_ref().map_or(0, |seen| seen.members.len());
+        let seen = self.snapshot.load();
+        let live = seen.as_ref().map_or(0, |seen| seen.replicas.len());
         let live = NonZeroU32::new(u32::try_from(live).unwrap_or(u32::MAX));
         live.map_or(self.replicas_min, |live| live.max(self.replicas_min))
     }
@@ -185,30 +185,30 @@ impl Membership {
     /// Returns the division of a fleet-wide total, for metrics that add up all replicas.
     /// Only live replicas count: with `replicas_min` the sum would be too small.
     #[must_use]
-    pub fn division(&self) -> Division {
-        let seen = self.seen.load();
-        let members = seen.as_ref().map_or(&[][..], |seen| &seen.members);
+    pub fn division(&self) -> FleetDivision {
+        let seen = self.snapshot.load();
+        let members = seen.as_ref().map_or(&[][..], |seen| &seen.replicas);
         let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
-        let rank = members.iter().position(|member| member.node == self.node).map(number);
+        let rank = members.iter().position(|member| member.node == self.replica_name).map(number);
         let live = NonZeroU32::new(number(members.len()));
-        Division { replicas: live.unwrap_or(self.replicas_min), rank }
+        FleetDivision { replicas: live.unwrap_or(self.replicas_min), rank }
     }
 
     /// Applies the store's reply of instant `now`.
-    pub fn learn(&self, fleet: Fleet, now: Nanos) {
-        let seen = self.seen.load_full();
+    pub fn apply_reply(&self, fleet: MembershipReply, now: Nanos) {
+        let seen = self.snapshot.load_full();
         if seen.is_some() {
-            self.look_for_a_twin(fleet.before.as_deref());
+            self.warn_of_duplicate_name(fleet.previous_record.as_deref());
         }
-        let mut seen = next(seen.as_deref(), fleet, now);
-        seen.peers = seen.members.iter().filter_map(peer).filter(|p| p.name != self.name).collect();
-        self.seen.store(Some(Arc::new(seen)));
+        let mut seen = next_snapshot(seen.as_deref(), fleet, now);
+        seen.peers = seen.replicas.iter().filter_map(peer).filter(|p| p.incarnation_name != self.incarnation_name).collect();
+        self.snapshot.store(Some(Arc::new(seen)));
     }
 
-    fn look_for_a_twin(&self, before: Option<&str>) {
-        let other = before.map(read).filter(|record| record.incarnation != self.incarnation);
-        if other.is_some() && !self.told_twin.swap(true, Relaxed) {
-            let node = &*self.node;
+    fn warn_of_duplicate_name(&self, before: Option<&str>) {
+        let other = before.map(parse_record).filter(|record| record.incarnation != self.incarnation);
+        if other.is_some() && !self.has_warned_of_duplicate.swap(true, Relaxed) {
+            let node = &*self.replica_name;
             tracing::warn!(
                 node,
                 "another replica has this node_id: they are counted as one, and limits are divided \
@@ -217,68 +217,68 @@ impl Membership {
         }
     }
 
-    fn beat(&self, revision: Revision, shares: &Record) -> Beat {
+    fn make_heartbeat(&self, revision: Revision, shares: &ReplicaRecord) -> MembershipHeartbeat {
         let (incarnation, build) = (self.incarnation, env!("CARGO_PKG_VERSION").to_owned());
         let peer = self.address().map(|address| address.to_string()).unwrap_or_default();
-        let record = Record { incarnation, build, peer, revision: revision.0, ..shares.clone() };
-        Beat { node: self.node.clone(), record: serde_json::to_string(&record).ok().map(Box::from) }
+        let record = ReplicaRecord { incarnation, build, peer, revision: revision.0, ..shares.clone() };
+        MembershipHeartbeat { node: self.replica_name.clone(), record: serde_json::to_string(&record).ok().map(Box::from) }
     }
 }
 
 /// Parses a record. Returns an empty record on errors.
 #[must_use]
-pub fn read(record: &str) -> Record {
+pub fn parse_record(record: &str) -> ReplicaRecord {
     serde_json::from_str(record).unwrap_or_default()
 }
 
 /// Returns the forced decisions in all records, including
 /// the one of this replica's previous incarnation.
-fn holds(fleet: &Fleet) -> Vec<Told> {
-    let records = fleet.members.iter().map(|member| &member.record).chain(&fleet.before);
-    records.flat_map(|record| read(record).holds).collect()
+fn forced_changes_of(fleet: &MembershipReply) -> Vec<ForcedChange> {
+    let records = fleet.replicas.iter().map(|member| &member.record).chain(&fleet.previous_record);
+    records.flat_map(|record| parse_record(record).holds).collect()
 }
 
-fn peer(member: &Member) -> Option<Peer> {
-    let record = read(&member.record);
-    let (node, name) = (member.node.clone(), name(&member.node, record.incarnation));
-    Some(Peer { name, node, address: record.peer.parse().ok()? })
+fn peer(member: &LiveReplica) -> Option<Peer> {
+    let record = parse_record(&member.record);
+    let (node, name) = (member.node.clone(), incarnation_name(&member.node, record.incarnation));
+    Some(Peer { incarnation_name: name, replica_name: node, address: record.peer.parse().ok()? })
 }
 
-/// Returns the snapshot after the reply `fleet` of instant `now`.
-fn next(seen: Option<&Seen>, fleet: Fleet, now: Nanos) -> Seen {
-    let Fleet { mut members, before } = fleet;
-    let mut held_until = seen.map_or(Nanos(0), |seen| seen.held_until);
+/// Returns the snapshot after the reply `fleet_reporter` of instant `now`.
+fn next_snapshot(seen: Option<&FleetSnapshot>, fleet: MembershipReply, now: Nanos) -> FleetSnapshot {
+    let MembershipReply { replicas: mut members, previous_record: before } = fleet;
+    let mut held_until = seen.map_or(Nanos(0), |seen| seen.kept_until);
     if before.is_none() {
         // The store lost this replica's record, so it may have lost the others too.
-        held_until = now.plus(SILENT_AT_MOST);
+        held_until = now.plus(REPLICA_TIMEOUT);
     }
     if now < held_until {
-        for old in seen.iter().flat_map(|seen| &seen.members) {
+        for old in seen.iter().flat_map(|seen| &seen.replicas) {
             if members.iter().all(|member| member.node != old.node) {
                 members.push(old.clone());
             }
         }
     }
     members.sort_unstable_by(|a, b| a.node.cmp(&b.node));
-    Seen { members, peers: Vec::new(), at: now, held_until }
+    FleetSnapshot { replicas: members, peers: Vec::new(), taken_at: now, kept_until: held_until }
 }
 
 impl Engine {
     /// Sends a heartbeat every second, and applies the reply. Never returns.
-    pub async fn beat_on(&self) {
-        let mut ticks = interval(BEAT);
+    pub async fn send_heartbeats(&self) {
+        let mut ticks = interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let Some(membership) = self.membership().filter(|m| !m.left.load(Relaxed)) else {
+            let Some(membership) = self.membership().filter(|m| !m.has_left.load(Relaxed)) else {
                 continue;
             };
             let revision = self.config().map_or(Revision(0), |config| config.revision);
-            let shares = Record { holds: self.told_of_holds(), ..self.shares() };
-            match say(self.backend(), &membership.beat(revision, &shares)).await {
+            let shares = ReplicaRecord { holds: self.forced_changes(), ..self.share_record() };
+            match send_heartbeat(self.store(), &membership.make_heartbeat(revision, &shares)).await {
                 Ok(fleet) => {
-                    self.hear_of_holds(&holds(&fleet));
-                    membership.learn(fleet, self.clock().now());
+                    self.apply_forced_changes(&forced_changes_of(&fleet));
+                    membership.apply_reply(fleet, self.clock().now());
                 }
                 Err(cause) => tracing::debug!(cause = cause.as_str(), "no answer to a beat"),
             }
@@ -287,23 +287,23 @@ impl Engine {
 
     /// Returns the fields of the record that describe concurrency limits.
     #[must_use]
-    pub fn shares(&self) -> Record {
-        let Some(fleet) = self.ceilings.fleet() else { return Record::default() };
+    pub fn share_record(&self) -> ReplicaRecord {
+        let Some(fleet) = self.concurrency_limits.fleet_reporter() else { return ReplicaRecord::default() };
         let (fences, handoffs) = (fleet.totals().fences(), fleet.totals().handoffs());
-        let mut sum = Record { fences, handoffs, ..Record::default() };
-        let shown = fleet.shown(self.clock(), usize::MAX);
+        let mut sum = ReplicaRecord { fences, handoffs, ..ReplicaRecord::default() };
+        let shown = fleet.share_snapshots(self.clock(), usize::MAX);
         let counted: HashSet<_> = shown.iter().map(|(name, _)| name.clone()).collect();
         for (name, shown) in shown {
             sum.share = sum.share.saturating_add(shown.share.0);
             sum.in_flight = sum.in_flight.saturating_add(shown.in_flight.into());
-            sum.seats.push(seat(&name, &shown));
+            sum.seats.push(make_share_record(&name, &shown));
         }
         sum.seats.sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.ceiling.cmp(&b.ceiling)));
-        sum.seats.truncate(MOST_SEATS);
+        sum.seats.truncate(MAX_SHARES_IN_RECORD);
         // A limit whose mode has just changed is in both lists.
-        let others = fleet.seen(usize::MAX).into_iter().filter(|(name, _)| !counted.contains(name));
+        let others = fleet.strict_snapshots(usize::MAX).into_iter().filter(|(name, _)| !counted.contains(name));
         for (_, seen) in others {
-            sum.in_flight = sum.in_flight.saturating_add(seen.here.into());
+            sum.in_flight = sum.in_flight.saturating_add(seen.in_flight.into());
         }
         sum
     }
@@ -312,20 +312,20 @@ impl Engine {
     /// the heartbeats. Ignores a store that is unavailable.
     pub async fn leave(&self) {
         let Some(membership) = self.membership() else { return };
-        membership.left.store(true, Relaxed);
-        self.ceilings.leave_fleet(self.backend()).await;
-        let beat = Beat { node: membership.node.clone(), record: None };
-        if let Err(cause) = say(self.backend(), &beat).await {
+        membership.has_left.store(true, Relaxed);
+        self.concurrency_limits.leave_fleet(self.store()).await;
+        let beat = MembershipHeartbeat { node: membership.replica_name.clone(), record: None };
+        if let Err(cause) = send_heartbeat(self.store(), &beat).await {
             tracing::debug!(cause = cause.as_str(), "left without a word");
         }
     }
 }
 
-fn seat(name: &Name, shown: &Shown) -> Seat {
-    let mut ceiling = CounterKey::words(name);
-    let end = (0..=LONGEST_NAME).rev().find(|at| ceiling.is_char_boundary(*at)).unwrap_or(0);
+fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {
+    let mut ceiling = CounterKey::describe(name);
+    let end = (0..=MAX_NAME_BYTES).rev().find(|at| ceiling.is_char_boundary(*at)).unwrap_or(0);
     ceiling.truncate(end);
-    Seat {
+    ShareRecord {
         ceiling: ceiling.into(),
         share: shown.share.0,
         in_flight: shown.in_flight.into(),
@@ -335,9 +335,9 @@ fn seat(name: &Name, shown: &Shown) -> Seat {
     }
 }
 
-async fn say(backend: &dyn Backend, beat: &Beat) -> Result<Fleet, Cause> {
-    match backend.beat(beat) {
-        Reply::Now(fleet) => fleet,
-        Reply::Later(fleet) => timeout(PATIENCE, fleet).await.unwrap_or(Err(Cause::Late)),
+async fn send_heartbeat(backend: &dyn Backend, beat: &MembershipHeartbeat) -> Result<MembershipReply, StoreFailure> {
+    match backend.update_membership(beat) {
+        StoreReply::Ready(fleet) => fleet,
+        StoreReply::Pending(fleet) => timeout(HEARTBEAT_TIMEOUT, fleet).await.unwrap_or(Err(StoreFailure::TimedOut)),
     }
 }

@@ -33,68 +33,68 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::kernel::decision::{Cause, Finding, Group, Reason, Verdict};
+use crate::kernel::decision::{StoreFailure, DescriptorDecision, VoteGroup, Reason, Verdict};
 use crate::kernel::units::{Nanos, Revision};
 
-pub use ceilings::{Admitted, Permits, Rejection};
-pub use decide::{Engine, Policy};
-pub use ids::check_id;
-pub use local::Local;
+pub use ceilings::{AdmissionOutcome, RequestPermits, ConcurrencyRejection};
+pub use decide::{Engine, DecisionPolicy};
+pub use ids::validate_id;
+pub use local::LocalFallback;
 pub use membership::Membership;
-pub use plan::{CounterKeys, Overrides, Planning};
+pub use plan::{KeyNaming, OverridePolicy, PlanSettings};
 
 /// The decision for one check.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Decision {
     /// The overall verdict, after global shadow mode.
     pub verdict: Verdict,
     /// One status for each descriptor, in the order of the check.
-    pub statuses: Statuses,
+    pub statuses: LimitStatuses,
     /// The index of the status that response headers describe.
     pub binding: Option<usize>,
     /// After a denial, the wait until the same check would be allowed
     /// if no other check came. `None` if waiting does not help.
     pub retry_after: Option<Nanos>,
     /// `true` if global shadow mode turned a denial into an allowed check.
-    pub shadowed: bool,
+    pub is_shadowed: bool,
     /// The revision of the configuration that decided.
     pub revision: Revision,
     /// The instant of the decision.
     pub now: Nanos,
 }
 
-impl Answer {
+impl Decision {
     /// Returns a decision that allows the check and has no statuses yet.
     #[must_use]
-    pub fn to_nothing(revision: Revision, now: Nanos) -> Self {
-        let (verdict, statuses) = (Verdict::Admit, Statuses::new());
+    pub fn allow(revision: Revision, now: Nanos) -> Self {
+        let (verdict, statuses) = (Verdict::Allow, LimitStatuses::new());
         let (binding, retry_after, shadowed) = (None, None, false);
-        Self { verdict, statuses, binding, retry_after, shadowed, revision, now }
+        Self { verdict, statuses, binding, retry_after, is_shadowed: shadowed, revision, now }
     }
 }
 
 /// The statuses of a check, one for each descriptor.
-pub type Statuses = SmallVec<[Status; 2]>;
+pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
 
 /// The decision for one descriptor.
 #[derive(Debug)]
-pub struct Status {
+pub struct LimitStatus {
     /// The verdict with its reason, limit and retry-after.
-    pub finding: Finding,
+    pub decision: DescriptorDecision,
     /// The metadata of the rule.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
 }
 
-impl Status {
+impl LimitStatus {
     /// The status of a descriptor without a limit.
     // A constant, because one copy of the whole value is faster than a value built field by field.
     const UNLIMITED: Self =
-        Self { finding: Finding::settled(Reason::NoLimit, Group::Enforced), metadata: None };
+        Self { decision: DescriptorDecision::uncounted(Reason::NoLimit, VoteGroup::Enforced), metadata: None };
 }
 
 /// The reason why a check has no decision. No counter changed, unless a store failed to reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CheckError {
     /// The domain is empty. Same error as envoyproxy/ratelimit, because clients know it.
     #[error("the domain must not be empty")]
     EmptyDomain,
@@ -157,7 +157,7 @@ pub enum Refusal {
     #[error(
         "descriptor {descriptor}: is_negative_hits is refused unless the setting negative_hits is on"
     )]
-    RefundsAreOff {
+    RefundsDisabled {
         /// The index of the descriptor, from 0.
         descriptor: usize,
     },
@@ -175,5 +175,5 @@ pub enum Refusal {
         "the store of counters did not answer ({}), and the limit's on_backend_failure is error",
         .0.as_str()
     )]
-    BackendDown(Cause),
+    StoreUnavailable(StoreFailure),
 }

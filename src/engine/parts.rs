@@ -24,7 +24,7 @@ use crate::kernel::units::Nanos;
 
 /// The division of a limit, as seen by one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Division {
+pub struct FleetDivision {
     /// The number of parts.
     pub replicas: NonZeroU32,
     /// This replica's rank, from 0. A rank below the remainder of the division gets one
@@ -34,18 +34,18 @@ pub struct Division {
 
 /// Returns one replica's local share of a limit. `None` if it has no hits.
 #[must_use]
-pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
+pub fn local_share(whole: &Strategy, division: FleetDivision) -> Option<Strategy> {
     let replicas = division.replicas;
     if replicas == NonZeroU32::MIN {
         return Some(*whole);
     }
-    let most = share(whole.most(), division);
+    let most = divide(whole.max_at_once(), division);
     if most == 0 {
         return None;
     }
     match whole {
         Strategy::Gcra(gcra) => {
-            let worth = gcra.worth();
+            let worth = gcra.refill_rate();
             // A replica without a part of the burst gets no part of the rate.
             let earners = replicas.get().min(gcra.burst());
             let ticks = worth.ticks.get().checked_mul(u64::from(earners))?;
@@ -55,7 +55,7 @@ pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
             FixedWindow::new(most, *window.windows()).ok().map(Strategy::FixedWindow)
         }
         Strategy::SlidingWindow(window) => {
-            let period = period(window.tick(), window.worth().ticks.get())?;
+            let period = period(window.tick(), window.refill_rate().ticks.get())?;
             SlidingWindow::new(most, period).ok().map(Strategy::SlidingWindow)
         }
         Strategy::SlidingLog(log) => {
@@ -66,7 +66,7 @@ pub fn part(whole: &Strategy, division: Division) -> Option<Strategy> {
 
 /// Returns one replica's part of `whole`.
 #[must_use]
-pub fn share(whole: u32, Division { replicas, rank }: Division) -> u32 {
+pub fn divide(whole: u32, FleetDivision { replicas, rank }: FleetDivision) -> u32 {
     let left_over = whole % replicas;
     whole / replicas + u32::from(rank.is_some_and(|rank| rank < left_over))
 }

@@ -9,44 +9,44 @@
 
 use smallvec::SmallVec;
 
-use super::tally::Counted;
-use crate::backend::{Charge, Charges, Home, Rule as ChargeRule};
-use crate::config::tree::Shared;
-use crate::config::{Charging, Config, Domain, Limit, Mode, OnBackendFailure, Rule, Window};
+use super::tally::ChargeStats;
+use crate::backend::{Charge, Charges, Placement, ChargeMode as ChargeRule};
+use crate::config::tree::SharedValues;
+use crate::config::{ChargePolicy, Config, Domain, Limit, LimitMode, FallbackMode, Rule, LimitWindow};
 use crate::kernel::decision::{
-    Cost, Descriptor, Group, Override, Question, Shown, Standing, Verdict, combine,
+    Cost, Descriptor, VoteGroup, LimitOverride, Check, AppliedLimit, Enforcement, Verdict, combine,
 };
-use crate::kernel::key::{CounterKey, Counting};
-use crate::kernel::lease::Terms;
+use crate::kernel::key::{CounterKey, KeyStrategy};
+use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::Nanos;
 
 /// The settings of a plan.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Planning {
+pub struct PlanSettings {
     /// The naming of counters.
-    pub keys: CounterKeys,
+    pub keys: KeyNaming,
     /// The effect of a limit carried in a request.
-    pub overrides: Overrides,
+    pub overrides: OverridePolicy,
     /// `true`: every limit is in the quota group.
     pub quota_for_all: bool,
 }
 
 /// The naming of counters (setting `counter_keys`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CounterKeys {
+pub enum KeyNaming {
     /// Distinct descriptors have distinct counters.
     #[default]
-    Injective,
+    Unique,
     /// Fixed windows of the seven units have the key names of envoyproxy/ratelimit,
-    /// including its collisions. All other counters are named as with `Injective`.
+    /// including its collisions. All other counters are named as with `Unique`.
     Envoyproxy,
 }
 
 /// The effect of a limit carried in a request (setting `overrides`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Overrides {
+pub enum OverridePolicy {
     /// It replaces the configured limit.
     #[default]
     Allow,
@@ -59,53 +59,53 @@ pub enum Overrides {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Plan<'c> {
+pub(super) struct CheckPlan<'c> {
     /// One part for each descriptor.
-    pub(super) parts: SmallVec<[Part<'c>; 2]>,
+    pub(super) descriptors: SmallVec<[DescriptorPlan<'c>; 2]>,
     pub(super) charges: Charges,
     /// The statistics of each charge; empty if statistics are off.
-    pub(super) tally: SmallVec<[Counted; 2]>,
+    pub(super) stats: SmallVec<[ChargeStats; 2]>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Instants {
+pub(super) struct PlanInstants {
     /// The instant for forced decisions, on this process's clock. A second
     /// plan of a check uses the same instant. Otherwise it could have
     /// other charges, and outcomes would be assigned to the wrong ones.
-    pub(super) held: Nanos,
+    pub(super) forced_at: Nanos,
     /// The instant for calendar windows.
-    pub(super) windows: Nanos,
+    pub(super) windows_at: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part<'c> {
+pub(super) enum DescriptorPlan<'c> {
     /// No rule matches.
-    Nothing,
+    NoRule,
     /// The rule has no limit.
     Unlimited(&'c Rule),
     /// Another rule of the check replaces the matching rule.
     Replaced,
     /// An operator forced this verdict for the rule.
-    Frozen(&'c Rule, &'c Limit, Verdict),
+    Forced(&'c Rule, &'c Limit, Verdict),
     /// The next charge of the plan counts under the rule's limit.
     Charged(&'c Rule, &'c Limit),
     /// The next charge of the plan counts under a limit from the
     /// request. The fallback applies if the store does not reply.
-    Override(Override, OnBackendFailure),
+    Override(LimitOverride, FallbackMode),
 }
 
-impl<'c> Part<'c> {
+impl<'c> DescriptorPlan<'c> {
     /// Returns the limit as decisions report it.
-    pub(super) fn shown(&self) -> Option<Shown> {
+    pub(super) fn applied_limit(&self) -> Option<AppliedLimit> {
         match self {
-            Self::Nothing | Self::Unlimited(_) | Self::Replaced => None,
-            Self::Charged(rule, limit) | Self::Frozen(rule, limit, _) => Some(Shown {
+            Self::NoRule | Self::Unlimited(_) | Self::Replaced => None,
+            Self::Charged(rule, limit) | Self::Forced(rule, limit, _) => Some(AppliedLimit {
                 requests: limit.requests,
                 unit: limit.window.unit(),
                 period: limit.window.length(),
                 name: rule.name.clone(),
             }),
-            Self::Override(Override { requests, unit }, _) => Some(Shown {
+            Self::Override(LimitOverride { requests, unit }, _) => Some(AppliedLimit {
                 requests: *requests,
                 unit: Some(*unit),
                 period: unit.length(),
@@ -114,28 +114,28 @@ impl<'c> Part<'c> {
         }
     }
 
-    pub(super) fn on_failure(&self) -> Option<OnBackendFailure> {
+    pub(super) fn fallback(&self) -> Option<FallbackMode> {
         match self {
-            Self::Nothing | Self::Unlimited(_) | Self::Replaced | Self::Frozen(..) => None,
+            Self::NoRule | Self::Unlimited(_) | Self::Replaced | Self::Forced(..) => None,
             Self::Charged(_, limit) => Some(limit.on_backend_failure),
             Self::Override(_, rule) => Some(*rule),
         }
     }
 
-    pub(super) fn mode(&self) -> Mode {
+    pub(super) fn mode(&self) -> LimitMode {
         match self {
             Self::Charged(_, limit) => limit.mode,
-            Self::Nothing
+            Self::NoRule
             | Self::Unlimited(_)
             | Self::Replaced
-            | Self::Frozen(..)
-            | Self::Override(..) => Mode::Strict,
+            | Self::Forced(..)
+            | Self::Override(..) => LimitMode::Strict,
         }
     }
 
-    fn terms(&self) -> Option<&'c Terms> {
+    fn lease_terms(&self) -> Option<&'c LeaseTerms> {
         match self {
-            Self::Charged(_, Limit { mode: Mode::Leased(terms), .. }) => Some(terms),
+            Self::Charged(_, Limit { mode: LimitMode::Leased(terms), .. }) => Some(terms),
             _ => None,
         }
     }
@@ -143,20 +143,20 @@ impl<'c> Part<'c> {
     /// Returns the matching rule, unless it is replaced or overridden.
     pub(super) const fn rule(&self) -> Option<&Rule> {
         match self {
-            Self::Unlimited(rule) | Self::Charged(rule, _) | Self::Frozen(rule, ..) => Some(rule),
-            Self::Nothing | Self::Replaced | Self::Override(..) => None,
+            Self::Unlimited(rule) | Self::Charged(rule, _) | Self::Forced(rule, ..) => Some(rule),
+            Self::NoRule | Self::Replaced | Self::Override(..) => None,
         }
     }
 }
 
-impl<'c> Plan<'c> {
+impl<'c> CheckPlan<'c> {
     /// Returns the lease settings of each charge; `None` if it is not
     /// leased. A counter with a key of envoyproxy/ratelimit is never leased.
     #[inline]
-    pub(super) fn terms(&self) -> impl Iterator<Item = Option<&'c Terms>> {
-        let charged = self.parts.iter().filter(|part| part.is_charged());
+    pub(super) fn lease_terms(&self) -> impl Iterator<Item = Option<&'c LeaseTerms>> {
+        let charged = self.descriptors.iter().filter(|part| part.is_charged());
         let charged = charged.zip(&self.charges.list);
-        charged.map(|(part, charge)| part.terms().filter(|_| charge.key.spelling().is_none()))
+        charged.map(|(part, charge)| part.lease_terms().filter(|_| charge.key.compatible_bytes().is_none()))
     }
 
     /// Plans `question` for the instant `now`. Fills the plan in
@@ -164,110 +164,110 @@ impl<'c> Plan<'c> {
     pub(super) fn fill(
         &mut self,
         config: &'c Config,
-        question: &Question<'_>,
-        planning: Planning,
+        question: &Check<'_>,
+        planning: PlanSettings,
         now: Nanos,
     ) {
-        self.fill_at(config, question, planning, Instants { held: now, windows: now });
+        self.fill_at(config, question, planning, PlanInstants { forced_at: now, windows_at: now });
     }
 
     pub(super) fn fill_at(
         &mut self,
         config: &'c Config,
-        question: &Question<'_>,
-        planning: Planning,
-        at: Instants,
+        question: &Check<'_>,
+        planning: PlanSettings,
+        at: PlanInstants,
     ) {
         let Some(domain) = config.domains.get(question.domain) else {
-            return self.parts.extend(question.descriptors.iter().map(|_| Part::Nothing));
+            return self.descriptors.extend(question.descriptors.iter().map(|_| DescriptorPlan::NoRule));
         };
         for descriptor in &question.descriptors {
-            self.plan(domain, descriptor, planning, at);
+            self.plan_descriptor(domain, descriptor, planning, at);
         }
-        self.spare_replaced();
-        self.charges.rule = self.rule(domain.charge, planning.quota_for_all);
+        self.remove_replaced();
+        self.charges.mode = self.charge_mode(domain.charge, planning.quota_for_all);
     }
 
-    fn plan(
+    fn plan_descriptor(
         &mut self,
         domain: &'c Domain,
         descriptor: &Descriptor<'_>,
-        planning: Planning,
-        at: Instants,
+        planning: PlanSettings,
+        at: PlanInstants,
     ) {
-        let ours = match (descriptor.limit, planning.overrides) {
-            (None, _) | (Some(_), Overrides::Deny) => None,
-            (ours, Overrides::Allow | Overrides::Max) => ours,
+        let requested = match (descriptor.limit, planning.overrides) {
+            (None, _) | (Some(_), OverridePolicy::Deny) => None,
+            (ours, OverridePolicy::Allow | OverridePolicy::Max) => ours,
         };
-        let mut shared = Shared::new();
-        let found = domain.tree.find_rule(descriptor.entries.iter().copied(), &mut shared);
+        let mut shared_values = SharedValues::new();
+        let found = domain.tree.find_rule(descriptor.entries.iter().copied(), &mut shared_values);
         let configured = found.and_then(|rule| rule.limit.as_ref());
-        let failing = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
-        match (found, ours) {
-            (found, Some(limit)) if planning.overrides == Overrides::Allow || found.is_none() => {
-                self.charge_override(domain, descriptor, &[], (limit, failing), planning);
+        let fallback = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
+        match (found, requested) {
+            (found, Some(limit)) if planning.overrides == OverridePolicy::Allow || found.is_none() => {
+                self.charge_override(domain, descriptor, &[], (limit, fallback), planning);
             }
-            (None, _) => self.parts.push(Part::Nothing),
+            (None, _) => self.descriptors.push(DescriptorPlan::NoRule),
             (Some(rule), ours) => match &rule.limit {
-                None => self.parts.push(Part::Unlimited(rule)),
+                None => self.descriptors.push(DescriptorPlan::Unlimited(rule)),
                 Some(limit) => {
                     // A refund is made despite a forced decision:
                     // it changes the counter, not the verdict.
                     if let (Some(verdict), Cost::Charge(_)) =
-                        (rule.frozen_at(at.held), descriptor.cost)
+                        (rule.forced_verdict_at(at.forced_at), descriptor.cost)
                     {
-                        return self.parts.push(Part::Frozen(rule, limit, verdict));
+                        return self.descriptors.push(DescriptorPlan::Forced(rule, limit, verdict));
                     }
-                    if let Some(tighter) = ours.filter(|ours| tightens(*ours, limit)) {
-                        let tighter = (tighter, failing);
+                    if let Some(tighter) = ours.filter(|ours| is_tighter(*ours, limit)) {
+                        let limit_and_fallback = (tighter, fallback);
                         return self
-                            .charge_override(domain, descriptor, &shared, tighter, planning);
+                            .charge_override(domain, descriptor, &shared_values, limit_and_fallback, planning);
                     }
-                    let matched = (rule, limit, &*shared);
-                    self.charge_rule(domain, descriptor, matched, planning, at.windows);
+                    let matched = (rule, limit, &*shared_values);
+                    self.charge_rule(domain, descriptor, matched, planning, at.windows_at);
                 }
             },
         }
     }
 
     /// Removes the charges of rules that other rules of the check replace.
-    fn spare_replaced(&mut self) {
-        let replaces = |part: &Part<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
-        if !self.parts.iter().any(replaces) {
+    fn remove_replaced(&mut self) {
+        let replaces = |part: &DescriptorPlan<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
+        if !self.descriptors.iter().any(replaces) {
             return;
         }
-        let is_replaced = |part: &Part<'_>| match part {
-            Part::Charged(rule, _) | Part::Frozen(rule, ..) => is_replaced(rule, &self.parts),
+        let is_replaced = |part: &DescriptorPlan<'_>| match part {
+            DescriptorPlan::Charged(rule, _) | DescriptorPlan::Forced(rule, ..) => is_replaced(rule, &self.descriptors),
             _ => false,
         };
-        let spared: SmallVec<[bool; 2]> = self.parts.iter().map(is_replaced).collect();
-        let charged = self.parts.iter().zip(&spared).filter(|(part, _)| part.is_charged());
-        let mut spare = charged.map(|(_, spared)| *spared);
-        self.charges.list.retain(|_| !spare.next().unwrap_or(false));
-        for (part, _) in self.parts.iter_mut().zip(spared).filter(|(_, spared)| *spared) {
-            *part = Part::Replaced;
+        let replaced: SmallVec<[bool; 2]> = self.descriptors.iter().map(is_replaced).collect();
+        let charged = self.descriptors.iter().zip(&replaced).filter(|(part, _)| part.is_charged());
+        let mut next_replaced = charged.map(|(_, spared)| *spared);
+        self.charges.list.retain(|_| !next_replaced.next().unwrap_or(false));
+        for (part, _) in self.descriptors.iter_mut().zip(replaced).filter(|(_, spared)| *spared) {
+            *part = DescriptorPlan::Replaced;
         }
     }
 }
 
-impl Part<'_> {
+impl DescriptorPlan<'_> {
     pub(super) const fn is_charged(&self) -> bool {
         matches!(self, Self::Charged(..) | Self::Override(..))
     }
 }
 
-fn tightens(limit: Override, configured: &Limit) -> bool {
-    configured.window == Window::Unit(limit.unit)
+fn is_tighter(limit: LimitOverride, configured: &Limit) -> bool {
+    configured.window == LimitWindow::Unit(limit.unit)
         && matches!(configured.strategy, Strategy::FixedWindow(_))
         && limit.requests < configured.requests
 }
 
-fn is_replaced(rule: &Rule, parts: &[Part<'_>]) -> bool {
+fn is_replaced(rule: &Rule, parts: &[DescriptorPlan<'_>]) -> bool {
     let Some(name) = &rule.name else { return false };
-    parts.iter().filter_map(Part::rule).any(|other| other.replaces.contains(name))
+    parts.iter().filter_map(DescriptorPlan::rule).any(|other| other.replaces.contains(name))
 }
 
-impl<'c> Plan<'c> {
+impl<'c> CheckPlan<'c> {
     /// Adds the part and the charge of a limit that is configured.
     // The charge is pushed in one piece, and only the key is written in
     // place: a value that was written piece by piece is slow to move.
@@ -275,25 +275,25 @@ impl<'c> Plan<'c> {
         &mut self,
         domain: &Domain,
         descriptor: &Descriptor<'_>,
-        (rule, limit, shared): (&'c Rule, &'c Limit, &[(usize, &str)]),
-        planning: Planning,
+        (rule, limit, shared_values): (&'c Rule, &'c Limit, &[(usize, &str)]),
+        planning: PlanSettings,
         now: Nanos,
     ) {
-        let entries = || counted_under(descriptor, shared);
+        let entries = || counter_entries(descriptor, shared_values);
         // envoyproxy/ratelimit has only the seven units.
         let keys = match limit.window {
-            Window::Unit(_) => planning.keys,
-            Window::Per(_) | Window::Calendar(..) => CounterKeys::Injective,
+            LimitWindow::Unit(_) => planning.keys,
+            LimitWindow::Per(_) | LimitWindow::Calendar(..) => KeyNaming::Unique,
         };
-        let home = home(domain, entries());
-        let (key, standing) = (CounterKey::EMPTY, standing(rule));
+        let home = placement_of(domain, entries());
+        let (key, standing) = (CounterKey::EMPTY, enforcement_of(rule));
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
         let per_second = limit.window.length() == Nanos::SECOND;
-        self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
+        self.charges.list.push(Charge { key, placement: home, strategy, cost, standing, per_second });
         if let Some(charge) = self.charges.list.last_mut() {
-            write_name(&mut charge.key, domain, entries(), limit.counting(), keys);
+            write_key(&mut charge.key, domain, entries(), limit.counting(), keys);
         }
-        self.parts.push(Part::Charged(rule, limit));
+        self.descriptors.push(DescriptorPlan::Charged(rule, limit));
     }
 
     /// Adds the part and the charge of a limit from the request.
@@ -302,22 +302,22 @@ impl<'c> Plan<'c> {
         domain: &Domain,
         descriptor: &Descriptor<'_>,
         shared: &[(usize, &str)],
-        (limit, failing): (Override, OnBackendFailure),
-        planning: Planning,
+        (limit, fallback): (LimitOverride, FallbackMode),
+        planning: PlanSettings,
     ) {
         let period = limit.unit.length();
         // All seven units are valid periods. An invalid one would mean no limit.
         let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
-            return self.parts.push(Part::Nothing);
+            return self.descriptors.push(DescriptorPlan::NoRule);
         };
-        let entries = || counted_under(descriptor, shared);
+        let entries = || counter_entries(descriptor, shared);
         let mut key = CounterKey::EMPTY;
-        write_name(&mut key, domain, entries(), Counting::FixedWindow(period), planning.keys);
-        let (home, cost) = (home(domain, entries()), descriptor.cost);
-        let (strategy, standing) = (Strategy::FixedWindow(window), Standing::default());
+        write_key(&mut key, domain, entries(), KeyStrategy::FixedWindow(period), planning.keys);
+        let (home, cost) = (placement_of(domain, entries()), descriptor.cost);
+        let (strategy, standing) = (Strategy::FixedWindow(window), Enforcement::default());
         let per_second = period == Nanos::SECOND;
-        self.charges.list.push(Charge { key, home, strategy, cost, standing, per_second });
-        self.parts.push(Part::Override(limit, failing));
+        self.charges.list.push(Charge { key, placement: home, strategy, cost, standing, per_second });
+        self.descriptors.push(DescriptorPlan::Override(limit, fallback));
     }
 
     /// Returns the vote of each descriptor. Descriptors with a
@@ -325,16 +325,16 @@ impl<'c> Plan<'c> {
     fn votes(
         &self,
         charged: Option<Verdict>,
-    ) -> impl Iterator<Item = (Group, Verdict)> + use<'_, 'c> {
+    ) -> impl Iterator<Item = (VoteGroup, Verdict)> + use<'_, 'c> {
         let mut list = self.charges.list.iter();
-        self.parts.iter().filter_map(move |part| match part {
-            Part::Nothing | Part::Replaced => Some((Group::Enforced, Verdict::Admit)),
-            Part::Unlimited(_) => Some((Group::Aside, Verdict::Admit)),
-            Part::Frozen(rule, _, verdict) => {
-                let standing = standing(rule);
-                Some((standing.group, standing.verdict(*verdict == Verdict::Deny)))
+        self.descriptors.iter().filter_map(move |part| match part {
+            DescriptorPlan::NoRule | DescriptorPlan::Replaced => Some((VoteGroup::Enforced, Verdict::Allow)),
+            DescriptorPlan::Unlimited(_) => Some((VoteGroup::Unlimited, Verdict::Allow)),
+            DescriptorPlan::Forced(rule, _, verdict) => {
+                let standing = enforcement_of(rule);
+                Some((standing.group, standing.enforced_verdict(*verdict == Verdict::Deny)))
             }
-            Part::Charged(..) | Part::Override(..) => {
+            DescriptorPlan::Charged(..) | DescriptorPlan::Override(..) => {
                 let group = list.next()?.standing.group;
                 charged.map(|verdict| (group, verdict))
             }
@@ -342,21 +342,21 @@ impl<'c> Plan<'c> {
     }
 
     /// Returns `true` if forced decisions deny the check, for any state of the counters.
-    pub(super) fn is_denied(&self, quota_for_all: bool) -> bool {
-        combine(self.votes(Some(Verdict::Admit)), quota_for_all) == Verdict::Deny
+    pub(super) fn has_forced_denial(&self, quota_for_all: bool) -> bool {
+        combine(self.votes(Some(Verdict::Allow)), quota_for_all) == Verdict::Deny
     }
 
-    fn rule(&self, charging: Charging, quota_for_all: bool) -> ChargeRule {
+    fn charge_mode(&self, charging: ChargePolicy, quota_for_all: bool) -> ChargeRule {
         let passes = |(group, verdict)| {
-            let in_quota = group == Group::Quota || quota_for_all && group == Group::Enforced;
-            in_quota && verdict == Verdict::Admit
+            let in_quota = group == VoteGroup::Quota || quota_for_all && group == VoteGroup::Enforced;
+            in_quota && verdict == Verdict::Allow
         };
         match charging {
-            Charging::Each => ChargeRule::Each,
+            ChargePolicy::Each => ChargeRule::Each,
             // The check is denied, so no counter is charged.
-            Charging::AllOrNothing if self.is_denied(quota_for_all) => ChargeRule::Ask,
-            Charging::AllOrNothing => {
-                ChargeRule::AllOrNothing { quota_for_all, rescued: self.votes(None).any(passes) }
+            ChargePolicy::AllOrNothing if self.has_forced_denial(quota_for_all) => ChargeRule::Preview,
+            ChargePolicy::AllOrNothing => {
+                ChargeRule::AllOrNothing { quota_for_all, quota_cannot_deny: self.votes(None).any(passes) }
             }
         }
     }
@@ -364,7 +364,7 @@ impl<'c> Plan<'c> {
 
 /// Returns the entries that name the counter of `descriptor`. A
 /// pattern replaces a value that shares its counter with other values.
-fn counted_under<'a>(
+fn counter_entries<'a>(
     descriptor: &'a Descriptor<'_>,
     shared: &'a [(usize, &str)],
 ) -> impl Iterator<Item = (&'a str, &'a str)> + Clone {
@@ -374,37 +374,37 @@ fn counted_under<'a>(
     })
 }
 
-pub(super) const fn standing(rule: &Rule) -> Standing {
-    let group = if rule.quota { Group::Quota } else { Group::Enforced };
-    Standing { group, shadow: rule.shadow }
+pub(super) const fn enforcement_of(rule: &Rule) -> Enforcement {
+    let group = if rule.quota { VoteGroup::Quota } else { VoteGroup::Enforced };
+    Enforcement { group, shadow: rule.shadow }
 }
 
 /// Returns the place of a counter in a store of several nodes. As in its key, patterns replace
 /// shared values. An all-or-nothing domain without `colocate` is on one node, for one atomic step.
 #[inline]
-fn home<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str)>) -> Home {
+fn placement_of<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str)>) -> Placement {
     let Some(key) = &domain.colocate else {
         return match domain.charge {
-            Charging::Each => Home::Itself,
-            Charging::AllOrNothing => Home::of_all(&domain.name),
+            ChargePolicy::Each => Placement::ByKey,
+            ChargePolicy::AllOrNothing => Placement::by_domain(&domain.name),
         };
     };
     let entry = entries.find(|(name, _)| *name == &**key);
-    entry.map_or(Home::Itself, |(_, value)| Home::beside(&domain.name, value))
+    entry.map_or(Placement::ByKey, |(_, value)| Placement::by_value(&domain.name, value))
 }
 
 #[inline]
-fn write_name<'a>(
+fn write_key<'a>(
     key: &mut CounterKey,
     domain: &Domain,
     entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-    counting: Counting,
-    keys: CounterKeys,
+    counting: KeyStrategy,
+    keys: KeyNaming,
 ) {
     match (keys, counting) {
-        (CounterKeys::Envoyproxy, Counting::FixedWindow(_)) => {
-            key.write_joined(&domain.name, entries, counting);
+        (KeyNaming::Envoyproxy, KeyStrategy::FixedWindow(_)) => {
+            key.write_compatible(&domain.name, entries, counting);
         }
-        _ => key.write_injective(&domain.name, entries, counting),
+        _ => key.write_unique(&domain.name, entries, counting),
     }
 }

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::rate::{Room, Step};
+use super::rate::{Headroom, CounterDecision};
 use super::units::{Hits, Nanos, Unit};
 
 /// A check: one rate limit request from a proxy.
 #[derive(Clone, Debug)]
-pub struct Question<'a> {
+pub struct Check<'a> {
     /// Envoy's domain.
     pub domain: &'a str,
     /// Descriptors, each matched and decided separately.
@@ -32,7 +32,7 @@ pub struct Descriptor<'a> {
     /// The hits that this descriptor adds or refunds.
     pub cost: Cost,
     /// A limit from the request; it overrides the configured one.
-    pub limit: Option<Override>,
+    pub limit: Option<LimitOverride>,
 }
 
 /// The change that a check makes to a counter.
@@ -46,7 +46,7 @@ pub enum Cost {
 
 /// A limit carried in the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Override {
+pub struct LimitOverride {
     /// Requests per unit.
     pub requests: u32,
     /// The unit of time.
@@ -57,7 +57,7 @@ pub struct Override {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The request may pass.
-    Admit,
+    Allow,
     /// The request is over a limit.
     Deny,
 }
@@ -72,7 +72,7 @@ pub enum Reason {
     /// Another rule of this check replaces this rule.
     Replaced,
     /// An operator forced the decision; no counter was read or charged.
-    Frozen,
+    Forced,
     /// Counted and within the limit.
     WithinLimit,
     /// Hits were refunded.
@@ -85,17 +85,17 @@ pub enum Reason {
     ///
     /// Also used for a limit with `on_backend_failure: error`
     /// whose store call failed. That limit may have been charged.
-    NotAsked,
+    Skipped,
     /// The memory store is full and this key is new: `when_full` decided.
     StoreFull,
     /// The store call failed: `on_backend_failure: allow`.
-    BackendDownAllowed,
+    StoreDownAllowed,
     /// The store call failed: `on_backend_failure: deny`.
-    BackendDownDenied,
+    StoreDownDenied,
     /// The store call failed: the local share decided (`on_backend_failure: local`).
-    BackendDownLocal,
+    StoreDownLocal,
     /// The concurrency limit is reached and it has no queue.
-    CeilingReached,
+    ConcurrencyLimitReached,
     /// The concurrency limit is reached and its queue is full.
     QueueFull,
     /// The request waited in the queue and got no permit before the queue timeout.
@@ -110,17 +110,17 @@ impl Reason {
         Self::NoLimit,
         Self::Unlimited,
         Self::Replaced,
-        Self::Frozen,
+        Self::Forced,
         Self::WithinLimit,
         Self::Refunded,
         Self::OverLimit,
         Self::LargerThanLimit,
-        Self::NotAsked,
+        Self::Skipped,
         Self::StoreFull,
-        Self::BackendDownAllowed,
-        Self::BackendDownDenied,
-        Self::BackendDownLocal,
-        Self::CeilingReached,
+        Self::StoreDownAllowed,
+        Self::StoreDownDenied,
+        Self::StoreDownLocal,
+        Self::ConcurrencyLimitReached,
         Self::QueueFull,
         Self::QueueTimeout,
         Self::TooManyBuckets,
@@ -133,17 +133,17 @@ impl Reason {
             Self::NoLimit => "no_limit",
             Self::Unlimited => "unlimited",
             Self::Replaced => "replaced",
-            Self::Frozen => "frozen",
+            Self::Forced => "frozen",
             Self::WithinLimit => "within_limit",
             Self::Refunded => "refunded",
             Self::OverLimit => "over_limit",
             Self::LargerThanLimit => "larger_than_limit",
-            Self::NotAsked => "not_asked",
+            Self::Skipped => "not_asked",
             Self::StoreFull => "store_full",
-            Self::BackendDownAllowed => "backend_down_allowed",
-            Self::BackendDownDenied => "backend_down_denied",
-            Self::BackendDownLocal => "backend_down_local",
-            Self::CeilingReached => "ceiling_reached",
+            Self::StoreDownAllowed => "backend_down_allowed",
+            Self::StoreDownDenied => "backend_down_denied",
+            Self::StoreDownLocal => "backend_down_local",
+            Self::ConcurrencyLimitReached => "ceiling_reached",
             Self::QueueFull => "queue_full",
             Self::QueueTimeout => "queue_timeout",
             Self::TooManyBuckets => "too_many_buckets",
@@ -152,20 +152,20 @@ impl Reason {
 
     /// Returns `true` if the store call failed and `on_backend_failure` decided.
     #[must_use]
-    pub const fn is_degraded(self) -> bool {
-        matches!(self, Self::BackendDownAllowed | Self::BackendDownDenied | Self::BackendDownLocal)
+    pub const fn is_fallback(self) -> bool {
+        matches!(self, Self::StoreDownAllowed | Self::StoreDownDenied | Self::StoreDownLocal)
     }
 }
 
 /// Why a store call failed: the closed list that metrics, logs and errors use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cause {
+pub enum StoreFailure {
     /// No connection to the store.
     Unreachable,
     /// The connection was lost before the reply arrived. The store may have made the charge.
-    Cut,
+    ConnectionLost,
     /// No reply before the deadline. The store may have made the charge, or may still make it.
-    Late,
+    TimedOut,
     /// Never sent: the check waited for another check's store call, which failed or took too long.
     Unsent,
     /// The circuit breaker is open after repeated
@@ -174,9 +174,9 @@ pub enum Cause {
     /// The connection has too many calls in flight.
     Overloaded,
     /// The reply has an unexpected format.
-    NotUnderstood,
+    InvalidReply,
     /// The store's clock was outside the planned calendar windows, twice in a row.
-    Stale,
+    OutsideWindows,
     /// The store is a read-only replica.
     ReadOnly,
     /// The store is still loading its data, or it lost its primary.
@@ -188,26 +188,26 @@ pub enum Cause {
     /// The store rejected the user, the password or the command (permissions).
     NotPermitted,
     /// Any other error.
-    Failing,
+    Other,
 }
 
-impl Cause {
+impl StoreFailure {
     /// Every failure, in declaration order.
     pub const ALL: [Self; 14] = [
         Self::Unreachable,
-        Self::Cut,
-        Self::Late,
+        Self::ConnectionLost,
+        Self::TimedOut,
         Self::Unsent,
         Self::BreakerOpen,
         Self::Overloaded,
-        Self::NotUnderstood,
-        Self::Stale,
+        Self::InvalidReply,
+        Self::OutsideWindows,
         Self::ReadOnly,
         Self::Loading,
         Self::WrongType,
         Self::OutOfMemory,
         Self::NotPermitted,
-        Self::Failing,
+        Self::Other,
     ];
 
     /// Returns the name used in metrics, logs and errors.
@@ -215,64 +215,64 @@ impl Cause {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unreachable => "unreachable",
-            Self::Cut => "cut",
-            Self::Late => "late",
+            Self::ConnectionLost => "cut",
+            Self::TimedOut => "late",
             Self::Unsent => "unsent",
             Self::BreakerOpen => "breaker_open",
             Self::Overloaded => "overloaded",
-            Self::NotUnderstood => "not_understood",
-            Self::Stale => "stale",
+            Self::InvalidReply => "not_understood",
+            Self::OutsideWindows => "stale",
             Self::ReadOnly => "read_only",
             Self::Loading => "loading",
             Self::WrongType => "wrong_type",
             Self::OutOfMemory => "out_of_memory",
             Self::NotPermitted => "not_permitted",
-            Self::Failing => "failing",
+            Self::Other => "failing",
         }
     }
 
     /// Returns `true` if the charge must not be repeated.
     ///
-    /// The store may already have made it (`Cut`, `Late`, `NotUnderstood`), and a second
+    /// The store may already have made it (`ConnectionLost`, `TimedOut`, `InvalidReply`), and a second
     /// charge would count the hits twice. With `WrongType` no charge can succeed.
     #[must_use]
-    pub const fn may_be_charged(self) -> bool {
-        matches!(self, Self::Cut | Self::Late | Self::NotUnderstood | Self::WrongType)
+    pub const fn is_unsafe_to_repeat(self) -> bool {
+        matches!(self, Self::ConnectionLost | Self::TimedOut | Self::InvalidReply | Self::WrongType)
     }
 }
 
 /// The effect of one limit's denial on the verdict of the check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct Enforcement {
     /// The group that this limit votes in.
-    pub group: Group,
+    pub group: VoteGroup,
     /// Shadow mode: a denial is reported, and counts as an allow in the group.
     pub shadow: bool,
 }
 
 /// The group that a limit votes in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Group {
+pub enum VoteGroup {
     /// One denial denies the check.
     #[default]
     Enforced,
     /// The check is denied only if every limit of this group denies.
     Quota,
     /// Ignored, because the descriptor is unlimited.
-    Aside,
+    Unlimited,
 }
 
-impl Standing {
+impl Enforcement {
     /// Returns the verdict after shadow mode.
     #[must_use]
-    pub const fn verdict(self, denied: bool) -> Verdict {
-        if denied && !self.shadow { Verdict::Deny } else { Verdict::Admit }
+    pub const fn enforced_verdict(self, denied: bool) -> Verdict {
+        if denied && !self.shadow { Verdict::Deny } else { Verdict::Allow }
     }
 }
 
 /// The limit that decided a descriptor, as replies show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct AppliedLimit {
     /// Requests per period.
     pub requests: u32,
     /// The unit, if the period is exactly one unit.
@@ -285,75 +285,75 @@ pub struct Shown {
 
 /// The decision for one descriptor.
 #[derive(Clone, Debug)]
-pub struct Finding {
+pub struct DescriptorDecision {
     /// Allow or deny, after shadow mode.
     pub verdict: Verdict,
     /// The reason for the verdict.
     pub reason: Reason,
     /// The effect of a denial on the check.
-    pub standing: Standing,
+    pub enforcement: Enforcement,
     /// The limit that decided, if one did.
-    pub limit: Option<Shown>,
+    pub limit: Option<AppliedLimit>,
     /// The hits that its counter has left, and when it resets.
-    pub room: Room,
+    pub headroom: Headroom,
     /// On a denial: the time until these hits would be allowed. `None` if they never would be.
     pub retry_after: Option<Nanos>,
 }
 
-impl Finding {
+impl DescriptorDecision {
     /// Creates a decision that no counter made.
     #[must_use]
-    pub const fn settled(reason: Reason, group: Group) -> Self {
+    pub const fn uncounted(reason: Reason, group: VoteGroup) -> Self {
         Self {
-            verdict: Verdict::Admit,
+            verdict: Verdict::Allow,
             reason,
-            standing: Standing { group, shadow: false },
+            enforcement: Enforcement { group, shadow: false },
             limit: None,
-            room: Room { remaining: Hits(0), reset_after: Nanos(0) },
+            headroom: Headroom { remaining: Hits(0), reset_after: Nanos(0) },
             retry_after: None,
         }
     }
 
     /// Creates the decision for the counter result `step` under `limit`.
     ///
-    /// A `Stale` result becomes a denial. The engine plans and charges again before it calls this.
+    /// A `OutsideWindows` result becomes a denial. The engine plans and charges again before it calls this.
     #[must_use]
-    pub fn of_step(step: Step, limit: Shown, standing: Standing) -> Self {
-        let mut finding = Self::settled(Reason::NoLimit, standing.group);
-        (finding.standing, finding.limit) = (standing, Some(limit));
-        finding.learn(step);
+    pub fn from_counter(step: CounterDecision, limit: AppliedLimit, standing: Enforcement) -> Self {
+        let mut finding = Self::uncounted(Reason::NoLimit, standing.group);
+        (finding.enforcement, finding.limit) = (standing, Some(limit));
+        finding.apply_counter(step);
         finding
     }
 
     /// Sets the decision to the counter result `step`.
     #[inline]
-    pub fn learn(&mut self, step: Step) {
-        (self.reason, self.room, self.retry_after) = match step {
-            Step::Admit(room) => (Reason::WithinLimit, room, None),
-            Step::Deny { retry_after, room } => (Reason::OverLimit, room, Some(retry_after)),
-            Step::Never(room) => (Reason::LargerThanLimit, room, None),
-            Step::Stale => (Reason::OverLimit, Room::default(), None),
+    pub fn apply_counter(&mut self, step: CounterDecision) {
+        (self.reason, self.headroom, self.retry_after) = match step {
+            CounterDecision::Allow(room) => (Reason::WithinLimit, room, None),
+            CounterDecision::Deny { retry_after, headroom: room } => (Reason::OverLimit, room, Some(retry_after)),
+            CounterDecision::ExceedsLimit(room) => (Reason::LargerThanLimit, room, None),
+            CounterDecision::OutsideWindows => (Reason::OverLimit, Headroom::default(), None),
         };
-        self.verdict = self.standing.verdict(self.reason != Reason::WithinLimit);
+        self.verdict = self.enforcement.enforced_verdict(self.reason != Reason::WithinLimit);
     }
 
     /// Sets a verdict that no counter made, for example by the store fallback.
-    pub fn rule(&mut self, verdict: Verdict, reason: Reason) {
-        (self.reason, self.room, self.retry_after) = (reason, Room::default(), None);
-        self.verdict = self.standing.verdict(verdict == Verdict::Deny);
+    pub fn set_verdict(&mut self, verdict: Verdict, reason: Reason) {
+        (self.reason, self.headroom, self.retry_after) = (reason, Headroom::default(), None);
+        self.verdict = self.enforcement.enforced_verdict(verdict == Verdict::Deny);
     }
 
     /// Returns the time until these hits are allowed,
     /// as of the counter's reply; `None` means never.
     #[must_use]
-    pub const fn passes_in(&self) -> Option<Nanos> {
+    pub const fn time_until_allowed(&self) -> Option<Nanos> {
         match self.verdict {
-            Verdict::Admit => Some(Nanos(0)),
+            Verdict::Allow => Some(Nanos(0)),
             Verdict::Deny => self.retry_after,
         }
     }
 
-    /// Returns `true` if `room` comes from a counter or a local share.
+    /// Returns `true` if `headroom` comes from a counter or a local share.
     #[must_use]
     pub const fn is_counted(&self) -> bool {
         matches!(
@@ -362,7 +362,7 @@ impl Finding {
                 | Reason::Refunded
                 | Reason::OverLimit
                 | Reason::LargerThanLimit
-                | Reason::BackendDownLocal
+                | Reason::StoreDownLocal
         )
     }
 
@@ -371,17 +371,17 @@ impl Finding {
     /// A request that was allowed without counting has no known remaining
     /// hits. Headers would report 0, so such a limit is left out.
     #[must_use]
-    pub fn told(&self) -> Option<&Shown> {
-        let is_told = self.is_counted() || self.verdict == Verdict::Deny;
-        self.limit.as_ref().filter(|_| is_told)
+    pub fn header_limit(&self) -> Option<&AppliedLimit> {
+        let is_reported = self.is_counted() || self.verdict == Verdict::Deny;
+        self.limit.as_ref().filter(|_| is_reported)
     }
 
     /// Returns `true` if the counter was over its limit, even in shadow mode.
     #[must_use]
-    pub const fn is_over(&self) -> bool {
+    pub const fn is_over_limit(&self) -> bool {
         match self.reason {
             Reason::OverLimit | Reason::LargerThanLimit => true,
-            Reason::StoreFull | Reason::BackendDownDenied | Reason::BackendDownLocal => {
+            Reason::StoreFull | Reason::StoreDownDenied | Reason::StoreDownLocal => {
                 matches!(self.verdict, Verdict::Deny)
             }
             _ => false,
@@ -394,40 +394,40 @@ impl Finding {
 /// The check is denied if an enforced limit denies, or if all limits of the
 /// quota group deny. With `quota_for_all`, every descriptor is in the quota
 /// group, also one without a rule. Only unlimited descriptors are left out.
-pub fn combine(votes: impl Iterator<Item = (Group, Verdict)>, quota_for_all: bool) -> Verdict {
+pub fn combine(votes: impl Iterator<Item = (VoteGroup, Verdict)>, quota_for_all: bool) -> Verdict {
     let (mut quota, mut quota_denies) = (false, true);
     for (group, verdict) in votes {
         let denies = verdict == Verdict::Deny;
         match group {
-            Group::Aside => {}
-            Group::Enforced if !quota_for_all => {
+            VoteGroup::Unlimited => {}
+            VoteGroup::Enforced if !quota_for_all => {
                 if denies {
                     return Verdict::Deny;
                 }
             }
-            Group::Enforced | Group::Quota => {
+            VoteGroup::Enforced | VoteGroup::Quota => {
                 quota = true;
                 quota_denies &= denies;
             }
         }
     }
-    if quota && quota_denies { Verdict::Deny } else { Verdict::Admit }
+    if quota && quota_denies { Verdict::Deny } else { Verdict::Allow }
 }
 
 /// Combines the waits of the limits into the time until the whole check would be allowed.
 ///
 /// The time assumes no other traffic. `None` means that waiting never helps.
 /// Every enforced limit must pass; in the quota group one limit is enough.
-pub fn wait(
-    waits: impl Iterator<Item = (Group, Option<Nanos>)>,
+pub fn combined_wait(
+    waits: impl Iterator<Item = (VoteGroup, Option<Nanos>)>,
     quota_for_all: bool,
 ) -> Option<Nanos> {
     let (mut all, mut quota, mut shortest) = (Nanos(0), false, None);
     for (group, wait) in waits {
         match group {
-            Group::Aside => {}
-            Group::Enforced if !quota_for_all => all = all.max(wait?),
-            Group::Enforced | Group::Quota => {
+            VoteGroup::Unlimited => {}
+            VoteGroup::Enforced if !quota_for_all => all = all.max(wait?),
+            VoteGroup::Enforced | VoteGroup::Quota => {
                 quota = true;
                 shortest = shortest.into_iter().chain(wait).min();
             }
@@ -438,22 +438,22 @@ pub fn wait(
 
 /// Returns the index of the decision that the three headers of envoyproxy/ratelimit describe.
 ///
-/// The scan considers only limits that headers may report (see [`Finding::told`]). A
+/// The scan considers only limits that headers may report (see [`DescriptorDecision::header_limit`]). A
 /// strictly smaller `remaining` replaces the best so far. A denial outside the quota
 /// group always replaces it, so the last such denial wins. Source: `reference` §2.12.
 #[must_use]
-pub fn binding<'f>(
-    findings: impl Iterator<Item = &'f Finding>,
+pub fn binding_index<'f>(
+    findings: impl Iterator<Item = &'f DescriptorDecision>,
     quota_for_all: bool,
 ) -> Option<usize> {
     let mut best = (None, u64::from(u32::MAX));
     for (index, finding) in findings.enumerate() {
-        if finding.told().is_none() {
+        if finding.header_limit().is_none() {
             continue;
         }
-        let quota = quota_for_all || finding.standing.group == Group::Quota;
-        if finding.room.remaining.0 < best.1 {
-            best = (Some(index), finding.room.remaining.0);
+        let quota = quota_for_all || finding.enforcement.group == VoteGroup::Quota;
+        if finding.headroom.remaining.0 < best.1 {
+            best = (Some(index), finding.headroom.remaining.0);
         }
         if finding.verdict == Verdict::Deny && !quota {
             best = (Some(index), 0);

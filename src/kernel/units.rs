@@ -89,7 +89,7 @@ pub struct Incarnation(pub u64);
 
 /// A replica, as a number derived from its node id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub u64);
+pub struct ReplicaId(pub u64);
 
 /// Saturating addition and subtraction for counts.
 macro_rules! counts {
@@ -122,7 +122,7 @@ macro_rules! numbers {
 }
 
 counts!(Hits, Share);
-numbers!(Hits, Revision, Share, Generation, Incarnation, MemberId);
+numbers!(Hits, Revision, Share, Generation, Incarnation, ReplicaId);
 
 /// The units of envoyproxy/ratelimit. A month has 30 days and a year 365.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@
 //! - Reading and parsing never block the runtime's threads.
 //!
 //! Not covered:
-//! - Signals: their handler calls [`Reload::now`].
+//! - Signals: their handler calls [`ReloadRequest::now`].
 
 mod tree;
 mod watches;
@@ -24,139 +24,139 @@ use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::{Load, Published, Refused, Reload, Source, SourceError, TextFile, Why};
+use super::{ConfigParser, PublishedConfig, FailedLoad, ReloadRequest, ConfigSource, SourceReadError, TextFile, LoadFailure};
 use crate::config::Config;
 use crate::config::diagnostic::{Diagnostic, Diagnostics};
 use crate::kernel::units::{Nanos, Revision};
-pub use tree::{DEEPEST, LARGEST_FILE, LARGEST_TOGETHER, MOST_FILES, Tree, read_tree};
-use watches::{Armed, Watches};
+pub use tree::{MAX_DEPTH, MAX_FILE_BYTES, MAX_TOTAL_BYTES, MAX_FILES, FileFilter, read_tree};
+use watches::{WatchResult, FileWatches};
 
 /// The poll interval if the system reports changes. Polling finds the changes that it misses.
-const LOOK: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// The poll interval without such reports. Costs a `stat`
 /// per file: with 10,000 files, about 2 % of a core.
-const LOOK_UNWATCHED: Duration = Duration::from_secs(1);
+const UNWATCHED_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest wait for a file that changes constantly, as a multiple of the debounce time.
-const RESTLESS: u32 = 10;
+const MAX_DEBOUNCES: u32 = 10;
 /// The lower bound of that wait.
-const RESTLESS_LEAST: Duration = Duration::from_secs(1);
+const MIN_DEBOUNCE_LIMIT: Duration = Duration::from_secs(1);
 /// The maximum number of logged diagnostics per load, most severe first. `/config` has more.
-const MOST_LOGGED: usize = 50;
+const MAX_LOGGED_DIAGNOSTICS: usize = 50;
 
 /// The options of the file source.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct FileSourceOptions {
     /// The files and directories.
     pub paths: Vec<PathBuf>,
     /// The time without changes before a changed file is read.
     pub debounce: Duration,
     /// The poll interval, which applies even if the system reports changes.
-    pub look: Duration,
+    pub poll_interval: Duration,
     /// The filter for files below the paths.
-    pub tree: Tree,
+    pub filter: FileFilter,
 }
 
-impl Options {
+impl FileSourceOptions {
     /// Watches `paths` with a debounce time of `debounce`.
     #[must_use]
     pub fn new(paths: Vec<PathBuf>, debounce: Nanos) -> Self {
         let debounce = Duration::from_nanos(debounce.0);
-        Self { paths, debounce, look: LOOK, tree: Tree::default() }
+        Self { paths, debounce, poll_interval: POLL_INTERVAL, filter: FileFilter::default() }
     }
 }
 
 /// Loads once, then again after each change. Returns after
 /// the first load was published as a success or a failure.
 pub async fn start(
-    options: Options,
-    load: Arc<Load>,
+    options: FileSourceOptions,
+    load: Arc<ConfigParser>,
     now: impl Fn() -> Nanos + Send + Sync + 'static,
-) -> Source {
-    let (sender, published) = watch::channel(Published::default());
-    let (changed, asked) = (Arc::new(Notify::new()), Reload::default());
-    let watches = Watches::new(&options.paths, Arc::clone(&changed));
-    let look = Look {
+) -> ConfigSource {
+    let (sender, published) = watch::channel(PublishedConfig::default());
+    let (changed, reload_request) = (Arc::new(Notify::new()), ReloadRequest::default());
+    let watches = FileWatches::new(&options.paths, Arc::clone(&changed));
+    let poller = FilePoller {
         paths: options.paths.clone().into(),
-        tree: Arc::new(options.tree.clone()),
+        filter: Arc::new(options.filter.clone()),
         watches: Arc::new(Mutex::new(watches)),
         load,
-        seen: Seen::default(),
+        state: PollState::default(),
     };
-    let reload = asked.clone();
-    let mut loader = Loader { options, look, sender, changed, asked, now: Box::new(now) };
-    loader.load(Cause::Asked).await;
-    Source { published, reload, task: tokio::spawn(loader.run()) }
+    let reload = reload_request.clone();
+    let mut loader = FileLoader { options, look: poller, sender, changed, asked: reload_request, now: Box::new(now) };
+    loader.load(LoadTrigger::Requested).await;
+    ConfigSource { published, reload, task: tokio::spawn(loader.run()) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    Asked,
-    Told,
-    Look,
+enum LoadTrigger {
+    Requested,
+    FileChanged,
+    Poll,
 }
 
-struct Loader {
-    options: Options,
-    look: Look,
-    sender: watch::Sender<Published>,
+struct FileLoader {
+    options: FileSourceOptions,
+    look: FilePoller,
+    sender: watch::Sender<PublishedConfig>,
     changed: Arc<Notify>,
-    asked: Reload,
+    asked: ReloadRequest,
     now: Box<dyn Fn() -> Nanos + Send + Sync>,
 }
 
-impl Loader {
+impl FileLoader {
     async fn run(mut self) {
-        while let Some(cause) = self.cause().await {
+        while let Some(cause) = self.next_trigger().await {
             self.load(cause).await;
         }
     }
 
-    async fn cause(&self) -> Option<Cause> {
-        let unwatched = self.look.seen.unwatched;
-        let look =
-            if unwatched { LOOK_UNWATCHED.min(self.options.look) } else { self.options.look };
+    async fn next_trigger(&self) -> Option<LoadTrigger> {
+        let unwatched = self.look.state.has_unwatched;
+        let interval =
+            if unwatched { UNWATCHED_POLL_INTERVAL.min(self.options.poll_interval) } else { self.options.poll_interval };
         tokio::select! {
             () = self.sender.closed() => None,
-            () = self.asked.asked() => Some(Cause::Asked),
+            () = self.asked.requested() => Some(LoadTrigger::Requested),
             () = self.changed.notified() => {
-                self.rest().await;
-                Some(Cause::Told)
+                self.wait_until_quiet().await;
+                Some(LoadTrigger::FileChanged)
             }
-            () = sleep(look) => Some(Cause::Look),
+            () = sleep(interval) => Some(LoadTrigger::Poll),
         }
     }
 
     /// Waits until the files stop changing. Gives up after a bounded time, in case they never do.
-    async fn rest(&self) {
+    async fn wait_until_quiet(&self) {
         let debounce = self.options.debounce;
-        let restless = RESTLESS_LEAST.max(debounce.saturating_mul(RESTLESS));
+        let max_wait = MIN_DEBOUNCE_LIMIT.max(debounce.saturating_mul(MAX_DEBOUNCES));
         let rest = async { while timeout(debounce, self.changed.notified()).await.is_ok() {} };
-        timeout(restless, rest).await.ok();
+        timeout(max_wait, rest).await.ok();
     }
 
-    async fn load(&mut self, cause: Cause) {
-        let look = self.look.clone();
+    async fn load(&mut self, cause: LoadTrigger) {
+        let poller = self.look.clone();
         let revision = Revision(self.sender.borrow().status.revision.0.saturating_add(1));
-        let found = spawn_blocking(move || look.at(cause, revision)).await;
-        let (seen, found) = found.unwrap_or((self.look.seen, Found::Refused(Why::Broke)));
-        self.look.seen = seen;
+        let result = spawn_blocking(move || poller.poll(cause, revision)).await;
+        let (seen, found) = result.unwrap_or((self.look.state, PollResult::Failed(LoadFailure::ParserPanicked)));
+        self.look.state = seen;
         let at = (self.now)();
         match found {
-            Found::Nothing => {}
-            Found::InForce => self.confirm(at),
-            Found::StillRefused => self.publish(|published| published.status.refused += 1),
-            Found::Refused(why) => self.refuse(Refused { at, why }),
-            Found::Accepted(accepted) => self.accept(at, accepted),
+            PollResult::Unchanged => {}
+            PollResult::AlreadyLoaded => self.record_unchanged(at),
+            PollResult::StillFailing => self.publish(|published| published.status.failed_loads += 1),
+            PollResult::Failed(why) => self.record_failure(FailedLoad { at, reason: why }),
+            PollResult::Loaded(accepted) => self.publish_config(at, accepted),
         }
     }
 
-    fn accept(&self, at: Nanos, Accepted { config, warnings, files }: Accepted) {
+    fn publish_config(&self, at: Nanos, NewConfig { config, warnings, files }: NewConfig) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, files = files.len(), domains, "limits are loaded");
-        tell(&warnings);
+        log_diagnostics(&warnings);
         self.publish(|published| {
             published.config = Some(Arc::new(config));
-            published.status.accept(at);
+            published.status.record_success(at);
             published.status.revision = revision;
             published.status.files = files;
             published.status.warnings = warnings.into();
@@ -165,7 +165,7 @@ impl Loader {
 
     /// Records a load without a change. Logs it after a
     /// failed load, because the failure was logged too.
-    fn confirm(&self, at: Nanos) {
+    fn record_unchanged(&self, at: Nanos) {
         let (Revision(in_force), was_refused) = {
             let status = &self.sender.borrow().status;
             (status.revision, status.last_error.is_some())
@@ -173,61 +173,61 @@ impl Loader {
         if was_refused {
             tracing::info!(in_force, "limits are as before; nothing is refused any more");
         }
-        self.publish(|published| published.status.accept(at));
+        self.publish(|published| published.status.record_success(at));
     }
 
-    fn refuse(&self, refused: Refused) {
+    fn record_failure(&self, refused: FailedLoad) {
         let (Revision(in_force), refusals) = {
             let status = &self.sender.borrow().status;
-            (status.revision, status.refused + 1)
+            (status.revision, status.failed_loads + 1)
         };
-        match &refused.why {
-            Why::Source(error) => {
+        match &refused.reason {
+            LoadFailure::Unreadable(error) => {
                 let error: &dyn std::error::Error = error;
                 tracing::error!(in_force, error, "limits cannot be read; what is in force stays");
             }
-            Why::Diagnostics(diagnostics) => {
-                let findings = diagnostics.counts().sum();
+            LoadFailure::Invalid(diagnostics) => {
+                let findings = diagnostics.counts().total();
                 tracing::error!(in_force, findings, "limits are refused; what is in force stays");
-                tell(diagnostics);
+                log_diagnostics(diagnostics);
             }
-            Why::Words(why) => {
+            LoadFailure::Unconvertible(why) => {
                 tracing::error!(in_force, why, "limits are refused; what is in force stays");
             }
-            Why::Broke => tracing::error!(in_force, "the loader broke; what is in force stays"),
+            LoadFailure::ParserPanicked => tracing::error!(in_force, "the loader broke; what is in force stays"),
         }
         self.publish(|published| {
-            published.status.refused = refusals;
+            published.status.failed_loads = refusals;
             published.status.last_error = Some(Arc::new(refused));
         });
     }
 
-    fn publish(&self, change: impl FnOnce(&mut Published)) {
+    fn publish(&self, change: impl FnOnce(&mut PublishedConfig)) {
         self.sender.send_modify(change);
     }
 }
 
 /// Logs one line for each diagnostic, and one line for the number of the others.
-fn tell(diagnostics: &Diagnostics) {
-    let (worst, more) = diagnostics.worst(MOST_LOGGED);
-    for Diagnostic { place, message, help, .. } in worst {
+fn log_diagnostics(diagnostics: &Diagnostics) {
+    let (worst, more) = diagnostics.most_severe(MAX_LOGGED_DIAGNOSTICS);
+    for Diagnostic { location: place, message, help, .. } in worst {
         let place = format_args!("{}:{}:{}", place.file, place.line, place.column);
         tracing::warn!(%place, help, "{message}");
     }
-    if !more.is_none() {
+    if !more.is_zero() {
         tracing::warn!("and {more}");
     }
 }
 
-enum Found {
-    Nothing,
-    InForce,
-    StillRefused,
-    Refused(Why),
-    Accepted(Accepted),
+enum PollResult {
+    Unchanged,
+    AlreadyLoaded,
+    StillFailing,
+    Failed(LoadFailure),
+    Loaded(NewConfig),
 }
 
-struct Accepted {
+struct NewConfig {
     config: Config,
     warnings: Diagnostics,
     files: Arc<[Arc<str>]>,
@@ -235,103 +235,103 @@ struct Accepted {
 
 /// A poll of the files. Runs on a thread that may block.
 #[derive(Clone)]
-struct Look {
+struct FilePoller {
     paths: Arc<[PathBuf]>,
-    tree: Arc<Tree>,
-    watches: Arc<Mutex<Watches>>,
-    load: Arc<Load>,
-    seen: Seen,
+    filter: Arc<FileFilter>,
+    watches: Arc<Mutex<FileWatches>>,
+    load: Arc<ConfigParser>,
+    state: PollState,
 }
 
 /// The state after the last poll.
 #[derive(Clone, Copy, Default)]
-struct Seen {
-    fingerprint: u64,
-    in_force: Option<u128>,
-    refused: Option<u128>,
-    unread: Option<u128>,
-    unwatched: bool,
+struct PollState {
+    listing_fingerprint: u64,
+    loaded_digest: Option<u128>,
+    failed_digest: Option<u128>,
+    read_error_digest: Option<u128>,
+    has_unwatched: bool,
 }
 
-impl Look {
-    fn at(mut self, cause: Cause, revision: Revision) -> (Seen, Found) {
-        let (listing, error) = self.list();
-        let is_known = cause == Cause::Look && listing.fingerprint == self.seen.fingerprint;
+impl FilePoller {
+    fn poll(mut self, cause: LoadTrigger, revision: Revision) -> (PollState, PollResult) {
+        let (listing, error) = self.list_and_watch();
+        let is_known = cause == LoadTrigger::Poll && listing.fingerprint == self.state.listing_fingerprint;
         // The cause of a read error, and its fix, may be invisible in the listing. So retry.
-        let unread = self.seen.unread.take();
+        let unread = self.state.read_error_digest.take();
         if is_known && unread.is_none() {
-            return (self.seen, Found::Nothing);
+            return (self.state, PollResult::Unchanged);
         }
-        self.seen.fingerprint = listing.fingerprint;
+        self.state.listing_fingerprint = listing.fingerprint;
         if !is_known {
-            tell_passed_over(&listing);
+            log_skipped(&listing);
         }
-        let found = match error.map_or_else(|| self.read(&listing), Err) {
+        let found = match error.map_or_else(|| self.read_listed(&listing), Err) {
             // The same error was already reported.
-            Err(_) if cause == Cause::Look && unread.is_some() && self.seen.unread == unread => {
-                Found::Nothing
+            Err(_) if cause == LoadTrigger::Poll && unread.is_some() && self.state.read_error_digest == unread => {
+                PollResult::Unchanged
             }
             Err(error) => {
                 // This error replaces a failed parse, so report that failure again if it returns.
-                self.seen.refused = None;
-                Found::Refused(Why::Source(error))
+                self.state.failed_digest = None;
+                PollResult::Failed(LoadFailure::Unreadable(error))
             }
-            Ok(texts) => self.judge(cause, &texts, revision),
+            Ok(texts) => self.parse_if_changed(cause, &texts, revision),
         };
-        (self.seen, found)
+        (self.state, found)
     }
 
-    fn read(&mut self, listing: &tree::Listing) -> Result<Vec<TextFile>, SourceError> {
-        tree::read(listing).inspect_err(|error| self.seen.unread = Some(digest_of(error)))
+    fn read_listed(&mut self, listing: &tree::FileListing) -> Result<Vec<TextFile>, SourceReadError> {
+        tree::read_files(listing).inspect_err(|error| self.state.read_error_digest = Some(error_digest(error)))
     }
 
     /// Lists the files and watches their directories. Repeats until no directory
     /// is new, because changes before a watch starts are not reported.
-    fn list(&mut self) -> (tree::Listing, Option<SourceError>) {
+    fn list_and_watch(&mut self) -> (tree::FileListing, Option<SourceReadError>) {
         let mut watches = self.watches.lock();
-        for _ in 0..tree::DEEPEST {
-            let (listing, error) = tree::list(&self.paths, &self.tree);
-            let Armed { more, all } = watches.arm(&listing.directories);
-            self.seen.unwatched = !all;
+        for _ in 0..tree::MAX_DEPTH {
+            let (listing, error) = tree::list_files(&self.paths, &self.filter);
+            let WatchResult { has_new: more, is_complete: all } = watches.watch_only(&listing.directories);
+            self.state.has_unwatched = !all;
             if !more {
                 return (listing, error);
             }
         }
-        tree::list(&self.paths, &self.tree)
+        tree::list_files(&self.paths, &self.filter)
     }
 
-    fn judge(&mut self, cause: Cause, texts: &[TextFile], revision: Revision) -> Found {
-        let digest = Some(digest(texts));
-        if digest == self.seen.in_force {
-            self.seen.refused = None;
-            return Found::InForce;
+    fn parse_if_changed(&mut self, cause: LoadTrigger, texts: &[TextFile], revision: Revision) -> PollResult {
+        let digest = Some(content_digest(texts));
+        if digest == self.state.loaded_digest {
+            self.state.failed_digest = None;
+            return PollResult::AlreadyLoaded;
         }
-        if digest == self.seen.refused && cause != Cause::Asked {
-            return Found::StillRefused;
+        if digest == self.state.failed_digest && cause != LoadTrigger::Requested {
+            return PollResult::StillFailing;
         }
         match (self.load)(texts, revision) {
             Err(diagnostics) => {
-                self.seen.refused = digest;
-                Found::Refused(Why::Diagnostics(diagnostics))
+                self.state.failed_digest = digest;
+                PollResult::Failed(LoadFailure::Invalid(diagnostics))
             }
             Ok((mut config, warnings)) => {
                 config.revision = revision;
-                (self.seen.in_force, self.seen.refused) = (digest, None);
+                (self.state.loaded_digest, self.state.failed_digest) = (digest, None);
                 let files = texts.iter().map(|text| Arc::clone(&text.name)).collect();
-                Found::Accepted(Accepted { config, warnings, files })
+                PollResult::Loaded(NewConfig { config, warnings, files })
             }
         }
     }
 }
 
-fn tell_passed_over(listing: &tree::Listing) {
-    for path in &listing.passed_over {
+fn log_skipped(listing: &tree::FileListing) {
+    for path in &listing.skipped {
         tracing::warn!(path = %path.display(), "passed over: no regular file");
     }
 }
 
 /// Returns a digest of the error and its cause, to recognize a repeated failure.
-fn digest_of(error: &SourceError) -> u128 {
+fn error_digest(error: &SourceReadError) -> u128 {
     let cause = std::error::Error::source(error).map(ToString::to_string);
     let mut hasher = SipHasher13::new();
     (error.to_string(), cause).hash(&mut hasher);
@@ -339,7 +339,7 @@ fn digest_of(error: &SourceError) -> u128 {
 }
 
 /// Returns a digest of all files. With 128 bits, accidental collisions are negligible.
-fn digest(texts: &[TextFile]) -> u128 {
+fn content_digest(texts: &[TextFile]) -> u128 {
     let mut hasher = SipHasher13::new();
     for TextFile { name, bytes } in texts {
         (name, bytes).hash(&mut hasher);

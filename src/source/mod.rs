@@ -7,7 +7,7 @@
 //!
 //! Not covered:
 //! - Parsing (see [`crate::config`]).
-//! - The engine: it receives configurations through the channel of [`Published`].
+//! - The engine: it receives configurations through the channel of [`PublishedConfig`].
 
 pub mod file;
 pub mod xds;
@@ -36,39 +36,39 @@ pub struct TextFile {
 
 /// A function that parses files into the configuration of a
 /// revision and its warnings. Fails with all errors and warnings.
-pub type Load =
+pub type ConfigParser =
     dyn Fn(&[TextFile], Revision) -> Result<(Config, Diagnostics), Diagnostics> + Send + Sync;
 
 /// A running source. It stops when every receiver is dropped.
 #[derive(Debug)]
-pub struct Source {
+pub struct ConfigSource {
     /// The current configuration and its load status.
-    pub published: watch::Receiver<Published>,
+    pub published: watch::Receiver<PublishedConfig>,
     /// The handle that requests a load.
-    pub reload: Reload,
+    pub reload: ReloadRequest,
     /// The task of the source. If it ends early, the process must exit.
     pub task: JoinHandle<()>,
 }
 
 /// A handle that requests a load.
 #[derive(Clone, Debug, Default)]
-pub struct Reload(Arc<Notify>);
+pub struct ReloadRequest(Arc<Notify>);
 
-impl Reload {
+impl ReloadRequest {
     /// Requests a load, even if nothing changed.
-    pub fn now(&self) {
+    pub fn request(&self) {
         self.0.notify_one();
     }
 
     /// Waits for the next request.
-    pub async fn asked(&self) {
+    pub async fn requested(&self) {
         self.0.notified().await;
     }
 }
 
 /// The current state of a source.
 #[derive(Clone, Debug, Default)]
-pub struct Published {
+pub struct PublishedConfig {
     /// The current configuration. `None` until the first successful
     /// load. The `Arc` stays the same until a file changes.
     pub config: Option<Arc<Config>>,
@@ -82,9 +82,9 @@ pub struct LoadStatus {
     /// The current revision. 0 if there is none.
     pub revision: Revision,
     /// The number of successful loads, including those without a change.
-    pub loads: u64,
+    pub successful_loads: u64,
     /// The number of failed loads.
-    pub refused: u64,
+    pub failed_loads: u64,
     /// The time of the last successful load, since the Unix epoch.
     pub loaded_at: Option<Nanos>,
     /// The names of the current files.
@@ -92,12 +92,12 @@ pub struct LoadStatus {
     /// The warnings of the current files.
     pub warnings: Arc<Diagnostics>,
     /// The last load, if it failed.
-    pub last_error: Option<Arc<Refused>>,
+    pub last_error: Option<Arc<FailedLoad>>,
 }
 
 impl LoadStatus {
-    fn accept(&mut self, at: Nanos) {
-        self.loads += 1;
+    fn record_success(&mut self, at: Nanos) {
+        self.successful_loads += 1;
         self.loaded_at = Some(at);
         self.last_error = None;
     }
@@ -105,29 +105,29 @@ impl LoadStatus {
 
 /// A failed load.
 #[derive(Debug)]
-pub struct Refused {
+pub struct FailedLoad {
     /// The time of the load, since the Unix epoch.
     pub at: Nanos,
     /// The reason.
-    pub why: Why,
+    pub reason: LoadFailure,
 }
 
 /// The reasons for a failed load.
 #[derive(Debug)]
-pub enum Why {
+pub enum LoadFailure {
     /// The files could not be read.
-    Source(SourceError),
+    Unreadable(SourceReadError),
     /// The files have errors. Contains the warnings as well.
-    Diagnostics(Diagnostics),
+    Invalid(Diagnostics),
     /// The xDS resources cannot be converted to files. Contains a message.
-    Words(String),
+    Unconvertible(String),
     /// The parser panicked, which is a bug in Sluicegate.
-    Broke,
+    ParserPanicked,
 }
 
 /// The reasons for unreadable files.
 #[derive(Debug, Error)]
-pub enum SourceError {
+pub enum SourceReadError {
     /// The operating system returned an error.
     #[error("{}: cannot be read", path.display())]
     Unreadable {
@@ -153,7 +153,7 @@ pub enum SourceError {
     },
     /// The files are too large in total.
     #[error("{}: with this file, the limits are larger than {most} bytes together", path.display())]
-    TooLargeTogether {
+    TotalTooLarge {
         /// The file that exceeded the maximum.
         path: PathBuf,
         /// The maximum in bytes.
@@ -161,7 +161,7 @@ pub enum SourceError {
     },
     /// There are too many files.
     #[error("{}: with this file, there are more than {most} files of limits", path.display())]
-    TooMany {
+    TooManyFiles {
         /// The file that exceeded the maximum.
         path: PathBuf,
         /// The maximum number of files.
@@ -177,10 +177,10 @@ pub enum SourceError {
     },
 }
 
-impl SourceError {
+impl SourceReadError {
     /// Returns the message with its cause, in one sentence.
     #[must_use]
-    pub fn in_full(&self) -> String {
+    pub fn with_cause(&self) -> String {
         match self.source() {
             Some(cause) => format!("{self}: {cause}"),
             None => self.to_string(),

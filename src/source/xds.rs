@@ -35,84 +35,84 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 
-use super::{Load, Published, Refused, Reload, Source, SourceError, TextFile, Why};
+use super::{ConfigParser, PublishedConfig, FailedLoad, ReloadRequest, ConfigSource, SourceReadError, TextFile, LoadFailure};
 use crate::config::Config;
-use crate::config::diagnostic::{Counts, Diagnostics, Severity};
+use crate::config::diagnostic::{SeverityCounts, Diagnostics, Severity};
 use crate::kernel::units::{Nanos, Revision};
-pub use backoff::{Backoff, Bounds};
-pub use channel::{Error, Server, Tls, connect};
+pub use backoff::{Backoff, BackoffBounds};
+pub use channel::{XdsConnectError, XdsServer, XdsTls, connect};
 use message::{RateLimitConfig, TYPE_URL};
 
 /// The default for the largest message, in bytes.
-const MESSAGE: usize = 4 << 20;
+const DEFAULT_MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// The maximum number of diagnostics in a NACK.
-const MOST_TOLD: usize = 20;
+const MAX_NACK_DIAGNOSTICS: usize = 20;
 /// The capacity of the request queue. Each response causes one request.
-const WAITING: usize = 4;
+const REQUEST_QUEUE_CAPACITY: usize = 4;
 
 /// The options of the xDS source.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct XdsOptions {
     /// The xDS server.
-    pub server: Server,
-    /// The field `node.id`.
+    pub server: XdsServer,
+    /// The field `build_node.id`.
     pub node_id: String,
-    /// The field `node.metadata`.
+    /// The field `build_node.metadata`.
     pub node_metadata: Vec<(String, String)>,
     /// The headers of the stream.
     pub headers: Vec<(String, String)>,
     /// The largest message in bytes. 0 means 4 MiB.
-    pub max_message: usize,
+    pub max_message_bytes: usize,
     /// The wait before a new connection.
-    pub backoff: Bounds,
+    pub backoff: BackoffBounds,
 }
 
 /// An invalid header.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` and its text are no header")]
-pub struct BadHeader(String);
+pub struct InvalidXdsHeader(String);
 
 /// Starts the source. Returns before the first connection.
 ///
 /// # Errors
-/// [`BadHeader`] if a header has an invalid name or value.
+/// [`InvalidXdsHeader`] if a header has an invalid name or value.
 pub fn start(
-    options: Options,
-    load: Arc<Load>,
+    options: XdsOptions,
+    load: Arc<ConfigParser>,
     now: impl Fn() -> Nanos + Send + Sync + 'static,
-) -> Result<Source, BadHeader> {
-    let headers = headers(&options.headers)?;
-    let (sender, published) = watch::channel(Published::default());
-    let reload = Reload::default();
-    let stream = Xds {
-        node: node(&options),
+) -> Result<ConfigSource, InvalidXdsHeader> {
+    let headers = parse_headers(&options.headers)?;
+    let (sender, published) = watch::channel(PublishedConfig::default());
+    let reload = ReloadRequest::default();
+    let stream = XdsClient {
+        node: build_node(&options),
         headers,
         load,
         sender,
         now: Box::new(now),
-        taken: String::new(),
-        in_force: None,
+        accepted_version: String::new(),
+        accepted_files: None,
         backoff: Backoff::new(options.backoff),
         options,
     };
     let task = tokio::spawn(stream.run(reload.clone()));
-    Ok(Source { published, reload, task })
+    Ok(ConfigSource { published, reload, task })
 }
 
-fn headers(of: &[(String, String)]) -> Result<MetadataMap, BadHeader> {
+fn parse_headers(pairs: &[(String, String)]) -> Result<MetadataMap, InvalidXdsHeader> {
     let mut headers = MetadataMap::new();
-    for (name, text) in of {
+    for (name, text) in pairs {
         let header = || {
             let key = MetadataKey::<Ascii>::from_str(&name.to_lowercase()).ok()?;
             Some((key, MetadataValue::try_from(text).ok()?))
         };
-        let (key, text) = header().ok_or_else(|| BadHeader(name.clone()))?;
+        let (key, text) = header().ok_or_else(|| InvalidXdsHeader(name.clone()))?;
         headers.insert(key, text);
     }
     Ok(headers)
 }
 
-fn node(options: &Options) -> Node {
+fn build_node(options: &XdsOptions) -> Node {
     let text = |text: &String| Value { kind: Some(Kind::StringValue(text.clone())) };
     let fields = options.node_metadata.iter().map(|(name, value)| (name.clone(), text(value)));
     let metadata = Struct { fields: fields.collect() };
@@ -120,127 +120,127 @@ fn node(options: &Options) -> Node {
     Node { id: options.node_id.clone(), metadata: has_any.then_some(metadata), ..Node::default() }
 }
 
-struct Xds {
-    options: Options,
+struct XdsClient {
+    options: XdsOptions,
     node: Node,
     headers: MetadataMap,
-    load: Arc<Load>,
-    sender: watch::Sender<Published>,
+    load: Arc<ConfigParser>,
+    sender: watch::Sender<PublishedConfig>,
     now: Box<dyn Fn() -> Nanos + Send + Sync>,
-    taken: String,
-    in_force: Option<Vec<TextFile>>,
+    accepted_version: String,
+    accepted_files: Option<Vec<TextFile>>,
     backoff: Backoff,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Over {
+enum StreamEnd {
     #[error("{0}")]
-    Connection(#[from] channel::Error),
+    Connection(#[from] channel::XdsConnectError),
     #[error("the stream broke: {}", .0.message())]
-    Broke(#[from] tonic::Status),
+    StreamFailed(#[from] tonic::Status),
     #[error("the server closed the stream")]
     Closed,
 }
 
-impl Xds {
-    async fn run(mut self, reload: Reload) {
+impl XdsClient {
+    async fn run(mut self, reload: ReloadRequest) {
         loop {
-            let gone = self.sender.clone();
-            let over = tokio::select! {
-                () = gone.closed() => return,
-                over = self.stream() => over,
+            let publisher = self.sender.clone();
+            let end = tokio::select! {
+                () = publisher.closed() => return,
+                over = self.run_stream() => over,
             };
-            let wait = self.backoff.wait();
+            let wait = self.backoff.next_wait();
             let again_in = format!("{:.1}s", wait.as_secs_f64());
-            tracing::warn!(server = %self.options.server, error = %over, %again_in, "no stream from the management server; limits stay as they are");
+            tracing::warn!(server = %self.options.server, error = %end, %again_in, "no stream from the management server; limits stay as they are");
             tokio::select! {
-                () = gone.closed() => return,
+                () = publisher.closed() => return,
                 () = sleep(wait) => {}
-                () = reload.asked() => {}
+                () = reload.requested() => {}
             }
         }
     }
 
-    async fn stream(&mut self) -> Over {
-        match self.talk().await {
-            Ok(()) => Over::Closed,
+    async fn run_stream(&mut self) -> StreamEnd {
+        match self.exchange_messages().await {
+            Ok(()) => StreamEnd::Closed,
             Err(over) => over,
         }
     }
 
-    async fn talk(&mut self) -> Result<(), Over> {
+    async fn exchange_messages(&mut self) -> Result<(), StreamEnd> {
         let channel = channel::connect(&self.options.server).await?;
-        let most = if self.options.max_message == 0 { MESSAGE } else { self.options.max_message };
-        let mut client = Client::new(channel).max_decoding_message_size(most);
-        let (answers, requests) = mpsc::channel(WAITING);
+        let max_bytes = if self.options.max_message_bytes == 0 { DEFAULT_MAX_MESSAGE_BYTES } else { self.options.max_message_bytes };
+        let mut client = Client::new(channel).max_decoding_message_size(max_bytes);
+        let (request_sender, request_receiver) = mpsc::channel(REQUEST_QUEUE_CAPACITY);
         // A new stream starts without a nonce, because nonces of former streams are invalid.
-        self.answer(&answers, "", None).await?;
-        let mut request = Request::new(ReceiverStream::new(requests));
+        self.send_request(&request_sender, "", None).await?;
+        let mut request = Request::new(ReceiverStream::new(request_receiver));
         *request.metadata_mut() = self.headers.clone();
         // No timeout: many servers send the response headers with the first
         // response, which may be late. Keepalive detects a vanished server.
         let mut responses = client.stream_aggregated_resources(request).await?.into_inner();
         while let Some(response) = responses.message().await? {
             let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
-            let refused = match self.take(response).await {
+            let nack = match self.apply_response(response).await {
                 Ok(()) => {
-                    self.taken = version;
+                    self.accepted_version = version;
                     self.backoff.reset();
                     None
                 }
                 Err(why) => {
                     tracing::error!(
                         version,
-                        in_force = self.taken,
+                        in_force = self.accepted_version,
                         "limits of the management server are refused: {why}"
                     );
                     Some(why)
                 }
             };
-            self.answer(&answers, &nonce, refused).await?;
+            self.send_request(&request_sender, &nonce, nack).await?;
         }
         Ok(())
     }
 
-    async fn answer(
+    async fn send_request(
         &self,
         answers: &mpsc::Sender<DiscoveryRequest>,
         nonce: &str,
-        refused: Option<String>,
-    ) -> Result<(), Over> {
+        nack: Option<String>,
+    ) -> Result<(), StreamEnd> {
         let request = DiscoveryRequest {
-            version_info: self.taken.clone(),
+            version_info: self.accepted_version.clone(),
             node: Some(self.node.clone()),
             type_url: TYPE_URL.to_owned(),
             response_nonce: nonce.to_owned(),
-            error_detail: refused.map(|message| Status { message, ..Status::default() }),
+            error_detail: nack.map(|message| Status { message, ..Status::default() }),
             ..DiscoveryRequest::default()
         };
-        answers.send(request).await.map_err(|_| Over::Closed)
+        answers.send(request).await.map_err(|_| StreamEnd::Closed)
     }
 
     /// Applies a response as the whole configuration.
     ///
     /// On errors, returns the message for the NACK.
-    async fn take(&mut self, response: DiscoveryResponse) -> Result<(), String> {
-        let configs = decode(&response).inspect_err(|why| {
-            self.refuse(Why::Source(self.unreadable(&response.version_info, why)));
+    async fn apply_response(&mut self, response: DiscoveryResponse) -> Result<(), String> {
+        let configs = decode_resources(&response).inspect_err(|why| {
+            self.record_failure(LoadFailure::Unreadable(self.unreadable_response(&response.version_info, why)));
         })?;
         let texts = configs.iter().map(|config| {
-            let text = text::of(config).map_err(|why| format!("{}: {why}", config.name))?;
+            let text = text::to_file_text(config).map_err(|why| format!("{}: {why}", config.name))?;
             Ok(TextFile { name: Arc::from(config.name.as_str()), bytes: text.into_bytes() })
         });
         let texts: Result<Vec<_>, String> = texts.collect();
         let texts = match texts {
             Ok(texts) => texts,
             Err(why) => {
-                self.refuse(Why::Words(why.clone()));
+                self.record_failure(LoadFailure::Unconvertible(why.clone()));
                 return Err(why);
             }
         };
-        if self.in_force.as_ref() == Some(&texts) {
+        if self.accepted_files.as_ref() == Some(&texts) {
             let at = (self.now)();
-            self.sender.send_modify(|published| published.status.accept(at));
+            self.sender.send_modify(|published| published.status.record_success(at));
             return Ok(());
         }
         self.load(texts).await
@@ -251,31 +251,31 @@ impl Xds {
         let load = Arc::clone(&self.load);
         let loaded = spawn_blocking(move || ((load)(&texts, revision), texts)).await;
         let Ok((loaded, texts)) = loaded else {
-            self.refuse(Why::Broke);
+            self.record_failure(LoadFailure::ParserPanicked);
             return Err("the loader broke, which is a defect of this service".to_owned());
         };
         match loaded {
             Ok((mut config, warnings)) => {
                 config.revision = revision;
-                self.accept(config, warnings, &texts);
-                self.in_force = Some(texts);
+                self.publish_config(config, warnings, &texts);
+                self.accepted_files = Some(texts);
                 Ok(())
             }
             Err(diagnostics) => {
-                let told = told(&diagnostics);
-                self.refuse(Why::Diagnostics(diagnostics));
-                Err(told)
+                let message = nack_message(&diagnostics);
+                self.record_failure(LoadFailure::Invalid(diagnostics));
+                Err(message)
             }
         }
     }
 
-    fn accept(&self, config: Config, warnings: Diagnostics, texts: &[TextFile]) {
+    fn publish_config(&self, config: Config, warnings: Diagnostics, texts: &[TextFile]) {
         let (revision, domains) = (config.revision, config.domains.len());
         tracing::info!(%revision, domains, "limits of the management server are loaded");
         let at = (self.now)();
         self.sender.send_modify(|published| {
             published.config = Some(Arc::new(config));
-            published.status.accept(at);
+            published.status.record_success(at);
             published.status.revision = revision;
             published.status.files = texts.iter().map(|text| Arc::clone(&text.name)).collect();
             published.status.warnings = warnings.into();
@@ -284,21 +284,21 @@ impl Xds {
 
     /// Returns the error for a response without readable limits. Not a
     /// configuration error, because envoyproxy/ratelimit does not count it as one.
-    fn unreadable(&self, version: &str, why: &str) -> SourceError {
+    fn unreadable_response(&self, version: &str, why: &str) -> SourceReadError {
         let path = PathBuf::from(format!("version `{version}` of {}", self.options.server));
-        SourceError::Unreadable { path, error: io::Error::other(why) }
+        SourceReadError::Unreadable { path, error: io::Error::other(why) }
     }
 
-    fn refuse(&self, why: Why) {
-        let refused = Arc::new(Refused { at: (self.now)(), why });
+    fn record_failure(&self, why: LoadFailure) {
+        let refused = Arc::new(FailedLoad { at: (self.now)(), reason: why });
         self.sender.send_modify(|published| {
-            published.status.refused += 1;
+            published.status.failed_loads += 1;
             published.status.last_error = Some(refused);
         });
     }
 }
 
-fn decode(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> {
+fn decode_resources(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> {
     if response.type_url != TYPE_URL {
         return Err(format!(
             "{TYPE_URL} was asked for, and the response is of `{}`",
@@ -319,17 +319,17 @@ fn decode(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>, String> 
 }
 
 /// Returns the message of a NACK, for an operator of the xDS server.
-fn told(diagnostics: &Diagnostics) -> String {
-    let (worst, more) = diagnostics.worst(MOST_TOLD);
-    let wrong = worst.into_iter().filter(|one| one.severity() == Severity::Error);
-    let mut lines: Vec<_> = wrong
+fn nack_message(diagnostics: &Diagnostics) -> String {
+    let (worst, more) = diagnostics.most_severe(MAX_NACK_DIAGNOSTICS);
+    let errors_only = worst.into_iter().filter(|one| one.severity() == Severity::Error);
+    let mut lines: Vec<_> = errors_only
         .map(|one| {
             let help = one.help.as_ref().map(|help| format!("; {help}")).unwrap_or_default();
-            format!("{}: {}{help}", one.place.file, one.message)
+            format!("{}: {}{help}", one.location.file, one.message)
         })
         .collect();
-    let errors = Counts { errors: more.errors, ..Counts::default() };
-    if !errors.is_none() {
+    let errors = SeverityCounts { errors: more.errors, ..SeverityCounts::default() };
+    if !errors.is_zero() {
         lines.push(format!("and {errors}"));
     }
     lines.join("\n")

@@ -8,23 +8,23 @@
 //! - Names, units and labels of metrics (see [`super::metrics`]).
 
 use super::metrics::{METRICS, Metrics};
-use crate::kernel::decision::{Cause, Reason, Verdict};
+use crate::kernel::decision::{StoreFailure, Reason, Verdict};
 use crate::kernel::units::{Hits, Nanos, Revision};
 
 /// A check was decided.
 #[derive(Clone, Copy, Debug)]
-pub struct Decided<R> {
+pub struct CheckDecided<R> {
     /// The overall verdict, after global shadow mode.
     pub verdict: Verdict,
     /// `true` if global shadow mode turned a denial into an allowed check.
-    pub shadowed: bool,
+    pub is_shadowed: bool,
     /// One reason for each descriptor.
     pub reasons: R,
     /// The number of descriptors that were allowed beyond `near_limit_ratio` of their limit.
-    pub near: u64,
+    pub near_limit: u64,
 }
 
-impl<R: Iterator<Item = Reason>> Decided<R> {
+impl<R: Iterator<Item = Reason>> CheckDecided<R> {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -32,23 +32,23 @@ impl<R: Iterator<Item = Reason>> Decided<R> {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.decided(self.verdict, self.shadowed, self.reasons, self.near);
+        metrics.count_check(self.verdict, self.is_shadowed, self.reasons, self.near_limit);
     }
 }
 
 /// A concurrency limit rejected a request, or would have without shadow mode.
 #[derive(Clone, Copy, Debug)]
-pub struct CeilingReached {
+pub struct ConcurrencyLimitExceeded {
     /// One of [`Self::REASONS`].
     pub reason: Reason,
     /// `false` if shadow mode allowed the request.
-    pub enforced: bool,
+    pub is_enforced: bool,
 }
 
-impl CeilingReached {
+impl ConcurrencyLimitExceeded {
     /// Every reason of a rejection by a concurrency limit.
     pub const REASONS: [Reason; 4] =
-        [Reason::CeilingReached, Reason::QueueFull, Reason::QueueTimeout, Reason::TooManyBuckets];
+        [Reason::ConcurrencyLimitReached, Reason::QueueFull, Reason::QueueTimeout, Reason::TooManyBuckets];
 
     /// Counts this in the process's metrics.
     pub fn emit(self) {
@@ -57,48 +57,48 @@ impl CeilingReached {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.ceiling_reached(self);
+        metrics.count_limit_exceeded(self);
     }
 }
 
 /// A counted event of a request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IdSeen(pub IdEvent);
+pub struct PermitIdObserved(pub PermitIdEvent);
 
 /// An event in the life cycle of a request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IdEvent {
+pub enum PermitIdEvent {
     /// The id acquired permits.
     Acquired,
     /// A second acquire was rejected, because the id waits or has permits already.
-    Taken,
+    InUse,
     /// The release came before the acquire, so its permits were released at once.
-    Over,
+    AlreadyReleased,
     /// The deadline was extended, because the request is still active.
     Renewed,
     /// The permits were released.
     Released,
     /// A release without permits: the request was rejected or matched no concurrency limit.
-    HeldNothing,
+    WithoutPermits,
     /// The release came before the acquire and is remembered.
-    Early,
+    EarlyRelease,
     /// The release came before the acquire and could not be remembered: the table is full.
-    Refused,
+    EarlyReleaseDropped,
     /// The deadline released the permits.
     Expired,
 }
 
-impl IdEvent {
+impl PermitIdEvent {
     /// Every event, in the order of their discriminants.
     pub const ALL: [Self; 9] = [
         Self::Acquired,
-        Self::Taken,
-        Self::Over,
+        Self::InUse,
+        Self::AlreadyReleased,
         Self::Renewed,
         Self::Released,
-        Self::HeldNothing,
-        Self::Early,
-        Self::Refused,
+        Self::WithoutPermits,
+        Self::EarlyRelease,
+        Self::EarlyReleaseDropped,
         Self::Expired,
     ];
 
@@ -107,19 +107,19 @@ impl IdEvent {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Acquired => "acquired",
-            Self::Taken => "taken",
-            Self::Over => "over",
+            Self::InUse => "taken",
+            Self::AlreadyReleased => "over",
             Self::Renewed => "renewed",
             Self::Released => "released",
-            Self::HeldNothing => "held_nothing",
-            Self::Early => "early",
-            Self::Refused => "refused",
+            Self::WithoutPermits => "held_nothing",
+            Self::EarlyRelease => "early",
+            Self::EarlyReleaseDropped => "refused",
             Self::Expired => "expired",
         }
     }
 }
 
-impl IdSeen {
+impl PermitIdObserved {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -127,60 +127,60 @@ impl IdSeen {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.id_seen(self);
+        metrics.count_permit_id(self);
     }
 }
 
 /// A decoded check received its reply, which may be an error.
 #[derive(Clone, Copy, Debug)]
-pub struct Answered {
+pub struct CheckAnswered {
     /// The instant at which the message was decoded, since the Unix epoch.
-    pub came: Nanos,
+    pub received_at: Nanos,
     /// The instant at which the reply was ready to be encoded, since the Unix epoch.
-    pub at: Nanos,
+    pub replied_at: Nanos,
     /// The time in queues of concurrency limits. It is subtracted, because it measures the
     /// requests in flight and not this service.
-    pub queued: Nanos,
+    pub queue_time: Nanos,
 }
 
-impl Answered {
+impl CheckAnswered {
     /// Counts this in the process's metrics. A sampled span becomes the bucket's exemplar.
     pub fn emit(self) {
         self.count(&METRICS);
-        if let Some(traced) = super::trace::sampled() {
-            METRICS.exemplify(self, traced);
+        if let Some(traced) = super::trace::sampled_span_ids() {
+            METRICS.record_exemplar(self, traced);
         }
     }
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.answered(self.took());
+        metrics.count_duration(self.duration());
     }
 
-    pub(super) const fn took(self) -> Nanos {
-        self.at.since(self.came).since(self.queued)
+    pub(super) const fn duration(self) -> Nanos {
+        self.replied_at.since(self.received_at).since(self.queue_time)
     }
 }
 
 /// A request of any protocol was completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestCompleted {
     /// The protocol of the request.
     pub protocol: Protocol,
     /// The outcome of the request.
-    pub outcome: Outcome,
+    pub outcome: EdgeOutcome,
 }
 
-impl Asked {
+impl RequestCompleted {
     /// Counts this in the process's metrics and sets the outcome of the current span.
     pub fn emit(self) {
-        super::trace::outcome(self.outcome);
+        super::trace::set_outcome(self.outcome);
         self.count(&METRICS);
     }
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.asked(self);
+        metrics.count_request(self);
     }
 }
 
@@ -232,9 +232,9 @@ impl Protocol {
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum EdgeOutcome {
     /// Allowed.
-    Admit,
+    Allow,
     /// Denied.
     Deny,
     /// Refused: no domain.
@@ -254,13 +254,13 @@ pub enum Outcome {
     /// Refused: the unit of a limit override is unknown.
     UnknownUnit,
     /// Refused: a refund, and refunds are disabled.
-    RefundsAreOff,
+    RefundsDisabled,
     /// Refused: a reserved key has an invalid id.
     BadId,
     /// Refused: the store is unavailable, and the limit's fallback is `error`.
-    BackendDown,
+    StoreUnavailable,
     /// Allowed without a check: the hook makes no descriptor of the request.
-    NothingToAsk,
+    NothingToCheck,
     /// Refused: no hooks are configured.
     NoHooks,
     /// Refused: the request names an unknown hook.
@@ -270,17 +270,17 @@ pub enum Outcome {
     /// Refused: the message is larger than the maximum.
     TooLarge,
     /// Refused: the maximum number of open `/hold` requests is reached.
-    TooMany,
+    TooManyHolds,
     /// Refused: the message was incomplete at its deadline.
-    Late,
+    ReadTimeout,
     /// Decided, but the protocol cannot express the decision.
-    Inexpressible,
+    Unrepresentable,
 }
 
-impl Outcome {
+impl EdgeOutcome {
     /// Every outcome, in the order of their discriminants.
     pub const ALL: [Self; 21] = [
-        Self::Admit,
+        Self::Allow,
         Self::Deny,
         Self::EmptyDomain,
         Self::NoDescriptors,
@@ -290,24 +290,24 @@ impl Outcome {
         Self::EntryTooLong,
         Self::HitsTooLarge,
         Self::UnknownUnit,
-        Self::RefundsAreOff,
+        Self::RefundsDisabled,
         Self::BadId,
-        Self::BackendDown,
-        Self::NothingToAsk,
+        Self::StoreUnavailable,
+        Self::NothingToCheck,
         Self::NoHooks,
         Self::UnknownHook,
         Self::Malformed,
         Self::TooLarge,
-        Self::TooMany,
-        Self::Late,
-        Self::Inexpressible,
+        Self::TooManyHolds,
+        Self::ReadTimeout,
+        Self::Unrepresentable,
     ];
 
     /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Admit => "admit",
+            Self::Allow => "admit",
             Self::Deny => "deny",
             Self::EmptyDomain => "empty_domain",
             Self::NoDescriptors => "no_descriptors",
@@ -317,31 +317,31 @@ impl Outcome {
             Self::EntryTooLong => "entry_too_long",
             Self::HitsTooLarge => "hits_too_large",
             Self::UnknownUnit => "unknown_unit",
-            Self::RefundsAreOff => "refunds_are_off",
+            Self::RefundsDisabled => "refunds_are_off",
             Self::BadId => "bad_id",
-            Self::BackendDown => "backend_down",
-            Self::NothingToAsk => "nothing_to_ask",
+            Self::StoreUnavailable => "backend_down",
+            Self::NothingToCheck => "nothing_to_ask",
             Self::NoHooks => "no_hooks",
             Self::UnknownHook => "unknown_hook",
             Self::Malformed => "malformed",
             Self::TooLarge => "too_large",
-            Self::TooMany => "too_many",
-            Self::Late => "late",
-            Self::Inexpressible => "inexpressible",
+            Self::TooManyHolds => "too_many",
+            Self::ReadTimeout => "late",
+            Self::Unrepresentable => "inexpressible",
         }
     }
 }
 
 /// A configuration was loaded.
 #[derive(Clone, Copy, Debug)]
-pub struct Loaded {
+pub struct ConfigLoaded {
     /// The revision of the configuration.
     pub revision: Revision,
     /// The instant of the load, since the Unix epoch.
-    pub at: Nanos,
+    pub loaded_at: Nanos,
 }
 
-impl Loaded {
+impl ConfigLoaded {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -349,7 +349,7 @@ impl Loaded {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.loaded(self);
+        metrics.record_load(self);
     }
 }
 
@@ -392,38 +392,38 @@ impl ShareEvent {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.share_moved(self);
+        metrics.count_share_event(self);
     }
 }
 
 /// An event of permits of strict concurrency limits, which the store counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StrictEvent {
+pub enum StrictPermitEvent {
     /// The store granted a permit.
-    Admitted,
+    Granted,
     /// The store granted none: the limit is reached.
-    Full,
+    LimitReached,
     /// The store may have lost the list of permits, so it grants none for a limited time.
-    Closed,
+    GrantsPaused,
     /// The store did not reply, so `on_backend_failure` applies.
-    Failed,
+    NoReply,
     /// A heartbeat reported a permit that is still in use.
     Renewed,
     /// A heartbeat reported a permit that the store did not know.
-    PutBack,
+    Restored,
     /// The store released a permit.
     Released,
 }
 
-impl StrictEvent {
+impl StrictPermitEvent {
     /// Every event, in the order of their discriminants.
     pub const ALL: [Self; 7] = [
-        Self::Admitted,
-        Self::Full,
-        Self::Closed,
-        Self::Failed,
+        Self::Granted,
+        Self::LimitReached,
+        Self::GrantsPaused,
+        Self::NoReply,
         Self::Renewed,
-        Self::PutBack,
+        Self::Restored,
         Self::Released,
     ];
 
@@ -431,12 +431,12 @@ impl StrictEvent {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Admitted => "admitted",
-            Self::Full => "full",
-            Self::Closed => "closed",
-            Self::Failed => "failed",
+            Self::Granted => "admitted",
+            Self::LimitReached => "full",
+            Self::GrantsPaused => "closed",
+            Self::NoReply => "failed",
             Self::Renewed => "renewed",
-            Self::PutBack => "put_back",
+            Self::Restored => "put_back",
             Self::Released => "released",
         }
     }
@@ -448,15 +448,15 @@ impl StrictEvent {
 
     /// Counts `permits` of this in `metrics`.
     pub fn count(self, permits: u64, metrics: &Metrics) {
-        metrics.permits_seen(self, permits);
+        metrics.count_strict_permits(self, permits);
     }
 }
 
 /// A configuration was invalid, and the previous revision stays in force.
 #[derive(Clone, Copy, Debug)]
-pub struct LoadRefused;
+pub struct ConfigRejected;
 
-impl LoadRefused {
+impl ConfigRejected {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -464,18 +464,18 @@ impl LoadRefused {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.load_refused();
+        metrics.record_rejected_load();
     }
 }
 
 /// The memory store had no room for a new key.
 #[derive(Clone, Copy, Debug)]
-pub struct StoreFull {
+pub struct MemoryStoreFull {
     /// The verdict that `when_full` sets.
     pub verdict: Verdict,
 }
 
-impl StoreFull {
+impl MemoryStoreFull {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -483,18 +483,18 @@ impl StoreFull {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.store_full(self.verdict);
+        metrics.count_memory_full(self.verdict);
     }
 }
 
 /// The deny cache answered denials without a store call.
 #[derive(Clone, Copy, Debug)]
-pub struct Remembered {
+pub struct DenialsFromCache {
     /// The number of denials.
     pub denials: u64,
 }
 
-impl Remembered {
+impl DenialsFromCache {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -502,46 +502,46 @@ impl Remembered {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.remembered(self.denials);
+        metrics.count_cached_denials(self.denials);
     }
 }
 
 /// Fallback debt ended: hits that this replica allowed during a store outage.
 #[derive(Clone, Copy, Debug)]
-pub struct HitsOwed {
+pub struct FallbackDebtEnded {
     /// The number of hits.
     pub hits: Hits,
     /// The end of the debt.
-    pub outcome: OwedOutcome,
+    pub outcome: FallbackDebtOutcome,
 }
 
 /// The end of fallback debt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwedOutcome {
+pub enum FallbackDebtOutcome {
     /// The hits were charged to the store.
     Charged,
     /// Not charged: the hits expired or drained, or the counter in the store is full.
-    Rested,
+    NotNeeded,
     /// The table of debts was full, or the store did not confirm the charge.
     Lost,
 }
 
-impl OwedOutcome {
+impl FallbackDebtOutcome {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 3] = [Self::Charged, Self::Rested, Self::Lost];
+    pub const ALL: [Self; 3] = [Self::Charged, Self::NotNeeded, Self::Lost];
 
     /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Charged => "charged",
-            Self::Rested => "rested",
+            Self::NotNeeded => "rested",
             Self::Lost => "lost",
         }
     }
 }
 
-impl HitsOwed {
+impl FallbackDebtEnded {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -549,7 +549,7 @@ impl HitsOwed {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.hits_owed(self);
+        metrics.count_fallback_debt(self);
     }
 }
 
@@ -559,30 +559,30 @@ pub struct LeasedHits {
     /// The number of hits.
     pub hits: Hits,
     /// The event.
-    pub end: LeaseEnd,
+    pub event: LeasedHitsEvent,
 }
 
 /// An event of leased hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseEnd {
+pub enum LeasedHitsEvent {
     /// The replica borrowed hits from the store.
     Borrowed,
     /// The replica returned unspent hits to the store.
-    GivenBack,
+    Returned,
     /// The lease expired with unspent hits.
     Expired,
 }
 
-impl LeaseEnd {
+impl LeasedHitsEvent {
     /// Every event, in the order of their discriminants.
-    pub const ALL: [Self; 3] = [Self::Borrowed, Self::GivenBack, Self::Expired];
+    pub const ALL: [Self; 3] = [Self::Borrowed, Self::Returned, Self::Expired];
 
     /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Borrowed => "borrowed",
-            Self::GivenBack => "given_back",
+            Self::Returned => "given_back",
             Self::Expired => "expired",
         }
     }
@@ -596,18 +596,18 @@ impl LeasedHits {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.leased_hits(self);
+        metrics.count_leased_hits(self);
     }
 }
 
 /// A script call with lease messages was sent to the store.
 #[derive(Clone, Copy, Debug)]
-pub struct LeaseCalled {
+pub struct LeaseCallSent {
     /// The number of messages, one for each key.
     pub messages: usize,
 }
 
-impl LeaseCalled {
+impl LeaseCallSent {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -615,20 +615,20 @@ impl LeaseCalled {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.lease_called(self);
+        metrics.count_lease_call(self);
     }
 }
 
 /// Charges failed, because the store did not reply or replied with an error.
 #[derive(Clone, Copy, Debug)]
-pub struct BackendFailed {
+pub struct ChargesFailed {
     /// The cause of the failure.
-    pub cause: Cause,
+    pub cause: StoreFailure,
     /// The number of failed charges.
     pub charges: u64,
 }
 
-impl BackendFailed {
+impl ChargesFailed {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -636,18 +636,18 @@ impl BackendFailed {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.backend_failed(self);
+        metrics.count_failed_charges(self);
     }
 }
 
 /// A script call with checks was sent to the store.
 #[derive(Clone, Copy, Debug)]
-pub struct Called {
+pub struct StoreCallSent {
     /// The number of checks in the call.
-    pub questions: usize,
+    pub checks: usize,
 }
 
-impl Called {
+impl StoreCallSent {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -655,47 +655,47 @@ impl Called {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.called(self);
+        metrics.count_store_call(self);
     }
 }
 
 /// A datagram arrived at `syslog_port`.
 #[derive(Clone, Copy, Debug)]
-pub struct DatagramCame {
+pub struct DatagramReceived {
     /// The classification of the datagram.
-    pub outcome: Datagram,
+    pub kind: DatagramKind,
 }
 
 /// The classification of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Datagram {
+pub enum DatagramKind {
     /// A release.
-    Read,
+    Release,
     /// From an address outside `syslog_from`; the content is not parsed.
-    Foreign,
+    UntrustedSource,
     /// Longer than any release.
     TooLong,
     /// Anything else.
     Malformed,
 }
 
-impl Datagram {
+impl DatagramKind {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 4] = [Self::Read, Self::Foreign, Self::TooLong, Self::Malformed];
+    pub const ALL: [Self; 4] = [Self::Release, Self::UntrustedSource, Self::TooLong, Self::Malformed];
 
     /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Read => "read",
-            Self::Foreign => "foreign",
+            Self::Release => "read",
+            Self::UntrustedSource => "foreign",
             Self::TooLong => "too_long",
             Self::Malformed => "malformed",
         }
     }
 }
 
-impl DatagramCame {
+impl DatagramReceived {
     /// Counts this in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -703,6 +703,6 @@ impl DatagramCame {
 
     /// Counts this in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.datagram_came(self.outcome);
+        metrics.count_datagram(self.kind);
     }
 }

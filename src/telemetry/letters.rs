@@ -11,18 +11,18 @@ use super::metrics::{METRICS, Metrics};
 
 /// An event with the number of affected releases.
 #[derive(Clone, Copy, Debug)]
-pub struct Letters {
+pub struct ForwardingCount {
     /// The event.
-    pub event: LetterEvent,
+    pub event: ForwardingEvent,
     /// The number of releases.
-    pub letters: u64,
+    pub releases: u64,
 }
 
 /// A step of a forwarded release, on the sending or on the receiving replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LetterEvent {
+pub enum ForwardingEvent {
     /// Another replica accepted it.
-    PassedOn,
+    Delivered,
     /// Another replica sent it to this one.
     Received,
     /// Another replica sent it, but this replica does not know the request.
@@ -30,62 +30,62 @@ pub enum LetterEvent {
     /// It named no owner, so all replicas were queried.
     Searched,
     /// No queried replica knew the request, so it is remembered as an early release.
-    KnownNowhere,
+    NotFound,
     /// Its batch was not authentic, not from a live replica, or a repetition.
-    Refused,
+    Rejected,
     /// Its batch was addressed to another replica or to an earlier incarnation.
-    Misdirected,
+    WrongReplica,
     /// It or its batch could not be decoded.
     Malformed,
     /// The queue was full.
     Dropped,
     /// Its owner did not accept it in time, or is no longer live.
-    Late,
+    TimedOut,
     /// The address of its owner is outside `peer_networks`.
-    Foreign,
+    AddressNotAllowed,
 }
 
-impl LetterEvent {
+impl ForwardingEvent {
     /// Every event, in the order of their discriminants.
     pub const ALL: [Self; 11] = [
-        Self::PassedOn,
+        Self::Delivered,
         Self::Received,
         Self::Unknown,
         Self::Searched,
-        Self::KnownNowhere,
-        Self::Refused,
-        Self::Misdirected,
+        Self::NotFound,
+        Self::Rejected,
+        Self::WrongReplica,
         Self::Malformed,
         Self::Dropped,
-        Self::Late,
-        Self::Foreign,
+        Self::TimedOut,
+        Self::AddressNotAllowed,
     ];
 
     /// The value of the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::PassedOn => "passed_on",
+            Self::Delivered => "passed_on",
             Self::Received => "received",
             Self::Unknown => "unknown",
             Self::Searched => "searched",
-            Self::KnownNowhere => "known_nowhere",
-            Self::Refused => "refused",
-            Self::Misdirected => "misdirected",
+            Self::NotFound => "known_nowhere",
+            Self::Rejected => "refused",
+            Self::WrongReplica => "misdirected",
             Self::Malformed => "malformed",
             Self::Dropped => "dropped",
-            Self::Late => "late",
-            Self::Foreign => "foreign",
+            Self::TimedOut => "late",
+            Self::AddressNotAllowed => "foreign",
         }
     }
 
     /// Counts one release in the process's metrics.
     pub fn emit(self) {
-        Letters { event: self, letters: 1 }.emit();
+        ForwardingCount { event: self, releases: 1 }.emit();
     }
 }
 
-impl Letters {
+impl ForwardingCount {
     /// Counts these in the process's metrics.
     pub fn emit(self) {
         self.count(&METRICS);
@@ -93,6 +93,6 @@ impl Letters {
 
     /// Counts these in `metrics`.
     pub fn count(self, metrics: &Metrics) {
-        metrics.letters(self);
+        metrics.count_forwarding(self);
     }
 }

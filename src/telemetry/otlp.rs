@@ -27,22 +27,22 @@ use opentelemetry_sdk::metrics::SdkMeterProvider;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 
 use super::trace::{self, Propagators};
-use call::{Files, Http};
-use shared::{Reader, Shared};
+use call::{OtlpTlsFiles, OtlpHttpClient};
+use shared::{PageReader, PageCache};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout of the last export of each signal during shutdown.
-const GOODBYE: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A function that renders the metrics page in Prometheus' text format.
-pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+pub type RenderPage = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Returns the value of an environment variable, or `None` if it is unset or empty.
-pub type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
+pub type EnvLookup<'v> = &'v dyn Fn(&str) -> Option<String>;
 
 /// The transport of OTLP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Protocol {
+pub enum OtlpTransport {
     /// OTLP over gRPC.
     #[default]
     Grpc,
@@ -52,87 +52,87 @@ pub enum Protocol {
 
 /// The values for unset `OTEL_*` variables.
 #[derive(Clone, Debug)]
-pub struct Defaults {
+pub struct OtlpDefaults {
     /// The transport of OTLP.
-    pub protocol: Protocol,
+    pub protocol: OtlpTransport,
     /// Enables the export of metrics.
-    pub counts: bool,
+    pub has_metrics: bool,
     /// The OpenTelemetry service name.
-    pub service: String,
+    pub service_name: String,
     /// Further resource attributes.
     pub attributes: Vec<(String, String)>,
     /// The sampled fraction of traces without a sampling decision of the caller, 0 to 1.
-    pub sampled: f64,
+    pub sampled_fraction: f64,
 }
 
-impl Default for Defaults {
+impl Default for OtlpDefaults {
     fn default() -> Self {
         let service = "sluicegate".to_owned();
-        let (protocol, attributes) = (Protocol::Grpc, Vec::new());
-        Self { protocol, counts: true, service, attributes, sampled: 1.0 }
+        let (protocol, attributes) = (OtlpTransport::Grpc, Vec::new());
+        Self { protocol, has_metrics: true, service_name: service, attributes, sampled_fraction: 1.0 }
     }
 }
 
 /// The exporter settings of one signal.
 #[derive(Clone, Debug)]
-struct Way {
-    protocol: Protocol,
+struct ExporterConfig {
+    protocol: OtlpTransport,
     endpoint: String,
-    files: Files,
-    patience: Duration,
+    tls_files: OtlpTlsFiles,
+    timeout: Duration,
 }
 
 /// The running exporters.
 #[derive(Debug, Default)]
-pub struct Told {
-    spans: Option<SdkTracerProvider>,
-    counts: Option<SdkMeterProvider>,
+pub struct OtlpExporters {
+    tracer_provider: Option<SdkTracerProvider>,
+    meter_provider: Option<SdkMeterProvider>,
 }
 
 /// Starts the exporters that the environment configures. Must run within a Tokio runtime.
 ///
 /// Also returns an error message for each signal that cannot be exported.
 #[must_use]
-pub fn start(variable: Variable<'_>, defaults: &Defaults, page: &Page) -> (Told, Vec<String>) {
-    let mut refused = Vec::new();
+pub fn start(variable: EnvLookup<'_>, defaults: &OtlpDefaults, page: &RenderPage) -> (OtlpExporters, Vec<String>) {
+    let mut errors = Vec::new();
     if variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
-        return (Told::default(), refused);
+        return (OtlpExporters::default(), errors);
     }
-    let mut wanted = |signal| match wanted(signal, variable, defaults) {
+    let mut wanted = |signal| match exporter_config(signal, variable, defaults) {
         Ok(wanted) => wanted,
         Err(why) => {
-            refused.push(why);
+            errors.push(why);
             None
         }
     };
     let (spans, counts) = (wanted("TRACES"), wanted("METRICS"));
     let resource = resource(variable, defaults);
-    let mut told = Told::default();
+    let mut exporters = OtlpExporters::default();
     if let Some(way) = spans {
-        let spans = tell_spans(&way, variable, defaults.sampled, resource.clone());
-        told.spans = keep(spans, &mut refused);
+        let spans = start_span_export(&way, variable, defaults.sampled_fraction, resource.clone());
+        exporters.tracer_provider = keep_or_report(spans, &mut errors);
     }
     if let Some(way) = counts {
-        told.counts = keep(tell_counts(&way, page, resource), &mut refused);
+        exporters.meter_provider = keep_or_report(start_metric_export(&way, page, resource), &mut errors);
     }
-    (told, refused)
+    (exporters, errors)
 }
 
-fn keep<T>(told: Result<T, String>, refused: &mut Vec<String>) -> Option<T> {
+fn keep_or_report<T>(told: Result<T, String>, refused: &mut Vec<String>) -> Option<T> {
     told.map_err(|why| refused.push(why)).ok()
 }
 
 /// Reads the settings of `signal`. Returns `None` if it is not exported.
-fn wanted(
+fn exporter_config(
     signal: &str,
-    variable: Variable<'_>,
-    defaults: &Defaults,
-) -> Result<Option<Way>, String> {
+    variable: EnvLookup<'_>,
+    defaults: &OtlpDefaults,
+) -> Result<Option<ExporterConfig>, String> {
     let own = |name: &str| variable(&format!("OTEL_EXPORTER_OTLP_{signal}_{name}"));
     let either = |name: &str| own(name).or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")));
     let exporter = format!("OTEL_{signal}_EXPORTER");
     match variable(&exporter).as_deref() {
-        None if signal == "METRICS" && !defaults.counts => return Ok(None),
+        None if signal == "METRICS" && !defaults.has_metrics => return Ok(None),
         None | Some("otlp") => {}
         Some("none") => return Ok(None),
         Some(other) => return Err(format!("{exporter} is {other}; this tells otlp or none")),
@@ -140,8 +140,8 @@ fn wanted(
     let Some(endpoint) = either("ENDPOINT") else { return Ok(None) };
     let protocol = match either("PROTOCOL").as_deref() {
         None => defaults.protocol,
-        Some("grpc") => Protocol::Grpc,
-        Some("http/protobuf") => Protocol::Http,
+        Some("grpc") => OtlpTransport::Grpc,
+        Some("http/protobuf") => OtlpTransport::Http,
         Some(other) => {
             let spoken = "OTEL_EXPORTER_OTLP_PROTOCOL is grpc or http/protobuf";
             return Err(format!("{signal}: OTLP over {other} is not spoken here; {spoken}"));
@@ -153,45 +153,45 @@ fn wanted(
         _ => return Err(format!("{signal}: a client's certificate is good with its key only")),
     };
     let patience = either("TIMEOUT").and_then(|text| text.parse().ok());
-    Ok(Some(Way {
+    Ok(Some(ExporterConfig {
         protocol,
         endpoint,
-        files: Files { certificate: either("CERTIFICATE"), identity },
-        patience: patience.map_or(PATIENCE, Duration::from_millis),
+        tls_files: OtlpTlsFiles { ca_file: either("CERTIFICATE"), identity },
+        timeout: patience.map_or(DEFAULT_TIMEOUT, Duration::from_millis),
     }))
 }
 
 /// Builds the resource. The `OTEL_*` variables take precedence over the settings.
-fn resource(variable: Variable<'_>, defaults: &Defaults) -> Resource {
+fn resource(variable: EnvLookup<'_>, defaults: &OtlpDefaults) -> Resource {
     let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
     let names = attributes.split(',').filter_map(|pair| pair.split_once('='));
-    let said: Vec<&str> = names.map(|(name, _)| name.trim()).collect();
+    let configured: Vec<&str> = names.map(|(name, _)| name.trim()).collect();
     let mut own = defaults.attributes.clone();
     own.push(("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
     if variable("OTEL_SERVICE_NAME").is_none() {
-        own.push(("service.name".to_owned(), defaults.service.clone()));
+        own.push(("service.name".to_owned(), defaults.service_name.clone()));
     }
-    own.retain(|(name, _)| !said.contains(&&**name));
+    own.retain(|(name, _)| !configured.contains(&&**name));
     let own = own.into_iter().map(|(name, text)| KeyValue::new(name, text));
     Resource::builder().with_attributes(own).build()
 }
 
-fn tell_spans(
-    way: &Way,
-    variable: Variable<'_>,
+fn start_span_export(
+    way: &ExporterConfig,
+    variable: EnvLookup<'_>,
     sampled: f64,
     resource: Resource,
 ) -> Result<SdkTracerProvider, String> {
     let propagators = variable("OTEL_PROPAGATORS");
-    let propagators = Propagators::read(propagators.as_deref())
+    let propagators = Propagators::parse(propagators.as_deref())
         .ok_or("OTEL_PROPAGATORS: tracecontext, b3 and b3multi are read, and baggage and none")?;
-    let exporter = match (way.protocol, way.channel()?) {
-        (Protocol::Http, _) => {
-            let http = SpanExporter::builder().with_http().with_http_client(way.client()?);
+    let exporter = match (way.protocol, way.tls_channel()?) {
+        (OtlpTransport::Http, _) => {
+            let http = SpanExporter::builder().with_http().with_http_client(way.http_client()?);
             http.with_protocol(opentelemetry_otlp::Protocol::HttpBinary).build()
         }
-        (Protocol::Grpc, None) => with_grpc(SpanExporter::builder().with_tonic()).build(),
-        (Protocol::Grpc, Some(channel)) => {
+        (OtlpTransport::Grpc, None) => with_grpc(SpanExporter::builder().with_tonic()).build(),
+        (OtlpTransport::Grpc, Some(channel)) => {
             with_grpc(SpanExporter::builder().with_tonic()).with_channel(channel).build()
         }
     };
@@ -202,18 +202,18 @@ fn tell_spans(
         provider = provider.with_sampler(Sampler::ParentBased(Box::new(part)));
     }
     let provider = provider.with_batch_exporter(exporter).with_resource(resource).build();
-    trace::tell(provider.tracer("sluicegate"), propagators);
+    trace::install(provider.tracer("sluicegate"), propagators);
     Ok(provider)
 }
 
-fn tell_counts(way: &Way, page: &Page, resource: Resource) -> Result<SdkMeterProvider, String> {
-    let exporter = match (way.protocol, way.channel()?) {
-        (Protocol::Http, _) => {
-            let http = MetricExporter::builder().with_http().with_http_client(way.client()?);
+fn start_metric_export(way: &ExporterConfig, page: &RenderPage, resource: Resource) -> Result<SdkMeterProvider, String> {
+    let exporter = match (way.protocol, way.tls_channel()?) {
+        (OtlpTransport::Http, _) => {
+            let http = MetricExporter::builder().with_http().with_http_client(way.http_client()?);
             http.with_protocol(opentelemetry_otlp::Protocol::HttpBinary).build()
         }
-        (Protocol::Grpc, None) => with_grpc(MetricExporter::builder().with_tonic()).build(),
-        (Protocol::Grpc, Some(channel)) => {
+        (OtlpTransport::Grpc, None) => with_grpc(MetricExporter::builder().with_tonic()).build(),
+        (OtlpTransport::Grpc, Some(channel)) => {
             with_grpc(MetricExporter::builder().with_tonic()).with_channel(channel).build()
         }
     };
@@ -221,9 +221,9 @@ fn tell_counts(way: &Way, page: &Page, resource: Resource) -> Result<SdkMeterPro
     let provider = SdkMeterProvider::builder();
     let provider = provider.with_periodic_exporter(exporter).with_resource(resource).build();
     let meter = provider.meter("sluicegate");
-    let shared = Arc::new(Shared::new(Arc::clone(page)));
-    for family in families(&page()) {
-        observe(&meter, family, Reader::of(&shared));
+    let shared = Arc::new(PageCache::new(Arc::clone(page)));
+    for family in parse_families(&page()) {
+        register_family(&meter, family, PageReader::new(&shared));
     }
     Ok(provider)
 }
@@ -233,29 +233,29 @@ fn with_grpc<B: opentelemetry_otlp::WithExportConfig>(builder: B) -> B {
     builder.with_protocol(opentelemetry_otlp::Protocol::Grpc)
 }
 
-impl Way {
+impl ExporterConfig {
     /// Returns the TLS connection. `None` for plain text, which the exporter connects itself.
-    fn channel(&self) -> Result<Option<tonic::transport::Channel>, String> {
-        let is_secure = self.protocol == Protocol::Grpc && self.endpoint.starts_with("https:");
-        let channel = is_secure.then(|| call::secure(&self.endpoint, &self.files, self.patience));
+    fn tls_channel(&self) -> Result<Option<tonic::transport::Channel>, String> {
+        let is_secure = self.protocol == OtlpTransport::Grpc && self.endpoint.starts_with("https:");
+        let channel = is_secure.then(|| call::tls_channel(&self.endpoint, &self.tls_files, self.timeout));
         channel.transpose()
     }
 
-    fn client(&self) -> Result<Http, String> {
-        Http::new(&self.files, self.patience)
+    fn http_client(&self) -> Result<OtlpHttpClient, String> {
+        OtlpHttpClient::new(&self.tls_files, self.timeout)
     }
 }
 
-/// An exported metric. `grows` is true for counters.
+/// An exported metric. `is_counter` is true for counters.
 #[derive(Debug, PartialEq, Eq)]
-struct Family {
+struct ExportedFamily {
     name: String,
     help: String,
-    grows: bool,
+    is_counter: bool,
 }
 
 /// Returns the families of a page. A histogram becomes two: its count and its sum.
-fn families(page: &str) -> Vec<Family> {
+fn parse_families(page: &str) -> Vec<ExportedFamily> {
     let mut found = Vec::new();
     let mut help = "";
     for line in page.lines() {
@@ -268,10 +268,10 @@ fn families(page: &str) -> Vec<Family> {
             continue;
         };
         let endings: &[&str] = if kind == "histogram" { &["_count", "_sum"] } else { &[""] };
-        let family = |end: &&str| Family {
+        let family = |end: &&str| ExportedFamily {
             name: format!("{name}{end}"),
             help: help.to_owned(),
-            grows: kind != "gauge",
+            is_counter: kind != "gauge",
         };
         found.extend(endings.iter().map(family));
     }
@@ -279,57 +279,57 @@ fn families(page: &str) -> Vec<Family> {
 }
 
 /// Registers `family`. Each export reads the metrics page, so both always have the same metrics.
-fn observe(meter: &Meter, family: Family, page: Reader) {
-    let Family { name, help, grows } = family;
-    let look = {
+fn register_family(meter: &Meter, family: ExportedFamily, page: PageReader) {
+    let ExportedFamily { name, help, is_counter: grows } = family;
+    let callback = {
         let name = name.clone();
         move |observer: &dyn AsyncInstrument<f64>| {
-            for (labels, value) in samples(&page.next(), &name) {
+            for (labels, value) in parse_samples(&page.next_page(), &name) {
                 observer.observe(value, &labels);
             }
         }
     };
     if grows {
-        meter.f64_observable_counter(name).with_description(help).with_callback(look).build();
+        meter.f64_observable_counter(name).with_description(help).with_callback(callback).build();
     } else {
-        meter.f64_observable_gauge(name).with_description(help).with_callback(look).build();
+        meter.f64_observable_gauge(name).with_description(help).with_callback(callback).build();
     }
 }
 
-fn samples(page: &str, name: &str) -> Vec<(Vec<KeyValue>, f64)> {
-    page.lines().filter_map(|line| sample(line.strip_prefix(name)?)).collect()
+fn parse_samples(page: &str, name: &str) -> Vec<(Vec<KeyValue>, f64)> {
+    page.lines().filter_map(|line| parse_sample(line.strip_prefix(name)?)).collect()
 }
 
 /// Parses the rest of a line after the name of the sample.
-fn sample(rest: &str) -> Option<(Vec<KeyValue>, f64)> {
+fn parse_sample(rest: &str) -> Option<(Vec<KeyValue>, f64)> {
     let (labels, value) = match rest.strip_prefix('{') {
-        Some(rest) => labels(rest)?,
+        Some(rest) => parse_labels(rest)?,
         None => (Vec::new(), rest),
     };
     Some((labels, value.strip_prefix(' ')?.parse().ok()?))
 }
 
 /// Parses labels up to the closing brace. Also returns the text after the brace.
-fn labels(mut rest: &str) -> Option<(Vec<KeyValue>, &str)> {
+fn parse_labels(mut rest: &str) -> Option<(Vec<KeyValue>, &str)> {
     let mut labels = Vec::new();
     loop {
         if let Some(after) = rest.strip_prefix('}') {
             return Some((labels, after));
         }
         let (key, quoted) = rest.split_once("=\"")?;
-        let (value, after) = unquoted(quoted)?;
+        let (value, after) = unquote_label(quoted)?;
         labels.push(KeyValue::new(key.to_owned(), value));
         rest = after.strip_prefix(',').unwrap_or(after);
     }
 }
 
 /// Removes the escapes of a label's value. Also returns the text after the closing quote.
-fn unquoted(text: &str) -> Option<(String, &str)> {
-    let (mut value, mut letters) = (String::new(), text.chars());
+fn unquote_label(text: &str) -> Option<(String, &str)> {
+    let (mut value, mut chars) = (String::new(), text.chars());
     loop {
-        match letters.next()? {
-            '"' => return Some((value, letters.as_str())),
-            '\\' => value.push(match letters.next()? {
+        match chars.next()? {
+            '"' => return Some((value, chars.as_str())),
+            '\\' => value.push(match chars.next()? {
                 'n' => '\n',
                 itself => itself,
             }),
@@ -338,21 +338,21 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
     }
 }
 
-impl Told {
+impl OtlpExporters {
     /// Returns `true` if any signal is exported.
     #[must_use]
-    pub const fn anything(&self) -> bool {
-        self.spans.is_some() || self.counts.is_some()
+    pub const fn is_active(&self) -> bool {
+        self.tracer_provider.is_some() || self.meter_provider.is_some()
     }
 
     /// Exports the remaining spans and metrics. Blocks for up to 2 s for each signal,
     /// so it must not run on a thread that serves requests.
-    pub fn finish(self) {
-        if let Some(spans) = self.spans {
-            drop(spans.shutdown_with_timeout(GOODBYE));
+    pub fn shutdown(self) {
+        if let Some(spans) = self.tracer_provider {
+            drop(spans.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
         }
-        if let Some(counts) = self.counts {
-            drop(counts.shutdown_with_timeout(GOODBYE));
+        if let Some(counts) = self.meter_provider {
+            drop(counts.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
         }
     }
 }
@@ -361,16 +361,16 @@ impl Told {
 mod tests {
     use super::*;
 
-    fn way(variables: &[(&str, &str)], signal: &str) -> Result<Option<Way>, String> {
-        let look = |name: &str| {
+    fn config_of(variables: &[(&str, &str)], signal: &str) -> Result<Option<ExporterConfig>, String> {
+        let lookup = |name: &str| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        wanted(signal, &look, &Defaults::default())
+        exporter_config(signal, &lookup, &OtlpDefaults::default())
     }
 
-    fn wants(variables: &[(&str, &str)]) -> (bool, bool, usize) {
-        let told = ["TRACES", "METRICS"].map(|signal| way(variables, signal));
+    fn exported_signals(variables: &[(&str, &str)]) -> (bool, bool, usize) {
+        let told = ["TRACES", "METRICS"].map(|signal| config_of(variables, signal));
         let [spans, counts] = told.each_ref().map(|told| matches!(told, Ok(Some(_))));
         (spans, counts, told.iter().filter(|told| told.is_err()).count())
     }
@@ -378,20 +378,20 @@ mod tests {
     #[test]
     fn export_requires_a_configured_endpoint() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
-        assert_eq!(wants(&[]), (false, false, 0));
-        assert_eq!(wants(&[all]), (true, true, 0));
-        assert_eq!(wants(&[all, ("OTEL_METRICS_EXPORTER", "none")]), (true, false, 0));
+        assert_eq!(exported_signals(&[]), (false, false, 0));
+        assert_eq!(exported_signals(&[all]), (true, true, 0));
+        assert_eq!(exported_signals(&[all, ("OTEL_METRICS_EXPORTER", "none")]), (true, false, 0));
         let own = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://c:4317");
-        assert_eq!(wants(&[own]), (false, true, 0));
+        assert_eq!(exported_signals(&[own]), (false, true, 0));
     }
 
     #[test]
     fn unsupported_settings_disable_only_their_own_signal() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317");
-        assert_eq!(wants(&[all, ("OTEL_TRACES_EXPORTER", "zipkin")]), (false, true, 1));
-        assert_eq!(wants(&[all, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]), (false, false, 2));
+        assert_eq!(exported_signals(&[all, ("OTEL_TRACES_EXPORTER", "zipkin")]), (false, true, 1));
+        assert_eq!(exported_signals(&[all, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]), (false, false, 2));
         let half = ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/key");
-        assert_eq!(wants(&[all, half]), (false, true, 1));
+        assert_eq!(exported_signals(&[all, half]), (false, true, 1));
     }
 
     #[test]
@@ -405,23 +405,23 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "250"),
         ];
         let [spans, counts] =
-            ["TRACES", "METRICS"].map(|signal| way(&said, signal).unwrap().unwrap());
-        assert_eq!((spans.protocol, counts.protocol), (Protocol::Grpc, Protocol::Http));
-        assert_eq!(spans.files.certificate.as_deref(), Some("/all"));
-        assert_eq!(counts.files.certificate.as_deref(), Some("/metrics"));
-        assert_eq!(spans.patience, Duration::from_millis(250));
+            ["TRACES", "METRICS"].map(|signal| config_of(&said, signal).unwrap().unwrap());
+        assert_eq!((spans.protocol, counts.protocol), (OtlpTransport::Grpc, OtlpTransport::Http));
+        assert_eq!(spans.tls_files.ca_file.as_deref(), Some("/all"));
+        assert_eq!(counts.tls_files.ca_file.as_deref(), Some("/metrics"));
+        assert_eq!(spans.timeout, Duration::from_millis(250));
     }
 
     #[test]
     fn samples_are_found_by_their_exact_name() {
         let page = "# HELP a_total Help.\n# TYPE a_total counter\na_total{x=\"1\",y=\"2\"} 3\na_total_more 4\n\
                     # HELP b Help.\n# TYPE b histogram\nb_bucket{le=\"1\"} 1\nb_sum 0.5\nb_count 1\n";
-        let named: Vec<_> = families(page).into_iter().map(|f| (f.name, f.grows)).collect();
+        let named: Vec<_> = parse_families(page).into_iter().map(|f| (f.name, f.is_counter)).collect();
         let wanted = [("a_total", true), ("b_count", true), ("b_sum", true)];
         assert_eq!(named, wanted.map(|(name, grows)| (name.to_owned(), grows)));
-        let found = samples(page, "a_total");
+        let found = parse_samples(page, "a_total");
         assert_eq!(found, [(vec![KeyValue::new("x", "1"), KeyValue::new("y", "2")], 3.0)]);
-        assert_eq!(samples(page, "b_sum"), [(vec![], 0.5)]);
+        assert_eq!(parse_samples(page, "b_sum"), [(vec![], 0.5)]);
     }
 
     /// Prometheus' text format has the escapes `\\`, `\"` and `\n`, only in the values of labels.
@@ -448,6 +448,6 @@ a{path=""} 7
             labelled(&[("path", "d.k_{1} 2"), ("verdict", "\"} 9")], 6.0),
             labelled(&[("path", "")], 7.0),
         ];
-        assert_eq!(samples(page, "a"), wanted);
+        assert_eq!(parse_samples(page, "a"), wanted);
     }
 }

@@ -20,109 +20,109 @@ use opentelemetry::trace::{SpanKind, Status, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
 
-use super::event::{Outcome, Protocol};
-use super::metrics::Traced;
-pub use parent::{Headers, Propagators};
+use super::event::{EdgeOutcome, Protocol};
+use super::metrics::SpanIds;
+pub use parent::{HeaderLookup, Propagators};
 
 /// The tracer. Empty without a collector.
-static LISTENER: OnceLock<Listener> = OnceLock::new();
+static CHECK_TRACER: OnceLock<CheckTracer> = OnceLock::new();
 
 tokio::task_local! {
     /// The span of the check that this task decides.
-    static QUESTION: Context;
+    static CHECK_CONTEXT: Context;
 }
 
 #[derive(Debug)]
-struct Listener {
+struct CheckTracer {
     tracer: SdkTracer,
     propagators: Propagators,
 }
 
 /// Returns the tracer. The feature `no_spans` exists only as the baseline of `benches/tracing.rs`.
 #[inline]
-fn listener() -> Option<&'static Listener> {
-    if cfg!(feature = "no_spans") { None } else { LISTENER.get() }
+fn check_tracer() -> Option<&'static CheckTracer> {
+    if cfg!(feature = "no_spans") { None } else { CHECK_TRACER.get() }
 }
 
 /// Sends the spans of all later checks to `tracer`. Only the first call has an effect.
-pub(super) fn tell(tracer: SdkTracer, propagators: Propagators) {
+pub(super) fn install(tracer: SdkTracer, propagators: Propagators) {
     // An error is a second call, which happens only in tests.
-    drop(LISTENER.set(Listener { tracer, propagators }));
+    drop(CHECK_TRACER.set(CheckTracer { tracer, propagators }));
 }
 
 /// The span of a check or of one stage. Empty without a collector.
 #[derive(Debug)]
 #[must_use = "a span is about the work that it is around"]
-pub struct Span(Option<Context>);
+pub struct TraceSpan(Option<Context>);
 
 /// Starts the span of a check that arrived over `protocol` with these headers.
 #[inline]
-pub fn question(protocol: Protocol, headers: Headers<'_>) -> Span {
-    operation((protocol, called(protocol)), headers)
+pub fn check_span(protocol: Protocol, headers: HeaderLookup<'_>) -> TraceSpan {
+    operation_span((protocol, operation_name(protocol)), headers)
 }
 
 /// Starts the span of a `/hold` request, whose permit lasts as long as its connection.
-pub fn hold(headers: Headers<'_>) -> Span {
-    operation((Protocol::Nginx, "GET /hold"), headers)
+pub fn hold(headers: HeaderLookup<'_>) -> TraceSpan {
+    operation_span((Protocol::Nginx, "GET /hold"), headers)
 }
 
 #[inline]
-fn operation(operation: (Protocol, &'static str), headers: Headers<'_>) -> Span {
-    listener().map_or(Span(None), |listener| listener.operation(operation, headers))
+fn operation_span(operation: (Protocol, &'static str), headers: HeaderLookup<'_>) -> TraceSpan {
+    check_tracer().map_or(TraceSpan(None), |listener| listener.start_operation(operation, headers))
 }
 
-impl Listener {
+impl CheckTracer {
     // A separate cold function, so that only the test for a tracer is inlined into every check.
     #[cold]
-    fn operation(&self, (protocol, name): (Protocol, &'static str), headers: Headers<'_>) -> Span {
-        let Some(parent) = parent::of(self.propagators, headers) else { return Span(None) };
+    fn start_operation(&self, (protocol, name): (Protocol, &'static str), headers: HeaderLookup<'_>) -> TraceSpan {
+        let Some(parent) = parent::parent_context(self.propagators, headers) else { return TraceSpan(None) };
         let span = self
             .tracer
             .span_builder(name)
             .with_kind(SpanKind::Server)
             .with_attributes([KeyValue::new("sluicegate.protocol", protocol.as_str())])
             .start_with_context(&self.tracer, &parent);
-        Span(Some(parent.with_span(span)))
+        TraceSpan(Some(parent.with_span(span)))
     }
 
     #[cold]
-    fn part(&self, part: Part) -> Span {
-        let begun = QUESTION.try_with(|context| {
-            let kind = if part == Part::Backend { SpanKind::Client } else { SpanKind::Internal };
+    fn start_stage(&self, part: CheckStage) -> TraceSpan {
+        let begun = CHECK_CONTEXT.try_with(|context| {
+            let kind = if part == CheckStage::Store { SpanKind::Client } else { SpanKind::Internal };
             let builder = self.tracer.span_builder(part.as_str()).with_kind(kind);
             context.with_span(builder.start_with_context(&self.tracer, context))
         });
-        Span(begun.ok())
+        TraceSpan(begun.ok())
     }
 }
 
-impl Span {
+impl TraceSpan {
     /// Runs `work` within this span. The span stays open.
-    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn sync_scope<T>(&self, work: impl FnOnce() -> T) -> T {
         match &self.0 {
-            Some(context) => QUESTION.sync_scope(context.clone(), work),
+            Some(context) => CHECK_CONTEXT.sync_scope(context.clone(), work),
             None => work(),
         }
     }
 
     /// Runs `work` within this span and then ends the span.
-    pub async fn around<T>(self, work: impl Future<Output = T>) -> T {
+    pub async fn scope<T>(self, work: impl Future<Output = T>) -> T {
         match self.0 {
-            Some(context) => QUESTION.scope(context, work).await,
+            Some(context) => CHECK_CONTEXT.scope(context, work).await,
             None => work.await,
         }
     }
 }
 
 /// Sets the outcome of the check that this task decides.
-pub(super) fn outcome(outcome: Outcome) {
-    if listener().is_none() {
+pub(super) fn set_outcome(outcome: EdgeOutcome) {
+    if check_tracer().is_none() {
         return;
     }
-    let _outside = QUESTION.try_with(|context| {
+    let _outside = CHECK_CONTEXT.try_with(|context| {
         let span = context.span();
         span.set_attribute(KeyValue::new("sluicegate.outcome", outcome.as_str()));
-        if !matches!(outcome, Outcome::Admit | Outcome::Deny | Outcome::NothingToAsk) {
+        if !matches!(outcome, EdgeOutcome::Allow | EdgeOutcome::Deny | EdgeOutcome::NothingToCheck) {
             span.set_status(Status::error(outcome.as_str()));
         }
     });
@@ -130,36 +130,36 @@ pub(super) fn outcome(outcome: Outcome) {
 
 /// Returns the identity of this task's check span if it is sampled.
 #[inline]
-pub(super) fn sampled() -> Option<Traced> {
-    listener()?;
-    QUESTION.try_with(traced).ok().flatten()
+pub(super) fn sampled_span_ids() -> Option<SpanIds> {
+    check_tracer()?;
+    CHECK_CONTEXT.try_with(ids_if_sampled).ok().flatten()
 }
 
-fn traced(context: &Context) -> Option<Traced> {
+fn ids_if_sampled(context: &Context) -> Option<SpanIds> {
     let span = context.span();
     let own = span.span_context();
-    own.is_sampled().then(|| Traced {
-        trace: u128::from_be_bytes(own.trace_id().to_bytes()),
-        span: u64::from_be_bytes(own.span_id().to_bytes()),
+    own.is_sampled().then(|| SpanIds {
+        trace_id: u128::from_be_bytes(own.trace_id().to_bytes()),
+        span_id: u64::from_be_bytes(own.span_id().to_bytes()),
     })
 }
 
 /// A stage of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum CheckStage {
     /// Finding the limits.
     Plan,
     /// Waiting for the store.
-    Backend,
+    Store,
     /// Waiting in the queue of a concurrency limit.
     Queue,
 }
 
-impl Part {
+impl CheckStage {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Plan => "plan",
-            Self::Backend => "backend",
+            Self::Store => "backend",
             Self::Queue => "queue",
         }
     }
@@ -167,12 +167,12 @@ impl Part {
 
 /// Starts the span of a stage of this task's check. The span ends when it is dropped.
 #[inline]
-pub fn part(part: Part) -> Span {
-    listener().map_or(Span(None), |listener| listener.part(part))
+pub fn stage_span(part: CheckStage) -> TraceSpan {
+    check_tracer().map_or(TraceSpan(None), |listener| listener.start_stage(part))
 }
 
 /// Returns the operation name according to OpenTelemetry's conventions for RPC and HTTP.
-const fn called(protocol: Protocol) -> &'static str {
+const fn operation_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Grpc => "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
         Protocol::ExtAuthz => "envoy.service.auth.v3.Authorization/Check",

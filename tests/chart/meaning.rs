@@ -3,15 +3,15 @@
 use std::fs;
 
 use serde_json::Value;
-use sluicegate::cli::{self, Outcome, Terminal};
-use sluicegate::config::settings::{self, Backend, Doors, Loaded};
+use sluicegate::cli::{self, CommandOutcome, Terminal};
+use sluicegate::config::settings::{self, StoreSetting, SettingsInput, LoadedSettings};
 
 use super::cases::CASES;
 use super::{Objects, chart, rendered, template};
 
-fn settings_of(objects: &Objects) -> Loaded {
+fn settings_of(objects: &Objects) -> LoadedSettings {
     let file = Some(("server.yaml".to_owned(), objects.server_yaml().to_owned()));
-    let input = Doors { file, environment: secrets_of(objects), ..Doors::default() };
+    let input = SettingsInput { file, environment: secrets_of(objects), ..SettingsInput::default() };
     let loaded = settings::read(&input)
         .unwrap_or_else(|problems| panic!("{problems:?}\n{}", objects.server_yaml()));
     assert_eq!(loaded.warnings, []);
@@ -54,7 +54,7 @@ fn check_accepts_the_limits_of_every_case() {
         let argv = ["sluicegate".into(), "check".into(), directory.path().into()];
         let outcome = cli::run(argv.into(), [], &mut Terminal { out: &mut out, err: &mut err });
         let output = String::from_utf8([out, err].concat()).unwrap();
-        assert_eq!(outcome, Outcome::Yes, "{}: {output}", case.name);
+        assert_eq!(outcome, CommandOutcome::Success, "{}: {output}", case.name);
         assert!(output.contains("0 errors, 0 warnings"), "{}: {output}", case.name);
     }
     assert_eq!(checked, 4, "one for each preset");
@@ -71,7 +71,7 @@ fn large_numbers_and_symbols_are_rendered_unchanged() {
 #[test]
 fn the_service_uses_the_bundled_redis() {
     let objects = rendered(&["--set", "redis.enabled=true"]);
-    let Backend::Redis(url) = settings_of(&objects).settings.backend else { panic!("memory") };
+    let StoreSetting::Redis(url) = settings_of(&objects).settings.backend else { panic!("memory") };
     assert_eq!(url.to_string(), "redis://edge-sluicegate-redis:6379");
     assert_eq!(objects.one("Service", "-redis")["spec"]["ports"][0]["port"], 6379);
 }

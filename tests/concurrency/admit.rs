@@ -7,32 +7,32 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use sluicegate::clock::Clock;
-use sluicegate::engine::admit::{Admission, Ask, Denied, Held, Load};
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
+use sluicegate::engine::admit::{ConcurrencyLimits, PermitRequest, AcquireError, PermitGuard, BucketLoad};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate::kernel::units::{Nanos, Revision};
 use tokio::runtime::Runtime;
 
 const START: Nanos = Nanos::from_secs(1_000);
 const LONG: Nanos = Nanos::from_secs(60);
 
-const fn queued(limit: u32, size: u32) -> Rules {
-    Rules { waiting: Some(Waiting { size, timeout: LONG }), ..Rules::fixed(limit) }
+const fn queued(limit: u32, size: u32) -> LimiterConfig {
+    LimiterConfig { queue: Some(QueueConfig { size, timeout: LONG }), ..LimiterConfig::fixed(limit) }
 }
 
-const fn request(rules: &Rules) -> Ask<'_> {
+const fn request(rules: &LimiterConfig) -> PermitRequest<'_> {
     let revision = Revision(1);
     let (keep, shared) = (None, None);
-    Ask { bucket: b"shop", revision, rules, keep, patience: LONG, answer: LONG, shared }
+    PermitRequest { bucket: b"shop", revision, rules, permit_lifetime: keep, queue_timeout: LONG, store_timeout: LONG, shared }
 }
 
-const fn request_by_revision(revision: u64, rules: &Rules) -> Ask<'_> {
-    Ask { revision: Revision(revision), ..request(rules) }
+const fn request_by_revision(revision: u64, rules: &LimiterConfig) -> PermitRequest<'_> {
+    PermitRequest { revision: Revision(revision), ..request(rules) }
 }
 
-fn manual_clock() -> (Arc<Clock>, Admission) {
+fn manual_clock() -> (Arc<Clock>, ConcurrencyLimits) {
     let clock = Arc::new(Clock::manual(START));
-    (Arc::clone(&clock), Admission::new(clock, 4, 0))
+    (Arc::clone(&clock), ConcurrencyLimits::new(clock, 4, 0))
 }
 
 fn advance(clock: &Clock, by: Nanos) {
@@ -44,14 +44,14 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn acquire_now(admission: &Admission, ask: Ask<'_>) -> Result<Held, Denied> {
+fn acquire_now(admission: &ConcurrencyLimits, ask: PermitRequest<'_>) -> Result<PermitGuard, AcquireError> {
     match poll(pin!(admission.acquire(ask))) {
         Poll::Ready(answer) => answer,
         Poll::Pending => panic!("it waits"),
     }
 }
 
-fn load(admission: &Admission) -> Load {
+fn load(admission: &ConcurrencyLimits) -> BucketLoad {
     admission.load(b"shop").unwrap()
 }
 
@@ -64,7 +64,7 @@ fn runtime() -> Runtime {
 fn sixty_four_tasks_use_exactly_the_limit() {
     const CEILING: u32 = 5;
     let runtime = runtime();
-    let admission = Arc::new(Admission::new(Arc::new(Clock::system()), 4, 0));
+    let admission = Arc::new(ConcurrencyLimits::new(Arc::new(Clock::system()), 4, 0));
     let (within, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let task = |_| {
         let (admission, within, most) = (admission.clone(), within.clone(), most.clone());
@@ -74,7 +74,7 @@ fn sixty_four_tasks_use_exactly_the_limit() {
                 most.fetch_max(within.fetch_add(1, SeqCst) + 1, SeqCst);
                 tokio::task::yield_now().await;
                 within.fetch_sub(1, SeqCst);
-                assert!(held.release(Outcome::Success, None));
+                assert!(held.release(RequestOutcome::Success, None));
             }
         })
     };
@@ -83,15 +83,15 @@ fn sixty_four_tasks_use_exactly_the_limit() {
         runtime.block_on(task).unwrap();
     }
     assert_eq!(most.load(SeqCst), CEILING, "exactly: all of it was used");
-    assert_eq!(load(&admission), Load { in_flight: 0, waiting: 0, limit: CEILING });
+    assert_eq!(load(&admission), BucketLoad { in_flight: 0, waiting: 0, limit: CEILING });
 }
 
 #[test]
 fn a_dropped_permit_is_released() {
     let (_, admission) = manual_clock();
-    let rules = Rules::fixed(1);
+    let rules = LimiterConfig::fixed(1);
     let held = acquire_now(&admission, request(&rules)).unwrap();
-    assert_eq!(acquire_now(&admission, request(&rules)).unwrap_err(), Denied::Full);
+    assert_eq!(acquire_now(&admission, request(&rules)).unwrap_err(), AcquireError::Full);
     drop(held);
     assert!(acquire_now(&admission, request(&rules)).is_ok());
 }
@@ -105,7 +105,7 @@ fn a_dropped_future_leaves_the_queue() {
     {
         let mut waits = pin!(admission.acquire(request(&rules)));
         assert!(poll(waits.as_mut()).is_pending());
-        assert_eq!(acquire_now(&admission, request(&rules)).unwrap_err(), Denied::QueueFull);
+        assert_eq!(acquire_now(&admission, request(&rules)).unwrap_err(), AcquireError::QueueFull);
     }
     assert_eq!(load(&admission).waiting, 0);
     drop(held);
@@ -124,7 +124,7 @@ fn future_dropped_after_its_wakeup_passes_the_permit_on() {
         assert!(poll(first.as_mut()).is_pending());
         assert!(poll(next.as_mut()).is_pending());
         drop(held);
-        assert_eq!(load(&admission), Load { in_flight: 1, waiting: 1, limit: 1 });
+        assert_eq!(load(&admission), BucketLoad { in_flight: 1, waiting: 1, limit: 1 });
     }
     let Poll::Ready(Ok(passed)) = poll(next.as_mut()) else { panic!("the permit was lost") };
     drop(passed);
@@ -134,8 +134,8 @@ fn future_dropped_after_its_wakeup_passes_the_permit_on() {
 #[test]
 fn a_permit_expires_unless_it_is_renewed() {
     let (clock, admission) = manual_clock();
-    let rules = Rules::fixed(2);
-    let keep = Ask { keep: Some(LONG), ..request(&rules) };
+    let rules = LimiterConfig::fixed(2);
+    let keep = PermitRequest { permit_lifetime: Some(LONG), ..request(&rules) };
     let (lost, alive) =
         (acquire_now(&admission, keep).unwrap(), acquire_now(&admission, keep).unwrap());
     advance(&clock, Nanos::from_secs(40));
@@ -143,8 +143,8 @@ fn a_permit_expires_unless_it_is_renewed() {
     advance(&clock, Nanos::from_secs(20));
     admission.sweep();
     assert_eq!(load(&admission).in_flight, 1);
-    assert!(!lost.release(Outcome::Success, None), "it was taken back before");
-    assert!(alive.release(Outcome::Success, None));
+    assert!(!lost.release(RequestOutcome::Success, None), "it was taken back before");
+    assert!(alive.release(RequestOutcome::Success, None));
     assert_eq!(load(&admission).in_flight, 0);
 }
 
@@ -158,7 +158,7 @@ fn queued_request_is_denied_at_the_queue_timeout() {
     assert!(poll(waits.as_mut()).is_pending());
     advance(&clock, LONG);
     admission.sweep();
-    assert!(matches!(poll(waits.as_mut()), Poll::Ready(Err(Denied::Late))));
+    assert!(matches!(poll(waits.as_mut()), Poll::Ready(Err(AcquireError::QueueTimeout))));
     assert_eq!(load(&admission).waiting, 0);
 }
 
@@ -178,7 +178,7 @@ fn sweep_reads_the_clock_for_each_bucket() {
     let _inside = runtime.enter();
     let names: [&[u8]; 2] = [b"a", b"b"];
     let keep = Some(LONG.plus(Nanos::SECOND));
-    let of = |bucket: &'static [u8]| Ask { bucket, keep, ..request(&rules) };
+    let of = |bucket: &'static [u8]| PermitRequest { bucket, permit_lifetime: keep, ..request(&rules) };
     let _held = names.map(|name| acquire_now(&admission, of(name)).unwrap());
     let waker = Waker::from(Arc::new(SlowWaker(Arc::clone(&clock))));
     let mut waits = names.map(|name| Box::pin(admission.acquire(of(name))));
@@ -188,7 +188,7 @@ fn sweep_reads_the_clock_for_each_bucket() {
     advance(&clock, LONG);
     admission.sweep();
     // The wakeup in the first bucket took a second. By then the other permit had expired.
-    assert_eq!(admission.total().in_flight, 1);
+    assert_eq!(admission.totals().in_flight, 1);
 }
 
 #[test]
@@ -199,19 +199,19 @@ fn raised_limit_and_share_wake_queued_requests() {
     let _held = acquire_now(&admission, request(&rules)).unwrap();
     let mut waits = pin!(admission.acquire(request(&rules)));
     assert!(poll(waits.as_mut()).is_pending());
-    admission.share(b"shop", 1);
+    admission.set_share(b"shop", 1);
     admission.reload_all(Revision(1), |_| Some((queued(2, 2), None)));
     assert!(poll(waits.as_mut()).is_pending(), "the share is still one");
-    admission.share(b"shop", 2);
+    admission.set_share(b"shop", 2);
     assert!(matches!(poll(waits.as_mut()), Poll::Ready(Ok(_))));
 }
 
 #[test]
 fn older_revision_does_not_replace_a_newer_limit() {
     let (_, admission) = manual_clock();
-    let (old, new) = (Rules::fixed(3), Rules::fixed(1));
+    let (old, new) = (LimiterConfig::fixed(3), LimiterConfig::fixed(1));
     let _held = acquire_now(&admission, request_by_revision(2, &new)).unwrap();
-    assert_eq!(acquire_now(&admission, request_by_revision(1, &old)).unwrap_err(), Denied::Full);
+    assert_eq!(acquire_now(&admission, request_by_revision(1, &old)).unwrap_err(), AcquireError::Full);
     admission.reload_all(Revision(1), |_| Some((old, None)));
     assert_eq!(load(&admission).limit, 1);
     let _second = acquire_now(&admission, request_by_revision(3, &old)).unwrap();
@@ -221,32 +221,32 @@ fn older_revision_does_not_replace_a_newer_limit() {
 #[test]
 fn buckets_are_bounded_and_idle_ones_are_dropped() {
     let (clock, admission) = manual_clock();
-    let rules = Rules::fixed(1);
+    let rules = LimiterConfig::fixed(1);
     let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
     let mut held: Vec<_> =
         names.map(|name| acquire_now(&admission, request_for(name, &rules)).unwrap()).into();
     assert_eq!(
         acquire_now(&admission, request_for(b"e", &rules)).unwrap_err(),
-        Denied::TooManyBuckets
+        AcquireError::TooManyBuckets
     );
     held.truncate(1);
     advance(&clock, Nanos::from_secs(599));
     admission.sweep();
-    assert_eq!(admission.buckets(), 4, "idle, but not for long");
+    assert_eq!(admission.bucket_count(), 4, "idle, but not for long");
     advance(&clock, Nanos::from_secs(1));
     admission.sweep();
-    assert_eq!(admission.buckets(), 1, "the one in use stays");
+    assert_eq!(admission.bucket_count(), 1, "the one in use stays");
     assert!(acquire_now(&admission, request_for(b"e", &rules)).is_ok());
 }
 
-fn request_for<'a>(bucket: &'a [u8], rules: &'a Rules) -> Ask<'a> {
-    Ask { bucket, ..request(rules) }
+fn request_for<'a>(bucket: &'a [u8], rules: &'a LimiterConfig) -> PermitRequest<'a> {
+    PermitRequest { bucket, ..request(rules) }
 }
 
 #[test]
 fn new_bucket_evicts_the_longest_idle_one() {
     let (clock, admission) = manual_clock();
-    let rules = Rules::fixed(1);
+    let rules = LimiterConfig::fixed(1);
     let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
     let [a, b, c, _d] =
         names.map(|name| acquire_now(&admission, request_for(name, &rules)).unwrap());
@@ -259,14 +259,14 @@ fn new_bucket_evicts_the_longest_idle_one() {
     for (added, evicted) in orders {
         assert!(admission.load(evicted).is_some());
         held.push(acquire_now(&admission, request_for(added, &rules)).unwrap());
-        assert_eq!((admission.load(evicted), admission.buckets()), (None, 4));
+        assert_eq!((admission.load(evicted), admission.bucket_count()), (None, 4));
     }
     assert_eq!(
         acquire_now(&admission, request_for(b"h", &rules)).unwrap_err(),
-        Denied::TooManyBuckets
+        AcquireError::TooManyBuckets
     );
     assert_eq!(admission.load(b"d").unwrap().in_flight, 1, "it was in use all the time");
-    assert_eq!(admission.total().in_flight, 4);
+    assert_eq!(admission.totals().in_flight, 4);
 }
 
 #[test]
@@ -277,24 +277,24 @@ fn bucket_with_queued_requests_is_not_evicted() {
     let names: [&[u8]; 4] = [b"shop", b"b", b"c", b"d"];
     let mut held =
         names.map(|name| Some(acquire_now(&admission, request_for(name, &rules)).unwrap()));
-    admission.share(b"shop", 0);
+    admission.set_share(b"shop", 0);
     held[0] = None;
     let mut waits = pin!(admission.acquire(request(&rules)));
     assert!(poll(waits.as_mut()).is_pending());
-    assert_eq!(load(&admission), Load { in_flight: 0, waiting: 1, limit: 0 });
+    assert_eq!(load(&admission), BucketLoad { in_flight: 0, waiting: 1, limit: 0 });
     assert_eq!(
         acquire_now(&admission, request_for(b"e", &rules)).unwrap_err(),
-        Denied::TooManyBuckets
+        AcquireError::TooManyBuckets
     );
-    admission.share(b"shop", 1);
+    admission.set_share(b"shop", 1);
     assert!(matches!(poll(waits.as_mut()), Poll::Ready(Ok(_))));
 }
 
 #[test]
 fn repeated_requests_find_the_only_idle_bucket() {
     const MOST: usize = 1_000;
-    let admission = Admission::new(Arc::new(Clock::manual(START)), MOST, 0);
-    let rules = Rules::fixed(1);
+    let admission = ConcurrencyLimits::new(Arc::new(Clock::manual(START)), MOST, 0);
+    let rules = LimiterConfig::fixed(1);
     let name = |number: usize| number.to_le_bytes();
     let acquire_by_name = |number| acquire_now(&admission, request_for(&name(number), &rules));
     let mut held: Vec<_> = (0..MOST).map(|number| acquire_by_name(number).unwrap()).collect();
@@ -302,17 +302,17 @@ fn repeated_requests_find_the_only_idle_bucket() {
         drop(held.swap_remove(idle));
         let found = (0..MOST).find_map(|turn| acquire_by_name((idle + 1) * MOST + turn).ok());
         held.push(found.expect("it was never found"));
-        assert_eq!(admission.total().in_flight, 1_000);
-        assert_eq!(acquire_by_name(usize::MAX).unwrap_err(), Denied::TooManyBuckets);
+        assert_eq!(admission.totals().in_flight, 1_000);
+        assert_eq!(acquire_by_name(usize::MAX).unwrap_err(), AcquireError::TooManyBuckets);
     }
 }
 
 #[test]
 fn bucket_names_have_a_memory_bound() {
     const MIB: usize = 1 << 20;
-    let (clock, rules) = (Arc::new(Clock::manual(START)), Rules::fixed(1));
+    let (clock, rules) = (Arc::new(Clock::manual(START)), LimiterConfig::fixed(1));
     for (most, bytes) in [(100, MIB), (4_096, 2 * MIB)] {
-        let admission = Admission::new(Arc::clone(&clock), most, 0);
+        let admission = ConcurrencyLimits::new(Arc::clone(&clock), most, 0);
         let acquire_by_name = |first: u8, len: usize| {
             let name: Vec<u8> = [first].into_iter().cycle().take(len).collect();
             acquire_now(&admission, request_for(&name, &rules))
@@ -320,18 +320,18 @@ fn bucket_names_have_a_memory_bound() {
         let sixteenth = bytes / 16;
         let mut held: Vec<_> =
             (0..16).map(|first| acquire_by_name(first, sixteenth).unwrap()).collect();
-        assert_eq!(acquire_by_name(99, 1).unwrap_err(), Denied::TooManyBuckets);
+        assert_eq!(acquire_by_name(99, 1).unwrap_err(), AcquireError::TooManyBuckets);
         held.truncate(15);
         // Evicting the idle bucket frees exactly the bytes of its name.
         held.push(acquire_by_name(16, sixteenth - 1).unwrap());
         held.push(acquire_by_name(99, 1).unwrap());
-        assert_eq!(acquire_by_name(98, 1).unwrap_err(), Denied::TooManyBuckets);
-        assert_eq!(admission.buckets(), 17);
+        assert_eq!(acquire_by_name(98, 1).unwrap_err(), AcquireError::TooManyBuckets);
+        assert_eq!(admission.bucket_count(), 17);
         drop(held);
-        assert_eq!(acquire_by_name(97, bytes + 1).unwrap_err(), Denied::TooManyBuckets);
-        assert_eq!(admission.buckets(), 17, "for what finds no room in any case nobody goes");
+        assert_eq!(acquire_by_name(97, bytes + 1).unwrap_err(), AcquireError::TooManyBuckets);
+        assert_eq!(admission.bucket_count(), 17, "for what finds no room in any case nobody goes");
         let all_of_it = (0..17).find_map(|_| acquire_by_name(97, bytes).ok());
         assert!(all_of_it.is_some(), "who asks as often has had all looked at");
-        assert_eq!(admission.buckets(), 1);
+        assert_eq!(admission.bucket_count(), 1);
     }
 }

@@ -6,23 +6,23 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::future::poll_immediate;
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::{self, Backend, Cause, Charges, Outcomes, Reply};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::{self, Backend, StoreFailure, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::{Admitted, Engine, Permits, Policy, Refusal, Rejection};
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::concurrency::register::Bounds;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
+use sluicegate::engine::{AdmissionOutcome, Engine, RequestPermits, DecisionPolicy, CheckError, ConcurrencyRejection};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::register::EarlyReleaseLimits;
+use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 /// An engine with `descriptors` in domain `d` and at most `most` buckets.
 fn engine_with(descriptors: &str, shadow: bool, most: usize) -> Engine {
-    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [0; 16]));
-    let policy = Policy { shadow, ..Policy::default() };
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
+    let policy = DecisionPolicy { is_shadow: shadow, ..DecisionPolicy::default() };
     let engine = Engine::new(Clock::manual(Nanos::from_secs(1)), memory, policy);
-    let engine = engine.with_buckets(most, 0);
+    let engine = engine.with_max_buckets(most, 0);
     publish(&engine, descriptors);
     engine
 }
@@ -46,9 +46,9 @@ fn descriptor<'a>(entries: &[(&'a str, &'a str)], hits: u64) -> Descriptor<'a> {
     Descriptor { entries, cost: Cost::Charge(Hits(hits)), limit: None }
 }
 
-pub(super) fn check_of<'a>(entries: &[(&'a str, &'a str)]) -> Question<'a> {
+pub(super) fn check_of<'a>(entries: &[(&'a str, &'a str)]) -> Check<'a> {
     let descriptors = entries.iter().map(|&entry| descriptor(&[entry], 1)).collect();
-    Question { domain: "d", descriptors }
+    Check { domain: "d", descriptors }
 }
 
 pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -59,30 +59,30 @@ fn is_pending(future: Pin<&mut impl Future>) -> bool {
     future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-fn admit(engine: &Engine, check: &Question<'_>) -> Admitted {
+fn admit(engine: &Engine, check: &Check<'_>) -> AdmissionOutcome {
     block_on(engine.admit(check, None)).unwrap()
 }
 
-fn expect_permits(engine: &Engine, check: &Question<'_>) -> Permits {
+fn expect_permits(engine: &Engine, check: &Check<'_>) -> RequestPermits {
     match admit(engine, check) {
-        Admitted::Decided(answer, permits) if answer.verdict == Verdict::Admit => permits,
+        AdmissionOutcome::Decided(answer, permits) if answer.verdict == Verdict::Allow => permits,
         other => panic!("{other:?}"),
     }
 }
 
-fn expect_rejection(engine: &Engine, check: &Question<'_>) -> Rejection {
+fn expect_rejection(engine: &Engine, check: &Check<'_>) -> ConcurrencyRejection {
     match admit(engine, check) {
-        Admitted::Rejected(rejection) => rejection,
-        Admitted::Decided(answer, _) => panic!("{answer:?}"),
+        AdmissionOutcome::Rejected(rejection) => rejection,
+        AdmissionOutcome::Decided(answer, _) => panic!("{answer:?}"),
     }
 }
 
 fn in_flight(engine: &Engine) -> u64 {
-    engine.ceilings().total().in_flight
+    engine.concurrency_limits().totals().in_flight
 }
 
 fn reported_limit(engine: &Engine) -> u64 {
-    engine.ceilings_in_use().values().map(|ceiling| ceiling.limit).sum()
+    engine.concurrency_in_use().values().map(|ceiling| ceiling.limit).sum()
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn reached_limit_rejects_with_the_configured_response() {
     let (first, second) = (expect_permits(&engine, &check), expect_permits(&engine, &check));
     let rejection = expect_rejection(&engine, &check);
     assert_eq!((rejection.reject.status, &*rejection.reject.body), (429, "busy"));
-    assert_eq!((rejection.reason, &*rejection.path), (Reason::CeilingReached, "d.k"));
-    first.finish(Outcome::Success, None);
+    assert_eq!((rejection.reason, &*rejection.path), (Reason::ConcurrencyLimitReached, "d.k"));
+    first.release(RequestOutcome::Success, None);
     let third = expect_permits(&engine, &check);
     drop((second, third));
     assert_eq!(in_flight(&engine), 0);
@@ -109,7 +109,7 @@ fn each_value_has_a_bucket_unless_share_threshold_is_set() {
         .map(|e| expect_permits(&engine, &check_of(&[e])));
     expect_rejection(&engine, &check_of(&[("own", "a")]));
     expect_rejection(&engine, &check_of(&[("one", "a2")]));
-    assert_eq!(engine.ceilings().total().buckets, 3);
+    assert_eq!(engine.concurrency_limits().totals().buckets, 3);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn check_acquires_all_its_permits_or_none() {
     }
     let both = expect_permits(&engine, &check_of(&[("a", "x"), ("b", "x")]));
     assert_eq!(in_flight(&engine), 2);
-    both.finish(Outcome::Success, None);
+    both.release(RequestOutcome::Success, None);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_rate_limit_denial_releases_the_permits() {
     for _ in 0..2 {
         drop(expect_permits(&engine, &check));
     }
-    let Admitted::Decided(answer, permits) = admit(&engine, &check) else { panic!() };
+    let AdmissionOutcome::Decided(answer, permits) = admit(&engine, &check) else { panic!() };
     assert_eq!(answer.verdict, Verdict::Deny);
     assert!(permits.is_empty());
     assert_eq!(in_flight(&engine), 0);
@@ -171,8 +171,8 @@ fn check_without_a_release_ignores_concurrency_limits() {
     let check = check_of(&[("k", "v")]);
     let _held = expect_permits(&engine, &check);
     let answer = block_on(engine.decide(&check)).unwrap();
-    assert_eq!(answer.verdict, Verdict::Admit);
-    assert_eq!(answer.statuses[0].finding.reason, Reason::NoLimit);
+    assert_eq!(answer.verdict, Verdict::Allow);
+    assert_eq!(answer.statuses[0].decision.reason, Reason::NoLimit);
     assert_eq!(in_flight(&engine), 1);
 }
 
@@ -180,7 +180,7 @@ fn check_without_a_release_ignores_concurrency_limits() {
 fn check_with_zero_hits_takes_no_permit() {
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
     let descriptors = [descriptor(&[("k", "v")], 0)].into_iter().collect();
-    let permits = expect_permits(&engine, &Question { domain: "d", descriptors });
+    let permits = expect_permits(&engine, &Check { domain: "d", descriptors });
     assert!(permits.is_empty());
 }
 
@@ -227,9 +227,9 @@ fn two_limits([a, b]: [u32; 2]) -> String {
     of("a", a) + &of("b", b)
 }
 
-async fn wait_for_permits(engine: &Engine, check: &Question<'_>) -> Permits {
+async fn wait_for_permits(engine: &Engine, check: &Check<'_>) -> RequestPermits {
     match engine.admit(check, None).await {
-        Ok(Admitted::Decided(_, permits)) => permits,
+        Ok(AdmissionOutcome::Decided(_, permits)) => permits,
         other => panic!("{other:?}"),
     }
 }
@@ -244,11 +244,11 @@ fn latency_excludes_the_wait_for_another_limit() {
         assert!(is_pending(waits.as_mut()));
         advance(&engine, 2_000);
         drop(first);
-        let Ok(Admitted::Decided(_, permits)) = waits.await else { panic!() };
+        let Ok(AdmissionOutcome::Decided(_, permits)) = waits.await else { panic!() };
         advance(&engine, 10);
-        permits.finish(Outcome::Success, None);
+        permits.release(RequestOutcome::Success, None);
     });
-    let times = engine.ceilings().looks().into_iter().map(|(_, look)| look.rtt);
+    let times = engine.concurrency_limits().snapshots().into_iter().map(|(_, look)| look.rtt);
     assert_eq!(times.collect::<Vec<_>>(), [Some(Nanos(10_000_000)); 2]);
 }
 
@@ -259,7 +259,7 @@ fn limits_removed_by_reload_are_not_reported() {
     assert_eq!(reported_limit(&engine), 5);
     publish_as(&engine, Revision(2), "- key: other\n  concurrency: {limit: 7}\n");
     assert_eq!((in_flight(&engine), reported_limit(&engine)), (1, 0));
-    let looks = engine.ceilings().looks();
+    let looks = engine.concurrency_limits().snapshots();
     assert!(looks.iter().all(|(_, look)| look.load.limit().is_none()));
     drop(held);
 }
@@ -277,10 +277,10 @@ fn check_from_before_a_reload_does_not_undo_it() {
         let _two = [wait_for_permits(&engine, &b).await, wait_for_permits(&engine, &b).await];
         let mut waits: Vec<_> = (0..20).map(|_| Box::pin(engine.admit(&b, None))).collect();
         assert!(waits.iter_mut().all(|waits| is_pending(waits.as_mut())));
-        first.finish(Outcome::Success, None);
+        first.release(RequestOutcome::Success, None);
         assert!(is_pending(old.as_mut()), "it waits under the new ceiling as all others do");
         assert!(waits.iter_mut().all(|waits| is_pending(waits.as_mut())));
-        assert_eq!((in_flight(&engine), engine.ceilings().total().waiting), (3, 21));
+        assert_eq!((in_flight(&engine), engine.concurrency_limits().totals().waiting), (3, 21));
     });
 }
 
@@ -298,7 +298,7 @@ fn check_from_before_a_reload_uses_the_new_limit() {
             passed.extend(poll_immediate(old).await);
         }
         assert_eq!(passed.len(), 1);
-        let total = engine.ceilings().total();
+        let total = engine.concurrency_limits().totals();
         assert_eq!((total.in_flight, total.waiting, reported_limit(&engine)), (5, 2, 10));
     });
 }
@@ -308,27 +308,27 @@ fn queued_check_gets_a_freed_permit_or_cancels_cleanly() {
     let engine =
         Arc::new(engine("- key: k\n  concurrency: {limit: 1, queue: {size: 2, timeout: 1h}}\n"));
     let check = check_of(&[("k", "v")]);
-    assert_eq!(engine.longest_wait(&check), Nanos::from_secs(3600));
+    assert_eq!(engine.longest_queue_wait(&check), Nanos::from_secs(3600));
     block_on(async {
-        let Ok(Admitted::Decided(_, held)) = engine.admit(&check, None).await else { panic!() };
+        let Ok(AdmissionOutcome::Decided(_, held)) = engine.admit(&check, None).await else { panic!() };
         let mut canceled = Box::pin(engine.admit(&check, None));
         let mut waits = Box::pin(engine.admit(&check, None));
         assert!(is_pending(canceled.as_mut()));
         assert!(is_pending(waits.as_mut()));
-        assert_eq!(engine.ceilings().total().waiting, 2);
+        assert_eq!(engine.concurrency_limits().totals().waiting, 2);
         drop(canceled);
-        assert_eq!(engine.ceilings().total().waiting, 1);
-        held.finish(Outcome::Success, None);
-        let Ok(Admitted::Decided(_, held)) = waits.await else { panic!() };
+        assert_eq!(engine.concurrency_limits().totals().waiting, 1);
+        held.release(RequestOutcome::Success, None);
+        let Ok(AdmissionOutcome::Decided(_, held)) = waits.await else { panic!() };
         assert!(!held.is_empty());
     });
-    assert_eq!((in_flight(&engine), engine.ceilings().total().waiting), (0, 0));
+    assert_eq!((in_flight(&engine), engine.concurrency_limits().totals().waiting), (0, 0));
 }
 
 const ID: &str = "0123456789abcdef";
 const OTHER: &str = "fedcba9876543210";
 
-fn acquire(engine: &Engine, id: &str) -> Result<Admitted, Refusal> {
+fn acquire(engine: &Engine, id: &str) -> Result<AdmissionOutcome, CheckError> {
     let check = check_of(&[("k", "v")]);
     block_on(engine.acquire((id, 0), &check, &check, None))
 }
@@ -336,22 +336,22 @@ fn acquire(engine: &Engine, id: &str) -> Result<Admitted, Refusal> {
 #[test]
 fn id_keeps_its_permit_until_its_release() {
     let engine = engine("- key: k\n  concurrency: {limit: 2}\n");
-    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    assert!(matches!(acquire(&engine, ID), Ok(AdmissionOutcome::Decided(..))));
     assert_eq!(in_flight(&engine), 1);
-    assert!(matches!(acquire(&engine, ID), Err(Refusal::BadId { descriptor: 0, .. })));
+    assert!(matches!(acquire(&engine, ID), Err(CheckError::BadId { descriptor: 0, .. })));
     assert_eq!(in_flight(&engine), 1);
-    engine.release(ID, None, Outcome::Success, None);
+    engine.release(ID, None, RequestOutcome::Success, None);
     assert_eq!(in_flight(&engine), 0);
-    engine.release(ID, None, Outcome::Success, None);
+    engine.release(ID, None, RequestOutcome::Success, None);
     assert_eq!(in_flight(&engine), 0);
 }
 
-fn is_duplicate_id(result: &Result<Admitted, Refusal>) -> bool {
-    matches!(result, Err(Refusal::BadId { descriptor: 0, .. }))
+fn is_duplicate_id(result: &Result<AdmissionOutcome, CheckError>) -> bool {
+    matches!(result, Err(CheckError::BadId { descriptor: 0, .. }))
 }
 
-fn is_admitted(result: &Result<Admitted, Refusal>) -> bool {
-    matches!(result, Ok(Admitted::Decided(answer, _)) if answer.verdict == Verdict::Admit)
+fn is_admitted(result: &Result<AdmissionOutcome, CheckError>) -> bool {
+    matches!(result, Ok(AdmissionOutcome::Decided(answer, _)) if answer.verdict == Verdict::Allow)
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn id_with_permits_is_refused_for_any_check() {
     let elsewhere = check_of(&[("nothing", "v")]);
     let again = || block_on(engine.acquire((ID, 0), &elsewhere, &elsewhere, None));
     assert!(is_duplicate_id(&again()));
-    assert!(engine.release(ID, None, Outcome::Success, None));
+    assert!(engine.release(ID, None, RequestOutcome::Success, None));
     assert!(is_admitted(&again()));
     assert!(is_admitted(&acquire(&engine, ID)), "what held nothing may ask again");
 }
@@ -395,15 +395,15 @@ fn queued_id_is_refused_until_it_leaves_the_queue() {
         assert!(is_pending(first.as_mut()));
         let second = poll_immediate(acquire_by_id(ID)).await;
         assert!(is_duplicate_id(&second.expect("it does not wait")));
-        assert_eq!(engine.ceilings().total().waiting, 1);
+        assert_eq!(engine.concurrency_limits().totals().waiting, 1);
         drop(first);
         let mut again = acquire_by_id(ID);
         assert!(is_pending(again.as_mut()));
-        assert!(engine.release(OTHER, None, Outcome::Success, None));
+        assert!(engine.release(OTHER, None, RequestOutcome::Success, None));
         assert!(is_admitted(&again.await));
-        assert!(engine.release(ID, None, Outcome::Success, None));
+        assert!(engine.release(ID, None, RequestOutcome::Success, None));
     });
-    assert_eq!((in_flight(&engine), engine.ceilings().total().waiting), (0, 0));
+    assert_eq!((in_flight(&engine), engine.concurrency_limits().totals().waiting), (0, 0));
 }
 
 #[test]
@@ -415,10 +415,10 @@ fn early_release_is_remembered_while_its_acquire_waits() {
         assert!(is_admitted(&acquire_by_id(OTHER).await));
         let mut waits = acquire_by_id(ID);
         assert!(is_pending(waits.as_mut()));
-        assert!(!engine.release(ID, None, Outcome::Ignored, None));
+        assert!(!engine.release(ID, None, RequestOutcome::Ignored, None));
         // Longer than the lifetime of an early release. A queued acquire prolongs it.
         advance(&engine, 25_000);
-        assert!(engine.release(OTHER, None, Outcome::Success, None));
+        assert!(engine.release(OTHER, None, RequestOutcome::Success, None));
         assert!(is_admitted(&waits.await));
     });
     assert_eq!(in_flight(&engine), 0);
@@ -437,11 +437,11 @@ fn expired_id_can_acquire_before_a_sweep() {
     assert!(is_admitted(&acquire(&engine, ID)));
     assert_eq!(in_flight(&engine), 1);
     assert!(engine.renew(ID));
-    assert!(engine.release(ID, None, Outcome::Success, None));
+    assert!(engine.release(ID, None, RequestOutcome::Success, None));
 }
 
 /// Limits for `a` and `b` with a `max_duration` of 1 s and 60 s, and a check of both.
-fn limits_of_1s_and_60s() -> (Engine, Question<'static>) {
+fn limits_of_1s_and_60s() -> (Engine, Check<'static>) {
     let queue = "queue: {size: 9, timeout: 1h}";
     let of = |key, secs| {
         format!("- key: {key}\n  concurrency: {{limit: 1, max_duration: {secs}s, {queue}}}\n")
@@ -454,7 +454,7 @@ fn two_limits_require_renewal_within_the_shorter_max_duration() {
     let (engine, both) = limits_of_1s_and_60s();
     let acquire_both = || block_on(engine.acquire((ID, 0), &both, &both, Some(Nanos::SECOND)));
     assert!(is_admitted(&acquire_both()));
-    assert_eq!(engine.held_by(ID), Some(Nanos::SECOND));
+    assert_eq!(engine.renewal_interval(ID), Some(Nanos::SECOND));
     for _ in 0..3 {
         advance(&engine, 900);
         assert!(engine.renew(ID));
@@ -484,7 +484,7 @@ fn max_duration_starts_at_the_last_acquire() {
         let mut waits = Box::pin(engine.acquire((ID, 0), &both, &both, None));
         assert!(is_pending(waits.as_mut()));
         advance(&engine, 900);
-        first.finish(Outcome::Success, None);
+        first.release(RequestOutcome::Success, None);
         assert!(is_admitted(&waits.await));
     });
     advance(&engine, 999);
@@ -502,10 +502,10 @@ fn check_that_loses_a_permit_while_queued_starts_over() {
         assert!(is_pending(waits.as_mut()));
         advance(&engine, 1_000);
         let other = wait_for_permits(&engine, &a).await;
-        first.finish(Outcome::Success, None);
+        first.release(RequestOutcome::Success, None);
         assert!(is_pending(waits.as_mut()), "the place under a is another's now");
         assert_eq!(in_flight(&engine), 1, "and what it had under b is given back");
-        other.finish(Outcome::Success, None);
+        other.release(RequestOutcome::Success, None);
         assert!(is_admitted(&waits.await));
         assert_eq!(in_flight(&engine), 2);
         assert!(engine.renew(ID));
@@ -526,9 +526,9 @@ fn check_that_loses_a_permit_at_its_timeout_is_denied() {
         let mut waits = Box::pin(engine.acquire((ID, 0), &both, &both, None));
         assert!(is_pending(waits.as_mut()));
         advance(&engine, 3_599_999);
-        first.finish(Outcome::Success, None);
+        first.release(RequestOutcome::Success, None);
         advance(&engine, 1);
-        let Ok(Admitted::Rejected(rejection)) = waits.await else { panic!("it was late") };
+        let Ok(AdmissionOutcome::Rejected(rejection)) = waits.await else { panic!("it was late") };
         assert_eq!((rejection.reason, &*rejection.path), (Reason::QueueTimeout, "d.b"));
     });
     assert_eq!(in_flight(&engine), 0);
@@ -543,7 +543,7 @@ fn lost_shadow_permit_does_not_fail_the_check() {
         let mut waits = Box::pin(engine.acquire((ID, 0), &both, &both, None));
         assert!(is_pending(waits.as_mut()));
         advance(&engine, 1_000);
-        first.finish(Outcome::Success, None);
+        first.release(RequestOutcome::Success, None);
         assert!(is_admitted(&waits.await));
     });
     assert_eq!(in_flight(&engine), 1);
@@ -553,16 +553,16 @@ fn lost_shadow_permit_does_not_fail_the_check() {
 #[test]
 fn an_early_release_leaves_no_permit_behind() {
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
-    engine.release(ID, None, Outcome::Ignored, None);
-    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    engine.release(ID, None, RequestOutcome::Ignored, None);
+    assert!(matches!(acquire(&engine, ID), Ok(AdmissionOutcome::Decided(..))));
     assert_eq!(in_flight(&engine), 0);
 }
 
 #[test]
 fn early_release_beyond_the_bound_is_forgotten() {
-    let bounds = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
+    let bounds = EarlyReleaseLimits { per_source: 0, total: 0, lifetime: Nanos::SECOND };
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n").with_early_releases(bounds);
-    engine.release(ID, None, Outcome::Ignored, None);
+    engine.release(ID, None, RequestOutcome::Ignored, None);
     assert!(acquire(&engine, ID).is_ok());
     assert_eq!(in_flight(&engine), 1);
 }
@@ -570,27 +570,27 @@ fn early_release_beyond_the_bound_is_forgotten() {
 #[test]
 fn time_in_flight_is_known_by_id() {
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
-    assert_eq!(engine.held_for(ID), None);
+    assert_eq!(engine.in_flight_for(ID), None);
     assert!(acquire(&engine, ID).is_ok());
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(7));
-    assert_eq!(engine.held_for(ID), Some(Nanos(7)));
-    engine.release(ID, None, Outcome::Success, None);
-    assert_eq!(engine.held_for(ID), None);
+    assert_eq!(engine.in_flight_for(ID), Some(Nanos(7)));
+    engine.release(ID, None, RequestOutcome::Success, None);
+    assert_eq!(engine.in_flight_for(ID), None);
 }
 
 #[test]
 fn an_unreleased_permit_expires_after_max_duration() {
     let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
-    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    assert!(matches!(acquire(&engine, ID), Ok(AdmissionOutcome::Decided(..))));
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(Nanos::from_secs(3).0 - 1));
-    engine.ceilings().sweep();
+    engine.concurrency_limits().sweep();
     assert_eq!(in_flight(&engine), 1);
     clock.advance(Nanos(1));
-    engine.ceilings().sweep();
+    engine.concurrency_limits().sweep();
     assert_eq!(in_flight(&engine), 0);
-    engine.release(ID, None, Outcome::Success, None);
+    engine.release(ID, None, RequestOutcome::Success, None);
     assert_eq!(in_flight(&engine), 0, "given back once");
 }
 
@@ -599,15 +599,15 @@ fn wall_clock_step_forward_expires_no_permit() {
     let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
     assert!(is_admitted(&acquire(&engine, ID)));
     let Clock::Manual(clock) = engine.clock() else { panic!() };
-    clock.step(Nanos::from_secs(3_600));
-    engine.ceilings().sweep();
+    clock.step_wall_clock(Nanos::from_secs(3_600));
+    engine.concurrency_limits().sweep();
     assert_eq!(in_flight(&engine), 1);
-    assert_eq!(engine.held_for(ID), Some(Nanos(0)));
+    assert_eq!(engine.in_flight_for(ID), Some(Nanos(0)));
     assert!(is_duplicate_id(&acquire(&engine, ID)), "it holds its place");
     clock.advance(Nanos(Nanos::from_secs(3).0 - 1));
     assert!(engine.renew(ID));
     clock.advance(Nanos::from_secs(3));
-    engine.ceilings().sweep();
+    engine.concurrency_limits().sweep();
     assert_eq!(in_flight(&engine), 0, "what has passed does end it");
 }
 
@@ -615,7 +615,7 @@ fn wall_clock_step_forward_expires_no_permit() {
 fn renewal_extends_a_permit_by_max_duration() {
     let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
     assert!(!engine.renew(ID), "nothing is held");
-    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    assert!(matches!(acquire(&engine, ID), Ok(AdmissionOutcome::Decided(..))));
     for _ in 0..5 {
         advance(&engine, 2_000);
         assert!(engine.renew(ID));
@@ -629,50 +629,50 @@ fn renewal_extends_a_permit_by_max_duration() {
 fn advance(engine: &Engine, ms: u64) {
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(ms * Nanos::MILLI.0));
-    engine.ceilings().sweep();
+    engine.concurrency_limits().sweep();
 }
 
 #[test]
 fn releases_of_denied_acquires_are_not_remembered() {
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
     let other = "fedcba9876543210";
-    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
+    assert!(matches!(acquire(&engine, ID), Ok(AdmissionOutcome::Decided(..))));
     for _ in 0..2 {
-        assert!(matches!(acquire(&engine, other), Ok(Admitted::Rejected(..))));
+        assert!(matches!(acquire(&engine, other), Ok(AdmissionOutcome::Rejected(..))));
     }
-    assert!(!engine.release(other, None, Outcome::Ignored, None));
+    assert!(!engine.release(other, None, RequestOutcome::Ignored, None));
     assert_eq!(engine.early_releases().0, 0);
-    assert!(matches!(acquire(&engine, other), Ok(Admitted::Rejected(..))));
-    assert!(engine.release(ID, None, Outcome::Success, None));
-    assert!(matches!(acquire(&engine, other), Ok(Admitted::Decided(..))), "it may ask again");
+    assert!(matches!(acquire(&engine, other), Ok(AdmissionOutcome::Rejected(..))));
+    assert!(engine.release(ID, None, RequestOutcome::Success, None));
+    assert!(matches!(acquire(&engine, other), Ok(AdmissionOutcome::Decided(..))), "it may ask again");
     assert_eq!(in_flight(&engine), 1);
-    assert!(engine.release(other, None, Outcome::Success, None));
+    assert!(engine.release(other, None, RequestOutcome::Success, None));
 }
 
 #[derive(Debug)]
 struct UnavailableStore;
 
 impl Backend for UnavailableStore {
-    fn charge<'a>(&'a self, _: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
-        let away = |_| backend::Outcome::Failed(Cause::Unreachable);
-        Reply::Now(charges.list.iter().map(away).collect())
+    fn charge<'a>(&'a self, _: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        let away = |_| backend::ChargeOutcome::Failed(StoreFailure::Unreachable);
+        StoreReply::Ready(charges.list.iter().map(away).collect())
     }
 
-    fn borrow<'a>(&'a self, _: Nanos, _: &'a Message) -> Reply<'a, Lent> {
-        Reply::Now(Lent::Failed(Cause::Unreachable))
+    fn exchange_lease_message<'a>(&'a self, _: Nanos, _: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        StoreReply::Ready(LeaseOutcome::Failed(StoreFailure::Unreachable))
     }
 }
 
 #[test]
 fn releases_of_failed_acquires_are_not_remembered() {
     let clock = Clock::manual(Nanos::from_secs(1));
-    let engine = Engine::new(clock, Arc::new(UnavailableStore), Policy::default());
+    let engine = Engine::new(clock, Arc::new(UnavailableStore), DecisionPolicy::default());
     publish(&engine, BOTH_LIMITS);
-    assert!(matches!(acquire(&engine, ID), Err(Refusal::BackendDown(_))));
+    assert!(matches!(acquire(&engine, ID), Err(CheckError::StoreUnavailable(_))));
     assert_eq!(in_flight(&engine), 0);
-    assert!(!engine.release(ID, None, Outcome::Ignored, None));
+    assert!(!engine.release(ID, None, RequestOutcome::Ignored, None));
     assert_eq!(engine.early_releases().0, 0);
-    assert!(matches!(acquire(&engine, ID), Err(Refusal::BackendDown(_))), "it may ask again");
+    assert!(matches!(acquire(&engine, ID), Err(CheckError::StoreUnavailable(_))), "it may ask again");
 }
 
 #[test]
@@ -685,15 +685,15 @@ fn releases_of_canceled_acquires_are_not_remembered() {
         let (mut canceled, mut released) =
             (acquire_by_id(OTHER), acquire_by_id("its-release-is-before"));
         assert!(is_pending(canceled.as_mut()) && is_pending(released.as_mut()));
-        engine.release("its-release-is-before", None, Outcome::Ignored, None);
+        engine.release("its-release-is-before", None, RequestOutcome::Ignored, None);
         assert_eq!(engine.early_releases().0, 1);
         drop(released);
         assert_eq!(engine.early_releases().0, 0, "what it was remembered for is over");
         drop(canceled);
-        assert!(!engine.release(OTHER, None, Outcome::Ignored, None));
+        assert!(!engine.release(OTHER, None, RequestOutcome::Ignored, None));
         assert_eq!(engine.early_releases().0, 0);
     });
-    assert!(engine.release(ID, None, Outcome::Success, None));
+    assert!(engine.release(ID, None, RequestOutcome::Success, None));
 }
 
 #[test]
@@ -703,12 +703,12 @@ fn release_during_a_queued_retry_counts_as_early() {
     let acquire_by_id = |id, patience| Box::pin(engine.acquire((id, 0), &check, &check, patience));
     block_on(async {
         assert!(is_admitted(&acquire_by_id(ID, None).await));
-        assert!(matches!(acquire_by_id(OTHER, Some(Nanos(0))).await, Ok(Admitted::Rejected(..))));
+        assert!(matches!(acquire_by_id(OTHER, Some(Nanos(0))).await, Ok(AdmissionOutcome::Rejected(..))));
         let mut waits = acquire_by_id(OTHER, None);
         assert!(is_pending(waits.as_mut()));
-        engine.release(OTHER, None, Outcome::Ignored, None);
+        engine.release(OTHER, None, RequestOutcome::Ignored, None);
         assert_eq!(engine.early_releases().0, 1);
-        assert!(engine.release(ID, None, Outcome::Success, None));
+        assert!(engine.release(ID, None, RequestOutcome::Success, None));
         assert!(is_admitted(&waits.await));
     });
     assert_eq!((in_flight(&engine), engine.early_releases().0), (0, 0));
@@ -716,30 +716,30 @@ fn release_during_a_queued_retry_counts_as_early() {
 
 #[test]
 fn early_releases_use_the_configured_bounds() {
-    let bounds = Bounds { per_source: 3, total: 5, keep: Nanos::SECOND };
+    let bounds = EarlyReleaseLimits { per_source: 3, total: 5, lifetime: Nanos::SECOND };
     let engine = engine("- key: k\n  concurrency: {limit: 1, max_duration: 3s}\n");
     let engine = engine.with_early_releases(bounds);
     assert_eq!(engine.early_releases(), (0, 5));
     let other = "fedcba9876543210";
-    assert!(matches!(acquire(&engine, ID), Ok(Admitted::Decided(..))));
-    assert!(matches!(acquire(&engine, other), Ok(Admitted::Rejected(..))));
+    assert!(matches!(acquire(&engine, ID), Ok(AdmissionOutcome::Decided(..))));
+    assert!(matches!(acquire(&engine, other), Ok(AdmissionOutcome::Rejected(..))));
     advance(&engine, 3_000);
     expire_id(&engine, ID);
     // The denial was remembered for only a second, so this release is of an unknown id.
-    engine.release(other, None, Outcome::Ignored, None);
+    engine.release(other, None, RequestOutcome::Ignored, None);
     assert_eq!(engine.early_releases(), (1, 5));
 }
 
 /// Runs the engine's expiry until it has removed `id`.
 fn expire_id(engine: &Engine, id: &str) {
     let forgotten = async {
-        while engine.held_by(id).is_some() {
+        while engine.renewal_interval(id).is_some() {
             tokio::task::yield_now().await;
         }
     };
     let either = async {
         tokio::select! {
-            () = engine.expire_on() => panic!("it ended"),
+            () = engine.expire_forever() => panic!("it ended"),
             () = forgotten => {}
         }
     };
@@ -753,7 +753,7 @@ fn early_releases_are_bounded_per_source_without_eviction() {
     let engine = engine("- key: k\n  concurrency: {limit: 9}\n");
     let source = |last| Some(std::net::IpAddr::from([192, 0, 2, last]));
     let early = |id: String, from| {
-        engine.release(&id, source(from), Outcome::Ignored, None);
+        engine.release(&id, source(from), RequestOutcome::Ignored, None);
         engine.early_releases().0
     };
     for number in 0..MOST {
@@ -762,10 +762,10 @@ fn early_releases_are_bounded_per_source_without_eviction() {
     assert_eq!(early("one-more-of-the-same".into(), 1), MOST, "refused");
     assert_eq!(early(ID.into(), 2), MOST + 1, "another's are remembered");
     for id in ["release-0000000000000000", ID] {
-        assert!(matches!(acquire(&engine, id), Ok(Admitted::Decided(..))));
+        assert!(matches!(acquire(&engine, id), Ok(AdmissionOutcome::Decided(..))));
         assert_eq!(in_flight(&engine), 0, "{id} was over");
     }
-    assert!(matches!(acquire(&engine, "one-more-of-the-same"), Ok(Admitted::Decided(..))));
+    assert!(matches!(acquire(&engine, "one-more-of-the-same"), Ok(AdmissionOutcome::Decided(..))));
     assert_eq!(in_flight(&engine), 1, "forgotten, and max_duration frees it");
 }
 
@@ -778,7 +778,7 @@ fn unreleased_permits_are_bounded_by_the_limit_and_expire() {
         for number in 0..101_000 {
             let id = format!("never-given-back-{number}");
             let admitted = engine.acquire((&id, 0), &check, &check, None).await;
-            held += usize::from(matches!(admitted, Ok(Admitted::Decided(..))));
+            held += usize::from(matches!(admitted, Ok(AdmissionOutcome::Decided(..))));
         }
         held
     });
@@ -791,7 +791,7 @@ fn unreleased_permits_are_bounded_by_the_limit_and_expire() {
 fn an_invalid_check_takes_no_permit() {
     let engine = engine("- key: k\n  concurrency: {limit: 1}\n");
     let refused = |check| block_on(engine.admit(&check, None)).unwrap_err();
-    assert_eq!(refused(check_of(&[])), Refusal::NoDescriptors);
-    assert_eq!(refused(Question { domain: "", ..check_of(&[("k", "v")]) }), Refusal::EmptyDomain);
+    assert_eq!(refused(check_of(&[])), CheckError::NoDescriptors);
+    assert_eq!(refused(Check { domain: "", ..check_of(&[("k", "v")]) }), CheckError::EmptyDomain);
     assert_eq!(in_flight(&engine), 0);
 }

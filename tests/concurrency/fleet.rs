@@ -9,18 +9,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{join_all, poll_immediate};
-use sluicegate::backend::heartbeat::{Heard, Round};
-use sluicegate::backend::lease::{Lent, Message};
+use sluicegate::backend::heartbeat::{ShareRoundReply, ShareRound};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
 use sluicegate::backend::memory::coordinators::Coordinators;
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::Shown;
-use sluicegate::engine::admit::fleet::{Fleet, Pace};
-use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy};
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
+use sluicegate::engine::admit::ShareSnapshot;
+use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
@@ -32,7 +32,7 @@ async fn in_time<T>(asked: impl Future<Output = T>) -> T {
 /// A store with injected faults that records its calls.
 #[derive(Debug)]
 struct Store {
-    memory: Memory,
+    memory: MemoryStore,
     /// The coordinators, if the store started without state.
     unsettled: Option<Mutex<Coordinators>>,
     is_cut: AtomicBool,
@@ -53,7 +53,7 @@ struct Store {
 
 impl Store {
     fn new() -> Arc<Self> {
-        let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
+        let memory = MemoryStore::new(1_000, WhenFull::Deny, [0; 16]);
         let (unsettled, is_cut, is_away, is_another, is_slow, is_silent) = Default::default();
         let (calls, largest, reported) = Default::default();
         Arc::new(Self {
@@ -80,49 +80,49 @@ impl Store {
         *self.unsettled.as_ref().unwrap().lock().unwrap() = Coordinators::default();
     }
 
-    fn apply_round(&self, now: Nanos, round: &Round) -> Result<Heard, Cause> {
+    fn apply_round(&self, now: Nanos, round: &ShareRound) -> Result<ShareRoundReply, StoreFailure> {
         match &self.unsettled {
             Some(coordinators) => {
                 let name = if self.is_another.load(Relaxed) { "another" } else { "one" };
-                Ok(coordinators.lock().unwrap().hear(now, name, round))
+                Ok(coordinators.lock().unwrap().apply_round(now, name, round))
             }
-            None => match self.memory.heartbeat(now, round) {
-                Reply::Now(heard) => heard,
-                Reply::Later(_) => unreachable!("memory answers at once"),
+            None => match self.memory.report_shares(now, round) {
+                StoreReply::Ready(heard) => heard,
+                StoreReply::Pending(_) => unreachable!("memory answers at once"),
             },
         }
     }
 }
 
 impl Backend for Store {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.memory.charge(now, charges)
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        self.memory.borrow(now, message)
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        self.memory.exchange_lease_message(now, message)
     }
 
-    fn trouble(&self) -> Option<Cause> {
-        self.is_away.load(Relaxed).then_some(Cause::Unreachable)
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.is_away.load(Relaxed).then_some(StoreFailure::Unreachable)
     }
 
-    fn heartbeat<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+    fn report_shares<'a>(&'a self, now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         self.calls.fetch_add(1, Relaxed);
-        self.largest.fetch_max(round.beats.len(), Relaxed);
-        let names = round.beats.iter().map(|beat| beat.bucket.clone()).collect();
+        self.largest.fetch_max(round.reports.len(), Relaxed);
+        let names = round.reports.iter().map(|beat| beat.bucket.clone()).collect();
         self.reported.lock().unwrap().push(names);
         if self.is_cut.load(Relaxed) {
-            return Reply::Now(Err(Cause::Unreachable));
+            return StoreReply::Ready(Err(StoreFailure::Unreachable));
         }
         if self.is_silent.load(Relaxed) {
-            return Reply::Later(Box::pin(std::future::pending()));
+            return StoreReply::Pending(Box::pin(std::future::pending()));
         }
         let heard = self.apply_round(now, round);
         if !self.is_slow.load(Relaxed) {
-            return Reply::Now(heard);
+            return StoreReply::Ready(heard);
         }
-        Reply::Later(Box::pin(async {
+        StoreReply::Pending(Box::pin(async {
             tokio::task::yield_now().await;
             heard
         }))
@@ -132,7 +132,7 @@ impl Backend for Store {
 /// A replica and its permits.
 struct Replica {
     engine: Engine,
-    held: Vec<Permits>,
+    held: Vec<RequestPermits>,
 }
 
 impl Replica {
@@ -167,9 +167,9 @@ impl Replica {
     ) -> Self {
         let clock = Clock::manual(Nanos::from_secs(1_000));
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
-        let pace = Pace { heartbeat: Nanos::SECOND, term: Nanos::from_secs(5) };
-        let fleet = Arc::new(Fleet::new(membership, life, pace, patience));
-        let engine = Engine::new(clock, store.clone(), Policy::default()).with_buckets(most, 0);
+        let pace = SharePace { heartbeat: Nanos::SECOND, share_duration: Nanos::from_secs(5) };
+        let fleet = Arc::new(FleetReporter::new(membership, life, pace, patience));
+        let engine = Engine::new(clock, store.clone(), DecisionPolicy::default()).with_max_buckets(most, 0);
         let replica = Self { engine: engine.with_fleet(fleet), held: Vec::new() };
         replica.publish(ceiling);
         replica
@@ -191,13 +191,13 @@ impl Replica {
         admitted.map(|permits| self.held.push(permits)).is_some()
     }
 
-    fn admit(&self, check: &Question<'_>) -> Admitted {
+    fn admit(&self, check: &Check<'_>) -> AdmissionOutcome {
         block_on(async {
             let mut asked = pin!(self.engine.admit(check, None));
             tokio::select! {
                 biased;
                 admitted = &mut asked => admitted.unwrap(),
-                () = self.engine.speak_once() => asked.await.unwrap(),
+                () = self.engine.report_once() => asked.await.unwrap(),
             }
         })
     }
@@ -211,12 +211,12 @@ impl Replica {
 
     fn finish(&mut self, count: usize) {
         for permits in self.held.drain(..count) {
-            permits.finish(Outcome::Success, None);
+            permits.release(RequestOutcome::Success, None);
         }
     }
 
     fn report(&self) {
-        block_on(self.engine.speak_once());
+        block_on(self.engine.report_once());
     }
 
     fn advance(&self, by: Nanos) {
@@ -224,40 +224,40 @@ impl Replica {
         clock.advance(by);
     }
 
-    fn snapshot(&self) -> Shown {
-        let fleet = self.engine.ceilings().fleet().unwrap();
-        fleet.shown(self.engine.clock(), 1).remove(0).1
+    fn snapshot(&self) -> ShareSnapshot {
+        let fleet = self.engine.concurrency_limits().fleet_reporter().unwrap();
+        fleet.share_snapshots(self.engine.clock(), 1).remove(0).1
     }
 }
 
-pub(super) fn default_check() -> Question<'static> {
+pub(super) fn default_check() -> Check<'static> {
     check_of_key("k")
 }
 
-fn check_of_key(key: &str) -> Question<'_> {
+fn check_of_key(key: &str) -> Check<'_> {
     check_of_entry((key, "v"))
 }
 
-fn check_of_entry<'a>(entry: (&'a str, &'a str)) -> Question<'a> {
+fn check_of_entry<'a>(entry: (&'a str, &'a str)) -> Check<'a> {
     let entries = [entry].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-    Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
+    Check { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }
 
-fn check_of_value(value: &str) -> Question<'_> {
+fn check_of_value(value: &str) -> Check<'_> {
     let entries = [("k", value)].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-    Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
+    Check { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }
 
 trait MapPermits {
-    fn map<T>(self, take: impl FnOnce(Permits) -> T) -> Option<T>;
+    fn map<T>(self, take: impl FnOnce(RequestPermits) -> T) -> Option<T>;
 }
 
-impl MapPermits for Admitted {
-    fn map<T>(self, take: impl FnOnce(Permits) -> T) -> Option<T> {
+impl MapPermits for AdmissionOutcome {
+    fn map<T>(self, take: impl FnOnce(RequestPermits) -> T) -> Option<T> {
         match self {
-            Self::Decided(answer, permits) if answer.verdict == Verdict::Admit => {
+            Self::Decided(answer, permits) if answer.verdict == Verdict::Allow => {
                 Some(take(permits))
             }
             _ => None,
@@ -298,9 +298,9 @@ fn share_wait_ends_at_the_timeout() {
     block_on(async {
         let timeout = Some(Nanos(10 * Nanos::MILLI.0));
         let asked = in_time(alone.engine.admit(&check, timeout)).await.unwrap();
-        assert!(matches!(asked, Admitted::Rejected(_)), "nobody has said a word");
+        assert!(matches!(asked, AdmissionOutcome::Rejected(_)), "nobody has said a word");
         let ids = in_time(alone.engine.admit_with_deadline(&check, timeout)).await.unwrap();
-        assert!(matches!(ids, Admitted::Rejected(_)));
+        assert!(matches!(ids, AdmissionOutcome::Rejected(_)));
     });
 }
 
@@ -310,7 +310,7 @@ fn zero_queue_timeout_still_waits_for_a_share() {
     let check = default_check();
     let passed = block_on(async {
         let asked = alone.engine.admit(&check, Some(Nanos(0)));
-        tokio::join!(asked, alone.engine.speak_once()).0.unwrap().map(|_| ()).is_some()
+        tokio::join!(asked, alone.engine.report_once()).0.unwrap().map(|_| ()).is_some()
     });
     assert!(passed);
 }
@@ -327,12 +327,12 @@ fn share_wait_counts_toward_the_queue_timeout() {
         let mut asked = pin!(late.engine.admit(&check, Some(Nanos::SECOND)));
         assert!(poll_immediate(&mut asked).await.is_none(), "cold");
         late.advance(HALF_SECOND);
-        late.engine.speak_once().await;
+        late.engine.report_once().await;
         assert!(poll_immediate(&mut asked).await.is_none(), "in the queue");
         late.advance(HALF_SECOND);
-        late.engine.ceilings().sweep();
+        late.engine.concurrency_limits().sweep();
         let asked = poll_immediate(&mut asked).await;
-        assert!(matches!(asked, Some(Ok(Admitted::Rejected(_)))), "a second is over");
+        assert!(matches!(asked, Some(Ok(AdmissionOutcome::Rejected(_)))), "a second is over");
     });
 }
 
@@ -343,13 +343,13 @@ fn shadow_mode_requests_a_share_without_waiting() {
     let alone = Replica::with_hour_timeout(&store, "a", shadow);
     let check = default_check();
     let held = |admitted| match admitted {
-        Some(Ok(Admitted::Decided(_, permits))) => permits,
+        Some(Ok(AdmissionOutcome::Decided(_, permits))) => permits,
         other => panic!("{other:?}"),
     };
     block_on(async {
         let first = held(poll_immediate(alone.engine.admit(&check, None)).await);
         assert!(first.is_empty(), "it passes without a place");
-        alone.engine.speak_once().await;
+        alone.engine.report_once().await;
         let second = held(poll_immediate(alone.engine.admit(&check, None)).await);
         assert!(!second.is_empty(), "a share is there now");
     });
@@ -373,7 +373,7 @@ fn new_replica_splits_many_reports_into_small_calls() {
 }
 
 fn name_of(value: &str) -> CounterKey {
-    CounterKey::ceiling("d", [("k", value)].into_iter())
+    CounterKey::concurrency_bucket("d", [("k", value)].into_iter())
 }
 
 /// Returns `true` if the first report of call number `call` is about `value`.
@@ -388,18 +388,18 @@ fn limits_with_waiting_requests_are_reported_first() {
     let store = Store::new();
     let many = Replica::with_hour_timeout(&store, "a", "limit: 4");
     let values: Vec<String> = (0..100).map(|value| format!("{value}")).collect();
-    let checks: Vec<Question> = values.iter().map(|value| check_of_value(value)).collect();
+    let checks: Vec<Check> = values.iter().map(|value| check_of_value(value)).collect();
     let newcomers = ["before", "meanwhile"].map(check_of_value);
     block_on(async {
         let all = join_all(checks.iter().map(|check| many.engine.admit(check, None)));
-        let held = tokio::join!(all, many.engine.speak_once()).0;
+        let held = tokio::join!(all, many.engine.report_once()).0;
         many.advance(Nanos::SECOND);
         store.is_slow.store(true, Relaxed);
         store.reported.lock().unwrap().clear();
         let [before, meanwhile] = &newcomers;
         let mut before = pin!(many.engine.admit(before, None));
         assert!(poll_immediate(&mut before).await.is_none());
-        let mut report = pin!(many.engine.speak_once());
+        let mut report = pin!(many.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "the first call is on its way");
         assert!(reported_first(&store, 0, "before"));
         let mut meanwhile = pin!(many.engine.admit(meanwhile, None));
@@ -423,7 +423,7 @@ fn reply_after_the_share_expiry_grants_nothing() {
     alone.advance(Nanos::SECOND);
     store.is_slow.store(true, Relaxed);
     block_on(async {
-        let mut report = pin!(alone.engine.speak_once());
+        let mut report = pin!(alone.engine.report_once());
         let begun = poll_immediate(&mut report).await;
         assert!(begun.is_none(), "the heartbeat is on its way");
         alone.advance(Nanos::from_secs(60));
@@ -453,16 +453,16 @@ fn bucket_dropped_during_an_outage_is_not_reported() {
     store.is_cut.store(true, Relaxed);
     assert!(!alone.try_acquire());
     let reported_count = |alone: &Replica| {
-        alone.engine.ceilings().fleet().unwrap().shown(alone.engine.clock(), 9).len()
+        alone.engine.concurrency_limits().fleet_reporter().unwrap().share_snapshots(alone.engine.clock(), 9).len()
     };
     assert_eq!(reported_count(&alone), 1);
     for _ in 0..2 {
         alone.advance(Nanos::from_secs(700));
         alone.report();
-        alone.engine.ceilings().sweep();
+        alone.engine.concurrency_limits().sweep();
     }
     alone.report();
-    assert_eq!((alone.engine.ceilings().buckets(), reported_count(&alone)), (0, 0));
+    assert_eq!((alone.engine.concurrency_limits().bucket_count(), reported_count(&alone)), (0, 0));
 }
 
 #[test]
@@ -472,13 +472,13 @@ fn bucket_with_a_share_is_not_evicted() {
     assert!(alone.try_acquire());
     alone.finish(1);
     let other = check_of_entry(("k", "w"));
-    let Admitted::Rejected(rejection) = alone.admit(&other) else { panic!("it took the place") };
+    let AdmissionOutcome::Rejected(rejection) = alone.admit(&other) else { panic!("it took the place") };
     assert_eq!(rejection.reason, Reason::TooManyBuckets);
     for _ in 0..12 {
         advance_and_report(&[&alone], Nanos::SECOND);
     }
     assert!(alone.admit(&other).map(drop).is_some(), "ten heartbeats without a request");
-    assert_eq!(alone.engine.ceilings().buckets(), 1);
+    assert_eq!(alone.engine.concurrency_limits().bucket_count(), 1);
 }
 
 /// A replica with one idle bucket that returns its share with the next report.
@@ -499,10 +499,10 @@ fn eviction_waits_until_the_store_accepts_the_returned_share() {
     let (alone, other) = (about_to_return_share(&store), check_of_entry(("k", "w")));
     store.is_slow.store(true, Relaxed);
     block_on(async {
-        let mut report = pin!(alone.engine.speak_once());
+        let mut report = pin!(alone.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "the goodbye is under way");
         let asked = in_time(alone.engine.admit(&other, None)).await.unwrap();
-        let Admitted::Rejected(rejection) = asked else { panic!("it took the place") };
+        let AdmissionOutcome::Rejected(rejection) = asked else { panic!("it took the place") };
         assert_eq!(rejection.reason, Reason::TooManyBuckets);
         in_time(report).await;
     });
@@ -547,7 +547,7 @@ fn two_replicas_share_the_limit_without_exceeding_it() {
     let shown = fleet[1].snapshot();
     assert!(0 < shown.handoffs);
     // Four requests end, one every 50 ms. The handoff takes at most two heartbeats more.
-    let (drain, took) = (Nanos(200 * Nanos::MILLI.0), shown.handoff_took.unwrap());
+    let (drain, took) = (Nanos(200 * Nanos::MILLI.0), shown.handoff_duration.unwrap());
     assert!(took <= drain.plus(Nanos::from_secs(2)), "{took}");
 }
 
@@ -579,7 +579,7 @@ fn become_idle(fleet: &[&Replica]) {
         advance_and_report(fleet, HALF_SECOND);
     }
     for replica in fleet {
-        assert_eq!(replica.engine.shares().seats, []);
+        assert_eq!(replica.engine.share_record().seats, []);
     }
 }
 
@@ -597,7 +597,7 @@ fn fence_and_handoff_counts_include_idle_limits() {
     b.finish(4);
     become_idle(&[&a, &b]);
     let counts = |replica: &Replica| {
-        let record = replica.engine.shares();
+        let record = replica.engine.share_record();
         (record.fences, record.handoffs)
     };
     assert_eq!((counts(&a).0, counts(&b)), (1, (1, handoffs)));
@@ -615,7 +615,7 @@ fn wall_clock_step_forward_expires_no_share() {
     let mut alone = Replica::new(&store, "a", "limit: 4");
     assert!(alone.try_acquire());
     let Clock::Manual(clock) = alone.engine.clock() else { panic!() };
-    clock.step(Nanos::from_secs(3_600));
+    clock.step_wall_clock(Nanos::from_secs(3_600));
     store.is_cut.store(true, Relaxed);
     assert_eq!(alone.acquire_all(), 3);
     assert_eq!((alone.snapshot().share, alone.snapshot().fences), (Share(4), 0));
@@ -639,8 +639,8 @@ fn fallback_sets_the_share_during_an_outage() {
         let share = Share(u64::try_from(wanted).unwrap());
         for replica in &fleet {
             let shown = replica.snapshot();
-            assert_eq!((shown.share, shown.outage), (share, true), "{word}");
-            assert_eq!(replica.engine.shares().share, share.0, "{word}");
+            assert_eq!((shown.share, shown.is_outage), (share, true), "{word}");
+            assert_eq!(replica.engine.share_record().share, share.0, "{word}");
         }
         let found = fleet.each_mut().map(Replica::acquire_all);
         assert_eq!(found, [wanted; 2], "{word}");
@@ -652,12 +652,12 @@ fn local_shares_in_an_outage_never_exceed_the_limit() {
     let store = Store::new();
     let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 8"));
     assert_eq!((fleet[0].acquire_all(), fleet[1].acquire_all()), (8, 0));
-    assert_eq!(fleet[1].snapshot().grant.unwrap().fair, Share(4));
+    assert_eq!(fleet[1].snapshot().grant.unwrap().fair_share, Share(4));
     store.is_cut.store(true, Relaxed);
     fleet[0].finish(8);
     advance_and_report(&fleet.each_ref(), Nanos::from_secs(6));
     advance_and_report(&fleet.each_ref(), Nanos::SECOND);
-    assert!(fleet.iter().all(|replica| replica.snapshot().outage));
+    assert!(fleet.iter().all(|replica| replica.snapshot().is_outage));
     let found: usize = fleet.each_mut().map(Replica::acquire_all).iter().sum();
     assert_eq!(found, 8, "all of the ceiling, and no more");
 }
@@ -706,8 +706,8 @@ fn queued_requests_are_denied_when_the_share_expires() {
             () = std::future::ready(()) => {}
         }
         alone.advance(Nanos::from_secs(5));
-        alone.engine.speak_once().await;
-        matches!(waits.await.unwrap(), Admitted::Rejected(_))
+        alone.engine.report_once().await;
+        matches!(waits.await.unwrap(), AdmissionOutcome::Rejected(_))
     });
     assert!(turned_away);
 }
@@ -718,7 +718,7 @@ fn leaving_replica_frees_its_share_at_once() {
     let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 4"));
     assert_eq!((fleet[0].acquire_all(), fleet[1].acquire_all()), (4, 0));
     fleet[0].finish(4);
-    block_on(fleet[0].engine.ceilings().leave_fleet(&*store));
+    block_on(fleet[0].engine.concurrency_limits().leave_fleet(&*store));
     assert_eq!(fleet[0].acquire_all(), 0);
     fleet[1].advance(HALF_SECOND);
     fleet[1].report();
@@ -739,16 +739,16 @@ fn with_due_report(store: &Arc<Store>) -> (Replica, usize) {
 fn leaving_waits_for_the_current_heartbeat() {
     let store = Store::new();
     let (alone, before) = with_due_report(&store);
-    let ceilings = alone.engine.ceilings();
+    let ceilings = alone.engine.concurrency_limits();
     block_on(async {
-        let mut report = pin!(alone.engine.speak_once());
+        let mut report = pin!(alone.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "a heartbeat is on its way");
         let mut leaves = pin!(ceilings.leave_fleet(&*store));
         assert!(poll_immediate(&mut leaves).await.is_none());
         assert_eq!(store.calls.load(Relaxed), before + 1, "nothing is said beside it");
         tokio::join!(report, leaves);
     });
-    let spoken_of = ceilings.fleet().unwrap().shown(alone.engine.clock(), 9);
+    let spoken_of = ceilings.fleet_reporter().unwrap().share_snapshots(alone.engine.clock(), 9);
     assert!(spoken_of.is_empty(), "{spoken_of:?}");
     store.is_slow.store(false, Relaxed);
     let mut other = Replica::new(&store, "b", "limit: 4");
@@ -761,9 +761,9 @@ fn leaving_stops_waiting_for_a_stuck_heartbeat() {
     let store = Store::new();
     let (alone, before) = with_due_report(&store);
     block_on(async {
-        let mut report = pin!(alone.engine.speak_once());
+        let mut report = pin!(alone.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "a heartbeat is on its way");
-        let leaves = alone.engine.ceilings().leave_fleet(&*store);
+        let leaves = alone.engine.concurrency_limits().leave_fleet(&*store);
         let left = tokio::time::timeout(Duration::from_secs(60), leaves).await;
         assert!(left.is_ok(), "it waits still");
     });
@@ -775,7 +775,7 @@ fn leaving_stops_waiting_for_a_silent_store() {
     let store = Store::new();
     let (alone, _) = with_due_report(&store);
     store.is_silent.store(true, Relaxed);
-    block_on(in_time(alone.engine.ceilings().leave_fleet(&*store)));
+    block_on(in_time(alone.engine.concurrency_limits().leave_fleet(&*store)));
 }
 
 #[test]
@@ -823,13 +823,13 @@ fn check_during_a_share_return_waits_for_the_next_report() {
     store.is_slow.store(true, Relaxed);
     let check = default_check();
     let passed = block_on(async {
-        let mut report = pin!(alone.engine.speak_once());
+        let mut report = pin!(alone.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "the goodbye is on its way");
         let mut asked = pin!(alone.engine.admit(&check, None));
         assert!(poll_immediate(&mut asked).await.is_none());
         let report_twice = async {
             report.await;
-            alone.engine.speak_once().await;
+            alone.engine.report_once().await;
         };
         let (asked, ()) = tokio::join!(asked, report_twice);
         asked.unwrap().map(|_| ()).is_some()
@@ -862,7 +862,7 @@ fn a_returned_share_allows_nothing_after_leaving() {
     assert_eq!(alone.acquire_all(), 4);
     alone.finish(4);
     run_for(&[&alone], &[&alone], Nanos::from_secs(12));
-    block_on(alone.engine.ceilings().leave_fleet(&*store));
+    block_on(alone.engine.concurrency_limits().leave_fleet(&*store));
     assert_eq!(alone.acquire_all(), 0);
 }
 
@@ -937,7 +937,7 @@ fn restarted_store_does_not_wait_for_departed_replicas() {
     run_for(&[&leaving, &remaining], &[&leaving, &remaining], GRACE.plus(Nanos::from_secs(2)));
     assert_eq!(leaving.acquire_all(), 4);
     leaving.finish(4);
-    block_on(leaving.engine.ceilings().leave_fleet(&*store));
+    block_on(leaving.engine.concurrency_limits().leave_fleet(&*store));
     store.is_another.store(true, Relaxed);
     assert!(!remaining.try_acquire(), "its own word is missing");
     run_for(&[&remaining], &[&remaining], Nanos::from_secs(3));
@@ -1008,7 +1008,7 @@ fn a_lowered_limit_is_reported_without_traffic() {
     assert!(idle.try_acquire());
     idle.publish("limit: 2");
     advance_and_report(&[&idle], Nanos::SECOND);
-    assert_eq!(idle.snapshot().grant.unwrap().ceiling, Share(2));
+    assert_eq!(idle.snapshot().grant.unwrap().limit, Share(2));
 }
 
 /// Returns `true` if a finished request causes a report one second later.
@@ -1035,8 +1035,8 @@ fn changed_max_duration_is_reported_with_the_next_heartbeat() {
 
 #[test]
 fn shared_limit_without_a_fleet_is_local() {
-    let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
-    let engine = Engine::new(Clock::manual(Nanos::SECOND), memory, Policy::default());
+    let memory = Arc::new(MemoryStore::new(10, WhenFull::Deny, [0; 16]));
+    let engine = Engine::new(Clock::manual(Nanos::SECOND), memory, DecisionPolicy::default());
     let mut alone = Replica { engine, held: Vec::new() };
     alone.publish("limit: 3, mode: leased, max_duration: 1s");
     assert_eq!(alone.acquire_all(), 3);

@@ -19,12 +19,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::fleet::{Fleet, Pace};
-use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy};
-use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy};
+use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Nanos, Revision};
 use tokio::runtime::Runtime;
@@ -55,7 +55,7 @@ enum Gate {
 struct Request {
     replica: usize,
     admitted: u64,
-    permits: Permits,
+    permits: RequestPermits,
 }
 
 struct Simulation {
@@ -78,7 +78,7 @@ struct PhaseResult {
 }
 
 fn engines(count: usize, mode: &str) -> Gate {
-    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [0; 16]));
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
     let text = format!(
         "domain: d\ndescriptors: [{{key: k, concurrency: {{limit: 10, adaptive: {{policy: gradient, min: 1, max: 1000}}, \
          mode: {mode}, max_duration: 10s}}}}]\n"
@@ -88,8 +88,8 @@ fn engines(count: usize, mode: &str) -> Gate {
         let name = format!("replica-{at}");
         let membership = Arc::new(Membership::new(&name, 1, NonZeroU32::new(5).unwrap()));
         let patience = Duration::from_millis(1);
-        let fleet = Arc::new(Fleet::new(membership, clock.now(), Pace::default(), patience));
-        let engine = Engine::new(clock, memory.clone(), Policy::default()).with_fleet(fleet);
+        let fleet = Arc::new(FleetReporter::new(membership, clock.now(), SharePace::default(), patience));
+        let engine = Engine::new(clock, memory.clone(), DecisionPolicy::default()).with_fleet(fleet);
         let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
         engine.publish(Arc::new(config));
         engine
@@ -113,13 +113,13 @@ impl Gate {
 
     fn report(&self, replica: usize) {
         if let Self::Engines(engines, runtime) = self {
-            runtime.block_on(engines[replica].speak_once());
+            runtime.block_on(engines[replica].report_once());
         }
     }
 
-    fn admit(&self, replica: usize, in_flight: usize) -> Option<Permits> {
+    fn admit(&self, replica: usize, in_flight: usize) -> Option<RequestPermits> {
         let (engines, runtime) = match self {
-            Self::Static(ceiling) => return (in_flight < *ceiling).then(Permits::default),
+            Self::Static(ceiling) => return (in_flight < *ceiling).then(RequestPermits::default),
             Self::Engines(engines, runtime) => (engines, runtime),
         };
         let (engine, check) = (&engines[replica], default_check());
@@ -130,12 +130,12 @@ impl Gate {
                 tokio::select! {
                     biased;
                     admitted = &mut asked => admitted,
-                    () = engine.speak_once() => asked.await,
+                    () = engine.report_once() => asked.await,
                 }
             })
         });
         match admitted.unwrap() {
-            Admitted::Decided(answer, permits) if answer.verdict == Verdict::Admit => Some(permits),
+            AdmissionOutcome::Decided(answer, permits) if answer.verdict == Verdict::Allow => Some(permits),
             _ => None,
         }
     }
@@ -200,7 +200,7 @@ impl Simulation {
     fn finish_next(&mut self, began: u64) -> (u64, u64) {
         let Reverse((_, place)) = self.done.pop().unwrap();
         let Request { replica, admitted, permits } = self.at_work[place].take().unwrap();
-        permits.finish(Outcome::Success, None);
+        permits.release(RequestOutcome::Success, None);
         self.in_flight -= 1;
         self.fill(replica);
         (self.now - began, self.now - admitted)

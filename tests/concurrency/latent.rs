@@ -5,7 +5,7 @@
 mod model;
 
 use model::{Played, Shock};
-use sluicegate::kernel::concurrency::policy::Law;
+use sluicegate::kernel::concurrency::policy::AdaptiveAlgorithm;
 
 type Player = fn(&[Shock]) -> Played;
 
@@ -39,7 +39,7 @@ fn gradient_keeps_its_bounds_on_200_traces() {
     let play = |player: &dyn Fn(&[Shock]) -> Played| {
         traces.iter().map(|trace| player(trace)).collect::<Vec<_>>()
     };
-    let ours = play(&|trace| model::product(trace, Law::Gradient));
+    let ours = play(&|trace| model::product(trace, AdaptiveAlgorithm::Gradient));
     let of_oracle = model::ratio(&ours, &play(&model::oracle));
     assert!(0.90 <= of_oracle.mean - 2.0 * of_oracle.error, "{of_oracle:?}");
     let of_aimd = model::ratio(&ours, &play(&model::source_aimd));

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Refusal, Rules, Waiting};
-use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
-use sluicegate::kernel::concurrency::{Outcome, Permit, Ticket};
+use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, AcquireDenial, LimiterConfig, QueueConfig};
+use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm};
+use sluicegate::kernel::concurrency::{RequestOutcome, Permit, QueueTicket};
 use sluicegate::kernel::units::Nanos;
 
 const START: Nanos = Nanos::from_secs(1_000);
@@ -14,29 +14,29 @@ const fn ms(count: u64) -> Nanos {
     Nanos(count * Nanos::MILLI.0)
 }
 
-fn rules(limit: u32, waiting: Option<Waiting>) -> Rules {
-    Rules { limit, adaptive: None, waiting }
+fn rules(limit: u32, waiting: Option<QueueConfig>) -> LimiterConfig {
+    LimiterConfig { limit, adaptive: None, queue: waiting }
 }
 
-const fn adaptive_rules(law: Law, max: u32, waiting: Option<Waiting>) -> Rules {
-    Rules { limit: 1, adaptive: Some(Adaptive { law, min: 1, max }), waiting }
+const fn adaptive_rules(law: AdaptiveAlgorithm, max: u32, waiting: Option<QueueConfig>) -> LimiterConfig {
+    LimiterConfig { limit: 1, adaptive: Some(AdaptiveConfig { algorithm: law, min: 1, max }), queue: waiting }
 }
 
-const fn queue(size: u32, timeout: Nanos) -> Waiting {
-    Waiting { size, timeout }
+const fn queue(size: u32, timeout: Nanos) -> QueueConfig {
+    QueueConfig { size, timeout }
 }
 
-const fn release(permit: Permit) -> Event {
-    Event::Leave { permit, outcome: Outcome::Success, rtt: None }
+const fn release(permit: Permit) -> LimiterEvent {
+    LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None }
 }
 
-const STREAM: Event = Event::Arrive { keep: None, patience: Nanos(u64::MAX) };
+const STREAM: LimiterEvent = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(u64::MAX) };
 
 /// One event of a trace. An index selects one of the current permits or tickets.
 #[derive(Clone, Debug)]
 enum Action {
     Arrive { keep: Option<u64>, patience: u64 },
-    Leave(usize, Outcome),
+    Leave(usize, RequestOutcome),
     LeaveAgain(usize),
     Renew(usize, u64),
     Cancel(usize),
@@ -60,12 +60,12 @@ fn actions() -> impl Strategy<Value = Action> {
     ]
 }
 
-fn outcomes() -> impl Strategy<Value = Outcome> {
-    prop_oneof![6 => Just(Outcome::Success), 1 => Just(Outcome::Ignored), 1 => Just(Outcome::Dropped)]
+fn outcomes() -> impl Strategy<Value = RequestOutcome> {
+    prop_oneof![6 => Just(RequestOutcome::Success), 1 => Just(RequestOutcome::Ignored), 1 => Just(RequestOutcome::Dropped)]
 }
 
-fn algorithms() -> impl Strategy<Value = Law> {
-    prop_oneof![Just(Law::Gradient), Just(Law::Gradient2), Just(Law::Aimd)]
+fn algorithms() -> impl Strategy<Value = AdaptiveAlgorithm> {
+    prop_oneof![Just(AdaptiveAlgorithm::Gradient), Just(AdaptiveAlgorithm::Gradient2), Just(AdaptiveAlgorithm::Aimd)]
 }
 
 /// Drives a limiter and compares it with a simple model.
@@ -73,16 +73,16 @@ struct Driver {
     limiter: Limiter,
     now: Nanos,
     /// The adaptive algorithm. If set, `limit` is only the upper bound.
-    law: Option<Law>,
+    law: Option<AdaptiveAlgorithm>,
     limit: u32,
     share: u32,
-    waiting: Waiting,
+    waiting: QueueConfig,
     /// The permits in flight, with their deadlines.
     out: BTreeMap<Permit, Option<Nanos>>,
     over: Vec<Permit>,
     /// The queued tickets, with their deadlines and the lifetimes of their permits.
-    queue: BTreeMap<Ticket, (Nanos, Option<Nanos>)>,
-    ended: BTreeSet<Ticket>,
+    queue: BTreeMap<QueueTicket, (Nanos, Option<Nanos>)>,
+    ended: BTreeSet<QueueTicket>,
 }
 
 impl Driver {
@@ -90,8 +90,8 @@ impl Driver {
         Self::with_algorithm(None, limit, size)
     }
 
-    fn with_algorithm(law: Option<Law>, limit: u32, size: u32) -> Self {
-        let waiting = Waiting { size, timeout: ms(50) };
+    fn with_algorithm(law: Option<AdaptiveAlgorithm>, limit: u32, size: u32) -> Self {
+        let waiting = QueueConfig { size, timeout: ms(50) };
         Self {
             limiter: Limiter::new(&rules_for(law, limit, waiting), 0),
             now: START,
@@ -113,56 +113,56 @@ impl Driver {
                 if let Some(permit) = nth(self.out.keys(), which) {
                     self.out.remove(&permit);
                     self.over.push(permit);
-                    self.settle(Event::Leave { permit, outcome, rtt: None });
+                    self.settle(LimiterEvent::Release { permit, outcome, rtt: None });
                 }
             }
             Action::LeaveAgain(which) => {
                 if let Some(permit) = nth(self.over.iter(), which) {
-                    assert_eq!(self.settle(release(permit)), [Effect::Unknown]);
+                    assert_eq!(self.settle(release(permit)), [LimiterEffect::Unknown]);
                 }
             }
             Action::Renew(which, keep) => self.renew(which, ms(keep)),
             Action::Cancel(which) => {
                 if let Some(ticket) = nth(self.queue.keys(), which) {
                     self.end(ticket);
-                    assert_eq!(self.settle(Event::Cancel(ticket)), []);
-                    assert_eq!(self.settle(Event::Cancel(ticket)), [Effect::Unknown]);
+                    assert_eq!(self.settle(LimiterEvent::Cancel(ticket)), []);
+                    assert_eq!(self.settle(LimiterEvent::Cancel(ticket)), [LimiterEffect::Unknown]);
                 }
             }
             Action::Advance(by) => {
                 self.now = self.now.plus(ms(by));
-                self.settle(Event::Expire);
+                self.settle(LimiterEvent::Expire);
             }
             Action::Limit(limit) => {
                 self.limit = if self.law.is_some() { limit.max(1) } else { limit };
-                self.settle(Event::Reload(rules_for(self.law, self.limit, self.waiting)));
+                self.settle(LimiterEvent::Reload(rules_for(self.law, self.limit, self.waiting)));
             }
             Action::Share(share) => {
                 self.share = share;
-                self.settle(Event::Share(share));
+                self.settle(LimiterEvent::Share(share));
             }
         }
     }
 
     fn arrive(&mut self, keep: Option<Nanos>, patience: Nanos) {
         // An adaptive limit can change with time alone.
-        self.settle(Event::Expire);
+        self.settle(LimiterEvent::Expire);
         let room = self.out.len() < self.allowed();
         let full = usize::try_from(self.waiting.size).unwrap() <= self.queue.len();
-        let effects = self.settle(Event::Arrive { keep, patience });
+        let effects = self.settle(LimiterEvent::Acquire { lifetime: keep, timeout: patience });
         match effects[..] {
-            [Effect::Admit(permit)] => {
+            [LimiterEffect::Admit(permit)] => {
                 assert!(room);
                 assert!(self.out.insert(permit, keep.map(|keep| self.now.plus(keep))).is_none());
             }
-            [Effect::Queue(ticket)] => {
+            [LimiterEffect::Queue(ticket)] => {
                 assert!(!room && !full && Nanos(0) < patience);
                 let until = self.now.plus(patience.min(self.waiting.timeout));
                 assert!(self.queue.last_key_value().is_none_or(|(last, _)| *last < ticket));
                 self.queue.insert(ticket, (until, keep));
             }
-            [Effect::Deny(Refusal::Full)] => assert!(!room && patience == Nanos(0)),
-            [Effect::Deny(Refusal::QueueFull)] => assert!(!room && full),
+            [LimiterEffect::Deny(AcquireDenial::LimitReached)] => assert!(!room && patience == Nanos(0)),
+            [LimiterEffect::Deny(AcquireDenial::QueueFull)] => assert!(!room && full),
             _ => panic!("an arrival was answered by {effects:?}"),
         }
         self.assert_invariants();
@@ -173,20 +173,20 @@ impl Driver {
         if let Some(Some(until)) = self.out.get_mut(&permit) {
             *until = self.now.plus(keep);
         }
-        assert_eq!(self.settle(Event::Renew { permit, keep }), []);
+        assert_eq!(self.settle(LimiterEvent::Renew { permit, lifetime: keep }), []);
     }
 
     /// Applies an event. Checks wakeups and expiries, and returns the other effects.
-    fn settle(&mut self, event: Event) -> Vec<Effect> {
+    fn settle(&mut self, event: LimiterEvent) -> Vec<LimiterEffect> {
         let mut rest = Vec::new();
         for effect in self.limiter.step(self.now, event) {
             match effect {
-                Effect::Wake(ticket, permit) => self.wake(ticket, permit),
-                Effect::Late(ticket) => {
+                LimiterEffect::Wake(ticket, permit) => self.wake(ticket, permit),
+                LimiterEffect::TimedOut(ticket) => {
                     assert!(self.queue[&ticket].0 <= self.now, "given up too soon");
                     self.end(ticket);
                 }
-                Effect::Expired(permit) => {
+                LimiterEffect::Expired(permit) => {
                     let until = self.out.remove(&permit).expect("expired, but not out");
                     assert!(until.expect("a stream has no deadline") <= self.now);
                     self.over.push(permit);
@@ -194,13 +194,13 @@ impl Driver {
                 other => rest.push(other),
             }
         }
-        if !matches!(event, Event::Arrive { .. }) {
+        if !matches!(event, LimiterEvent::Acquire { .. }) {
             self.assert_invariants();
         }
         rest
     }
 
-    fn wake(&mut self, ticket: Ticket, permit: Permit) {
+    fn wake(&mut self, ticket: QueueTicket, permit: Permit) {
         assert!(self.out.len() < self.allowed(), "admitted above the limit");
         let first = self.queue.keys().next();
         assert_eq!(first, Some(&ticket), "not the first in the queue");
@@ -210,7 +210,7 @@ impl Driver {
         assert!(self.out.insert(permit, keep.map(|keep| self.now.plus(keep))).is_none());
     }
 
-    fn end(&mut self, ticket: Ticket) {
+    fn end(&mut self, ticket: QueueTicket) {
         assert!(self.queue.remove(&ticket).is_some());
         assert!(self.ended.insert(ticket), "ended twice");
     }
@@ -228,7 +228,7 @@ impl Driver {
 
     fn assert_invariants(&self) {
         assert_eq!(self.limiter.in_flight() as usize, self.out.len());
-        assert_eq!(self.limiter.waiting(), self.queue.len());
+        assert_eq!(self.limiter.queue_len(), self.queue.len());
         let known: BTreeSet<_> = self.limiter.permits().map(|(permit, _)| permit).collect();
         assert!(known.iter().eq(self.out.keys()));
         assert!(self.queue.is_empty() || self.allowed() <= self.out.len(), "waits beside room");
@@ -240,7 +240,7 @@ impl Driver {
     }
 }
 
-fn rules_for(law: Option<Law>, limit: u32, waiting: Waiting) -> Rules {
+fn rules_for(law: Option<AdaptiveAlgorithm>, limit: u32, waiting: QueueConfig) -> LimiterConfig {
     law.map_or_else(|| rules(limit, Some(waiting)), |law| adaptive_rules(law, limit, Some(waiting)))
 }
 
@@ -286,7 +286,7 @@ proptest! {
         driver.act(&Action::Advance(250));
         prop_assert!(driver.out.values().all(Option::is_none), "only streams have no deadline");
         for _ in 0..driver.out.len() {
-            driver.act(&Action::Leave(0, Outcome::Success));
+            driver.act(&Action::Leave(0, RequestOutcome::Success));
         }
         prop_assert_eq!(driver.limiter.in_flight(), 0);
         prop_assert!(driver.limiter.idle_since().is_some());
@@ -298,48 +298,48 @@ fn a_lowered_limit_waits_for_enough_releases() {
     let mut limiter = Limiter::new(&rules(4, Some(queue(9, ms(900)))), 0);
     let out: Vec<_> = (0..4)
         .map(|_| match limiter.step(START, STREAM)[..] {
-            [Effect::Admit(permit)] => permit,
+            [LimiterEffect::Admit(permit)] => permit,
             ref other => panic!("{other:?}"),
         })
         .collect();
-    limiter.step(START, Event::Reload(rules(2, Some(queue(9, ms(900))))));
+    limiter.step(START, LimiterEvent::Reload(rules(2, Some(queue(9, ms(900))))));
     let waits = limiter.step(START, STREAM);
-    let [Effect::Queue(ticket)] = waits[..] else { panic!("{waits:?}") };
+    let [LimiterEffect::Queue(ticket)] = waits[..] else { panic!("{waits:?}") };
     for &permit in &out[..2] {
         assert!(limiter.step(START, release(permit)).is_empty(), "two are still in flight");
     }
     let effects = limiter.step(START, release(out[2]));
-    assert!(matches!(effects[..], [Effect::Wake(woken, _)] if woken == ticket), "{effects:?}");
+    assert!(matches!(effects[..], [LimiterEffect::Wake(woken, _)] if woken == ticket), "{effects:?}");
 }
 
 #[test]
 fn reused_slot_does_not_accept_its_old_permit() {
-    let mut limiter = Limiter::new(&Rules::fixed(1), 0);
-    let [Effect::Admit(first)] = limiter.step(START, STREAM)[..] else { panic!() };
+    let mut limiter = Limiter::new(&LimiterConfig::fixed(1), 0);
+    let [LimiterEffect::Admit(first)] = limiter.step(START, STREAM)[..] else { panic!() };
     limiter.step(START, release(first));
-    let [Effect::Admit(_)] = limiter.step(START, STREAM)[..] else { panic!() };
-    assert_eq!(limiter.step(START, release(first))[..], [Effect::Unknown]);
+    let [LimiterEffect::Admit(_)] = limiter.step(START, STREAM)[..] else { panic!() };
+    assert_eq!(limiter.step(START, release(first))[..], [LimiterEffect::Unknown]);
     assert_eq!(limiter.in_flight(), 1, "the second one's permit was not given back");
 }
 
 #[test]
 fn a_fence_admits_no_queued_request() {
     let mut limiter = Limiter::new(&rules(1, Some(queue(1, ms(500)))), 0);
-    limiter.step(START, Event::Arrive { keep: Some(ms(100)), patience: ms(500) });
+    limiter.step(START, LimiterEvent::Acquire { lifetime: Some(ms(100)), timeout: ms(500) });
     let waits = limiter.step(START, STREAM);
-    let [Effect::Queue(ticket)] = waits[..] else { panic!("{waits:?}") };
-    let effects = limiter.step(START.plus(ms(200)), Event::Fence);
-    assert!(effects.contains(&Effect::Late(ticket)), "{effects:?}");
-    assert_eq!((limiter.in_flight(), limiter.waiting()), (0, 0));
+    let [LimiterEffect::Queue(ticket)] = waits[..] else { panic!("{waits:?}") };
+    let effects = limiter.step(START.plus(ms(200)), LimiterEvent::Fence);
+    assert!(effects.contains(&LimiterEffect::TimedOut(ticket)), "{effects:?}");
+    assert_eq!((limiter.in_flight(), limiter.queue_len()), (0, 0));
 }
 
 /// Source: `limiter.rs` guarantees that a step allocates only at a new maximum in flight.
 #[test]
 fn acquire_and_release_allocate_nothing() {
-    let algorithms = [None, Some(Law::Gradient), Some(Law::Gradient2), Some(Law::Aimd)];
+    let algorithms = [None, Some(AdaptiveAlgorithm::Gradient), Some(AdaptiveAlgorithm::Gradient2), Some(AdaptiveAlgorithm::Aimd)];
     for (law, keep) in algorithms.into_iter().flat_map(|law| [(law, None), (law, Some(ms(300)))]) {
         // Starts at the upper bound, so that no later turn reaches a new maximum.
-        let rules = Rules { limit: 8, ..rules_for(law, 8, queue(4, ms(50))) };
+        let rules = LimiterConfig { limit: 8, ..rules_for(law, 8, queue(4, ms(50))) };
         let mut limiter = Limiter::new(&rules, 0);
         let mut now = START;
         fill_and_drain(&mut limiter, now, keep);
@@ -358,17 +358,17 @@ fn acquire_and_release_allocate_nothing() {
 fn fill_and_drain(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
     let mut out = [None; 8];
     for place in &mut out {
-        let arrive = Event::Arrive { keep, patience: Nanos(0) };
-        if let [Effect::Admit(permit)] = limiter.step(now, arrive)[..] {
+        let arrive = LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0) };
+        if let [LimiterEffect::Admit(permit)] = limiter.step(now, arrive)[..] {
             *place = Some(permit);
         }
     }
     let order = [5, 0, 7, 2, 6, 1, 4, 3];
     for (nth, permit) in (0..).zip(order).filter_map(|(nth, place)| Some((nth, out[place]?))) {
         if let Some(keep) = keep {
-            limiter.step(now, Event::Renew { permit, keep });
+            limiter.step(now, LimiterEvent::Renew { permit, lifetime: keep });
         }
         let later = now.plus(Nanos(nth * 20_000));
-        limiter.step(later, Event::Leave { permit, outcome: Outcome::Success, rtt: None });
+        limiter.step(later, LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None });
     }
 }

@@ -4,14 +4,14 @@
 //! release of an id in any order, or loses the release. Time advances only in three jumps of ten
 //! seconds, so the state space is finite.
 
-use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Rules, Waiting};
-use sluicegate::kernel::concurrency::register::{Acquired, Bounds, Register, Released};
-use sluicegate::kernel::concurrency::{Outcome, Permit, Ticket};
+use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, LimiterConfig, QueueConfig};
+use sluicegate::kernel::concurrency::register::{RegisterOutcome, EarlyReleaseLimits, PermitRegistry, ReleaseOutcome};
+use sluicegate::kernel::concurrency::{RequestOutcome, Permit, QueueTicket};
 use sluicegate::kernel::units::Nanos;
 use stateright::{Checker, Model, Property};
 
 const KEEP: Nanos = Nanos::from_secs(10);
-const BOUNDS: Bounds = Bounds { per_source: 3, total: 3, keep: KEEP };
+const BOUNDS: EarlyReleaseLimits = EarlyReleaseLimits { per_source: 3, total: 3, lifetime: KEEP };
 
 struct Requests {
     count: usize,
@@ -23,7 +23,7 @@ struct Requests {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum PermitOrTicket {
-    Ticket(Ticket),
+    Ticket(QueueTicket),
     Permit(Permit),
 }
 
@@ -43,7 +43,7 @@ enum Request {
 struct ModelState {
     now: Nanos,
     limiter: Limiter,
-    ids: Register<usize, u8, PermitOrTicket>,
+    ids: PermitRegistry<usize, u8, PermitOrTicket>,
     requests: Vec<Request>,
     /// Set once the release was delivered or lost.
     released: Vec<bool>,
@@ -62,55 +62,55 @@ enum Move {
 
 impl ModelState {
     fn acquire(&mut self, id: usize) {
-        let arrive = Event::Arrive { keep: Some(KEEP), patience: KEEP };
+        let arrive = LimiterEvent::Acquire { lifetime: Some(KEEP), timeout: KEEP };
         let mut effects = self.limiter.step(self.now, arrive);
         let answer = effects.pop();
         let value = match answer {
-            Some(Effect::Admit(permit)) => PermitOrTicket::Permit(permit),
-            Some(Effect::Queue(ticket)) => PermitOrTicket::Ticket(ticket),
-            Some(Effect::Deny(_)) => return self.requests[id] = Request::Finished,
+            Some(LimiterEffect::Admit(permit)) => PermitOrTicket::Permit(permit),
+            Some(LimiterEffect::Queue(ticket)) => PermitOrTicket::Ticket(ticket),
+            Some(LimiterEffect::Deny(_)) => return self.requests[id] = Request::Finished,
             _ => return self.wrong = Some("an arrival without an answer"),
         };
         match self.ids.acquire(self.now, id, self.now.plus(KEEP).plus(KEEP), value) {
-            Acquired::Held => {
+            RegisterOutcome::Registered => {
                 let waits = matches!(value, PermitOrTicket::Ticket(_));
                 self.requests[id] = if waits { Request::Waiting } else { Request::InFlight };
             }
-            Acquired::Over(value) => {
+            RegisterOutcome::AlreadyReleased(value) => {
                 self.requests[id] = Request::ReleasedFirst;
                 self.release_or_cancel(value);
             }
-            Acquired::Taken(_) => self.wrong = Some("an id taken twice"),
+            RegisterOutcome::AlreadyRegistered(_) => self.wrong = Some("an id taken twice"),
         }
     }
 
     fn release_or_cancel(&mut self, value: PermitOrTicket) {
         let event = match value {
             PermitOrTicket::Permit(permit) => {
-                Event::Leave { permit, outcome: Outcome::Success, rtt: None }
+                LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None }
             }
-            PermitOrTicket::Ticket(ticket) => Event::Cancel(ticket),
+            PermitOrTicket::Ticket(ticket) => LimiterEvent::Cancel(ticket),
         };
         self.step(event);
     }
 
-    fn step(&mut self, event: Event) {
+    fn step(&mut self, event: LimiterEvent) {
         for effect in self.limiter.step(self.now, event) {
             match effect {
-                Effect::Wake(ticket, permit) => self.woken(ticket, permit),
-                Effect::Late(ticket) => self.end(PermitOrTicket::Ticket(ticket)),
-                Effect::Expired(permit) => self.end(PermitOrTicket::Permit(permit)),
+                LimiterEffect::Wake(ticket, permit) => self.woken(ticket, permit),
+                LimiterEffect::TimedOut(ticket) => self.end(PermitOrTicket::Ticket(ticket)),
+                LimiterEffect::Expired(permit) => self.end(PermitOrTicket::Permit(permit)),
                 _ => self.wrong = Some("given back what was not out"),
             }
         }
     }
 
-    fn woken(&mut self, ticket: Ticket, permit: Permit) {
+    fn woken(&mut self, ticket: QueueTicket, permit: Permit) {
         let Some(id) = self.id_of(PermitOrTicket::Ticket(ticket)) else {
             return self.wrong = Some("woke somebody who does not wait");
         };
         self.requests[id] = Request::InFlight;
-        *self.ids.held(&id).expect("found just now") = PermitOrTicket::Permit(permit);
+        *self.ids.value_mut(&id).expect("found just now") = PermitOrTicket::Permit(permit);
     }
 
     fn end(&mut self, value: PermitOrTicket) {
@@ -122,15 +122,15 @@ impl ModelState {
     }
 
     fn id_of(&mut self, value: PermitOrTicket) -> Option<usize> {
-        (0..self.requests.len()).find(|id| self.ids.held(id).is_some_and(|held| *held == value))
+        (0..self.requests.len()).find(|id| self.ids.value_mut(id).is_some_and(|held| *held == value))
     }
 
     fn release(&mut self, id: usize, early_releases: bool) {
         (self.released[id], self.delivered[id]) = (true, true);
-        if !early_releases && self.ids.held(&id).is_none() {
+        if !early_releases && self.ids.value_mut(&id).is_none() {
             return;
         }
-        if let Released::Held(value) = self.ids.release(self.now, &id, &0) {
+        if let ReleaseOutcome::Released(value) = self.ids.release(self.now, &id, &0) {
             self.requests[id] = Request::Finished;
             self.release_or_cancel(value);
         }
@@ -142,12 +142,12 @@ impl Model for Requests {
     type Action = Move;
 
     fn init_states(&self) -> Vec<ModelState> {
-        let waiting = Some(Waiting { size: self.queue, timeout: KEEP });
-        let rules = Rules { waiting, ..Rules::fixed(self.limit) };
+        let waiting = Some(QueueConfig { size: self.queue, timeout: KEEP });
+        let rules = LimiterConfig { queue: waiting, ..LimiterConfig::fixed(self.limit) };
         vec![ModelState {
             now: Nanos::from_secs(1_000),
             limiter: Limiter::new(&rules, 0),
-            ids: Register::new(BOUNDS),
+            ids: PermitRegistry::new(BOUNDS),
             requests: vec![Request::New; self.count],
             released: vec![false; self.count],
             delivered: vec![false; self.count],
@@ -176,10 +176,10 @@ impl Model for Requests {
             Move::Acquire(id) => state.acquire(id),
             Move::Release(id) => state.release(id, self.early_releases),
             Move::Lose(id) => state.released[id] = true,
-            Move::Limit(limit) => state.step(Event::Share(limit)),
+            Move::Limit(limit) => state.step(LimiterEvent::Share(limit)),
             Move::Later => {
                 state.now = state.now.plus(KEEP);
-                state.step(Event::Expire);
+                state.step(LimiterEvent::Expire);
             }
         }
         Some(state)
@@ -198,10 +198,10 @@ impl Model for Requests {
             }),
             Property::always("waiting are those that wait", |_, state: &ModelState| {
                 let waiting = state.requests.iter().filter(|r| **r == Request::Waiting).count();
-                state.limiter.waiting() == waiting
+                state.limiter.queue_len() == waiting
             }),
             Property::always("nobody waits beside room", |_, state: &ModelState| {
-                state.limiter.waiting() == 0 || state.limiter.limit() <= state.limiter.in_flight()
+                state.limiter.queue_len() == 0 || state.limiter.limit() <= state.limiter.in_flight()
             }),
             // Only in the first ten seconds, because early releases are remembered for that long.
             Property::always(
@@ -219,7 +219,7 @@ impl Model for Requests {
                 },
             ),
             Property::sometimes("somebody waits", |_, state: &ModelState| {
-                0 < state.limiter.waiting()
+                0 < state.limiter.queue_len()
             }),
         ]
     }

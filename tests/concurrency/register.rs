@@ -1,38 +1,38 @@
 //! The registry of permit ids, with early releases.
 
 use proptest::prelude::*;
-use sluicegate::kernel::concurrency::register::{Acquired, Bounds, Register, Released};
+use sluicegate::kernel::concurrency::register::{RegisterOutcome, EarlyReleaseLimits, PermitRegistry, ReleaseOutcome};
 use sluicegate::kernel::units::Nanos;
 
 const START: Nanos = Nanos::from_secs(1_000);
 const FAR_FUTURE: Nanos = Nanos::from_secs(9_000);
-const BOUNDS: Bounds = Bounds { per_source: 3, total: 5, keep: Nanos::from_secs(10) };
+const BOUNDS: EarlyReleaseLimits = EarlyReleaseLimits { per_source: 3, total: 5, lifetime: Nanos::from_secs(10) };
 
-fn register() -> Register<u32, char, u32> {
-    Register::new(BOUNDS)
+fn register() -> PermitRegistry<u32, char, u32> {
+    PermitRegistry::new(BOUNDS)
 }
 
 #[test]
 fn an_early_release_ends_its_acquire_once() {
     let mut ids = register();
-    assert_eq!(ids.release(START, &7, &'a'), Released::Early);
-    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), Acquired::Over(70));
-    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 71), Acquired::Held, "a tombstone answers once");
-    assert_eq!(ids.release(START, &7, &'a'), Released::Held(71));
+    assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::EarlyRelease);
+    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), RegisterOutcome::AlreadyReleased(70));
+    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 71), RegisterOutcome::Registered, "a tombstone answers once");
+    assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::Released(71));
 }
 
 #[test]
 fn an_id_is_registered_and_released_once() {
     let mut ids = register();
-    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), Acquired::Held);
+    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), RegisterOutcome::Registered);
     assert_eq!(
         ids.acquire(START, 7, FAR_FUTURE, 71),
-        Acquired::Taken(71),
+        RegisterOutcome::AlreadyRegistered(71),
         "an id is for one request"
     );
-    assert_eq!(ids.release(START, &7, &'a'), Released::Held(70));
-    assert_eq!(ids.release(START, &7, &'a'), Released::Early);
-    assert_eq!(ids.expire(FAR_FUTURE), None, "the deadline went with the release");
+    assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::Released(70));
+    assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::EarlyRelease);
+    assert_eq!(ids.remove_overdue(FAR_FUTURE), None, "the deadline went with the release");
 }
 
 #[test]
@@ -40,8 +40,8 @@ fn claim_is_exclusive_and_does_not_block_a_release() {
     let mut ids = register();
     assert!(ids.claim(7) && !ids.claim(7));
     assert!(ids.claim(8), "another id");
-    assert_eq!(ids.release(START, &7, &'a'), Released::Early, "it holds nothing yet");
-    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), Acquired::Over(70));
+    assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::EarlyRelease, "it holds nothing yet");
+    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), RegisterOutcome::AlreadyReleased(70));
     ids.unclaim(&7);
     assert!(ids.claim(7));
 }
@@ -51,9 +51,9 @@ fn unreleased_id_expires_at_its_renewed_deadline() {
     let mut ids = register();
     ids.acquire(START, 7, START.plus(Nanos(5)), 70);
     assert!(ids.renew(&7, START.plus(Nanos(9))));
-    assert_eq!(ids.expire(START.plus(Nanos(8))), None);
+    assert_eq!(ids.remove_overdue(START.plus(Nanos(8))), None);
     assert_eq!(ids.next_deadline(), Some(START.plus(Nanos(9))));
-    assert_eq!(ids.expire(START.plus(Nanos(9))), Some((7, 70)));
+    assert_eq!(ids.remove_overdue(START.plus(Nanos(9))), Some((7, 70)));
     assert!(ids.is_empty() && !ids.renew(&7, FAR_FUTURE));
 }
 
@@ -61,19 +61,19 @@ fn unreleased_id_expires_at_its_renewed_deadline() {
 fn full_table_refuses_early_releases_and_evicts_none() {
     let mut ids = register();
     for id in 0..3 {
-        assert_eq!(ids.release(START, &id, &'a'), Released::Early);
+        assert_eq!(ids.release(START, &id, &'a'), ReleaseOutcome::EarlyRelease);
     }
-    assert_eq!(ids.release(START, &3, &'a'), Released::Refused, "its own bound");
-    assert_eq!(ids.release(START, &1, &'a'), Released::Early, "said twice is said once");
-    assert_eq!(ids.release(START, &10, &'b'), Released::Early, "another source has its own");
-    assert_eq!(ids.release(START, &11, &'b'), Released::Early);
-    assert_eq!(ids.release(START, &12, &'b'), Released::Refused, "the bound of all");
+    assert_eq!(ids.release(START, &3, &'a'), ReleaseOutcome::TableFull, "its own bound");
+    assert_eq!(ids.release(START, &1, &'a'), ReleaseOutcome::EarlyRelease, "said twice is said once");
+    assert_eq!(ids.release(START, &10, &'b'), ReleaseOutcome::EarlyRelease, "another source has its own");
+    assert_eq!(ids.release(START, &11, &'b'), ReleaseOutcome::EarlyRelease);
+    assert_eq!(ids.release(START, &12, &'b'), ReleaseOutcome::TableFull, "the bound of all");
     ids.acquire(START, 99, FAR_FUTURE, 1);
-    assert_eq!(ids.release(START, &99, &'a'), Released::Held(1), "what is held is always known");
+    assert_eq!(ids.release(START, &99, &'a'), ReleaseOutcome::Released(1), "what is held is always known");
     for id in 0..3 {
-        assert_eq!(ids.acquire(START, id, FAR_FUTURE, 0), Acquired::Over(0), "nobody was evicted");
+        assert_eq!(ids.acquire(START, id, FAR_FUTURE, 0), RegisterOutcome::AlreadyReleased(0), "nobody was evicted");
     }
-    assert_eq!(ids.release(START, &3, &'a'), Released::Early, "there is room again");
+    assert_eq!(ids.release(START, &3, &'a'), ReleaseOutcome::EarlyRelease, "there is room again");
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn early_release_expires_exactly_at_its_lifetime() {
     let mut ids = register();
     ids.release(START, &7, &'a');
     ids.release(START, &8, &'a');
-    let end = START.plus(BOUNDS.keep);
+    let end = START.plus(BOUNDS.lifetime);
     assert_eq!(ids.next_deadline(), Some(end));
-    assert_eq!(ids.acquire(Nanos(end.0 - 1), 7, FAR_FUTURE, 70), Acquired::Over(70));
-    assert_eq!(ids.acquire(end, 8, FAR_FUTURE, 80), Acquired::Held);
-    assert_eq!(ids.tombstones(), 0);
+    assert_eq!(ids.acquire(Nanos(end.0 - 1), 7, FAR_FUTURE, 70), RegisterOutcome::AlreadyReleased(70));
+    assert_eq!(ids.acquire(end, 8, FAR_FUTURE, 80), RegisterOutcome::Registered);
+    assert_eq!(ids.early_release_count(), 0);
 }
 
 proptest! {
@@ -100,23 +100,23 @@ proptest! {
                 0 => {
                     acquired.push(next);
                     match ids.acquire(now, id, now.plus(Nanos::from_secs(by)), next) {
-                        Acquired::Held => {}
-                        Acquired::Over(value) | Acquired::Taken(value) => returned.push(value),
+                        RegisterOutcome::Registered => {}
+                        RegisterOutcome::AlreadyReleased(value) | RegisterOutcome::AlreadyRegistered(value) => returned.push(value),
                     }
                     next += 1;
                 }
-                1 => if let Released::Held(value) = ids.release(now, &id, &'a') {
+                1 => if let ReleaseOutcome::Released(value) = ids.release(now, &id, &'a') {
                     returned.push(value);
                 },
                 2 => drop(ids.renew(&id, now.plus(Nanos::from_secs(by)))),
                 _ => {
                     now = now.plus(Nanos::from_secs(by));
-                    while let Some((_, value)) = ids.expire(now) { returned.push(value) }
+                    while let Some((_, value)) = ids.remove_overdue(now) { returned.push(value) }
                 }
             }
-            prop_assert!(ids.tombstones() <= 3, "one source");
+            prop_assert!(ids.early_release_count() <= 3, "one source");
         }
-        while let Some((_, value)) = ids.expire(FAR_FUTURE) { returned.push(value) }
+        while let Some((_, value)) = ids.remove_overdue(FAR_FUTURE) { returned.push(value) }
         returned.sort_unstable();
         prop_assert_eq!(acquired, returned);
     }

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
-use sluicegate::backend::fleet::{Fleet as LiveReplicas, Member};
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::permits::Strict;
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::permits::{Acquire, Acquired, AllHeard, Answer, Ask, Id, Round, Times};
-use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
+use sluicegate::backend::fleet::{MembershipReply as LiveReplicas, LiveReplica};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::permits::StrictLimits;
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::permits::{StrictPermitRequest, AcquireOutcome, PermitReportReply, StrictPermitReply, StrictAcquire, PermitId, PermitReport, PermitTiming};
+use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::fleet::{Fleet, Pace};
-use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy};
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason, Verdict};
+use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
@@ -31,8 +31,8 @@ const GRACE: Nanos = Nanos::from_secs(4);
 /// A store with injected faults that counts its calls.
 #[derive(Debug)]
 struct Store {
-    memory: Memory,
-    strict: Mutex<Strict>,
+    memory: MemoryStore,
+    strict: Mutex<StrictLimits>,
     is_cut: AtomicBool,
     /// Calls take effect, but their replies are lost.
     is_mute: AtomicBool,
@@ -42,13 +42,13 @@ struct Store {
     is_silent: AtomicBool,
     acquire_calls: AtomicUsize,
     report_calls: AtomicUsize,
-    last: Mutex<Option<Acquire>>,
+    last: Mutex<Option<StrictPermitRequest>>,
 }
 
 impl Store {
     fn new() -> Arc<Self> {
-        let memory = Memory::new(1_000, WhenFull::Deny, [0; 16]);
-        let strict = Mutex::new(Strict::settled());
+        let memory = MemoryStore::new(1_000, WhenFull::Deny, [0; 16]);
+        let strict = Mutex::new(StrictLimits::settled());
         let (is_cut, is_mute, is_slow, is_silent, acquire_calls, report_calls, last) =
             Default::default();
         Arc::new(Self {
@@ -65,40 +65,40 @@ impl Store {
     }
 
     fn lose_data(&self) {
-        *self.strict.lock() = Strict::default();
+        *self.strict.lock() = StrictLimits::default();
     }
 
     /// The number of permits, as the store returns it to an acquire with a limit of 0.
     fn permit_count(&self, now: Nanos) -> u64 {
-        let bucket = CounterKey::ceiling("d", [("k", "v")].into_iter()).as_bytes().into();
-        let times = Times { grace: GRACE, silence: Nanos(u64::MAX), longest: Nanos::from_secs(60) };
-        let ask = Ask { id: Id(0, 0), limit: Share(0), keep: STREAM_LIFETIME, times };
-        self.strict.lock().acquire(now, "", &Acquire { bucket, ask }).held.0
+        let bucket = CounterKey::concurrency_bucket("d", [("k", "v")].into_iter()).as_bytes().into();
+        let times = PermitTiming { grace: GRACE, max_silence: Nanos(u64::MAX), max_lifetime: Nanos::from_secs(60) };
+        let ask = StrictAcquire { id: PermitId(0, 0), limit: Share(0), lifetime: STREAM_LIFETIME, timing: times };
+        self.strict.lock().acquire(now, "", &StrictPermitRequest { bucket, permit: ask }).held.0
     }
 }
 
 impl Backend for Store {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.memory.charge(now, charges)
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        self.memory.borrow(now, message)
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        self.memory.exchange_lease_message(now, message)
     }
 
-    fn acquire<'a>(&'a self, now: Nanos, asked: &'a Acquire) -> Reply<'a, Result<Answer, Cause>> {
+    fn acquire_strict_permit<'a>(&'a self, now: Nanos, asked: &'a StrictPermitRequest) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
         self.acquire_calls.fetch_add(1, Relaxed);
         if self.is_cut.load(Relaxed) {
-            return Reply::Now(Err(Cause::Unreachable));
+            return StoreReply::Ready(Err(StoreFailure::Unreachable));
         }
         let answer = self.strict.lock().acquire(now, "", asked);
         *self.last.lock() = Some(asked.clone());
-        let answer = if self.is_mute.load(Relaxed) { Err(Cause::Late) } else { Ok(answer) };
+        let answer = if self.is_mute.load(Relaxed) { Err(StoreFailure::TimedOut) } else { Ok(answer) };
         if self.is_silent.load(Relaxed) {
-            return Reply::Later(Box::pin(std::future::pending()));
+            return StoreReply::Pending(Box::pin(std::future::pending()));
         }
         let is_slow = self.is_slow.load(Relaxed);
-        Reply::Later(Box::pin(async move {
+        StoreReply::Pending(Box::pin(async move {
             if is_slow {
                 tokio::task::yield_now().await;
             }
@@ -106,16 +106,16 @@ impl Backend for Store {
         }))
     }
 
-    fn tell<'a>(&'a self, now: Nanos, round: &'a Round) -> Reply<'a, AllHeard> {
+    fn report_strict_permits<'a>(&'a self, now: Nanos, round: &'a PermitReport) -> StoreReply<'a, PermitReportReply> {
         self.report_calls.fetch_add(1, Relaxed);
         if self.is_silent.load(Relaxed) {
-            return Reply::Later(Box::pin(std::future::pending()));
+            return StoreReply::Pending(Box::pin(std::future::pending()));
         }
         if self.is_cut.load(Relaxed) {
-            return Reply::Now(round.unheard(Cause::Unreachable));
+            return StoreReply::Ready(round.failed_reply(StoreFailure::Unreachable));
         }
-        let heard = self.strict.lock().tell(now, "", round).into_iter().map(Ok).collect();
-        Reply::Now(if self.is_mute.load(Relaxed) { round.unheard(Cause::Late) } else { heard })
+        let heard = self.strict.lock().apply_report(now, "", round).into_iter().map(Ok).collect();
+        StoreReply::Ready(if self.is_mute.load(Relaxed) { round.failed_reply(StoreFailure::TimedOut) } else { heard })
     }
 }
 
@@ -123,7 +123,7 @@ impl Backend for Store {
 struct Replica {
     engine: Engine,
     membership: Arc<Membership>,
-    held: Vec<Permits>,
+    held: Vec<RequestPermits>,
 }
 
 impl Replica {
@@ -134,11 +134,11 @@ impl Replica {
     fn with_bucket_limit(store: &Arc<Store>, name: &str, ceiling: &str, most: usize) -> Self {
         let clock = Clock::manual(START);
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
-        let pace = Pace { heartbeat: HEARTBEAT, term: Nanos::from_secs(5) };
+        let pace = SharePace { heartbeat: HEARTBEAT, share_duration: Nanos::from_secs(5) };
         let fleet =
-            Fleet::new(Arc::clone(&membership), clock.now(), pace, Duration::from_millis(1));
-        let engine = Engine::new(clock, store.clone(), Policy::default());
-        let engine = engine.with_buckets(most, 0).with_fleet(Arc::new(fleet));
+            FleetReporter::new(Arc::clone(&membership), clock.now(), pace, Duration::from_millis(1));
+        let engine = Engine::new(clock, store.clone(), DecisionPolicy::default());
+        let engine = engine.with_max_buckets(most, 0).with_fleet(Arc::new(fleet));
         let replica = Self { engine, membership, held: Vec::new() };
         replica.publish(ceiling);
         replica
@@ -162,7 +162,7 @@ impl Replica {
         self.keep(admitted_permits(admitted))
     }
 
-    fn keep(&mut self, permits: Option<Permits>) -> bool {
+    fn keep(&mut self, permits: Option<RequestPermits>) -> bool {
         let is_some = permits.is_some();
         self.held.extend(permits);
         is_some
@@ -176,24 +176,24 @@ impl Replica {
 
     fn finish(&mut self, count: usize) {
         for permits in self.held.drain(..count) {
-            permits.finish(Outcome::Success, None);
+            permits.release(RequestOutcome::Success, None);
         }
     }
 
     fn set_members(&self, nodes: &[&str]) {
         let (silent, record) = (Nanos(0), "{}");
-        let member = |node: &&str| Member { node: (*node).into(), silent, record: record.into() };
+        let member = |node: &&str| LiveReplica { node: (*node).into(), silent_for: silent, record: record.into() };
         let members = nodes.iter().map(member).collect();
-        self.membership.learn(LiveReplicas { members, before: None }, self.now());
+        self.membership.apply_reply(LiveReplicas { replicas: members, previous_record: None }, self.now());
     }
 
     /// The limit in this replica's metrics.
     fn shown_limit(&self) -> u64 {
-        self.engine.ceilings_in_use().values().map(|ceiling| ceiling.limit).sum()
+        self.engine.concurrency_in_use().values().map(|ceiling| ceiling.limit).sum()
     }
 
     fn report(&self) {
-        block_on(self.engine.speak_once());
+        block_on(self.engine.report_once());
     }
 
     fn advance(&self, by: Nanos) {
@@ -217,19 +217,19 @@ impl Replica {
     }
 }
 
-fn default_check() -> Question<'static> {
+fn default_check() -> Check<'static> {
     check_of_value("v")
 }
 
-fn check_of_value(value: &str) -> Question<'_> {
+fn check_of_value(value: &str) -> Check<'_> {
     let entries = [("k", value)].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-    Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
+    Check { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }
 
-fn admitted_permits(admitted: Admitted) -> Option<Permits> {
+fn admitted_permits(admitted: AdmissionOutcome) -> Option<RequestPermits> {
     match admitted {
-        Admitted::Decided(answer, permits) if answer.verdict == Verdict::Admit => Some(permits),
+        AdmissionOutcome::Decided(answer, permits) if answer.verdict == Verdict::Allow => Some(permits),
         _ => None,
     }
 }
@@ -274,8 +274,8 @@ fn bucket_with_waiters_or_unreported_releases_is_not_evicted() {
         |replica: &Replica| match block_on(replica.engine.admit(&check_of_value("w"), None))
             .unwrap()
         {
-            Admitted::Rejected(rejection) => Err(rejection.reason),
-            Admitted::Decided(..) => Ok(()),
+            AdmissionOutcome::Rejected(rejection) => Err(rejection.reason),
+            AdmissionOutcome::Decided(..) => Ok(()),
         };
     assert!(a.try_acquire());
     assert_eq!(others(&a), Err(Reason::TooManyBuckets), "in flight");
@@ -283,9 +283,9 @@ fn bucket_with_waiters_or_unreported_releases_is_not_evicted() {
         let waits = default_check();
         let mut waits = Box::pin(b.engine.admit(&waits, None));
         assert!(poll_immediate(&mut waits).await.is_none(), "in line");
-        b.engine.speak_once().await;
+        b.engine.report_once().await;
         let taken = b.engine.admit(&check_of_value("w"), None).await.unwrap();
-        let Admitted::Rejected(rejection) = taken else { panic!("it took the place") };
+        let AdmissionOutcome::Rejected(rejection) = taken else { panic!("it took the place") };
         assert_eq!(rejection.reason, Reason::TooManyBuckets);
     });
     b.report();
@@ -313,7 +313,7 @@ fn shown_limits_sum_to_the_limit() {
         let fleet: Vec<_> = fleet.collect();
         let shown: Vec<_> = fleet.iter().map(Replica::shown_limit).collect();
         assert_eq!(shown.iter().sum::<u64>(), u64::from(limit), "{shown:?}");
-        let looks = fleet.iter().flat_map(|replica| replica.engine.ceilings().looks());
+        let looks = fleet.iter().flat_map(|replica| replica.engine.concurrency_limits().snapshots());
         assert!(looks.into_iter().all(|(_, look)| look.load.limit() == Some(limit)));
     }
 }
@@ -415,7 +415,7 @@ fn an_unreleased_id_expires_at_max_duration() {
     }
     advance_all_and_report(&[&a, &b], HEARTBEAT);
     assert_eq!(b.acquire_all(), 1);
-    assert_eq!(a.engine.ceilings().total().in_flight, 0);
+    assert_eq!(a.engine.concurrency_limits().totals().in_flight, 0);
 }
 
 #[test]
@@ -430,16 +430,16 @@ fn a_canceled_acquire_leaks_no_permit() {
         assert_eq!(store.permit_count(START), 1);
         // A permit whose acquire has no reply is never reported as active.
         alone.advance(STREAM_LIFETIME);
-        alone.engine.speak_once().await;
+        alone.engine.report_once().await;
         assert_eq!(store.permit_count(alone.now()), 0);
         // The acquire arrives again, and the next report releases its permit.
         let asked = store.last.lock().take().unwrap();
         store.strict.lock().acquire(alone.now(), "", &asked);
     });
     assert_eq!(store.permit_count(alone.now()), 1);
-    block_on(alone.engine.speak_once());
+    block_on(alone.engine.report_once());
     assert_eq!(store.permit_count(alone.now()), 0);
-    assert_eq!(alone.engine.ceilings().total().in_flight, 0);
+    assert_eq!(alone.engine.concurrency_limits().totals().in_flight, 0);
 }
 
 #[test]
@@ -460,7 +460,7 @@ fn acquire_that_times_out_leaks_no_permit() {
             assert_eq!(held.is_some_and(|held| held.is_empty()), shadow);
             assert_eq!(store.permit_count(START), 1, "it has taken what nobody heard of");
             store.is_silent.store(false, Relaxed);
-            alone.engine.speak_once().await;
+            alone.engine.report_once().await;
             assert_eq!(store.permit_count(START), 0);
         });
     }
@@ -553,7 +553,7 @@ fn a_report_does_not_copy_pending_retries() {
     alone.report();
     let waiting = allocation_counter::measure(|| alone.report());
     // A copied entry allocates its own size, which is more than the two numbers of its id.
-    let moved = u64::try_from(KEPT * size_of::<Id>()).unwrap();
+    let moved = u64::try_from(KEPT * size_of::<PermitId>()).unwrap();
     assert!(waiting.bytes_total < idle.bytes_total + moved / 2, "{waiting:?} for {idle:?}");
     store.is_cut.store(false, Relaxed);
     advance_all_and_report(&[&alone], HEARTBEAT);
@@ -616,7 +616,7 @@ fn fallback_limits_each_replica_during_an_outage() {
             store.is_cut.store(is_cut, Relaxed);
             store.is_mute.store(is_mute, Relaxed);
             assert_eq!(a.acquire_all(), wanted, "{word}");
-            assert_eq!(a.engine.ceilings().total().in_flight, wanted as u64);
+            assert_eq!(a.engine.concurrency_limits().totals().in_flight, wanted as u64);
             store.is_cut.store(false, Relaxed);
             store.is_mute.store(false, Relaxed);
             advance_all_and_report(&[&a, &b], HEARTBEAT);
@@ -637,21 +637,21 @@ fn local_release_wakes_queued_requests_in_order() {
         let (mut first, mut second) = (pin!(admit(0)), pin!(admit(1)));
         assert!(poll_immediate(&mut first).await.is_none());
         assert!(poll_immediate(&mut second).await.is_none());
-        assert_eq!(alone.engine.ceilings().total().waiting, 2);
+        assert_eq!(alone.engine.concurrency_limits().totals().waiting, 2);
         assert!(admitted_permits(admit(2).await.unwrap()).is_none(), "the line is full");
         for permits in alone.held.drain(..) {
-            permits.finish(Outcome::Success, None);
+            permits.release(RequestOutcome::Success, None);
         }
-        alone.engine.speak_once().await;
+        alone.engine.report_once().await;
         assert!(poll_immediate(&mut second).await.is_none(), "overtaken");
         let woken = poll_immediate(&mut first).await;
         let permits =
             admitted_permits(woken.expect("woken, not left to ask again").unwrap()).unwrap();
-        assert_eq!(alone.engine.ceilings().total().waiting, 1);
-        permits.finish(Outcome::Success, None);
-        alone.engine.speak_once().await;
+        assert_eq!(alone.engine.concurrency_limits().totals().waiting, 1);
+        permits.release(RequestOutcome::Success, None);
+        alone.engine.report_once().await;
         assert!(admitted_permits(second.await.unwrap()).is_some());
-        assert_eq!(alone.engine.ceilings().total().waiting, 0);
+        assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
     });
 }
 
@@ -666,7 +666,7 @@ fn queued_request_retries_after_a_release_elsewhere() {
         let mut waits = pin!(b.engine.admit(&check, None));
         assert!(poll_immediate(&mut waits).await.is_none());
         a.finish(1);
-        a.engine.speak_once().await;
+        a.engine.report_once().await;
         assert!(admitted_permits(waits.await.unwrap()).is_some());
     });
 }
@@ -682,7 +682,7 @@ fn new_request_does_not_overtake_the_queue() {
         let mut waits = pin!(a.engine.admit(&first, None));
         assert!(poll_immediate(&mut waits).await.is_none());
         b.finish(1);
-        b.engine.speak_once().await;
+        b.engine.report_once().await;
         assert!(admitted_permits(a.engine.admit(&second, None).await.unwrap()).is_none());
         assert!(admitted_permits(waits.await.unwrap()).is_some());
     });
@@ -695,15 +695,15 @@ fn timed_out_or_canceled_request_leaves_the_queue() {
     let mut alone = Replica::new(&store, "a", ceiling);
     assert!(alone.try_acquire());
     assert!(!alone.try_acquire(), "its time is over");
-    assert_eq!(alone.engine.ceilings().total().waiting, 0);
+    assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
     block_on(async {
         let check = default_check();
         let mut waits = Box::pin(alone.engine.admit(&check, None));
         assert!(poll_immediate(&mut waits).await.is_none());
         drop(waits);
     });
-    assert_eq!(alone.engine.ceilings().total().waiting, 0);
-    assert_eq!(alone.engine.ceilings().total().in_flight, 1);
+    assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
+    assert_eq!(alone.engine.concurrency_limits().totals().in_flight, 1);
 }
 
 #[test]
@@ -753,7 +753,7 @@ fn a_leaving_replica_reports_its_releases() {
     let mut alone = Replica::new(&store, "a", "limit: 2, mode: strict");
     assert_eq!(alone.acquire_all(), 2);
     alone.finish(2);
-    block_on(alone.engine.ceilings().leave_fleet(&*store));
+    block_on(alone.engine.concurrency_limits().leave_fleet(&*store));
     assert_eq!(store.permit_count(alone.now()), 0);
 }
 
@@ -764,7 +764,7 @@ fn leaving_replicas_requests_keep_permits_for_max_duration() {
     let [mut a, mut b] = two_replicas(&store, "limit: 2, mode: strict, max_duration: 20s");
     assert_eq!(a.acquire_all(), 2);
     advance_all_and_report(&[&a, &b], HEARTBEAT);
-    block_on(a.engine.ceilings().leave_fleet(&*store));
+    block_on(a.engine.concurrency_limits().leave_fleet(&*store));
     b.advance_and_report(Nanos::from_secs(20).since(Nanos(1)));
     assert_eq!(b.acquire_all(), 0);
     b.advance_and_report(HEARTBEAT.plus(Nanos(1)));
@@ -778,9 +778,9 @@ fn leaving_stops_waiting_for_a_silent_store() {
     assert!(alone.try_acquire());
     store.is_silent.store(true, Relaxed);
     block_on(async {
-        let mut report = pin!(alone.engine.speak_once());
+        let mut report = pin!(alone.engine.report_once());
         assert!(poll_immediate(&mut report).await.is_none(), "it is under way");
-        let leaves = alone.engine.ceilings().leave_fleet(&*store);
+        let leaves = alone.engine.concurrency_limits().leave_fleet(&*store);
         let left = tokio::time::timeout(Duration::from_secs(10), leaves).await;
         assert!(left.is_ok(), "it waits still");
     });
@@ -791,21 +791,21 @@ fn permits_appear_in_the_snapshot() {
     let store = Store::new();
     let [mut a, mut b] = two_replicas(&store, "limit: 3, mode: strict");
     assert!(a.try_acquire() && a.try_acquire() && b.try_acquire());
-    let seen = a.engine.ceilings().fleet().unwrap().seen(9);
+    let seen = a.engine.concurrency_limits().fleet_reporter().unwrap().strict_snapshots(9);
     let [(_, seen)] = &seen[..] else { panic!("{seen:?}") };
-    assert_eq!((seen.limit, seen.here, seen.held), (3, 2, Some(Share(2))));
+    assert_eq!((seen.limit, seen.in_flight, seen.fleet_permits), (3, 2, Some(Share(2))));
     advance_all_and_report(&[&a, &b], HEARTBEAT);
-    let seen = a.engine.ceilings().fleet().unwrap().seen(9)[0].1;
-    assert_eq!((seen.here, seen.held, seen.outage), (2, Some(Share(3)), false));
+    let seen = a.engine.concurrency_limits().fleet_reporter().unwrap().strict_snapshots(9)[0].1;
+    assert_eq!((seen.in_flight, seen.fleet_permits, seen.is_outage), (2, Some(Share(3)), false));
     a.finish(2);
     advance_all_and_report(&[&a, &b], HEARTBEAT);
-    assert!(a.engine.ceilings().fleet().unwrap().seen(9).is_empty());
+    assert!(a.engine.concurrency_limits().fleet_reporter().unwrap().strict_snapshots(9).is_empty());
 }
 
 #[test]
 fn strict_limit_without_a_fleet_is_local() {
-    let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
-    let engine = Engine::new(Clock::manual(START), memory, Policy::default());
+    let memory = Arc::new(MemoryStore::new(10, WhenFull::Deny, [0; 16]));
+    let engine = Engine::new(Clock::manual(START), memory, DecisionPolicy::default());
     let membership = Arc::new(Membership::new("a", 1, NonZeroU32::new(4).unwrap()));
     let mut alone = Replica { engine, membership, held: Vec::new() };
     alone.publish("limit: 3, mode: strict");
@@ -814,15 +814,15 @@ fn strict_limit_without_a_fleet_is_local() {
 
 #[test]
 fn memory_store_counts_permits_of_all_replicas() {
-    let memory = Memory::new(10, WhenFull::Deny, [0; 16]);
-    let times = Times { grace: GRACE, silence: HEARTBEAT, longest: STREAM_LIFETIME };
-    let asked = |number| Acquire {
+    let memory = MemoryStore::new(10, WhenFull::Deny, [0; 16]);
+    let times = PermitTiming { grace: GRACE, max_silence: HEARTBEAT, max_lifetime: STREAM_LIFETIME };
+    let asked = |number| StrictPermitRequest {
         bucket: b"c".as_slice().into(),
-        ask: Ask { id: Id(number, 0), limit: Share(1), keep: STREAM_LIFETIME, times },
+        permit: StrictAcquire { id: PermitId(number, 0), limit: Share(1), lifetime: STREAM_LIFETIME, timing: times },
     };
-    let acquired = |number| match memory.acquire(START, &asked(number)) {
-        Reply::Now(Ok(answer)) => answer.acquired,
+    let acquired = |number| match memory.acquire_strict_permit(START, &asked(number)) {
+        StoreReply::Ready(Ok(answer)) => answer.result,
         _ => panic!("it waits"),
     };
-    assert_eq!((acquired(1), acquired(2)), (Acquired::Held, Acquired::Full));
+    assert_eq!((acquired(1), acquired(2)), (AcquireOutcome::Acquired, AcquireOutcome::LimitReached));
 }

@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use sluicegate::kernel::concurrency::limiter::{Effect, Event, Limiter, Rules};
-use sluicegate::kernel::concurrency::policy::{Adaptive, Law, Looks, Part};
-use sluicegate::kernel::concurrency::{Outcome, Permit};
-use sluicegate::kernel::coordinator::Reading;
-use sluicegate::kernel::coordinator::aggregate::Level;
+use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, LimiterConfig};
+use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm, ProbeSchedule, FleetShare};
+use sluicegate::kernel::concurrency::{RequestOutcome, Permit};
+use sluicegate::kernel::coordinator::ClockReading;
+use sluicegate::kernel::coordinator::aggregate::FractionalLimit;
 use sluicegate::kernel::units::{Nanos, Share};
 
 use crate::support::dice::{Dice, seed};
@@ -15,14 +15,14 @@ use crate::support::dice::{Dice, seed};
 const START: Nanos = Nanos::from_secs(1_000);
 const MILLI: u64 = Nanos::MILLI.0;
 /// One of five equal shares of the limit.
-const FLEET_SHARE: Part = fleet_share(8);
+const FLEET_SHARE: FleetShare = fleet_share(8);
 
-const fn fleet_share(share: u32) -> Part {
-    Part { share, ceiling: 40, looks: probe_schedule(START, Nanos(0)) }
+const fn fleet_share(share: u32) -> FleetShare {
+    FleetShare { share, limit: 40, probes: probe_schedule(START, Nanos(0)) }
 }
 
-const fn probe_schedule(here: Nanos, there: Nanos) -> Looks {
-    Looks { clock: Reading { here, there }, heartbeat: Nanos::SECOND }
+const fn probe_schedule(here: Nanos, there: Nanos) -> ProbeSchedule {
+    ProbeSchedule { clock: ClockReading { local_time: here, coordinator_time: there }, heartbeat: Nanos::SECOND }
 }
 
 /// One of five identical replicas of a backend that serves `capacity` requests at once.
@@ -40,9 +40,9 @@ struct Replica {
 
 impl Replica {
     fn new(capacity: u64) -> Self {
-        let adaptive = Some(Adaptive { law: Law::Gradient, min: 1, max: 1_000 });
-        let mut limiter = Limiter::new(&Rules { limit: 10, adaptive, waiting: None }, 7);
-        limiter.step(START, Event::Part(FLEET_SHARE));
+        let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1_000 });
+        let mut limiter = Limiter::new(&LimiterConfig { limit: 10, adaptive, queue: None }, 7);
+        limiter.step(START, LimiterEvent::FleetShare(FLEET_SHARE));
         let (out, permits) = Default::default();
         Self { limiter, now: START, capacity, takes: 10, out, permits, least: u32::MAX }
     }
@@ -55,15 +55,15 @@ impl Replica {
             let Some(Reverse((at, place))) = self.out.pop() else { panic!("nobody is in flight") };
             self.now = at;
             let permit = self.permits[usize::try_from(place).unwrap()];
-            let (outcome, rtt) = (Outcome::Success, None);
-            self.limiter.step(at, Event::Leave { permit, outcome, rtt });
+            let (outcome, rtt) = (RequestOutcome::Success, None);
+            self.limiter.step(at, LimiterEvent::Release { permit, outcome, rtt });
             self.least = self.least.min(self.limiter.limit());
         }
     }
 
     fn acquire_all(&mut self) {
-        let arrive = Event::Arrive { keep: None, patience: Nanos(0) };
-        while let [Effect::Admit(permit)] = self.limiter.step(self.now, arrive)[..] {
+        let arrive = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(0) };
+        while let [LimiterEffect::Admit(permit)] = self.limiter.step(self.now, arrive)[..] {
             let whole = u64::from(self.limiter.in_flight()) * 5;
             let takes = self.takes * MILLI * whole.max(self.capacity) / self.capacity;
             self.out.push(Reverse((self.now.plus(Nanos(takes)), self.permits.len() as u64)));
@@ -71,8 +71,8 @@ impl Replica {
         }
     }
 
-    fn estimate(&self) -> Option<Level> {
-        self.limiter.policy().estimate()
+    fn estimate(&self) -> Option<FractionalLimit> {
+        self.limiter.adaptive_limit().wanted_limit()
     }
 }
 
@@ -87,22 +87,22 @@ fn replicas_probe_together_by_the_stores_clock() {
         let next = |here: Nanos, earlier: u64| {
             let looks = probe_schedule(here, there.since(Nanos(earlier)));
             let now = here.plus(Nanos(earlier + passed));
-            looks.clock.after(now, looks.every(rtt)).since(now)
+            looks.clock.next_multiple_after(now, looks.interval(rtt)).since(now)
         };
         let wanted = next(Nanos(dice.up_to(1 << 60)), 0);
         assert_eq!(next(Nanos(dice.up_to(1 << 60)), dice.up_to(1 << 30)), wanted);
         let at = there.plus(Nanos(passed)).plus(wanted);
-        assert_eq!(at.0 % probe_schedule(there, there).every(rtt).0, 0);
+        assert_eq!(at.0 % probe_schedule(there, there).interval(rtt).0, 0);
     }
 }
 
 #[test]
 fn probe_intervals_grow_with_rtt_in_multiples() {
     let looks = probe_schedule(START, START);
-    let mut last = looks.every(Nanos(0));
+    let mut last = looks.interval(Nanos(0));
     assert_eq!(last, Nanos::from_secs(4));
     for millis in 1..2_000 {
-        let every = looks.every(Nanos(millis * MILLI));
+        let every = looks.interval(Nanos(millis * MILLI));
         assert!(last <= every && every.0.is_multiple_of(last.0));
         assert!(millis * MILLI * 64 <= every.0 || every == Nanos::from_secs(256));
         last = every;
@@ -124,14 +124,14 @@ fn probe_lowers_the_share_and_ends_by_time() {
     replica.run_for(110);
     assert!((1..8).contains(&replica.least), "{}", replica.least);
     // From here on no request finishes.
-    replica.limiter.step(replica.now.plus(Nanos::SECOND), Event::Expire);
+    replica.limiter.step(replica.now.plus(Nanos::SECOND), LimiterEvent::Expire);
     assert_eq!(replica.limiter.limit(), 8);
 }
 
 #[test]
 fn probe_never_lowers_a_share_of_one() {
     let mut replica = Replica::new(1_000);
-    replica.limiter.step(START, Event::Part(fleet_share(1)));
+    replica.limiter.step(START, LimiterEvent::FleetShare(fleet_share(1)));
     replica.run_for(9_000);
     assert_eq!(replica.least, 1);
 }
@@ -140,7 +140,7 @@ fn probe_never_lowers_a_share_of_one() {
 fn unqueued_latency_yields_a_growth_vote() {
     let mut replica = Replica::new(1_000);
     replica.run_for(5_000);
-    assert_eq!(replica.estimate(), Some(Level::of(Share(16))));
+    assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(16))));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn probe_detects_a_queue_from_the_start() {
     let would = replica.estimate().unwrap();
     // The target is 1.3 · 10 of 40. The first probe lowers the fleet to 10 requests in flight,
     // which the backend serves without a queue.
-    assert!(would <= Level::of(Share(4)), "{would:?}");
+    assert!(would <= FractionalLimit::from_share(Share(4)), "{would:?}");
     assert!(replica.limiter.limit() <= 4, "far too much is lowered before the ceiling follows");
 }
 
@@ -160,10 +160,10 @@ fn probe_distinguishes_a_slower_backend_from_a_queue() {
     replica.run_for(5_000);
     replica.takes = 30;
     replica.run_for(1_000);
-    assert!(replica.estimate().unwrap() < Level::of(Share(8)), "it looks like one at first");
+    assert!(replica.estimate().unwrap() < FractionalLimit::from_share(Share(8)), "it looks like one at first");
     replica.run_for(16_000);
-    assert_eq!(replica.limiter.policy().ideal(), Some(Nanos(30 * MILLI)));
-    assert!(Level::of(Share(8)) < replica.estimate().unwrap());
+    assert_eq!(replica.limiter.adaptive_limit().min_rtt(), Some(Nanos(30 * MILLI)));
+    assert!(FractionalLimit::from_share(Share(8)) < replica.estimate().unwrap());
 }
 
 #[test]
@@ -172,17 +172,17 @@ fn faster_backend_is_probed_before_a_growth_vote() {
     replica.run_for(5_000);
     replica.takes = 5;
     replica.run_for(1_000);
-    assert_eq!(replica.limiter.policy().ideal(), Some(Nanos(5 * MILLI)));
-    assert_eq!(replica.estimate(), Some(Level::of(Share(8))));
+    assert_eq!(replica.limiter.adaptive_limit().min_rtt(), Some(Nanos(5 * MILLI)));
+    assert_eq!(replica.estimate(), Some(FractionalLimit::from_share(Share(8))));
     replica.run_for(4_000);
-    assert!(Level::of(Share(8)) < replica.estimate().unwrap());
+    assert!(FractionalLimit::from_share(Share(8)) < replica.estimate().unwrap());
 }
 
 #[test]
 fn replica_without_a_share_follows_its_own_limit() {
     let mut replica = Replica::new(1_000);
     replica.run_for(5_000);
-    replica.limiter.step(replica.now, Event::Share(u32::MAX));
+    replica.limiter.step(replica.now, LimiterEvent::Share(u32::MAX));
     replica.run_for(2_000);
     assert!(16 < replica.limiter.limit(), "{}", replica.limiter.limit());
 }

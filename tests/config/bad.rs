@@ -54,7 +54,7 @@ fn files_give_exactly_the_expected_findings() {
         }
         let found: Vec<_> = found(&name, &bytes)
             .iter()
-            .map(|one| format!("{} {}:{}", one.code.name(), one.place.line, one.place.column))
+            .map(|one| format!("{} {}:{}", one.code.name(), one.location.line, one.location.column))
             .collect();
         assert_eq!(found.join(", "), expected, "{name}");
     }

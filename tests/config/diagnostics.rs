@@ -1,6 +1,6 @@
 //! Tests of the text and the JSON form of findings.
 
-use sluicegate::config::diagnostic::{Code, Diagnostics, Severity, Source, Span};
+use sluicegate::config::diagnostic::{Code, Diagnostics, Severity, SourceText, Span};
 use sluicegate::config::{load, raw};
 use sluicegate::kernel::units::Revision;
 
@@ -28,19 +28,19 @@ fn finding_json_has_stable_field_names() {
 
 #[test]
 fn places_count_characters_and_every_line_ending() {
-    let source = Source::new("a", "é: x\r\nb\rccc\nd");
+    let source = SourceText::new("a", "é: x\r\nb\rccc\nd");
     for (at, line, column) in [(0, 1, 1), (4, 1, 4), (7, 2, 1), (9, 3, 1), (11, 3, 3), (13, 4, 1)] {
-        let place = source.place(Span { start: at, end: at + 1 });
+        let place = source.locate(Span { start: at, end: at + 1 });
         assert_eq!((place.line, place.column), (line, column), "byte {at}");
     }
 }
 
 #[test]
 fn invalid_spans_map_to_valid_places() {
-    let source = Source::new("a", "x\né");
-    let place = source.place(Span { start: 99, end: 100 });
+    let source = SourceText::new("a", "x\né");
+    let place = source.locate(Span { start: 99, end: 100 });
     assert_eq!((place.line, place.column, place.width), (2, 2, 1));
-    let inside = source.place(Span { start: 3, end: 3 });
+    let inside = source.locate(Span { start: 3, end: 3 });
     assert_eq!((inside.line, inside.column), (2, 1));
 }
 
@@ -49,7 +49,7 @@ fn long_lines_are_cut_around_the_finding() {
     let text = format!("{{domain: d, {}bogus: 1}}", "metadata: {}, ".repeat(10_000));
     let found = raw::read("a.json", text.as_bytes()).unwrap_err();
     let bogus = found.iter().find(|one| one.code == Code::UnknownKey).unwrap();
-    assert!(bogus.place.text.len() < 300);
+    assert!(bogus.location.text.len() < 300);
     let shown = bogus.to_string();
     let (line, caret) = (shown.lines().nth(1).unwrap(), shown.lines().nth(2).unwrap());
     assert_eq!(line.find("bogus"), caret.find('^'));
@@ -101,7 +101,7 @@ fn continued_text_errors_show_place_and_fix() {
         ("domain: d\ndescriptors:\n- key: a\n    - value: b\n".to_owned(), 4, 7, 5),
     ] {
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
-        let place = &found[0].place;
+        let place = &found[0].location;
         assert_eq!((place.line, place.column, place.width), (line, column, width), "{found}");
         assert_eq!(found[0].help.as_deref(), Some(fix), "{found}");
     }

@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use sluicegate::config::diagnostic::{Code, Counts};
+use sluicegate::config::diagnostic::{Code, SeverityCounts};
 use sluicegate::config::raw;
 
 fn codes(text: &str) -> Vec<Code> {
@@ -93,8 +93,8 @@ fn findings_are_capped_at_200_with_errors_first() {
     assert_eq!(found.len(), 200);
     assert_eq!(found.last().unwrap().code, Code::UnknownKey);
     // The error and 199 of the warnings are shown.
-    let (all, more) = (Counts { errors: 1, warnings: 100_000, notes: 0 }, 100_000 - 199);
-    assert_eq!((found.counts(), found.more()), (all, Counts { warnings: more, ..error_counts(0) }));
+    let (all, more) = (SeverityCounts { errors: 1, warnings: 100_000, notes: 0 }, 100_000 - 199);
+    assert_eq!((found.counts(), found.not_shown()), (all, SeverityCounts { warnings: more, ..error_counts(0) }));
     assert!(found.to_string().ends_with("\nand 99801 more warnings, not shown"));
 }
 
@@ -105,12 +105,12 @@ fn omitted_findings_are_counted() {
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
         assert_eq!(found.len(), errors.min(200));
         assert_eq!(found.counts(), error_counts(errors));
-        assert_eq!(found.more(), error_counts(errors.saturating_sub(200)));
+        assert_eq!(found.not_shown(), error_counts(errors.saturating_sub(200)));
     }
 }
 
-fn error_counts(errors: usize) -> Counts {
-    Counts { errors, ..Counts::default() }
+fn error_counts(errors: usize) -> SeverityCounts {
+    SeverityCounts { errors, ..SeverityCounts::default() }
 }
 
 /// YAML fragments that the random tests concatenate.

@@ -1,7 +1,7 @@
 //! Tests of the values that the reader takes from the text of a limits file.
 
 use serde_json::{Value, json};
-use sluicegate::config::NOT_FINITE;
+use sluicegate::config::NON_FINITE_PREFIX;
 use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::config::raw::{self, Descriptor, File, RateLimit};
 
@@ -17,7 +17,7 @@ fn refused(text: &str) -> Vec<String> {
     let found = raw::read("a.yaml", text.as_bytes()).expect_err(text);
     found
         .iter()
-        .map(|one| format!("{} {}:{}", one.code.name(), one.place.line, one.place.column))
+        .map(|one| format!("{} {}:{}", one.code.name(), one.location.line, one.location.column))
         .collect()
 }
 
@@ -196,7 +196,7 @@ fn repeated_metadata_blocks_merge_at_top_level_only() {
 
 #[test]
 fn non_finite_metadata_is_marked_with_a_warning() {
-    let marked = |number: &str| format!("{NOT_FINITE}{number}");
+    let marked = |number: &str| format!("{NON_FINITE_PREFIX}{number}");
     assert_eq!(
         metadata("{a: [.inf, -.INF, .nan]}"),
         json!({"a": [marked("inf"), marked("-inf"), marked("NaN")]})
@@ -305,7 +305,7 @@ fn encodings_and_line_endings_read_the_same() {
     for bytes in [little, big, marked, windows, old_mac] {
         let (file, source, _) = raw::read("a.yaml", &bytes).unwrap();
         assert_eq!(file.domain.value, "größe");
-        let place = source.place(file.descriptors[0].key.span);
+        let place = source.locate(file.descriptors[0].key.span);
         assert_eq!((place.line, place.column), (3, 8));
     }
 }

@@ -41,7 +41,7 @@ fn recorded_bad_files_are_refused_with_recorded_details() {
 fn assert_mentions(scenario: &Value, diagnostics: &[sluicegate::config::diagnostic::Diagnostic]) {
     let mut shown = String::new();
     for found in diagnostics {
-        let (line, help) = (found.place.line, found.help.as_deref().unwrap_or_default());
+        let (line, help) = (found.location.line, found.help.as_deref().unwrap_or_default());
         writeln!(shown, "line {line} {} {help}", found.message).unwrap();
     }
     for piece in scenario["load"]["mentions"].as_array().into_iter().flatten() {

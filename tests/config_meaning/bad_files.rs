@@ -129,7 +129,7 @@ fn domain_is_required_and_unique_across_files() {
     let lines = |files: &[(&str, &str)], merge| {
         let findings =
             load(files, merge).map_or_else(|findings| findings, |(_, findings)| findings);
-        findings.iter().map(|one| format!("{}:{}", one.place.file, line(one))).collect::<Vec<_>>()
+        findings.iter().map(|one| format!("{}:{}", one.location.file, line(one))).collect::<Vec<_>>()
     };
     assert_eq!(
         lines(&[a, b], false),
@@ -162,7 +162,7 @@ fn unreadable_merged_file_suppresses_findings_that_depend_on_it() {
         let files = [("a.yaml", &*readable(defaults, fields)), ("b.yaml", unread)];
         let findings = load(&files, true).unwrap_err();
         let findings: Vec<_> =
-            findings.iter().map(|one| (&*one.place.file, one.code.name())).collect();
+            findings.iter().map(|one| (&*one.location.file, one.code.name())).collect();
         assert_eq!(findings, [("b.yaml", "E01")], "{defaults} {fields}");
     }
     // Without merging, the other file cannot define missing names, so they are reported.
@@ -190,7 +190,7 @@ fn merged_files_share_one_top_level() {
     let findings = load(&[("a.yaml", &one), ("b.yaml", &two)], true).unwrap_err();
     assert_eq!(findings.len(), 1);
     assert!(findings[0].message.ends_with("`d.a`, first in a.yaml:3:8"), "{}", findings[0]);
-    assert_eq!(&*findings[0].place.file, "b.yaml");
+    assert_eq!(&*findings[0].location.file, "b.yaml");
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn errors_of_all_files_are_reported_in_order() {
     let b = "descriptors:\n- key: k\n  rate_limit: {unit: minit, requests_per_unit: 1}\n";
     let findings = load(&[("a.yaml", a), ("b.yaml", b)], false).unwrap_err();
     let found: Vec<_> =
-        findings.iter().map(|one| (&*one.place.file, one.place.line, one.code.name())).collect();
+        findings.iter().map(|one| (&*one.location.file, one.location.line, one.code.name())).collect();
     assert_eq!(
         found,
         [

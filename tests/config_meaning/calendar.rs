@@ -4,10 +4,10 @@ use jiff::civil::Weekday;
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
 use sluicegate::config::Calendar;
-use sluicegate::config::calendar::Starts;
+use sluicegate::config::calendar::WindowStartDay;
 use sluicegate::kernel::units::Nanos;
 
-fn calendar(zone: &str, starts: Starts) -> Calendar {
+fn calendar(zone: &str, starts: WindowStartDay) -> Calendar {
     Calendar::new(TimeZone::get(zone).unwrap(), starts)
 }
 
@@ -22,7 +22,7 @@ fn assert_starts(calendar: &Calendar, now: &str, expected: [&str; 4]) {
 
 #[test]
 fn days_of_clock_changes_have_23_or_25_hours() {
-    let berlin = calendar("Europe/Berlin", Starts::Day);
+    let berlin = calendar("Europe/Berlin", WindowStartDay::Day);
     // From +01 to +02 at 02:00 on 2026-03-29, back at 03:00 on 2026-10-25.
     assert_starts(
         &berlin,
@@ -49,7 +49,7 @@ fn days_of_clock_changes_have_23_or_25_hours() {
 #[test]
 fn day_with_skipped_midnight_starts_after_the_gap() {
     // From -03 to -02 at 00:00 on 2018-11-04: the day's first instant is 01:00.
-    let sao_paulo = calendar("America/Sao_Paulo", Starts::Day);
+    let sao_paulo = calendar("America/Sao_Paulo", WindowStartDay::Day);
     assert_starts(
         &sao_paulo,
         "2018-11-04T03:00:00Z",
@@ -67,7 +67,7 @@ fn midnight_inside_a_gap_moves_to_its_end() {
     // From -03 to -02 at 23:30 on 10 April: 23:30 to 00:30 is skipped.
     let zone = TimeZone::posix("AAA3BBB,J100/23:30,J300").unwrap();
     assert_starts(
-        &Calendar::new(zone, Starts::Day),
+        &Calendar::new(zone, WindowStartDay::Day),
         "2026-04-11T02:30:00Z",
         [
             "2026-04-10T03:00:00Z",
@@ -81,7 +81,7 @@ fn midnight_inside_a_gap_moves_to_its_end() {
 #[test]
 fn day_with_repeated_midnight_starts_at_the_first() {
     // From -04 to -05 at 01:00 on 2025-11-02: 00:00 to 01:00 happens twice.
-    let havana = calendar("America/Havana", Starts::Day);
+    let havana = calendar("America/Havana", WindowStartDay::Day);
     let expected = [
         "2025-11-01T04:00:00Z",
         "2025-11-02T04:00:00Z",
@@ -95,7 +95,7 @@ fn day_with_repeated_midnight_starts_at_the_first() {
 #[test]
 fn repeated_hour_before_midnight_belongs_to_the_old_day() {
     // From -02 to -03 at 24:00 on 2018-02-17: 23:00 to 24:00 happens twice.
-    let sao_paulo = calendar("America/Sao_Paulo", Starts::Day);
+    let sao_paulo = calendar("America/Sao_Paulo", WindowStartDay::Day);
     assert_starts(
         &sao_paulo,
         "2018-02-18T02:30:00Z",
@@ -111,7 +111,7 @@ fn repeated_hour_before_midnight_belongs_to_the_old_day() {
 #[test]
 fn skipped_calendar_day_has_no_window() {
     // Samoa went from -10 to +14 at the end of 2011-12-29; there was no 30 December.
-    let apia = calendar("Pacific/Apia", Starts::Day);
+    let apia = calendar("Pacific/Apia", WindowStartDay::Day);
     assert_starts(
         &apia,
         "2011-12-30T09:59:59Z",
@@ -126,7 +126,7 @@ fn skipped_calendar_day_has_no_window() {
 
 #[test]
 fn offset_of_5_hours_45_minutes_is_applied() {
-    let kathmandu = calendar("Asia/Kathmandu", Starts::Day);
+    let kathmandu = calendar("Asia/Kathmandu", WindowStartDay::Day);
     assert_starts(
         &kathmandu,
         "2026-05-05T18:15:00Z",
@@ -141,7 +141,7 @@ fn offset_of_5_hours_45_minutes_is_applied() {
 
 #[test]
 fn starts_on_31_means_last_day_of_month() {
-    let berlin = calendar("Europe/Berlin", Starts::Month(31));
+    let berlin = calendar("Europe/Berlin", WindowStartDay::Month(31));
     assert_starts(
         &berlin,
         "2026-03-01T00:00:00Z",
@@ -156,7 +156,7 @@ fn starts_on_31_means_last_day_of_month() {
 
 #[test]
 fn month_window_starts_on_the_configured_day() {
-    let utc = calendar("UTC", Starts::Month(15));
+    let utc = calendar("UTC", WindowStartDay::Month(15));
     let until =
         |next| ["2026-01-15T00:00:00Z", "2026-02-15T00:00:00Z", "2026-03-15T00:00:00Z", next];
     assert_starts(&utc, "2026-03-14T23:59:59Z", until("2026-04-15T00:00:00Z"));
@@ -175,7 +175,7 @@ fn month_window_starts_on_the_configured_day() {
 #[test]
 fn week_window_starts_on_the_configured_day() {
     // 2026-01-01 is a Thursday.
-    let utc = calendar("UTC", Starts::Week(Weekday::Sunday));
+    let utc = calendar("UTC", WindowStartDay::Week(Weekday::Sunday));
     assert_starts(
         &utc,
         "2026-01-01T08:00:00Z",
@@ -190,7 +190,7 @@ fn week_window_starts_on_the_configured_day() {
 
 #[test]
 fn year_from_29_february_starts_on_28th_in_common_years() {
-    let utc = calendar("UTC", Starts::Year { month: 2, day: 29 });
+    let utc = calendar("UTC", WindowStartDay::Year { month: 2, day: 29 });
     assert_starts(
         &utc,
         "2024-02-29T00:00:00Z",
@@ -236,10 +236,10 @@ fn any_calendar() -> impl Strategy<Value = Calendar> {
         "Antarctica/Troll",
     ];
     let starts = prop_oneof![
-        Just(Starts::Day),
-        (1i8..=7).prop_map(|day| Starts::Week(Weekday::from_monday_one_offset(day).unwrap())),
-        (1i8..=31).prop_map(Starts::Month),
-        (1i8..=12, 1i8..=28).prop_map(|(month, day)| Starts::Year { month, day }),
+        Just(WindowStartDay::Day),
+        (1i8..=7).prop_map(|day| WindowStartDay::Week(Weekday::from_monday_one_offset(day).unwrap())),
+        (1i8..=31).prop_map(WindowStartDay::Month),
+        (1i8..=12, 1i8..=28).prop_map(|(month, day)| WindowStartDay::Year { month, day }),
     ];
     (prop::sample::select(zones.to_vec()), starts).prop_map(|(zone, starts)| calendar(zone, starts))
 }

@@ -1,8 +1,8 @@
 //! Tests of the `concurrency` block: the meaning of its fields and its refused values.
 
-use sluicegate::config::concurrency::{Ceiling, Mode, Reject};
-use sluicegate::kernel::concurrency::limiter::{Rules, Waiting};
-use sluicegate::kernel::concurrency::policy::{Adaptive, Law};
+use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm};
 use sluicegate::kernel::units::Nanos;
 
 use super::{find, findings, load_clean};
@@ -13,10 +13,10 @@ fn with_max_duration(fields: &str) -> String {
     if is_complete { fields.to_owned() } else { format!("{fields}, max_duration: 60s") }
 }
 
-fn ceiling(fields: &str) -> Ceiling {
+fn ceiling(fields: &str) -> ConcurrencyLimit {
     let config =
         load_clean(&format!("- key: k\n  concurrency: {{{}}}\n", with_max_duration(fields)));
-    config.domains["d"].tree.ceiling([("k", "v")]).unwrap().ceiling.clone()
+    config.domains["d"].tree.lookup_concurrency_limit([("k", "v")]).unwrap().limit.clone()
 }
 
 /// Asserts the start of every finding of a node with these fields and a `max_duration`.
@@ -36,8 +36,8 @@ fn assert_raw_findings(fields: &str, expected: &[&str]) {
 
 #[test]
 fn concurrency_block_sets_limit_queue_and_rejection() {
-    assert_eq!(ceiling("limit: 64").rules, Rules::fixed(64));
-    assert_eq!(ceiling("limit: 64, mode: local").reject, Reject::default());
+    assert_eq!(ceiling("limit: 64").rules, LimiterConfig::fixed(64));
+    assert_eq!(ceiling("limit: 64, mode: local").reject, RejectReply::default());
     assert_eq!(ceiling("limit: 64, mode: local").max_duration, Nanos::from_secs(60));
     assert_eq!(ceiling("limit: 64, max_duration: 5m").max_duration, Nanos::from_secs(300));
     let all = ceiling(
@@ -45,15 +45,15 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
          queue: {size: 100, timeout: 300ms}, \
          reject: {status: 429, retry_after: 1500ms, body: 'busy, retry shortly'}",
     );
-    let adaptive = Some(Adaptive { law: Law::Aimd, min: 8, max: 512 });
+    let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Aimd, min: 8, max: 512 });
     let timeout = Nanos(300 * Nanos::MILLI.0);
-    let waiting = Some(Waiting { size: 100, timeout });
-    assert_eq!(all.rules, Rules { limit: 64, adaptive, waiting });
+    let waiting = Some(QueueConfig { size: 100, timeout });
+    assert_eq!(all.rules, LimiterConfig { limit: 64, adaptive, queue: waiting });
     let retry_after = Some(Nanos(1_500 * Nanos::MILLI.0));
-    assert_eq!(all.reject, Reject { status: 429, retry_after, body: "busy, retry shortly".into() });
+    assert_eq!(all.reject, RejectReply { status: 429, retry_after, body: "busy, retry shortly".into() });
     let bounds = |limit| ceiling(&format!("limit: {limit}, adaptive: {{}}")).rules.adaptive;
-    assert_eq!(bounds(64), Some(Adaptive { law: Law::Gradient, min: 1, max: 1000 }));
-    assert_eq!(bounds(2000), Some(Adaptive { law: Law::Gradient, min: 1, max: 2000 }));
+    assert_eq!(bounds(64), Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1000 }));
+    assert_eq!(bounds(2000), Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 2000 }));
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn concurrency_only_node_exempts_its_value_from_rate_limits() {
          rate_limit: {unit: day, requests_per_unit: 1}\n",
     );
     let of = |key, value| {
-        let found = config.domains["d"].tree.ceiling([(key, value)]);
-        found.map(|found| found.ceiling.rules.limit)
+        let found = config.domains["d"].tree.lookup_concurrency_limit([(key, value)]);
+        found.map(|found| found.limit.rules.limit)
     };
     assert!(find(&config, "k=v").is_none(), "as a node without rate_limit in the base language");
     assert_eq!((of("k", "v"), of("k", "w")), (Some(2), None));
@@ -141,7 +141,7 @@ fn mode_unsuited_to_the_limit_size_warns() {
         assert_findings(&format!("limit: {limit}, mode: strict"), &[]);
     }
     assert_findings("limit: 1000, mode: strict", &["W32 `limit: 1000` with `mode: strict`"]);
-    assert_eq!(ceiling("limit: 10, mode: strict").mode, Some(Mode::Strict));
+    assert_eq!(ceiling("limit: 10, mode: strict").mode, Some(ConcurrencyMode::Strict));
     let text = ceiling("limit: 10, mode: strict, on_backend_failure: deny").to_string();
     assert_eq!(text, "10 in flight, mode strict, on backend failure deny, rejected with 503");
 }
@@ -156,5 +156,5 @@ fn concurrency_fields_outside_their_block_are_refused() {
 fn shadow_mode_applies_to_concurrency_limits() {
     let config =
         load_clean("- key: k\n  shadow_mode: true\n  concurrency: {limit: 1, max_duration: 60s}\n");
-    assert!(config.domains["d"].tree.ceiling([("k", "")]).unwrap().ceiling.shadow);
+    assert!(config.domains["d"].tree.lookup_concurrency_limit([("k", "")]).unwrap().limit.shadow);
 }

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use sluicegate::cli::args::{Command, parse};
-use sluicegate::cli::{self, Outcome, Terminal, explain};
+use sluicegate::cli::{self, CommandOutcome, Terminal, explain};
 use sluicegate::clock::Clock;
-use sluicegate::config::written::{entries, written};
+use sluicegate::config::written::{parse_entries, format_entries};
 use sluicegate::kernel::units::Nanos;
 
 /// 2025-11-20T09:52:25Z.
 const NOW: Nanos = Nanos::from_secs(1_763_632_345);
 
-fn run(line: &[&str]) -> (Outcome, String, String) {
+fn run(line: &[&str]) -> (CommandOutcome, String, String) {
     let argv: Vec<OsString> = ["sluicegate"].iter().chain(line).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut terminal = Terminal { out: &mut out, err: &mut err };
@@ -45,26 +45,26 @@ const BROKEN: &str = "tests/golden/limits/broken";
 #[test]
 fn check_reports_every_finding_of_every_file() {
     let (outcome, out, err) = run(&["check", BROKEN]);
-    assert_eq!((outcome, err.as_str()), (Outcome::No, ""));
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Negative, ""));
     assert_golden("check.txt", &out);
 }
 
 #[test]
 fn check_writes_json_and_sarif() {
     let (outcome, out, _) = run(&["check", "--format", "json", BROKEN]);
-    assert_eq!(outcome, Outcome::No);
+    assert_eq!(outcome, CommandOutcome::Negative);
     assert_golden("check.json.txt", &out);
     let (outcome, out, _) = run(&["check", "--format", "sarif", SOUND]);
-    assert_eq!(outcome, Outcome::Yes);
+    assert_eq!(outcome, CommandOutcome::Success);
     assert_golden("check.sarif.txt", &out);
 }
 
 #[test]
 fn warnings_fail_only_with_warnings_as_errors() {
     let (outcome, out, _) = run(&["check", SOUND]);
-    assert_eq!(outcome, Outcome::Yes);
+    assert_eq!(outcome, CommandOutcome::Success);
     assert_golden("check_warnings.txt", &out);
-    assert_eq!(run(&["check", SOUND, "--warnings-as-errors"]).0, Outcome::No);
+    assert_eq!(run(&["check", SOUND, "--warnings-as-errors"]).0, CommandOutcome::Negative);
 }
 
 /// A file with 7 warnings followed by 300 errors.
@@ -81,7 +81,7 @@ fn text_output_counts_omitted_findings() {
     let directory = faulty();
     let path = directory.path().to_str().unwrap();
     let (outcome, out, _) = run(&["check", path]);
-    assert_eq!(outcome, Outcome::No);
+    assert_eq!(outcome, CommandOutcome::Negative);
     let end = "\nand 100 more errors, 7 more warnings, not shown\n\
                307 findings in 1 file: 300 errors, 7 warnings\n";
     assert!(out.ends_with(end), "{}", &out[out.len() - 300..]);
@@ -108,19 +108,19 @@ fn json_and_sarif_count_omitted_findings() {
 #[test]
 fn check_prints_one_line_for_valid_files() {
     let (outcome, out, err) = run(&["check", "config/limits"]);
-    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
     assert_eq!(out, "0 findings in 1 file: 0 errors, 0 warnings\n");
 }
 
 #[test]
 fn check_and_explain_report_a_missing_path() {
     let (outcome, out, err) = run(&["check", "tests/golden/limits/nowhere"]);
-    assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+    assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     let why = "error: tests/golden/limits/nowhere: cannot be read: No such file or directory (os error 2)\n";
     assert_eq!(err, why);
     let explain = ["explain", "--limits", "tests/golden/limits/nowhere", "--domain", "d"];
     let (outcome, _, err) = run(&[&explain[..], &["--descriptor", "k=v"]].concat());
-    assert_eq!((outcome, err.as_str()), (Outcome::CouldNotSay, why));
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Failed, why));
 }
 
 const EXPLAIN_ARGS: [&str; 18] = [
@@ -147,7 +147,7 @@ const EXPLAIN_ARGS: [&str; 18] = [
 #[test]
 fn explain_shows_matched_and_rejected_rules() {
     let (outcome, out, err) = run(&EXPLAIN_ARGS);
-    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
     assert_golden("explain.txt", &out);
 }
 
@@ -158,11 +158,11 @@ fn explain_shows_why_nothing_matches() {
         ["plan=free,api_key=internal", "plan=gold", "plan=staff,x=y", "plan=free,api_key=x,more=z"];
     let descriptors = none.iter().flat_map(|one| ["--descriptor", one]);
     let (outcome, out, _) = run(&line.into_iter().chain(descriptors).collect::<Vec<_>>());
-    assert_eq!(outcome, Outcome::No);
+    assert_eq!(outcome, CommandOutcome::Negative);
     assert_golden("explain_nothing.txt", &out);
     let (outcome, out, _) =
         run(&["explain", "--limits", SOUND, "--domain", "shopp", "--descriptor", "a=b"]);
-    assert_eq!(outcome, Outcome::No);
+    assert_eq!(outcome, CommandOutcome::Negative);
     assert_eq!(out, "shopp: a=b\n  no file has the domain `shopp`, so nothing is limited\n");
 }
 
@@ -176,7 +176,7 @@ fn explain_rounds_times_above_one_second_up() {
     // One hit is restored after 10/7 s = 1.428571… s.
     let line = ["explain", "--limits", limits, "--domain", "d", "--descriptor", "k=v"];
     let (outcome, out, err) = run(&line);
-    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
     assert!(out.ends_with(", 6 remaining, at rest again after 2s\n"), "{out}");
 }
 
@@ -185,7 +185,7 @@ fn explain_writes_json() {
     let line = ["explain", "--limits", SOUND, "--domain", "shop", "--format", "json"];
     let more = ["--descriptor", "plan=free,api_key=x", "--descriptor", "api_key=x"];
     let (outcome, out, _) = run(&[&line[..], &more[..]].concat());
-    assert_eq!(outcome, Outcome::Yes);
+    assert_eq!(outcome, CommandOutcome::Success);
     assert_golden("explain.json.txt", &out);
 }
 
@@ -193,18 +193,18 @@ fn explain_writes_json() {
 fn explain_refuses_broken_files_and_descriptors() {
     let (outcome, out, err) =
         run(&["explain", "--limits", BROKEN, "--domain", "shop", "--descriptor", "a=b"]);
-    assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+    assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     assert!(err.contains("error["), "{err}");
     let (outcome, _, err) =
         run(&["explain", "--limits", SOUND, "--domain", "shop", "--descriptor", "a"]);
-    assert_eq!(outcome, Outcome::CouldNotSay);
+    assert_eq!(outcome, CommandOutcome::Failed);
     let message = "`a` is not an entry; one is written key=value, and a comma in it `\\,`";
     assert_eq!(err, format!("error: --descriptor a: {message}\n"));
 }
 
 #[test]
 fn descriptor_text_parses_escapes_and_refuses_incomplete_entries() {
-    let read = |text: &str| entries(text).unwrap();
+    let read = |text: &str| parse_entries(text).unwrap();
     let of = |entries: &[(&str, &str)]| -> Vec<(String, String)> {
         entries.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
     };
@@ -217,7 +217,7 @@ fn descriptor_text_parses_escapes_and_refuses_incomplete_entries() {
     assert_eq!(read(r"dir=C:\temp\\,n=1"), of(&[("dir", r"C:\temp\"), ("n", "1")]));
     assert_eq!(read("=b"), of(&[("", "b")]));
     for none in ["", "a", "a=b,", r"a\=b", "a=b,c"] {
-        assert!(entries(none).is_err(), "{none}");
+        assert!(parse_entries(none).is_err(), "{none}");
     }
 }
 
@@ -228,7 +228,7 @@ proptest! {
     fn written_descriptors_parse_back(
         wanted in prop::collection::vec(("[a,=\\\\]{0,4}", "[a,=\\\\]{0,4}"), 1..4),
     ) {
-        let text = written(wanted.iter().map(|(key, value)| (&**key, &**value)));
-        prop_assert_eq!(entries(&text), Ok(wanted), "{}", text);
+        let text = format_entries(wanted.iter().map(|(key, value)| (&**key, &**value)));
+        prop_assert_eq!(parse_entries(&text), Ok(wanted), "{}", text);
     }
 }

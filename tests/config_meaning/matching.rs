@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluicegate::config::diagnostic::Spanned;
 use sluicegate::config::explain::explain;
 use sluicegate::config::raw::{Descriptor, RateLimit};
-use sluicegate::config::tree::trace::{Outcome, Verdict};
+use sluicegate::config::tree::trace::{LookupOutcome, CandidateStatus};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{find, load_clean, requests, resolve_descriptors};
@@ -237,18 +237,18 @@ fn lookup_handles_ten_thousand_levels() {
 #[test]
 fn trace_lists_every_candidate_with_its_verdict() {
     let config = load_clean(&rules(&[("p", "b*", 1), ("p", "a*", 2), ("p", "", 3)]));
-    let trace = config.domains["d"].tree.explain(&[("p", "abc")]);
-    let tried: Vec<_> = trace.steps[0].tried.iter().map(|one| (&*one.name, one.verdict)).collect();
+    let trace = config.domains["d"].tree.trace_lookup(&[("p", "abc")]);
+    let tried: Vec<_> = trace.steps[0].candidates.iter().map(|one| (&*one.name, one.status)).collect();
     assert_eq!(
         tried,
         [
-            ("p_abc", Verdict::Absent),
-            ("p_b*", Verdict::Absent),
-            ("p_a*", Verdict::Taken),
-            ("p", Verdict::Outranked),
+            ("p_abc", CandidateStatus::Absent),
+            ("p_b*", CandidateStatus::Absent),
+            ("p_a*", CandidateStatus::Taken),
+            ("p", CandidateStatus::Outranked),
         ]
     );
-    assert!(matches!(trace.outcome, Outcome::Found(_)));
+    assert!(matches!(trace.outcome, LookupOutcome::Found(_)));
 }
 
 /// A rule without a limit charges no hits, so replacing it would have no effect.
@@ -372,8 +372,8 @@ proptest! {
             let found = tree.lookup(borrowed.iter().copied());
             let found = found.map(|found| found.rule.limit.as_ref().unwrap().requests);
             prop_assert_eq!(found, model_lookup(&level, &entries), "{:?}", entries);
-            let traced = match tree.explain(&borrowed).outcome {
-                Outcome::Found(found) => Some(found.rule.limit.as_ref().unwrap().requests),
+            let traced = match tree.trace_lookup(&borrowed).outcome {
+                LookupOutcome::Found(found) => Some(found.rule.limit.as_ref().unwrap().requests),
                 _ => None,
             };
             prop_assert_eq!(found, traced);

@@ -10,10 +10,10 @@ mod recorded;
 mod schema;
 mod warnings;
 
-use sluicegate::config::diagnostic::{Diagnostic, Diagnostics, Severity, Source};
+use sluicegate::config::diagnostic::{Diagnostic, Diagnostics, Severity, SourceText};
 use sluicegate::config::raw::{self, File};
 use sluicegate::config::resolve::resolve;
-use sluicegate::config::tree::Match;
+use sluicegate::config::tree::RuleMatch;
 use sluicegate::config::{Config, Limit};
 use sluicegate::kernel::units::Revision;
 
@@ -43,15 +43,15 @@ fn findings(descriptors: &str) -> Vec<String> {
 fn line(finding: &Diagnostic) -> String {
     format!(
         "{}:{} {} {}",
-        finding.place.line,
-        finding.place.column,
+        finding.location.line,
+        finding.location.column,
         finding.code.name(),
         finding.message
     )
 }
 
 /// The rule of domain `d` that matches a descriptor such as `k=v,k2=v2`.
-fn find<'c>(config: &'c Config, descriptor: &str) -> Option<Match<'c>> {
+fn find<'c>(config: &'c Config, descriptor: &str) -> Option<RuleMatch<'c>> {
     let entries = descriptor.split(',').filter(|entry| !entry.is_empty());
     let entries: Vec<(&str, &str)> = entries.map(|entry| entry.split_once('=').unwrap()).collect();
     config.domains.get("d").unwrap().tree.lookup(entries)
@@ -75,5 +75,5 @@ fn resolve_descriptors(descriptors: Vec<raw::Descriptor>) -> Result<Config, Diag
     let domain =
         sluicegate::config::diagnostic::Spanned { value: "d".to_owned(), ..Default::default() };
     let file = File { domain, descriptors, ..File::default() };
-    resolve(&[(file, Source::new("a.yaml", ""))], Revision(1), false).map(|(config, _)| config)
+    resolve(&[(file, SourceText::new("a.yaml", ""))], Revision(1), false).map(|(config, _)| config)
 }

@@ -1,9 +1,9 @@
 //! Tests of the fields that Sluicegate adds to the file format of envoyproxy/ratelimit.
 
-use sluicegate::config::calendar::Starts;
-use sluicegate::config::{Charging, Mode, OnBackendFailure, Unit, Window};
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Overshoot, Terms};
+use sluicegate::config::calendar::WindowStartDay;
+use sluicegate::config::{ChargePolicy, LimitMode, FallbackMode, Unit, LimitWindow};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{Overshoot, LeaseTerms};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -21,23 +21,23 @@ fn assert_findings(fields: &str, expected: &[&str]) {
 fn limits_default_to_strict_fixed_windows() {
     let limit = limit("unit: minute, requests_per_unit: 5");
     assert!(matches!(limit.strategy, Strategy::FixedWindow(_)));
-    assert_eq!((limit.requests, limit.window), (5, Window::Unit(Unit::Minute)));
-    assert_eq!(limit.on_backend_failure, OnBackendFailure::Error);
-    assert_eq!(limit.mode, Mode::Strict);
+    assert_eq!((limit.requests, limit.window), (5, LimitWindow::Unit(Unit::Minute)));
+    assert_eq!(limit.on_backend_failure, FallbackMode::Error);
+    assert_eq!(limit.mode, LimitMode::Strict);
     let config = load_clean("- key: k\n");
-    assert_eq!(config.domains["d"].charge, Charging::Each);
+    assert_eq!(config.domains["d"].charge, ChargePolicy::Each);
 }
 
 #[test]
 fn per_accepts_whole_durations_instead_of_unit() {
     let per = |text: &str| limit(&format!("per: {text}, requests_per_unit: 5")).window;
-    assert_eq!(per("250ms"), Window::Per(Nanos(250_000_000)));
-    assert_eq!(per("30s"), Window::Per(Nanos::from_secs(30)));
-    assert_eq!(per("5m"), Window::Per(Nanos::from_secs(300)));
-    assert_eq!(per("36h"), Window::Per(Nanos::from_secs(129_600)));
-    assert_eq!(per("7d"), Window::Per(Nanos::from_secs(604_800)));
-    assert_eq!(per("1h30m"), Window::Per(Nanos::from_secs(5_400)));
-    assert_eq!(per("1ms"), Window::Per(Nanos::MILLI));
+    assert_eq!(per("250ms"), LimitWindow::Per(Nanos(250_000_000)));
+    assert_eq!(per("30s"), LimitWindow::Per(Nanos::from_secs(30)));
+    assert_eq!(per("5m"), LimitWindow::Per(Nanos::from_secs(300)));
+    assert_eq!(per("36h"), LimitWindow::Per(Nanos::from_secs(129_600)));
+    assert_eq!(per("7d"), LimitWindow::Per(Nanos::from_secs(604_800)));
+    assert_eq!(per("1h30m"), LimitWindow::Per(Nanos::from_secs(5_400)));
+    assert_eq!(per("1ms"), LimitWindow::Per(Nanos::MILLI));
     assert_findings(
         "per: 90s, unit: minute, requests_per_unit: 5",
         &["E32 `unit: minute` and `per: 90s`"],
@@ -77,7 +77,7 @@ fn strategy_accepts_four_names() {
 #[test]
 fn burst_requires_gcra_and_defaults_to_requests() {
     let most = |fields: &str| {
-        limit(&format!("unit: minute, requests_per_unit: 60, {fields}")).strategy.most()
+        limit(&format!("unit: minute, requests_per_unit: 60, {fields}")).strategy.max_at_once()
     };
     assert_eq!(most("strategy: gcra"), 60);
     assert_eq!(most("strategy: gcra, burst: 7"), 7);
@@ -93,7 +93,7 @@ fn burst_requires_gcra_and_defaults_to_requests() {
 
 #[test]
 fn zero_requests_require_fixed_window() {
-    assert_eq!(limit("unit: minute, requests_per_unit: 0").strategy.most(), 0);
+    assert_eq!(limit("unit: minute, requests_per_unit: 0").strategy.max_at_once(), 0);
     for strategy in ["gcra", "sliding_window", "sliding_log"] {
         assert_findings(
             &format!("unit: minute, requests_per_unit: 0, strategy: {strategy}"),
@@ -127,10 +127,10 @@ fn on_backend_failure_accepts_four_values() {
         limit(&format!("unit: day, requests_per_unit: 1, on_backend_failure: {word}"))
             .on_backend_failure
     };
-    assert_eq!(failure("error"), OnBackendFailure::Error);
-    assert_eq!(failure("allow"), OnBackendFailure::Allow);
-    assert_eq!(failure("deny"), OnBackendFailure::Deny);
-    assert_eq!(failure("local"), OnBackendFailure::Local);
+    assert_eq!(failure("error"), FallbackMode::Error);
+    assert_eq!(failure("allow"), FallbackMode::Allow);
+    assert_eq!(failure("deny"), FallbackMode::Deny);
+    assert_eq!(failure("local"), FallbackMode::Local);
     assert_findings("unit: day, requests_per_unit: 1, on_backend_failure: open", &["E29"]);
 }
 
@@ -143,13 +143,13 @@ fn domain_defaults_yield_to_limit_fields() {
     assert!(findings.iter().all(|one| one.code.name() == "N40"), "{findings:?}");
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
     assert!(matches!(limit("a=").strategy, Strategy::Gcra(_)));
-    assert_eq!(limit("a=").on_backend_failure, OnBackendFailure::Local);
+    assert_eq!(limit("a=").on_backend_failure, FallbackMode::Local);
     assert!(matches!(limit("b=").strategy, Strategy::SlidingLog(_)));
-    assert_eq!(limit("b=").on_backend_failure, OnBackendFailure::Deny);
-    assert_eq!((limit("a=").mode, limit("b=").mode), (Mode::CachedDeny, Mode::Strict));
+    assert_eq!(limit("b=").on_backend_failure, FallbackMode::Deny);
+    assert_eq!((limit("a=").mode, limit("b=").mode), (LimitMode::CachedDeny, LimitMode::Strict));
     let text = limit("a=").to_string();
     assert_eq!(text, "1 per day, gcra, burst 1, mode cached_deny, on backend failure local");
-    assert_eq!(config.domains["d"].charge, Charging::AllOrNothing);
+    assert_eq!(config.domains["d"].charge, ChargePolicy::AllOrNothing);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn leased_overshoot(strategy: &str, overshoot: &str) -> Overshoot {
         "unit: minute, requests_per_unit: 600, strategy: {strategy}, mode: leased, max_overshoot: {overshoot}"
     );
     match limit(&text).mode {
-        Mode::Leased(Terms { overshoot, term, .. }) => {
+        LimitMode::Leased(LeaseTerms { overshoot, duration: term, .. }) => {
             assert_eq!(term, Nanos::from_secs(30));
             overshoot
         }
@@ -226,12 +226,12 @@ fn leased_defaults_apply_unless_a_limit_overrides_them() {
     let (config, _) = load(&[("a.yaml", text)], false).unwrap();
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
     let leased = |overshoot, secs| {
-        Mode::Leased(Terms { overshoot, term: Nanos::from_secs(secs), size: Size::Learned })
+        LimitMode::Leased(LeaseTerms { overshoot, duration: Nanos::from_secs(secs), sizing: LeaseSizing::Learned })
     };
     assert_eq!(limit("a=").mode, leased(Overshoot::AtMost(Hits(5)), 30), "thirty periods");
     assert_eq!(limit("e=").mode, leased(Overshoot::InWindow, 1), "no longer than its window");
     assert_eq!(limit("f=").mode, leased(Overshoot::AtMost(Hits(5)), 3), "thirty periods");
-    assert_eq!(limit("b=").mode, Mode::Strict);
+    assert_eq!(limit("b=").mode, LimitMode::Strict);
     assert_eq!(limit("c=").mode, leased(Overshoot::InWindow, 30));
     assert_eq!(
         limit("a=").to_string(),
@@ -277,8 +277,8 @@ fn lease_hits_sets_a_fixed_lease_size() {
         found.map(|(config, _)| find(&config, "a=").unwrap().rule.limit.clone().unwrap())
     };
     let leased = limit("mode: leased, max_overshoot: 20%, lease_hits: 50").unwrap();
-    let Mode::Leased(terms) = leased.mode else { panic!("{leased:?}") };
-    assert_eq!(terms.size, Size::Fixed(Hits(50)), "a tenth of 500 at most");
+    let LimitMode::Leased(terms) = leased.mode else { panic!("{leased:?}") };
+    assert_eq!(terms.sizing, LeaseSizing::Fixed(Hits(50)), "a tenth of 500 at most");
     assert!(
         leased.to_string().ends_with("mode leased, max_overshoot 100, lease_hits 50"),
         "{leased}"
@@ -326,14 +326,14 @@ fn expected_lease_calls_match_the_worked_numbers() {
     assert_eq!(note("1"), all(1, 1, 1));
 }
 
-fn calendar(unit: &str, starts_on: &str) -> Starts {
+fn calendar(unit: &str, starts_on: &str) -> WindowStartDay {
     let text = format!(
         "unit: {unit}, requests_per_unit: 1, calendar: {{time_zone: Europe/Berlin{starts_on}}}"
     );
     match limit(&text).window {
-        Window::Calendar(_, calendar) => {
+        LimitWindow::Calendar(_, calendar) => {
             assert_eq!(calendar.time_zone.iana_name(), Some("Europe/Berlin"));
-            calendar.starts
+            calendar.start_day
         }
         other => panic!("{other:?}"),
     }
@@ -342,14 +342,14 @@ fn calendar(unit: &str, starts_on: &str) -> Starts {
 #[test]
 fn starts_on_depends_on_the_unit() {
     use jiff::civil::Weekday;
-    assert_eq!(calendar("day", ""), Starts::Day);
-    assert_eq!(calendar("week", ""), Starts::Week(Weekday::Monday));
-    assert_eq!(calendar("week", ", starts_on: 7"), Starts::Week(Weekday::Sunday));
-    assert_eq!(calendar("week", ", starts_on: Saturday"), Starts::Week(Weekday::Saturday));
-    assert_eq!(calendar("month", ""), Starts::Month(1));
-    assert_eq!(calendar("month", ", starts_on: 31"), Starts::Month(31));
-    assert_eq!(calendar("year", ""), Starts::Year { month: 1, day: 1 });
-    assert_eq!(calendar("year", ", starts_on: 02-29"), Starts::Year { month: 2, day: 29 });
+    assert_eq!(calendar("day", ""), WindowStartDay::Day);
+    assert_eq!(calendar("week", ""), WindowStartDay::Week(Weekday::Monday));
+    assert_eq!(calendar("week", ", starts_on: 7"), WindowStartDay::Week(Weekday::Sunday));
+    assert_eq!(calendar("week", ", starts_on: Saturday"), WindowStartDay::Week(Weekday::Saturday));
+    assert_eq!(calendar("month", ""), WindowStartDay::Month(1));
+    assert_eq!(calendar("month", ", starts_on: 31"), WindowStartDay::Month(31));
+    assert_eq!(calendar("year", ""), WindowStartDay::Year { month: 1, day: 1 });
+    assert_eq!(calendar("year", ", starts_on: 02-29"), WindowStartDay::Year { month: 2, day: 29 });
 }
 
 #[test]

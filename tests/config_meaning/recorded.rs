@@ -7,8 +7,8 @@ use serde_json::Value;
 use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::config::raw;
 use sluicegate::config::resolve::resolve;
-use sluicegate::config::tree::Match;
-use sluicegate::config::{Config, Unit, Window};
+use sluicegate::config::tree::RuleMatch;
+use sluicegate::config::{Config, Unit, LimitWindow};
 use sluicegate::kernel::units::Revision;
 
 fn scenarios() -> Vec<(String, Value)> {
@@ -90,7 +90,7 @@ fn refusals_name_the_recorded_file() {
             .filter_map(Value::as_str)
             .collect();
         let named: Vec<&str> = one.chain(any).collect();
-        let blamed = findings.iter().any(|one| named.iter().any(|name| &&*one.place.file == name));
+        let blamed = findings.iter().any(|one| named.iter().any(|name| &&*one.location.file == name));
         assert!(named.is_empty() || blamed, "{group} {}: {findings:?}", scenario["id"]);
     }
 }
@@ -98,7 +98,7 @@ fn refusals_name_the_recorded_file() {
 // ---- matching ----
 
 struct Matched<'c> {
-    found: Option<Match<'c>>,
+    found: Option<RuleMatch<'c>>,
     entries: Vec<(String, String)>,
 }
 
@@ -116,15 +116,15 @@ fn match_descriptor<'c>(config: &'c Config, domain: &str, descriptor: &Value) ->
     Matched { found, entries }
 }
 
-fn unit(window: &Window) -> &'static str {
+fn unit(window: &LimitWindow) -> &'static str {
     match window {
-        Window::Unit(Unit::Second) => "SECOND",
-        Window::Unit(Unit::Minute) => "MINUTE",
-        Window::Unit(Unit::Hour) => "HOUR",
-        Window::Unit(Unit::Day) => "DAY",
-        Window::Unit(Unit::Week) => "WEEK",
-        Window::Unit(Unit::Month) => "MONTH",
-        Window::Unit(Unit::Year) => "YEAR",
+        LimitWindow::Unit(Unit::Second) => "SECOND",
+        LimitWindow::Unit(Unit::Minute) => "MINUTE",
+        LimitWindow::Unit(Unit::Hour) => "HOUR",
+        LimitWindow::Unit(Unit::Day) => "DAY",
+        LimitWindow::Unit(Unit::Week) => "WEEK",
+        LimitWindow::Unit(Unit::Month) => "MONTH",
+        LimitWindow::Unit(Unit::Year) => "YEAR",
         other => panic!("{other:?} in a reference file"),
     }
 }

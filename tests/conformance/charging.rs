@@ -2,11 +2,11 @@
 
 use std::mem::discriminant;
 
-use sluicegate::backend::Outcome;
-use sluicegate::kernel::decision::{Cost, Group, Standing};
+use sluicegate::backend::ChargeOutcome;
+use sluicegate::kernel::decision::{Cost, VoteGroup, Enforcement};
 use sluicegate::kernel::rate::fixed_window::Windows;
 use sluicegate::kernel::rate::gcra::Gcra;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{
@@ -29,7 +29,7 @@ fn all_or_nothing_charges_nothing_on_a_denial() {
     on_every_backend(2, |backend, strategy| {
         let both = all_or_nothing([charge("big", strategy, 1), charge("small", strategy, 3)]);
         let outcomes = execute(backend, NEW_YEAR, &both);
-        let Outcome::Stepped(Step::Admit(room)) = outcomes[0] else { panic!("{outcomes:?}") };
+        let ChargeOutcome::Decided(CounterDecision::Allow(room)) = outcomes[0] else { panic!("{outcomes:?}") };
         assert_eq!(room.remaining, Hits(2), "what is left without the charge");
         assert!(!is_allowed(outcomes[1]));
         for name in ["big", "small"] {
@@ -72,8 +72,8 @@ fn all_or_nothing_sums_repeated_counters() {
 
 #[test]
 fn shadow_and_partial_quota_denials_still_charge_others() {
-    let shadow = Standing { group: Group::Enforced, shadow: true };
-    let quota = Standing { group: Group::Quota, shadow: false };
+    let shadow = Enforcement { group: VoteGroup::Enforced, shadow: true };
+    let quota = Enforcement { group: VoteGroup::Quota, shadow: false };
     on_every_backend(2, |backend, strategy| {
         let over = |name, standing| {
             let charge = charge(name, strategy, 3);
@@ -120,7 +120,7 @@ fn a_refund_above_a_lowered_limit_denies_nothing() {
         let both = all_or_nothing([refund, charge("b", lowered, 1)]);
         let outcomes = execute(backend, NEW_YEAR, &both);
         assert!(
-            matches!(outcomes[0], Outcome::Refunded(_)) && is_allowed(outcomes[1]),
+            matches!(outcomes[0], ChargeOutcome::Refunded(_)) && is_allowed(outcomes[1]),
             "{outcomes:?}"
         );
         assert_eq!(remaining(backend, NEW_YEAR, "b", lowered), 4, "{strategy:?}: it was charged");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sluicegate::backend::{Backend, Outcomes, Reply};
+use sluicegate::backend::{Backend, Outcomes, StoreReply};
 use sluicegate::kernel::rate::Strategy;
 
 use super::{NEW_YEAR, RUNTIME, Stores, calendar, charge, each, is_allowed, strategies};
@@ -44,9 +44,9 @@ fn assert_exact_limit(backend: &Arc<dyn Backend>, strategy: Strategy, rounds: us
     }
 }
 
-async fn resolve(reply: Reply<'_, Outcomes>) -> Outcomes {
+async fn resolve(reply: StoreReply<'_, Outcomes>) -> Outcomes {
     match reply {
-        Reply::Now(outcomes) => outcomes,
-        Reply::Later(reply) => reply.await,
+        StoreReply::Ready(outcomes) => outcomes,
+        StoreReply::Pending(reply) => reply.await,
     }
 }

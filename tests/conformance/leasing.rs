@@ -8,15 +8,15 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::{Backend, Charge, Charges, Outcomes, Reply, Rule};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::{Backend, Charge, Charges, Outcomes, StoreReply, ChargeMode};
 use sluicegate::clock::Clock;
-use sluicegate::engine::leases::{AllTerms, Leases};
-use sluicegate::kernel::decision::{Cost, Standing};
+use sluicegate::engine::leases::{ChargeTerms, LeaseManager};
+use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::CounterKey;
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Overshoot, Terms};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{Overshoot, LeaseTerms};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -27,12 +27,12 @@ use crate::waiting::soon;
 const TERM: Nanos = Nanos::from_secs(60);
 
 /// Larger than any single lease.
-const SIZE: Size = Size::Fixed(Hits(100));
+const SIZE: LeaseSizing = LeaseSizing::Fixed(Hits(100));
 
 /// One replica over a store that no other replica uses.
 #[derive(Debug)]
 pub(super) struct LeasingStore {
-    leases: Arc<Leases>,
+    leases: Arc<LeaseManager>,
     clock: Arc<Clock>,
     store: Arc<dyn Backend>,
     /// Keys that were already charged.
@@ -48,12 +48,12 @@ impl LeasingStore {
 
     /// Uses the instants of the checks as its clock, like the store itself.
     pub(super) fn with_memory() -> Self {
-        Self::with_clock(Memory::new(1_000, WhenFull::Deny, [7; 16]), Clock::manual(Nanos(0)))
+        Self::with_clock(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]), Clock::manual(Nanos(0)))
     }
 
     fn with_clock(store: impl Backend + 'static, clock: Clock) -> Self {
         let (clock, store): (_, Arc<dyn Backend>) = (Arc::new(clock), Arc::new(store));
-        let leases = Leases::new(Arc::clone(&clock), Arc::clone(&store));
+        let leases = LeaseManager::new(Arc::clone(&clock), Arc::clone(&store));
         Self { leases, clock, store, seen_keys: Mutex::default(), local_charges: AtomicU64::new(0) }
     }
 
@@ -87,7 +87,7 @@ impl LeasingStore {
             else {
                 continue;
             };
-            let of = |cost| Charge { cost, standing: Standing::default(), ..charge.clone() };
+            let of = |cost| Charge { cost, standing: Enforcement::default(), ..charge.clone() };
             let nothing = all_or_nothing([of(Cost::Charge(Hits(1))), of(Cost::Refund(Hits(1)))]);
             for _ in 0..2 {
                 self.leases.charge(now, &nothing, &[Some(&terms), None]).await;
@@ -129,23 +129,23 @@ const fn is_leasable(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::FixedWindow(_))
 }
 
-fn terms(charge: &Charge) -> Option<Terms> {
-    let terms = Terms { overshoot: Overshoot::InWindow, term: TERM, size: SIZE };
+fn terms(charge: &Charge) -> Option<LeaseTerms> {
+    let terms = LeaseTerms { overshoot: Overshoot::InWindow, duration: TERM, sizing: SIZE };
     is_leasable(charge.strategy).then_some(terms)
 }
 
 impl Backend for LeasingStore {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
-        Reply::Later(Box::pin(async move {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        StoreReply::Pending(Box::pin(async move {
             let (now, terms): (_, Vec<_>) =
                 (self.advance_to(now), charges.list.iter().map(terms).collect());
-            let terms: AllTerms<'_> = terms.iter().map(Option::as_ref).collect();
-            let is_atomic = matches!(charges.rule, Rule::AllOrNothing { .. });
+            let terms: ChargeTerms<'_> = terms.iter().map(Option::as_ref).collect();
+            let is_atomic = matches!(charges.mode, ChargeMode::AllOrNothing { .. });
             self.fill_balances(now, charges, is_atomic).await;
             let (before, mut outcomes) = (self.balances(charges), Outcomes::new());
             // Without a store call, balances decide, or a remembered denial.
             let is_done =
-                self.leases.at_once(now, charges, terms.iter().copied(), &mut outcomes).is_some();
+                self.leases.try_charge(now, charges, terms.iter().copied(), &mut outcomes).is_some();
             let local_charges = if is_done {
                 outcomes.iter().filter(|outcome| is_allowed(**outcome)).count()
             } else {
@@ -161,7 +161,7 @@ impl Backend for LeasingStore {
         }))
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        self.store.borrow(self.advance_to(now), message)
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        self.store.exchange_lease_message(self.advance_to(now), message)
     }
 }

@@ -14,17 +14,17 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{self, Redis};
-use sluicegate::backend::{Backend, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
-use sluicegate::kernel::decision::{Cost, Standing};
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::redis::{self, RedisStore};
+use sluicegate::backend::{Backend, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use sluicegate::kernel::decision::{Cost, Enforcement};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 use tokio::task::JoinSet;
 
@@ -54,27 +54,27 @@ struct Stores {
 
 /// A cluster client without hash tags: the counters of one check are in several slots.
 #[derive(Debug)]
-struct SplitSlots(Redis);
+struct SplitSlots(RedisStore);
 
 impl Backend for SplitSlots {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
-        let split = |charge: &Charge| Charge { home: Home::Itself, ..charge.clone() };
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        let split = |charge: &Charge| Charge { placement: Placement::ByKey, ..charge.clone() };
         let list = charges.list.iter().map(split).collect();
-        let charges = Charges { list, rule: charges.rule };
-        Reply::Later(Box::pin(async move {
+        let charges = Charges { list, mode: charges.mode };
+        StoreReply::Pending(Box::pin(async move {
             match self.0.charge(now, &charges) {
-                Reply::Now(outcomes) => outcomes,
-                Reply::Later(reply) => reply.await,
+                StoreReply::Ready(outcomes) => outcomes,
+                StoreReply::Pending(reply) => reply.await,
             }
         }))
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        let message = Message { home: Home::Itself, ..message.clone() };
-        Reply::Later(Box::pin(async move {
-            match self.0.borrow(now, &message) {
-                Reply::Now(lent) => lent,
-                Reply::Later(reply) => reply.await,
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        let message = LeaseMessage { placement: Placement::ByKey, ..message.clone() };
+        StoreReply::Pending(Box::pin(async move {
+            match self.0.exchange_lease_message(now, &message) {
+                StoreReply::Ready(lent) => lent,
+                StoreReply::Pending(reply) => reply.await,
             }
         }))
     }
@@ -106,9 +106,9 @@ impl Stores {
 
     /// One empty store of every kind.
     fn stores(&self) -> [Box<dyn Backend>; 4] {
-        let cluster = || self.at(redis::Place::Cluster(self.cluster.addresses()));
+        let cluster = || self.at(redis::RedisTopology::Cluster(self.cluster.addresses()));
         [
-            Box::new(Memory::new(1_000, WhenFull::Deny, [7; 16])),
+            Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16])),
             Box::new(self.redis()),
             Box::new(cluster()),
             Box::new(SplitSlots(cluster())),
@@ -120,22 +120,22 @@ impl Stores {
         [LeasingStore::with_memory(), LeasingStore::new(self.redis())]
     }
 
-    fn redis(&self) -> Redis {
-        self.at(redis::Place::Unix(self.redis.socket()))
+    fn redis(&self) -> RedisStore {
+        self.at(redis::RedisTopology::Unix(self.redis.socket()))
     }
 
     /// A unique key prefix makes the store empty.
-    fn at(&self, place: redis::Place) -> Redis {
+    fn at(&self, place: redis::RedisTopology) -> RedisStore {
         let number = self.client_count.replace(self.client_count.get() + 1);
-        let (redis, connection) = Redis::new(redis::Options {
+        let (redis, connection) = RedisStore::new(redis::RedisOptions {
             // Concurrent tests may share a store.
             key_prefix: format!("{:?}{number}", std::thread::current().id()),
-            deadline: Duration::from_secs(20),
-            jitter: 7,
-            ..redis::Options::at(place)
+            call_timeout: Duration::from_secs(20),
+            jitter_seed: 7,
+            ..redis::RedisOptions::new(place)
         });
         self.connections.borrow_mut().spawn_on(connection, RUNTIME.handle());
-        let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("redis is connected", answers).unwrap();
         redis
     }
@@ -184,49 +184,49 @@ fn calendar(limit: u32) -> Strategy {
 
 fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     let counting = match strategy {
-        Strategy::Gcra(_) => Counting::Gcra,
+        Strategy::Gcra(_) => KeyStrategy::Gcra,
         Strategy::FixedWindow(window) => match window.windows() {
-            Windows::Every(_) => Counting::FixedWindow(DAY),
-            Windows::Calendar { .. } => Counting::Calendar(Unit::Year),
+            Windows::Every(_) => KeyStrategy::FixedWindow(DAY),
+            Windows::Calendar { .. } => KeyStrategy::Calendar(Unit::Year),
         },
-        Strategy::SlidingWindow(_) => Counting::SlidingWindow(DAY),
-        Strategy::SlidingLog(_) => Counting::SlidingLog,
+        Strategy::SlidingWindow(_) => KeyStrategy::SlidingWindow(DAY),
+        Strategy::SlidingLog(_) => KeyStrategy::SlidingLog,
     };
     Charge {
-        key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
+        key: CounterKey::unique("d", [("k", name)].into_iter(), counting),
         // A common hash tag puts atomic charges into one slot; `SplitSlots` removes it.
-        home: Home::of_all("d"),
+        placement: Placement::by_domain("d"),
         strategy,
         cost: Cost::Charge(Hits(hits)),
-        standing: Standing::default(),
+        standing: Enforcement::default(),
         per_second: false,
     }
 }
 
 fn each(charges: impl IntoIterator<Item = Charge>) -> Charges {
-    Charges { list: charges.into_iter().collect(), rule: Rule::Each }
+    Charges { list: charges.into_iter().collect(), mode: ChargeMode::Each }
 }
 
 fn all_or_nothing(charges: impl IntoIterator<Item = Charge>) -> Charges {
-    let rule = Rule::AllOrNothing { quota_for_all: false, rescued: false };
-    Charges { list: charges.into_iter().collect(), rule }
+    let rule = ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
+    Charges { list: charges.into_iter().collect(), mode: rule }
 }
 
 fn execute(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
     match backend.charge(now, charges) {
-        Reply::Now(outcomes) => outcomes,
-        Reply::Later(reply) => RUNTIME.block_on(reply),
+        StoreReply::Ready(outcomes) => outcomes,
+        StoreReply::Pending(reply) => RUNTIME.block_on(reply),
     }
 }
 
-fn is_allowed(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Stepped(Step::Admit(_)))
+fn is_allowed(outcome: ChargeOutcome) -> bool {
+    matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_)))
 }
 
 /// The remaining hits of `name`.
 fn remaining(backend: &dyn Backend, now: Nanos, name: &str, strategy: Strategy) -> u64 {
     match execute(backend, now, &each([charge(name, strategy, 0)]))[0] {
-        Outcome::Stepped(Step::Admit(room)) => room.remaining.0,
+        ChargeOutcome::Decided(CounterDecision::Allow(room)) => room.remaining.0,
         other => panic!("a peek was answered {other:?}"),
     }
 }

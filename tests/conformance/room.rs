@@ -1,22 +1,22 @@
 //! Tests the maximum number of keys in memory and the removal of expired keys.
 
-use sluicegate::backend::Outcome;
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::ChargeOutcome;
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::kernel::decision::{Cost, Verdict};
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{
     Charge, DAY, NEW_YEAR, all_or_nothing, charge, each, execute, is_allowed, remaining, strategies,
 };
 
-fn memory_of(max_keys: usize, when_full: WhenFull) -> Memory {
-    Memory::new(max_keys, when_full, [7; 16])
+fn memory_of(max_keys: usize, when_full: WhenFull) -> MemoryStore {
+    MemoryStore::new(max_keys, when_full, [7; 16])
 }
 
 #[test]
 fn a_new_key_above_the_maximum_gets_the_configured_verdict() {
-    for (when_full, verdict) in [(WhenFull::Deny, Verdict::Deny), (WhenFull::Allow, Verdict::Admit)]
+    for (when_full, verdict) in [(WhenFull::Deny, Verdict::Deny), (WhenFull::Allow, Verdict::Allow)]
     {
         for strategy in strategies(5) {
             let memory = memory_of(2, when_full);
@@ -26,7 +26,7 @@ fn a_new_key_above_the_maximum_gets_the_configured_verdict() {
                 ));
             }
             let outcome = execute(&memory, NEW_YEAR, &each([charge("c", strategy, 1)]))[0];
-            assert_eq!(outcome, Outcome::Full(verdict));
+            assert_eq!(outcome, ChargeOutcome::StoreFull(verdict));
             assert_eq!((memory.live_keys(), memory.times_full()), (2, 1));
         }
     }
@@ -60,7 +60,7 @@ fn sweeping_drops_only_expired_keys() {
         // Sliding windows keep a full window for two periods, so everything has expired by then.
         let later = NEW_YEAR.plus(DAY).plus(DAY);
         execute(&memory, later, &each([charge("late", strategy, 5)]));
-        for _ in 0..Memory::SHARDS {
+        for _ in 0..MemoryStore::SHARDS {
             memory.sweep_next(later);
         }
         assert_eq!(memory.live_keys(), 1, "{strategy:?}");
@@ -90,7 +90,7 @@ fn atomic_charges_need_room_for_every_new_key() {
         let all = ["old", "new", "newer"].map(|name| charge(name, strategy, 1));
         let outcomes = execute(&memory, NEW_YEAR, &all_or_nothing(all));
         assert!(is_allowed(outcomes[0]) && is_allowed(outcomes[1]), "{outcomes:?}");
-        assert_eq!(outcomes[2], Outcome::Full(Verdict::Deny));
+        assert_eq!(outcomes[2], ChargeOutcome::StoreFull(Verdict::Deny));
         assert_eq!((memory.live_keys(), memory.times_full()), (1, 1), "{strategy:?}: none is made");
         assert_eq!(remaining(&memory, NEW_YEAR, "old", strategy), 4, "{strategy:?}");
         let fits = ["old", "new"].map(|name| charge(name, strategy, 1));
@@ -106,7 +106,7 @@ fn allowed_overflow_keys_do_not_block_other_charges() {
         let both = ["a", "b"].map(|name| charge(name, strategy, 2));
         let outcomes = execute(&memory, NEW_YEAR, &all_or_nothing(both));
         assert!(is_allowed(outcomes[0]));
-        assert_eq!(outcomes[1], Outcome::Full(Verdict::Admit));
+        assert_eq!(outcomes[1], ChargeOutcome::StoreFull(Verdict::Allow));
         assert_eq!((memory.live_keys(), memory.times_full()), (1, 1), "{strategy:?}");
         assert_eq!(remaining(&memory, NEW_YEAR, "a", strategy), 3);
     }
@@ -122,9 +122,9 @@ fn an_impossible_charge_denies_even_when_full_allows() {
         let left = remaining(&memory, NEW_YEAR, "known", known);
         if matches!(new, Strategy::FixedWindow(_)) {
             // A fixed window counts denied hits, so it needs a new key.
-            assert_eq!((outcomes[1], left), (Outcome::Full(Verdict::Admit), 3));
+            assert_eq!((outcomes[1], left), (ChargeOutcome::StoreFull(Verdict::Allow), 3));
         } else {
-            assert!(matches!(outcomes[1], Outcome::Stepped(Step::Never(_))), "{outcomes:?}");
+            assert!(matches!(outcomes[1], ChargeOutcome::Decided(CounterDecision::ExceedsLimit(_))), "{outcomes:?}");
             assert_eq!((left, memory.times_full()), (9, 0), "{new:?}: none was charged");
         }
     }
@@ -138,7 +138,7 @@ fn peeks_and_refunds_need_no_room() {
         let refund = Charge { cost: Cost::Refund(Hits(1)), ..charge("c", strategy, 0) };
         let all = [charge("a", strategy, 1), charge("b", strategy, 0), refund];
         let outcomes = execute(&memory, NEW_YEAR, &all_or_nothing(all));
-        assert!(is_allowed(outcomes[1]) && matches!(outcomes[2], Outcome::Refunded(_)));
+        assert!(is_allowed(outcomes[1]) && matches!(outcomes[2], ChargeOutcome::Refunded(_)));
         assert_eq!(remaining(&memory, NEW_YEAR, "a", strategy), 3, "{strategy:?}: it was charged");
         assert_eq!((memory.live_keys(), memory.times_full()), (1, 0));
     }

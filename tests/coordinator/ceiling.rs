@@ -1,72 +1,72 @@
 //! Combination of the replicas' votes into one limit.
 
-use sluicegate::kernel::coordinator::aggregate::{self, Aggregate, Inference, Level, Ratio};
-use sluicegate::kernel::coordinator::member::Load;
-use sluicegate::kernel::coordinator::{Law, Member};
+use sluicegate::kernel::coordinator::aggregate::{self, VoteAggregate, LimitInference, FractionalLimit, LimitFactor};
+use sluicegate::kernel::coordinator::member::LoadReport;
+use sluicegate::kernel::coordinator::{CoordinatorConfig, ShareClient};
 use sluicegate::kernel::units::{Nanos, Share};
 
 use super::{Store, member, terms};
 
-const INFERENCE: Inference =
-    Inference { estimate: Level(0), allowed: Share(10), peak: Share(10), samples: 100 };
+const INFERENCE: LimitInference =
+    LimitInference { estimate: FractionalLimit(0), allowed: Share(10), peak: Share(10), samples: 100 };
 
-fn vote_for(estimate: u64, peak: u64) -> Option<Ratio> {
-    let estimate = Level::of(Share(estimate));
-    aggregate::vote(&Inference { estimate, peak: Share(peak), ..INFERENCE })
+fn vote_for(estimate: u64, peak: u64) -> Option<LimitFactor> {
+    let estimate = FractionalLimit::from_share(Share(estimate));
+    aggregate::vote(&LimitInference { estimate, peak: Share(peak), ..INFERENCE })
 }
 
-fn ratios(quarters: &[u32]) -> Vec<Ratio> {
-    quarters.iter().map(|quarter| Ratio(quarter * Ratio::ONE.0 / 4)).collect()
+fn ratios(quarters: &[u32]) -> Vec<LimitFactor> {
+    quarters.iter().map(|quarter| LimitFactor(quarter * LimitFactor::ONE.0 / 4)).collect()
 }
 
 #[test]
 fn replica_without_samples_or_share_does_not_vote() {
-    assert_eq!(aggregate::vote(&Inference { samples: aggregate::FRESH - 1, ..INFERENCE }), None);
-    assert_eq!(aggregate::vote(&Inference { allowed: Share(0), ..INFERENCE }), None);
+    assert_eq!(aggregate::vote(&LimitInference { samples: aggregate::MIN_SAMPLES - 1, ..INFERENCE }), None);
+    assert_eq!(aggregate::vote(&LimitInference { allowed: Share(0), ..INFERENCE }), None);
 }
 
 #[test]
 fn votes_to_grow_need_half_the_share_in_use() {
-    assert_eq!(vote_for(15, 5), Some(Ratio(Ratio::ONE.0 * 3 / 2)));
-    assert_eq!(vote_for(15, 4), Some(Ratio::ONE));
-    assert_eq!(vote_for(5, 0), Some(Ratio(Ratio::ONE.0 / 2)));
-    assert_eq!(vote_for(1_000, 10), Some(Ratio::TWICE), "bounded");
+    assert_eq!(vote_for(15, 5), Some(LimitFactor(LimitFactor::ONE.0 * 3 / 2)));
+    assert_eq!(vote_for(15, 4), Some(LimitFactor::ONE));
+    assert_eq!(vote_for(5, 0), Some(LimitFactor(LimitFactor::ONE.0 / 2)));
+    assert_eq!(vote_for(1_000, 10), Some(LimitFactor::TWICE), "bounded");
 }
 
 #[test]
 fn votes_combine_by_the_lower_median() {
-    assert_eq!(Aggregate::Median.fold(&mut []), None);
-    assert_eq!(Aggregate::Median.fold(&mut ratios(&[8, 2])), Some(ratios(&[2])[0]));
-    assert_eq!(Aggregate::Median.fold(&mut ratios(&[8, 2, 5])), Some(ratios(&[5])[0]));
-    assert_eq!(Aggregate::Min.fold(&mut ratios(&[8, 2, 5])), Some(ratios(&[2])[0]));
+    assert_eq!(VoteAggregate::Median.combine(&mut []), None);
+    assert_eq!(VoteAggregate::Median.combine(&mut ratios(&[8, 2])), Some(ratios(&[2])[0]));
+    assert_eq!(VoteAggregate::Median.combine(&mut ratios(&[8, 2, 5])), Some(ratios(&[5])[0]));
+    assert_eq!(VoteAggregate::Min.combine(&mut ratios(&[8, 2, 5])), Some(ratios(&[2])[0]));
 }
 
 /// The estimate of a replica that knows its part of the backend's capacity exactly.
-fn estimated_level(capacity: u64, ceiling: Share, allowed: Share) -> Level {
-    Level(Level::of(Share(capacity)).0 * allowed.0 / ceiling.0)
+fn estimated_level(capacity: u64, ceiling: Share, allowed: Share) -> FractionalLimit {
+    FractionalLimit(FractionalLimit::from_share(Share(capacity)).0 * allowed.0 / ceiling.0)
 }
 
 /// One heartbeat of a replica that uses its whole share of a backend with `capacity`.
-fn heartbeat_with_vote(store: &mut Store, now: u64, member: &mut Member, capacity: u64) {
-    let grant = member.grant(Nanos(now)).copied();
+fn heartbeat_with_vote(store: &mut Store, now: u64, member: &mut ShareClient, capacity: u64) {
+    let grant = member.current_grant(Nanos(now)).copied();
     let allowed = grant.map_or(Share(0), |grant| grant.share);
-    let ceiling = grant.map_or(Share(1), |grant| grant.ceiling);
+    let ceiling = grant.map_or(Share(1), |grant| grant.limit);
     let estimate = estimated_level(capacity, ceiling, allowed);
-    let vote = aggregate::vote(&Inference { estimate, allowed, peak: allowed, samples: 100 });
-    store.round_trip(now, member, &Load { in_flight: allowed, wanted: Share(1_000), vote });
+    let vote = aggregate::vote(&LimitInference { estimate, allowed, peak: allowed, samples: 100 });
+    store.round_trip(now, member, &LoadReport { in_flight: allowed, demand: Share(1_000), vote });
 }
 
 /// The limit after 120 heartbeats of each replica.
 fn converged_limit(members: u64, start: u64, capacity: u64) -> u64 {
-    let law = Law::new(terms(), Share(1), Share(start), Share(10_000)).unwrap();
+    let law = CoordinatorConfig::new(terms(), Share(1), Share(start), Share(10_000)).unwrap();
     let mut store = Store::new(law);
-    let mut fleet: Vec<Member> = (0..members).map(|id| member(id, 1)).collect();
+    let mut fleet: Vec<ShareClient> = (0..members).map(|id| member(id, 1)).collect();
     for beat in 0..120 {
         for (index, member) in (0..).zip(&mut fleet) {
             heartbeat_with_vote(&mut store, beat * 10 + index * 10 / members, member, capacity);
         }
     }
-    store.coordinator.ceiling().0
+    store.coordinator.limit().0
 }
 
 #[test]
@@ -85,25 +85,25 @@ fn equal_replicas_find_the_limit_that_one_would_find() {
 
 #[test]
 fn joining_replica_does_not_change_the_limit() {
-    let law = Law::new(terms(), Share(1), Share(40), Share(100)).unwrap();
+    let law = CoordinatorConfig::new(terms(), Share(1), Share(40), Share(100)).unwrap();
     let mut store = Store::new(law);
     let (mut warm, mut cold) = (member(1, 1), member(2, 1));
     for beat in 0..20 {
         heartbeat_with_vote(&mut store, beat * 10, &mut warm, 40);
         store.round_trip(beat * 10 + 5, &mut cold, &super::high_demand(0));
     }
-    assert_eq!(store.coordinator.ceiling(), Share(40));
+    assert_eq!(store.coordinator.limit(), Share(40));
 }
 
 #[test]
 fn limit_at_most_doubles_in_a_round() {
-    let law = Law::new(terms(), Share(1), Share(1), Share(1_000)).unwrap();
+    let law = CoordinatorConfig::new(terms(), Share(1), Share(1), Share(1_000)).unwrap();
     let mut store = Store::new(law);
     let mut alone = member(1, 1);
     let mut last = 1;
     for beat in 0..30 {
         heartbeat_with_vote(&mut store, beat * 10, &mut alone, 900);
-        let now = store.coordinator.ceiling().0;
+        let now = store.coordinator.limit().0;
         assert!(now <= last * 2, "{last} to {now}");
         last = now;
     }
@@ -111,23 +111,23 @@ fn limit_at_most_doubles_in_a_round() {
 }
 
 /// The limit after one vote, and after each of ten heartbeats without a vote. It starts at 64.
-fn limits_after_one_vote(vote: Ratio) -> Vec<u64> {
-    let law = Law::new(terms(), Share(1), Share(64), Share(512)).unwrap();
+fn limits_after_one_vote(vote: LimitFactor) -> Vec<u64> {
+    let law = CoordinatorConfig::new(terms(), Share(1), Share(64), Share(512)).unwrap();
     let mut store = Store::new(law);
     let mut alone = member(1, 1);
     // A replica votes on a limit that it knows. Votes count every second heartbeat.
     let votes = [None, None, Some(vote)].into_iter().chain([None; 10]);
     let ceilings = (0..).zip(votes).map(|(beat, vote)| {
-        let load = Load { in_flight: Share(0), wanted: Share(1_000), vote };
+        let load = LoadReport { in_flight: Share(0), demand: Share(1_000), vote };
         store.round_trip(beat * 10, &mut alone, &load);
-        store.coordinator.ceiling().0
+        store.coordinator.limit().0
     });
     ceilings.skip(2).collect()
 }
 
 #[test]
 fn a_vote_is_counted_once() {
-    let half = Ratio(Ratio::ONE.0 / 2);
-    assert_eq!(limits_after_one_vote(Ratio::TWICE), [128; 11]);
+    let half = LimitFactor(LimitFactor::ONE.0 / 2);
+    assert_eq!(limits_after_one_vote(LimitFactor::TWICE), [128; 11]);
     assert_eq!(limits_after_one_vote(half), [32; 11]);
 }

@@ -1,9 +1,9 @@
 //! Handoff of shares between replicas, and expiry of shares.
 
-use sluicegate::kernel::coordinator::member::{Applied, Load};
-use sluicegate::kernel::coordinator::message::Holding;
-use sluicegate::kernel::coordinator::{Law, Life, Member, Reading, Reply, Terms};
-use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
+use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
+use sluicegate::kernel::coordinator::message::GrantInUse;
+use sluicegate::kernel::coordinator::{CoordinatorConfig, CoordinatorIncarnation, ShareClient, ClockReading, HeartbeatReply, ShareTiming};
+use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
 
 use super::{Store, exact_demand, fixed_limit, high_demand, member, terms};
 
@@ -25,12 +25,12 @@ fn share_moves_only_after_acknowledgement_and_drain() {
 fn late_and_duplicate_heartbeats_change_nothing() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
-    let first = one.beat(Nanos(0), &high_demand(0));
-    let second = one.beat(Nanos(1), &high_demand(3));
+    let first = one.next_heartbeat(Nanos(0), &high_demand(0));
+    let second = one.next_heartbeat(Nanos(1), &high_demand(3));
     store.expect_grant(2, &second);
     let state = store.coordinator.clone();
-    assert_eq!(store.apply_heartbeat(2, &first), Reply::Late);
-    assert_eq!(store.apply_heartbeat(2, &second), Reply::Late);
+    assert_eq!(store.apply_heartbeat(2, &first), HeartbeatReply::Stale);
+    assert_eq!(store.apply_heartbeat(2, &second), HeartbeatReply::Stale);
     assert_eq!(store.coordinator, state);
 }
 
@@ -38,26 +38,26 @@ fn late_and_duplicate_heartbeats_change_nothing() {
 fn only_the_newest_heartbeats_reply_applies() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
-    let first = one.beat(Nanos(0), &high_demand(0));
+    let first = one.next_heartbeat(Nanos(0), &high_demand(0));
     let late = store.expect_grant(0, &first);
-    let second = one.beat(Nanos(1), &high_demand(0));
-    assert_eq!(one.on_grant(Nanos(1), &late), Applied::Late);
+    let second = one.next_heartbeat(Nanos(1), &high_demand(0));
+    assert_eq!(one.apply_grant(Nanos(1), &late), GrantOutcome::Ignored);
     let grant = store.expect_grant(2, &second);
-    assert_eq!(one.on_grant(Nanos(2), &grant), Applied::From(Share(0)));
-    assert_eq!(one.on_grant(Nanos(2), &grant), Applied::Late, "doubled");
+    assert_eq!(one.apply_grant(Nanos(2), &grant), GrantOutcome::Applied(Share(0)));
+    assert_eq!(one.apply_grant(Nanos(2), &grant), GrantOutcome::Ignored, "doubled");
 }
 
 #[test]
 fn share_expires_one_margin_early_counted_from_sending() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
-    let beat = one.beat(Nanos(100), &high_demand(0));
+    let beat = one.next_heartbeat(Nanos(100), &high_demand(0));
     let grant = store.expect_grant(7, &beat);
-    one.on_grant(Nanos(120), &grant);
-    assert_eq!(one.in_force(Nanos(129)), Share(10));
-    assert_eq!(one.in_force(Nanos(130)), Share(0));
+    one.apply_grant(Nanos(120), &grant);
+    assert_eq!(one.usable_share(Nanos(129)), Share(10));
+    assert_eq!(one.usable_share(Nanos(130)), Share(0));
     assert!(!one.fence(Nanos(129)) && one.fence(Nanos(130)) && !one.fence(Nanos(131)), "seen once");
-    assert_eq!((one.fences(), one.under(Nanos(130))), (1, None));
+    assert_eq!((one.fences(), one.coordinator_incarnation(Nanos(130))), (1, None));
 }
 
 #[test]
@@ -65,10 +65,10 @@ fn a_reply_after_the_fence_is_ignored() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
-    let beat = one.beat(Nanos(29), &high_demand(9));
+    let beat = one.next_heartbeat(Nanos(29), &high_demand(9));
     let grant = store.expect_grant(29, &beat);
-    assert_eq!(one.on_grant(Nanos(30), &grant), Applied::Late);
-    assert_eq!(one.in_force(Nanos(30)), Share(0));
+    assert_eq!(one.apply_grant(Nanos(30), &grant), GrantOutcome::Ignored);
+    assert_eq!(one.usable_share(Nanos(30)), Share(0));
 }
 
 #[test]
@@ -82,8 +82,8 @@ fn lost_replicas_exposure_is_reserved_until_requests_end() {
     assert_eq!(store.round_trip(66, &mut other, &high_demand(0)), Share(10));
 }
 
-fn with_max_duration(max_duration: u64, law: Law) -> Law {
-    Law { terms: Terms { max_duration: Nanos(max_duration), ..law.terms }, ..law }
+fn with_max_duration(max_duration: u64, law: CoordinatorConfig) -> CoordinatorConfig {
+    CoordinatorConfig { timing: ShareTiming { max_duration: Nanos(max_duration), ..law.timing }, ..law }
 }
 
 /// The instant at which another replica gets the share of a lost one.
@@ -98,7 +98,7 @@ fn reserved_until(before: u64, after: u64, is_updated: bool) -> u64 {
     for now in (1..3).filter(|_| is_updated) {
         assert_eq!(store.round_trip(now, &mut lost, &high_demand(10)), Share(10));
     }
-    let rests_at = store.coordinator.rests_at(&store.law).0;
+    let rests_at = store.coordinator.unused_from(&store.law).0;
     let mut freed = |now: &u64| store.round_trip(*now, &mut other, &high_demand(0)) == Share(10);
     assert_eq!((3..200).find(&mut freed), Some(rests_at), "and then nothing of it is left");
     rests_at
@@ -134,7 +134,7 @@ fn reserved_after_leaving_until(before: u64, after: u64) -> u64 {
     let (mut leaver, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut leaver, &high_demand(0));
     store.law = with_max_duration(after, store.law);
-    assert_eq!(store.apply_heartbeat(1, &leaver.leave(Nanos(1), Share(4))), Reply::Left);
+    assert_eq!(store.apply_heartbeat(1, &leaver.last_heartbeat(Nanos(1), Share(4))), HeartbeatReply::Left);
     assert_eq!(store.round_trip(2, &mut other, &high_demand(0)), Share(6));
     (3..200).find(|now| store.round_trip(*now, &mut other, &high_demand(6)) == Share(10)).unwrap()
 }
@@ -151,12 +151,12 @@ fn drained_replica_frees_its_share_at_once() {
     let mut store = Store::new(fixed_limit(10));
     let (mut leaver, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut leaver, &high_demand(0));
-    let draining = leaver.leave(Nanos(1), Share(4));
-    assert_eq!(store.apply_heartbeat(1, &draining), Reply::Left);
-    assert_eq!(leaver.in_force(Nanos(1)), Share(0));
+    let draining = leaver.last_heartbeat(Nanos(1), Share(4));
+    assert_eq!(store.apply_heartbeat(1, &draining), HeartbeatReply::Left);
+    assert_eq!(leaver.usable_share(Nanos(1)), Share(0));
     assert_eq!(store.round_trip(2, &mut other, &high_demand(0)), Share(6));
-    let drained = leaver.beat(Nanos(3), &Load::default());
-    assert_eq!(store.apply_heartbeat(3, &drained), Reply::Left);
+    let drained = leaver.next_heartbeat(Nanos(3), &LoadReport::default());
+    assert_eq!(store.apply_heartbeat(3, &drained), HeartbeatReply::Left);
     assert_eq!(store.round_trip(4, &mut other, &high_demand(6)), Share(10));
 }
 
@@ -166,8 +166,8 @@ fn restarted_replica_waits_for_its_old_share() {
     let (mut old, mut new) = (member(1, 1), member(1, 2));
     store.round_trip(0, &mut old, &high_demand(0));
     assert_eq!(store.round_trip(5, &mut new, &high_demand(0)), Share(0));
-    let late = old.beat(Nanos(6), &high_demand(0));
-    assert_eq!(store.apply_heartbeat(6, &late), Reply::Superseded);
+    let late = old.next_heartbeat(Nanos(6), &high_demand(0));
+    assert_eq!(store.apply_heartbeat(6, &late), HeartbeatReply::Superseded);
     assert_eq!(store.round_trip(65, &mut new, &high_demand(0)), Share(0));
     assert_eq!(store.round_trip(66, &mut new, &high_demand(0)), Share(10));
 }
@@ -177,12 +177,12 @@ fn late_leave_frees_nothing_after_the_replica_returned() {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut other) = (member(1, 1), member(2, 1));
     assert_eq!(store.round_trip(0, &mut one, &high_demand(0)), Share(10));
-    let leave = one.leave(Nanos(1), Share(0));
-    one.come_back();
-    assert_eq!(one.in_force(Nanos(1)), Share(0), "nothing, until it is granted anew");
-    assert!(one.due(Nanos(1), &high_demand(0)) <= Nanos(1), "which it asks for at once");
+    let leave = one.last_heartbeat(Nanos(1), Share(0));
+    one.cancel_leave();
+    assert_eq!(one.usable_share(Nanos(1)), Share(0), "nothing, until it is granted anew");
+    assert!(one.next_heartbeat_at(Nanos(1), &high_demand(0)) <= Nanos(1), "which it asks for at once");
     assert_eq!(store.round_trip(1, &mut one, &high_demand(0)), Share(10));
-    assert_eq!(store.apply_heartbeat(2, &leave), Reply::Late);
+    assert_eq!(store.apply_heartbeat(2, &leave), HeartbeatReply::Stale);
     assert_eq!(store.round_trip(3, &mut other, &high_demand(0)), Share(0));
 }
 
@@ -191,9 +191,9 @@ fn requests_in_flight_count_once_after_leave_and_return() {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
-    assert_eq!(store.apply_heartbeat(1, &one.leave(Nanos(1), Share(4))), Reply::Left);
+    assert_eq!(store.apply_heartbeat(1, &one.last_heartbeat(Nanos(1), Share(4))), HeartbeatReply::Left);
     assert_eq!(store.round_trip(2, &mut other, &high_demand(0)), Share(6));
-    one.come_back();
+    one.cancel_leave();
     assert_eq!(store.round_trip(3, &mut one, &high_demand(4)), Share(4), "the other has the rest");
     assert_eq!(store.coordinator.exposure(), Share(10));
 }
@@ -202,17 +202,17 @@ fn requests_in_flight_count_once_after_leave_and_return() {
 fn reply_from_before_a_leave_is_ignored_after_return() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
-    let beat = one.beat(Nanos(0), &high_demand(0));
+    let beat = one.next_heartbeat(Nanos(0), &high_demand(0));
     let grant = store.expect_grant(0, &beat);
-    one.leave(Nanos(1), Share(0));
-    one.come_back();
-    assert_eq!(one.on_grant(Nanos(1), &grant), Applied::Late);
-    assert_eq!(one.in_force(Nanos(1)), Share(0));
+    one.last_heartbeat(Nanos(1), Share(0));
+    one.cancel_leave();
+    assert_eq!(one.apply_grant(Nanos(1), &grant), GrantOutcome::Ignored);
+    assert_eq!(one.usable_share(Nanos(1)), Share(0));
 }
 
 /// Loses all state at `now` and starts incarnation 2.
 fn lose_state(store: &mut Store, now: u64) {
-    store.life = Life::begin(Incarnation(2), Nanos(now));
+    store.life = CoordinatorIncarnation::start(Incarnation(2), Nanos(now));
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn data_loss_limits_grants_to_proven_shares() {
         "first to speak, holds nothing"
     );
     assert_eq!(store.round_trip(12, &mut one, &high_demand(3)), Share(10));
-    assert_eq!(one.under(Nanos(12)), Some(Incarnation(2)));
+    assert_eq!(one.coordinator_incarnation(Nanos(12)), Some(Incarnation(2)));
     // Shares and requests of the first incarnation end by 10 + 36 + 30 = 76.
     assert_eq!(store.round_trip(30, &mut one, &high_demand(3)), Share(10));
     assert_eq!(store.round_trip(55, &mut one, &high_demand(3)), Share(10));
@@ -239,15 +239,15 @@ fn data_loss_limits_grants_to_proven_shares() {
 
 #[test]
 fn grace_ends_once_all_replicas_have_reported() {
-    use sluicegate::kernel::coordinator::life::Record;
-    let record = |id, under: Option<u64>| Record {
-        member: MemberId(id),
-        life: Incarnation(1),
-        under: under.map(Incarnation),
+    use sluicegate::kernel::coordinator::life::IncarnationRecord;
+    let record = |id, under: Option<u64>| IncarnationRecord {
+        replica: ReplicaId(id),
+        incarnation: Incarnation(1),
+        coordinator_incarnation: under.map(Incarnation),
     };
-    let longest = terms().longest();
-    let settles = |now, since, fleet: &[Record]| {
-        let mut life = Life::begin(Incarnation(2), Nanos(100));
+    let longest = terms().longest_use();
+    let settles = |now, since, fleet: &[IncarnationRecord]| {
+        let mut life = CoordinatorIncarnation::start(Incarnation(2), Nanos(100));
         life.settle(Nanos(now), longest, Nanos(since), fleet);
         !life.is_in_grace(Nanos(now), &terms())
     };
@@ -260,14 +260,14 @@ fn grace_ends_once_all_replicas_have_reported() {
 
 #[test]
 fn replicas_restore_the_limit_after_data_loss() {
-    let law = Law { min: Share(1), max: Share(500), ..fixed_limit(10) };
+    let law = CoordinatorConfig { min: Share(1), max: Share(500), ..fixed_limit(10) };
     let mut store = Store::new(law);
     let mut one = member(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
     store.law.start = Share(400);
     lose_state(&mut store, 10);
     store.round_trip(11, &mut one, &high_demand(0));
-    assert_eq!(store.coordinator.ceiling(), Share(10));
+    assert_eq!(store.coordinator.limit(), Share(10));
 }
 
 #[test]
@@ -278,9 +278,9 @@ fn stale_coordinator_state_is_reported_as_lost() {
     store.round_trip(0, &mut one, &high_demand(0));
     store.coordinator = old;
     store.coordinator.incarnation = Incarnation(1);
-    let beat = one.beat(Nanos(1), &high_demand(0));
-    assert_eq!(beat.holds.unwrap().generation, Generation(1));
-    assert_eq!(store.apply_heartbeat(1, &beat), Reply::Lost);
+    let beat = one.next_heartbeat(Nanos(1), &high_demand(0));
+    assert_eq!(beat.grant_in_use.unwrap().generation, Generation(1));
+    assert_eq!(store.apply_heartbeat(1, &beat), HeartbeatReply::StateLost);
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn clock_step_back_expires_no_share_early() {
     let (mut lost, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(1_000, &mut lost, &high_demand(0));
     assert_eq!(store.round_trip(10, &mut other, &high_demand(0)), Share(0));
-    assert_eq!(store.coordinator.latest, Nanos(1_000));
+    assert_eq!(store.coordinator.latest_time, Nanos(1_000));
     assert_eq!(store.round_trip(1_065, &mut other, &high_demand(0)), Share(0));
 }
 
@@ -314,7 +314,7 @@ fn grants_never_exceed_a_lowered_limit() {
         store.round_trip(now, &mut one, &high_demand(5));
         store.round_trip(now, &mut two, &high_demand(5));
     }
-    let idle = two.beat(Nanos(8), &exact_demand(0));
+    let idle = two.next_heartbeat(Nanos(8), &exact_demand(0));
     store.expect_grant(8, &idle);
     store.law = fixed_limit(4);
     assert_eq!(
@@ -332,13 +332,13 @@ fn grants_never_exceed_a_lowered_limit() {
 #[test]
 fn replica_that_yields_queues_behind_earlier_waiters() {
     let mut store = Store::new(fixed_limit(2));
-    let mut fleet: Vec<Member> = (1..4).map(|id| member(id, 1)).collect();
+    let mut fleet: Vec<ShareClient> = (1..4).map(|id| member(id, 1)).collect();
     for now in 0..9 {
         for one in &mut fleet {
             store.round_trip(now, one, &high_demand(0));
         }
     }
-    let waits = fleet.iter().position(|one| one.in_force(Nanos(8)) == Share(0)).unwrap();
+    let waits = fleet.iter().position(|one| one.usable_share(Nanos(8)) == Share(0)).unwrap();
     let mut first = fleet.remove(waits);
     // All replicas report. The turns of the two with a permit are over after 40.
     for one in fleet.iter_mut().chain([&mut first]) {
@@ -351,7 +351,7 @@ fn replica_that_yields_queues_behind_earlier_waiters() {
 
 /// Two replicas with shares of 5. The first has 5 requests in flight, the second `others`.
 /// Then the limit falls from 10 to 4.
-fn lowered_limit(others: u64) -> (Store, Member, Member) {
+fn lowered_limit(others: u64) -> (Store, ShareClient, ShareClient) {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut two) = (member(1, 1), member(2, 1));
     for now in 0..4 {
@@ -404,61 +404,61 @@ fn share_without_other_demand_is_kept() {
 fn handoffs_make_heartbeats_due_early() {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut two) = (member(1, 1), member(2, 1));
-    assert_eq!(two.due(Nanos(3), &high_demand(0)), Nanos(3), "cold: at once");
+    assert_eq!(two.next_heartbeat_at(Nanos(3), &high_demand(0)), Nanos(3), "cold: at once");
     store.round_trip(0, &mut one, &high_demand(0));
-    assert_eq!(one.due(Nanos(0), &high_demand(10)), Nanos(10), "content");
+    assert_eq!(one.next_heartbeat_at(Nanos(0), &high_demand(10)), Nanos(10), "content");
     store.round_trip(0, &mut two, &high_demand(0));
-    assert_eq!(two.due(Nanos(0), &high_demand(0)), Nanos(1), "capped below its fair part");
-    assert_eq!(two.due(Nanos(0), &exact_demand(0)), Nanos(10), "but wants nothing");
+    assert_eq!(two.next_heartbeat_at(Nanos(0), &high_demand(0)), Nanos(1), "capped below its fair part");
+    assert_eq!(two.next_heartbeat_at(Nanos(0), &exact_demand(0)), Nanos(10), "but wants nothing");
     store.round_trip(10, &mut one, &high_demand(10));
-    assert_eq!(one.due(Nanos(10), &high_demand(10)), Nanos(11), "a lowered share was applied");
+    assert_eq!(one.next_heartbeat_at(Nanos(10), &high_demand(10)), Nanos(11), "a lowered share was applied");
     store.round_trip(11, &mut one, &high_demand(10));
-    assert_eq!(one.due(Nanos(12), &high_demand(6)), Nanos(21), "not drained yet");
-    assert_eq!(one.due(Nanos(12), &high_demand(5)), Nanos(11), "drained");
-    one.beat(Nanos(12), &high_demand(5));
-    assert_eq!(one.due(Nanos(13), &high_demand(5)), Nanos(22), "its answer is under way");
+    assert_eq!(one.next_heartbeat_at(Nanos(12), &high_demand(6)), Nanos(21), "not drained yet");
+    assert_eq!(one.next_heartbeat_at(Nanos(12), &high_demand(5)), Nanos(11), "drained");
+    one.next_heartbeat(Nanos(12), &high_demand(5));
+    assert_eq!(one.next_heartbeat_at(Nanos(13), &high_demand(5)), Nanos(22), "its answer is under way");
 }
 
 #[test]
 fn heartbeats_align_to_the_coordinators_clock() {
-    let slow = Terms { heartbeat: Nanos(100), term: Nanos(1_000), ..terms() };
-    let mut store = Store::new(Law { terms: slow, ..fixed_limit(10) });
-    let mut one = Member::new(MemberId(1), Incarnation(1), slow);
+    let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..terms() };
+    let mut store = Store::new(CoordinatorConfig { timing: slow, ..fixed_limit(10) });
+    let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);
     store.round_trip(1_000, &mut one, &high_demand(0));
-    assert_eq!(one.due(Nanos(1_000), &high_demand(10)), Nanos(1_100), "nobody's clock but its own");
+    assert_eq!(one.next_heartbeat_at(Nanos(1_000), &high_demand(10)), Nanos(1_100), "nobody's clock but its own");
     // Its 1,020 is the coordinator's 47, so the coordinator's 90 is its 1,063.
-    let clock = Reading { here: Nanos(1_020), there: Nanos(47) };
-    one.goes_by(clock);
-    assert_eq!(one.due(Nanos(1_000), &high_demand(10)), Nanos(1_063));
+    let clock = ClockReading { local_time: Nanos(1_020), coordinator_time: Nanos(47) };
+    one.set_clock(clock);
+    assert_eq!(one.next_heartbeat_at(Nanos(1_000), &high_demand(10)), Nanos(1_063));
     store.round_trip(1_063, &mut one, &high_demand(10));
-    assert_eq!(one.due(Nanos(1_063), &high_demand(10)), Nanos(1_153));
+    assert_eq!(one.next_heartbeat_at(Nanos(1_063), &high_demand(10)), Nanos(1_153));
     store.round_trip(1_080, &mut one, &high_demand(10));
     assert_eq!(
-        one.due(Nanos(1_080), &high_demand(10)),
+        one.next_heartbeat_at(Nanos(1_080), &high_demand(10)),
         Nanos(1_153),
         "an early one puts nothing off"
     );
     // A new reading puts the clock 1 back. The next heartbeat is still not due at once.
     store.round_trip(1_153, &mut one, &high_demand(10));
-    one.goes_by(Reading { here: Nanos(1_153), there: Nanos(179) });
-    assert_eq!(one.due(Nanos(1_153), &high_demand(10)), Nanos(1_244));
-    one.beat(Nanos(1_250), &high_demand(10));
-    assert_eq!(one.due(Nanos(1_250), &high_demand(10)), Nanos(1_350), "its answer is under way");
+    one.set_clock(ClockReading { local_time: Nanos(1_153), coordinator_time: Nanos(179) });
+    assert_eq!(one.next_heartbeat_at(Nanos(1_153), &high_demand(10)), Nanos(1_244));
+    one.next_heartbeat(Nanos(1_250), &high_demand(10));
+    assert_eq!(one.next_heartbeat_at(Nanos(1_250), &high_demand(10)), Nanos(1_350), "its answer is under way");
 }
 
 #[test]
 fn fruitless_heartbeats_back_off_exponentially() {
     let mut store = Store::new(fixed_limit(10));
-    let slow = Terms { heartbeat: Nanos(100), term: Nanos(1_000), ..terms() };
-    let mut one = Member::new(MemberId(1), Incarnation(1), slow);
-    let mut two = Member::new(MemberId(2), Incarnation(1), slow);
-    store.law.terms = slow;
+    let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..terms() };
+    let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);
+    let mut two = ShareClient::new(ReplicaId(2), Incarnation(1), slow);
+    store.law.timing = slow;
     store.round_trip(0, &mut one, &high_demand(0));
     let mut now = 0;
     let mut waits = Vec::new();
     for _ in 0..70 {
         store.round_trip(now, &mut two, &high_demand(0));
-        let due = two.due(Nanos(now), &high_demand(0)).0;
+        let due = two.next_heartbeat_at(Nanos(now), &high_demand(0)).0;
         waits.push(due - now);
         now = due;
     }
@@ -471,14 +471,14 @@ fn a_heartbeat_repeats_the_newest_grant() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
     store.round_trip(0, &mut one, &high_demand(0));
-    let again = one.beat(Nanos(1), &high_demand(2));
-    let holds = Holding {
-        coordinator: Incarnation(1),
+    let again = one.next_heartbeat(Nanos(1), &high_demand(2));
+    let holds = GrantInUse {
+        coordinator_incarnation: Incarnation(1),
         generation: Generation(1),
         share: Share(10),
-        ceiling: Share(10),
+        limit: Share(10),
     };
-    assert_eq!((again.number, again.holds, again.in_flight), (2, Some(holds), Share(2)));
+    assert_eq!((again.number, again.grant_in_use, again.in_flight), (2, Some(holds), Share(2)));
     let grant = store.expect_grant(1, &again);
     assert_eq!(grant.generation, Generation(1), "the same share has the same number");
 }

@@ -4,68 +4,68 @@ mod ceiling;
 mod handoff;
 mod split;
 
-use sluicegate::kernel::coordinator::member::Load;
+use sluicegate::kernel::coordinator::member::LoadReport;
 use sluicegate::kernel::coordinator::{
-    Coordinator, Grant, Heartbeat, Law, Life, Member, Reply, Terms,
+    Coordinator, Grant, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, ShareClient, HeartbeatReply, ShareTiming,
 };
-use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
 
 /// Heartbeat 10, share lifetime 36, requests of at most 30, clock drift 10 %: the margin is 6.
-pub fn terms() -> Terms {
-    Terms::new(Nanos(10), Nanos(36), Nanos(30), 100_000).unwrap()
+pub fn terms() -> ShareTiming {
+    ShareTiming::new(Nanos(10), Nanos(36), Nanos(30), 100_000).unwrap()
 }
 
-pub fn fixed_limit(ceiling: u64) -> Law {
-    Law::new(terms(), Share(ceiling), Share(ceiling), Share(ceiling)).unwrap()
+pub fn fixed_limit(ceiling: u64) -> CoordinatorConfig {
+    CoordinatorConfig::new(terms(), Share(ceiling), Share(ceiling), Share(ceiling)).unwrap()
 }
 
 /// The coordinator's first incarnation: no earlier shares can exist.
-pub fn settled() -> Life {
-    Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) }
+pub fn settled() -> CoordinatorIncarnation {
+    CoordinatorIncarnation { is_settled: true, ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0)) }
 }
 
-pub fn member(id: u64, life: u64) -> Member {
-    Member::new(MemberId(id), Incarnation(life), terms())
+pub fn member(id: u64, life: u64) -> ShareClient {
+    ShareClient::new(ReplicaId(id), Incarnation(life), terms())
 }
 
 /// A replica's load that could use more permits than any limit here.
-pub fn high_demand(in_flight: u64) -> Load {
-    Load { in_flight: Share(in_flight), wanted: Share(1_000), vote: None }
+pub fn high_demand(in_flight: u64) -> LoadReport {
+    LoadReport { in_flight: Share(in_flight), demand: Share(1_000), vote: None }
 }
 
 /// A replica's load without denials: it wants exactly its requests in flight.
-pub fn exact_demand(in_flight: u64) -> Load {
-    Load { in_flight: Share(in_flight), wanted: Share(in_flight), vote: None }
+pub fn exact_demand(in_flight: u64) -> LoadReport {
+    LoadReport { in_flight: Share(in_flight), demand: Share(in_flight), vote: None }
 }
 
 /// A coordinator of one limit.
 pub struct Store {
     pub coordinator: Coordinator,
-    pub life: Life,
-    pub law: Law,
+    pub life: CoordinatorIncarnation,
+    pub law: CoordinatorConfig,
 }
 
 impl Store {
-    pub fn new(law: Law) -> Self {
+    pub fn new(law: CoordinatorConfig) -> Self {
         Self { coordinator: Coordinator::default(), life: settled(), law }
     }
 
-    pub fn apply_heartbeat(&mut self, now: u64, beat: &Heartbeat) -> Reply {
-        self.coordinator.on_heartbeat(Nanos(now), &self.life, &self.law, beat)
+    pub fn apply_heartbeat(&mut self, now: u64, beat: &Heartbeat) -> HeartbeatReply {
+        self.coordinator.apply_heartbeat(Nanos(now), &self.life, &self.law, beat)
     }
 
     pub fn expect_grant(&mut self, now: u64, beat: &Heartbeat) -> Grant {
         match self.apply_heartbeat(now, beat) {
-            Reply::Grant(grant) => grant,
+            HeartbeatReply::Grant(grant) => grant,
             other => panic!("{other:?}"),
         }
     }
 
     /// Sends a heartbeat and applies its reply at `now`. Returns the share in force.
-    pub fn round_trip(&mut self, now: u64, member: &mut Member, load: &Load) -> Share {
-        let beat = member.beat(Nanos(now), load);
+    pub fn round_trip(&mut self, now: u64, member: &mut ShareClient, load: &LoadReport) -> Share {
+        let beat = member.next_heartbeat(Nanos(now), load);
         let grant = self.expect_grant(now, &beat);
-        member.on_grant(Nanos(now), &grant);
-        member.in_force(Nanos(now))
+        member.apply_grant(Nanos(now), &grant);
+        member.usable_share(Nanos(now))
     }
 }

@@ -1,25 +1,25 @@
 //! Division of a limit into shares.
 
 use proptest::prelude::*;
-use sluicegate::kernel::coordinator::split::{Split, Want};
+use sluicegate::kernel::coordinator::split::{SplitMode, ReplicaDemand};
 use sluicegate::kernel::units::{Nanos, Share};
 
 const TURN_END: Nanos = Nanos(100);
 
-fn shares(split: Split, ceiling: u64, wants: &[Want]) -> Vec<u64> {
-    (0..wants.len()).map(|me| split.part(Share(ceiling), wants, me, TURN_END).0).collect()
+fn shares(split: SplitMode, ceiling: u64, wants: &[ReplicaDemand]) -> Vec<u64> {
+    (0..wants.len()).map(|me| split.fair_share(Share(ceiling), wants, me, TURN_END).0).collect()
 }
 
-fn needs(needs: &[u64]) -> Vec<Want> {
-    needs.iter().map(|need| Want { need: Share(*need), waits: false, since: Nanos(101) }).collect()
+fn needs(needs: &[u64]) -> Vec<ReplicaDemand> {
+    needs.iter().map(|need| ReplicaDemand { need: Share(*need), is_waiting: false, changed_at: Nanos(101) }).collect()
 }
 
-fn wants() -> impl Strategy<Value = Vec<Want>> {
+fn wants() -> impl Strategy<Value = Vec<ReplicaDemand>> {
     let want = (prop_oneof![Just(0), 1..6_u64, 1..2_000_u64], any::<bool>(), 0..200_u64);
-    let want = want.prop_map(|(need, waits, since)| Want {
+    let want = want.prop_map(|(need, waits, since)| ReplicaDemand {
         need: Share(need),
-        waits,
-        since: Nanos(since),
+        is_waiting: waits,
+        changed_at: Nanos(since),
     });
     prop::collection::vec(want, 1..24)
 }
@@ -29,7 +29,7 @@ proptest! {
 
     #[test]
     fn shares_sum_to_the_limit(wants in wants(), ceiling in prop_oneof![1..30_u64, 1..5_000_u64]) {
-        for split in [Split::Equal, Split::Demand] {
+        for split in [SplitMode::Equal, SplitMode::Demand] {
             prop_assert_eq!(shares(split, ceiling, &wants).iter().sum::<u64>(), ceiling);
         }
     }
@@ -37,14 +37,14 @@ proptest! {
     #[test]
     fn no_share_is_zero_if_the_limit_covers_the_fleet(wants in wants(), more in 0..50_u64) {
         let ceiling = wants.len() as u64 + more;
-        for split in [Split::Equal, Split::Demand] {
+        for split in [SplitMode::Equal, SplitMode::Demand] {
             prop_assert!(shares(split, ceiling, &wants).iter().all(|share| 0 < *share));
         }
     }
 
     #[test]
     fn no_replica_is_short_while_another_has_spare_permits(wants in wants(), more in 0..500_u64) {
-        let shares = shares(Split::Demand, wants.len() as u64 + more, &wants);
+        let shares = shares(SplitMode::Demand, wants.len() as u64 + more, &wants);
         let short = shares.iter().zip(&wants).filter(|(share, want)| **share < want.need.0);
         let short = short.map(|(share, _)| *share);
         let smallest_short_share = short.min();
@@ -58,28 +58,28 @@ proptest! {
 
 #[test]
 fn equal_shares_differ_by_at_most_one() {
-    assert_eq!(shares(Split::Equal, 11, &needs(&[0, 9, 0, 9])), [3, 3, 3, 2]);
+    assert_eq!(shares(SplitMode::Equal, 11, &needs(&[0, 9, 0, 9])), [3, 3, 3, 2]);
 }
 
 #[test]
 fn idle_replicas_keep_one_permit_and_busy_ones_share_the_rest() {
-    assert_eq!(shares(Split::Demand, 100, &needs(&[100, 0, 0, 12])), [86, 1, 1, 12]);
+    assert_eq!(shares(SplitMode::Demand, 100, &needs(&[100, 0, 0, 12])), [86, 1, 1, 12]);
 }
 
 #[test]
 fn a_lower_limit_takes_unneeded_permits_first() {
     let wants = needs(&[40, 2, 2]);
-    assert_eq!(shares(Split::Demand, 60, &wants), [46, 7, 7]);
-    assert_eq!(shares(Split::Demand, 44, &wants), [40, 2, 2]);
-    assert_eq!(shares(Split::Demand, 30, &wants), [26, 2, 2]);
+    assert_eq!(shares(SplitMode::Demand, 60, &wants), [46, 7, 7]);
+    assert_eq!(shares(SplitMode::Demand, 44, &wants), [40, 2, 2]);
+    assert_eq!(shares(SplitMode::Demand, 30, &wants), [26, 2, 2]);
 }
 
 #[test]
 fn scarce_limit_rotates_to_the_longest_waiting_replica() {
-    let want = |waits, since| Want { need: Share(1), waits, since: Nanos(since) };
+    let want = |waits, since| ReplicaDemand { need: Share(1), is_waiting: waits, changed_at: Nanos(since) };
     // In order: turn not over, turn over, waiting longest, waiting.
     let wants = [want(false, 101), want(false, 50), want(true, 60), want(true, 90)];
-    for split in [Split::Equal, Split::Demand] {
+    for split in [SplitMode::Equal, SplitMode::Demand] {
         assert_eq!(shares(split, 1, &wants), [1, 0, 0, 0]);
         assert_eq!(shares(split, 2, &wants), [1, 0, 1, 0]);
         assert_eq!(shares(split, 3, &wants), [1, 0, 1, 1]);
@@ -88,16 +88,16 @@ fn scarce_limit_rotates_to_the_longest_waiting_replica() {
 
 #[test]
 fn permits_for_earlier_waiters_are_reserved() {
-    let want = |waits, since| Want { need: Share(1), waits, since: Nanos(since) };
+    let want = |waits, since| ReplicaDemand { need: Share(1), is_waiting: waits, changed_at: Nanos(since) };
     let wants = [want(false, 50), want(true, 60), want(true, 90)];
-    for split in [Split::Equal, Split::Demand] {
-        let owed = [0, 1, 2].map(|me| split.owed(Share(2), &wants, me, TURN_END).0);
+    for split in [SplitMode::Equal, SplitMode::Demand] {
+        let owed = [0, 1, 2].map(|me| split.reserved(Share(2), &wants, me, TURN_END).0);
         assert_eq!(owed, [2, 0, 1]);
-        assert_eq!(split.owed(Share(3), &wants, 2, TURN_END), Share(0), "no turns are taken");
+        assert_eq!(split.reserved(Share(3), &wants, 2, TURN_END), Share(0), "no turns are taken");
     }
 }
 
 #[test]
 fn idle_replicas_get_nothing_if_the_fleet_exceeds_the_limit() {
-    assert_eq!(shares(Split::Demand, 3, &needs(&[0, 3, 0, 0, 0])), [0, 3, 0, 0, 0]);
+    assert_eq!(shares(SplitMode::Demand, 3, &needs(&[0, 3, 0, 0, 0])), [0, 3, 0, 0, 0]);
 }

@@ -3,10 +3,10 @@
 //! Guarantees:
 //! - Each key decides and expires as if it were charged alone.
 
-use sluicegate::backend::redis::codec::{Answer, key};
-use sluicegate::backend::{Charge, Charges, Home, Rule};
+use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
+use sluicegate::backend::{Charge, Charges, Placement, ChargeMode};
 use sluicegate::kernel::decision::Cost;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 use smallvec::smallvec;
 
@@ -40,7 +40,7 @@ struct Family {
 /// A charge, with its expected result and lifetime.
 struct ExpectedCharge {
     charge: Charge,
-    answer: Answer,
+    answer: ChargeResult,
     lives: Option<[Nanos; 2]>,
 }
 
@@ -78,7 +78,7 @@ impl Family {
     fn charge_key(&mut self, place: usize, cost: Cost, now: Nanos) -> ExpectedCharge {
         let KeyState { model, rest } = &mut self.keys[place];
         let step = model.apply(&self.limit, now, cost);
-        if let Step::Deny { retry_after, .. } = step {
+        if let CounterDecision::Deny { retry_after, .. } = step {
             self.client.back_at = now.plus(retry_after);
         }
         if model.is_rested() {
@@ -94,7 +94,7 @@ impl Family {
 fn checks(asked: &[ExpectedCharge]) -> Vec<Charges> {
     let each = |asked: &ExpectedCharge| Charges {
         list: smallvec![asked.charge.clone()],
-        rule: Rule::Each,
+        mode: ChargeMode::Each,
     };
     asked.iter().map(each).collect()
 }
@@ -122,7 +122,7 @@ fn batched_keys_behave_like_single_keys() {
                 families.iter_mut().flat_map(|one| one.next_charges(now)).collect();
             scripted.queue_all(&checks(&asked), Some(now));
             for one in &asked {
-                let name = key(&one.charge.key, Home::Itself, PREFIX);
+                let name = counter_key(&one.charge.key, Placement::ByKey, PREFIX);
                 scripted.client.queue(&[b"PTTL".to_vec(), name]);
             }
             trail.push((asked, now));
@@ -141,7 +141,7 @@ fn batched_keys_behave_like_single_keys() {
                 let ttl = scripted.client.receive().int();
                 // Only the last charge of a key determines its expiry.
                 let is_last = asked[number + 1..].iter().all(|o| o.charge.key != one.charge.key);
-                if is_last && !matches!(one.answer, Answer::Stale(_)) {
+                if is_last && !matches!(one.answer, ChargeResult::Stale(_)) {
                     assert!(
                         is_valid_ttl(ttl, one.lives, &one.charge.strategy),
                         "{ttl} ms, {}",
@@ -164,7 +164,7 @@ fn foreign_value_affects_no_other_key() {
         let place = family.client.dice.up_to(KEYS as u64 - 1);
         let cost = Cost::Charge(Hits(0));
         let its = charge(&format!("{} {place}", family.name), family.limit, cost);
-        let strange = key(&its.key, Home::Itself, PREFIX);
+        let strange = counter_key(&its.key, Placement::ByKey, PREFIX);
         scripted.client.call(&[b"HSET".to_vec(), strange.clone(), b"a".to_vec(), b"b".to_vec()]);
         for step in 0..STEPS {
             family.client.wait(&family.limit);
@@ -174,8 +174,8 @@ fn foreign_value_affects_no_other_key() {
             scripted.client.flush();
             let answers = all_answers(&checks(&asked), &scripted.client.receive());
             for (one, answered) in asked.iter().zip(answers) {
-                let is_strange = key(&one.charge.key, Home::Itself, PREFIX) == strange;
-                let wanted = if is_strange { Answer::Unreadable } else { one.answer };
+                let is_strange = counter_key(&one.charge.key, Placement::ByKey, PREFIX) == strange;
+                let wanted = if is_strange { ChargeResult::Unreadable } else { one.answer };
                 let Charge { strategy, cost, .. } = &one.charge;
                 assert_eq!(
                     answered.as_slice(),

@@ -4,17 +4,17 @@ mod crowded;
 
 use std::collections::HashMap;
 
-use sluicegate::backend::heartbeat::{Beat, Heard, Name, Round};
+use sluicegate::backend::heartbeat::{ShareReport, ShareRoundReply, BucketKey, ShareRound};
 use sluicegate::backend::memory::coordinators::Coordinators;
-use sluicegate::backend::redis::HEARTBEAT;
-use sluicegate::backend::redis::codec::heartbeat::{lives, pack, read, state};
-use sluicegate::kernel::coordinator::aggregate::{Aggregate, Ratio};
-use sluicegate::kernel::coordinator::life::Record;
-use sluicegate::kernel::coordinator::message::Holding;
-use sluicegate::kernel::coordinator::split::Split;
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Reply, Terms};
+use sluicegate::backend::redis::HEARTBEAT_SCRIPT;
+use sluicegate::backend::redis::codec::heartbeat::{incarnation_key, pack, read, state_key};
+use sluicegate::kernel::coordinator::aggregate::{VoteAggregate, LimitFactor};
+use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::message::GrantInUse;
+use sluicegate::kernel::coordinator::split::SplitMode;
+use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, HeartbeatReply, ShareTiming};
 use sluicegate::kernel::key::CounterKey;
-use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
+use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
 
 use super::{integers, store::micros};
 use crate::support::dice::{Dice, seed};
@@ -35,11 +35,11 @@ struct Reporter {
 impl Reporter {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
-        let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT]).text();
+        let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT_SCRIPT]).text();
         Self { client, sha }
     }
 
-    fn queue(&mut self, round: &Round, prefix: &str, store: &str, at: Option<Nanos>) {
+    fn queue(&mut self, round: &ShareRound, prefix: &str, store: &str, at: Option<Nanos>) {
         let packed = pack(round, prefix.as_bytes(), store, at);
         let count = packed.keys.len().to_string();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count.into_bytes()];
@@ -47,51 +47,51 @@ impl Reporter {
         self.client.queue(&parts);
     }
 
-    fn receive(&mut self, round: &Round) -> Heard {
+    fn receive(&mut self, round: &ShareRound) -> ShareRoundReply {
         match self.client.receive() {
             reply @ Value::Text(_) => read(round, &integers(&reply)).unwrap(),
             other => panic!("{other:?}"),
         }
     }
 
-    fn send(&mut self, round: &Round) -> Heard {
+    fn send(&mut self, round: &ShareRound) -> ShareRoundReply {
         self.send_at(round, None)
     }
 
-    fn send_at(&mut self, round: &Round, at: Option<Nanos>) -> Heard {
+    fn send_at(&mut self, round: &ShareRound, at: Option<Nanos>) -> ShareRoundReply {
         self.queue(round, "test:", "a", at);
         self.client.flush();
         self.receive(round)
     }
 }
 
-fn bucket(number: u64) -> Name {
+fn bucket(number: u64) -> BucketKey {
     let number = number.to_string();
-    CounterKey::ceiling("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
+    CounterKey::concurrency_bucket("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
 }
 
-fn terms(max_duration: u64) -> Terms {
+fn terms(max_duration: u64) -> ShareTiming {
     terms_of(5, max_duration)
 }
 
-fn terms_of(term: u64, max_duration: u64) -> Terms {
+fn terms_of(term: u64, max_duration: u64) -> ShareTiming {
     let [heartbeat, term, max_duration] = [1, term, max_duration].map(Nanos::from_secs);
-    Terms::new(heartbeat, term, max_duration, 1_000).unwrap()
+    ShareTiming::new(heartbeat, term, max_duration, 1_000).unwrap()
 }
 
-fn any_terms(dice: &mut Dice) -> Terms {
+fn any_terms(dice: &mut Dice) -> ShareTiming {
     terms_of(dice.pick(&[3, 5, 5, 5, 9]), dice.pick(&[0, 1, 10, 60]))
 }
 
-fn law(dice: &mut Dice) -> Law {
+fn law(dice: &mut Dice) -> CoordinatorConfig {
     let terms = any_terms(dice);
     let max = dice.pick(&[1, 2, 4, 7, 64, 1_000, 1 << 24]);
     let min = 1 + dice.up_to(max - 1) / dice.pick(&[1, 4, max]);
     let start = min + dice.up_to(max - min);
-    Law {
-        aggregate: dice.pick(&[Aggregate::Median, Aggregate::Min]),
-        split: dice.pick(&[Split::Demand, Split::Demand, Split::Equal]),
-        ..Law::new(terms, Share(min), Share(start), Share(max)).unwrap()
+    CoordinatorConfig {
+        aggregate: dice.pick(&[VoteAggregate::Median, VoteAggregate::Min]),
+        split: dice.pick(&[SplitMode::Demand, SplitMode::Demand, SplitMode::Equal]),
+        ..CoordinatorConfig::new(terms, Share(min), Share(start), Share(max)).unwrap()
     }
 }
 
@@ -108,7 +108,7 @@ struct TraceGenerator {
     dice: Dice,
     now: Nanos,
     store: &'static str,
-    laws: Vec<Law>,
+    laws: Vec<CoordinatorConfig>,
     coordinators: Coordinators,
     lives: Vec<u64>,
     histories: HashMap<(u64, u64, u64), GrantHistory>,
@@ -158,7 +158,7 @@ impl TraceGenerator {
         // continue.
         if self.dice.once_in(20 * self.calm) {
             let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
-            self.laws[at].terms = any_terms(&mut self.dice);
+            self.laws[at].timing = any_terms(&mut self.dice);
         }
         if self.dice.once_in(40 * self.calm) {
             let at = usize::try_from(self.dice.up_to(REPLICAS - 1)).unwrap();
@@ -166,20 +166,20 @@ impl TraceGenerator {
         }
     }
 
-    fn beat(&mut self, ceiling: u64, replica: u64, life: u64) -> Beat {
+    fn beat(&mut self, ceiling: u64, replica: u64, life: u64) -> ShareReport {
         let law = self.laws[usize::try_from(ceiling).unwrap()];
         let (dice, calm) = (&mut self.dice, self.calm);
         let history = self.histories.entry((ceiling, replica, life)).or_default();
         let bucket = bucket(ceiling);
         if let Some(said) = history.last.filter(|_| dice.once_in(10)) {
             // Repeated.
-            return Beat { bucket, law, said };
+            return ShareReport { bucket, law, heartbeat: said };
         }
         history.number += dice.up_to(3).min(1) + u64::from(dice.once_in(9));
         let newest = history.grants.len().saturating_sub(1);
         let which = if dice.once_in(6) { dice.up_to(3) } else { 0 };
         let which = newest.saturating_sub(usize::try_from(which).unwrap());
-        let mut holds = history.grants.get(which).copied().map(Holding::from);
+        let mut holds = history.grants.get(which).copied().map(GrantInUse::from);
         if dice.once_in(12 * calm) {
             holds = None;
         } else if let Some(holds) = holds.as_mut().filter(|_| dice.once_in(300)) {
@@ -193,52 +193,52 @@ impl TraceGenerator {
             _ => dice.up_to(most),
         };
         let said = Heartbeat {
-            member: MemberId(replica + (1 << 52)),
-            life: Incarnation(life),
+            replica: ReplicaId(replica + (1 << 52)),
+            incarnation: Incarnation(life),
             number: history.number,
-            holds,
+            grant_in_use: holds,
             in_flight: Share(any(dice) / dice.pick(&[1, 4])),
-            wanted: Share(if dice.once_in(8) { 1 << 24 } else { any(dice) }),
+            demand: Share(if dice.once_in(8) { 1 << 24 } else { any(dice) }),
             vote: dice.once_in(2).then(|| {
-                Ratio(u32::try_from(dice.up_to(3 << 16)).unwrap() / dice.pick(&[1, 2, 100]))
+                LimitFactor(u32::try_from(dice.up_to(3 << 16)).unwrap() / dice.pick(&[1, 2, 100]))
             }),
-            leaves: dice.once_in(25 * calm),
+            is_leaving: dice.once_in(25 * calm),
         };
         history.last = Some(said);
-        Beat { bucket, law, said }
+        ShareReport { bucket, law, heartbeat: said }
     }
 
-    fn round(&mut self) -> Round {
+    fn round(&mut self) -> ShareRound {
         let replica = self.dice.up_to(REPLICAS - 1);
         let mut life = self.lives[usize::try_from(replica).unwrap()];
         life -= u64::from(1 < life && self.dice.once_in(20));
         let first = self.dice.up_to(CEILINGS - 1);
         let count = self.dice.up_to(CEILINGS);
-        let beats: Vec<Beat> =
+        let beats: Vec<ShareReport> =
             (0..count).map(|at| self.beat((first + at) % CEILINGS, replica, life)).collect();
         let believes = self.life.filter(|_| !self.dice.once_in(10));
         let earlier = Nanos(self.dice.pick(&[0, 0, 1, 4_000]) * Nanos::MILLI.0);
         let answered = self.answered.get(&(replica, life)).filter(|_| !self.dice.once_in(4));
-        Round {
-            record: Record { member: MemberId(replica), life: Incarnation(life), under: believes },
-            answered: answered.map(|at| Nanos(at.0 - earlier.0)),
-            longest: Nanos::from_secs(self.dice.pick(&[5, 6, 15, 65])),
-            leaves: self.dice.once_in(15 * self.calm),
-            beats,
+        ShareRound {
+            record: IncarnationRecord { replica: ReplicaId(replica), incarnation: Incarnation(life), coordinator_incarnation: believes },
+            last_reply_at: answered.map(|at| Nanos(at.0 - earlier.0)),
+            longest_use: Nanos::from_secs(self.dice.pick(&[5, 6, 15, 65])),
+            is_leaving: self.dice.once_in(15 * self.calm),
+            reports: beats,
         }
     }
 
-    fn step(&mut self) -> (Round, &'static str, Nanos, Heard) {
+    fn step(&mut self) -> (ShareRound, &'static str, Nanos, ShareRoundReply) {
         self.wait();
         self.change();
         let round = self.round();
-        let heard = self.coordinators.hear(self.now, self.store, &round);
-        self.life = Some(heard.life);
-        self.answered.insert((round.record.member.0, round.record.life.0), heard.at);
-        for (beat, reply) in round.beats.iter().zip(&heard.replies) {
-            let name = (beat.said.member.0 - (1 << 52), beat.said.life.0);
+        let heard = self.coordinators.apply_round(self.now, self.store, &round);
+        self.life = Some(heard.incarnation);
+        self.answered.insert((round.record.replica.0, round.record.incarnation.0), heard.store_time);
+        for (beat, reply) in round.reports.iter().zip(&heard.replies) {
+            let name = (beat.heartbeat.replica.0 - (1 << 52), beat.heartbeat.incarnation.0);
             let ceiling = (0..CEILINGS).find(|at| bucket(*at) == beat.bucket).unwrap();
-            if let Some(Reply::Grant(grant)) = reply {
+            if let Some(HeartbeatReply::Grant(grant)) = reply {
                 self.histories.entry((ceiling, name.0, name.1)).or_default().grants.push(*grant);
             }
         }
@@ -250,26 +250,26 @@ impl TraceGenerator {
 struct Tally([u32; 9]);
 
 impl Tally {
-    fn count(&mut self, reply: &Reply) {
+    fn count(&mut self, reply: &HeartbeatReply) {
         self.0[match reply {
-            Reply::Grant(grant) if grant.share == Share(0) => 0,
-            Reply::Grant(grant) if grant.recovering => 1,
-            Reply::Grant(grant) if grant.share < grant.fair => 2,
-            Reply::Grant(_) => 3,
-            Reply::Left => 4,
-            Reply::Late => 5,
-            Reply::Superseded => 6,
-            Reply::Lost => 7,
-            Reply::Full => 8,
+            HeartbeatReply::Grant(grant) if grant.share == Share(0) => 0,
+            HeartbeatReply::Grant(grant) if grant.is_recovering => 1,
+            HeartbeatReply::Grant(grant) if grant.share < grant.fair_share => 2,
+            HeartbeatReply::Grant(_) => 3,
+            HeartbeatReply::Left => 4,
+            HeartbeatReply::Stale => 5,
+            HeartbeatReply::Superseded => 6,
+            HeartbeatReply::StateLost => 7,
+            HeartbeatReply::TooManyReplicas => 8,
         }] += 1;
     }
 }
 
 /// Returns `true` if recovery ended early. The number of an incarnation is its first instant in
 /// microseconds, and no share lifetime here is below 3 s.
-fn settled_early(heard: &Heard) -> bool {
-    let is_young = heard.at.0 / Nanos::MICRO.0 < heard.life.0 + 3_000_000;
-    let is_sure = |reply: &Reply| matches!(reply, Reply::Grant(grant) if !grant.recovering);
+fn settled_early(heard: &ShareRoundReply) -> bool {
+    let is_young = heard.store_time.0 / Nanos::MICRO.0 < heard.incarnation.0 + 3_000_000;
+    let is_sure = |reply: &HeartbeatReply| matches!(reply, HeartbeatReply::Grant(grant) if !grant.is_recovering);
     is_young && heard.replies.iter().flatten().any(is_sure)
 }
 
@@ -292,7 +292,7 @@ fn heartbeat_script_matches_the_kernel() {
             assert_eq!(said, *wanted, "{place}: {round:?} to {store} at {now}");
             wanted.replies.iter().flatten().for_each(|reply| tally.count(reply));
             early += u32::from(settled_early(wanted));
-            beats += round.beats.len();
+            beats += round.reports.len();
         }
     }
     println!("{beats} heartbeats: {tally:?}, {early} rounds in a life that was settled early");
@@ -301,26 +301,26 @@ fn heartbeat_script_matches_the_kernel() {
     assert!(tally.0[..8].iter().all(|count| 100 < *count), "{tally:?}");
 }
 
-fn join_round(replica: u64) -> Round {
-    let member = MemberId(replica);
+fn join_round(replica: u64) -> ShareRound {
+    let member = ReplicaId(replica);
     let life = Incarnation(1);
     let said = Heartbeat {
-        member,
-        life,
+        replica: member,
+        incarnation: life,
         number: 1,
-        holds: None,
+        grant_in_use: None,
         in_flight: Share(0),
-        wanted: Share(1),
+        demand: Share(1),
         vote: None,
-        leaves: false,
+        is_leaving: false,
     };
-    let law = Law::new(terms(10), Share(8), Share(8), Share(8)).unwrap();
-    Round {
-        record: Record { member, life, under: None },
-        answered: None,
-        longest: terms(10).longest(),
-        leaves: false,
-        beats: vec![Beat { bucket: bucket(0), law, said }],
+    let law = CoordinatorConfig::new(terms(10), Share(8), Share(8), Share(8)).unwrap();
+    ShareRound {
+        record: IncarnationRecord { replica: member, incarnation: life, coordinator_incarnation: None },
+        last_reply_at: None,
+        longest_use: terms(10).longest_use(),
+        is_leaving: false,
+        reports: vec![ShareReport { bucket: bucket(0), law, heartbeat: said }],
     }
 }
 
@@ -329,9 +329,9 @@ fn new_store_grants_no_unproven_share() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let heard = reporter.send(&join_round(1));
-    let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    assert_eq!((grant.share, grant.recovering, grant.fair), (Share(0), true, Share(8)));
-    assert_eq!(grant.coordinator, heard.life);
+    let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
+    assert_eq!((grant.share, grant.is_recovering, grant.fair_share), (Share(0), true, Share(8)));
+    assert_eq!(grant.coordinator_incarnation, heard.incarnation);
 }
 
 /// It may be the first caller of a store without state, before replicas with shares report.
@@ -340,14 +340,14 @@ fn leaving_replica_does_not_end_the_recovery() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let mut coordinators = Coordinators::default();
-    let leaves = Round { longest: Nanos(0), leaves: true, beats: Vec::new(), ..join_round(1) };
+    let leaves = ShareRound { longest_use: Nanos(0), is_leaving: true, reports: Vec::new(), ..join_round(1) };
     for (seconds, round) in [(0, &leaves), (1, &leaves), (2, &join_round(2))] {
         let at = START.plus(Nanos::from_secs(seconds));
         let heard = reporter.send_at(round, Some(at));
-        assert_eq!(heard, coordinators.hear(at, "a", round));
+        assert_eq!(heard, coordinators.apply_round(at, "a", round));
         for reply in heard.replies.iter().flatten() {
-            let Reply::Grant(grant) = reply else { panic!("{heard:?}") };
-            assert!(grant.recovering, "{grant:?}");
+            let HeartbeatReply::Grant(grant) = reply else { panic!("{heard:?}") };
+            assert!(grant.is_recovering, "{grant:?}");
         }
     }
 }
@@ -370,17 +370,17 @@ fn is_recovering(leaves: bool, (from, life, answered): ReportTimes) -> bool {
     {
         let after_start = |millis| START.plus(Nanos(millis * Nanos::MILLI.0));
         let (mut round, at) = (join_round(1), after_start(millis));
-        round.record = Record { life: Incarnation(life), under, ..round.record };
-        (round.answered, round.leaves) = (answered.map(after_start), leaves);
-        let said = &mut round.beats[0].said;
-        (said.life, said.number, said.leaves) = (Incarnation(life), number, leaves);
+        round.record = IncarnationRecord { incarnation: Incarnation(life), coordinator_incarnation: under, ..round.record };
+        (round.last_reply_at, round.is_leaving) = (answered.map(after_start), leaves);
+        let said = &mut round.reports[0].heartbeat;
+        (said.incarnation, said.number, said.is_leaving) = (Incarnation(life), number, leaves);
         reporter.queue(&round, "test:", store, Some(at));
         reporter.client.flush();
         let heard = reporter.receive(&round);
-        assert_eq!(heard, coordinators.hear(at, store, &round), "at {millis} ms");
-        under = Some(heard.life);
+        assert_eq!(heard, coordinators.apply_round(at, store, &round), "at {millis} ms");
+        under = Some(heard.incarnation);
         is_recovering =
-            heard.replies[0].as_ref().map(|reply| matches!(reply, Reply::Grant(g) if g.recovering));
+            heard.replies[0].as_ref().map(|reply| matches!(reply, HeartbeatReply::Grant(g) if g.is_recovering));
     }
     is_recovering.unwrap()
 }
@@ -430,8 +430,8 @@ fn call_without_a_store_name_keeps_the_incarnation() {
         reporter.queue(&round, "test:", store, Some(at));
         reporter.client.flush();
         let heard = reporter.receive(&round);
-        assert_eq!(heard, coordinators.hear(at, store, &round), "{store}");
-        heard.life
+        assert_eq!(heard, coordinators.apply_round(at, store, &round), "{store}");
+        heard.incarnation
     };
     let first = life(1, "a");
     assert_eq!([life(2, ""), life(3, "a"), life(4, "")], [first; 3], "it is one store");
@@ -446,22 +446,22 @@ fn documented_script_ends_the_recovery() {
     let script = docs.split_once("EVAL \"").unwrap().1.split_once("\" 1 '").unwrap().0;
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
-    let lives = lives(b"test:");
+    let lives = incarnation_key(b"test:");
     let eval = [b"EVAL".to_vec(), script.as_bytes().to_vec(), b"1".to_vec(), lives];
     assert_eq!(reporter.client.call(&eval).text(), "nobody has spoken yet");
     reporter.send(&join_round(1));
     assert_eq!(reporter.client.call(&eval).text(), "settled");
     let heard = reporter.send(&join_round(2));
-    let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
+    let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
     // Half of the limit: each replica wants one permit, and the rest is divided.
-    assert_eq!((grant.share, grant.recovering), (Share(4), false));
+    assert_eq!((grant.share, grant.is_recovering), (Share(4), false));
 }
 
 /// Sends `round`. Returns the shortest and the longest possible lifetime of each key after it, in
 /// milliseconds.
 fn expires<const N: usize>(
     reporter: &mut Reporter,
-    round: &Round,
+    round: &ShareRound,
     keys: [Vec<u8>; N],
 ) -> [(u64, u64); N] {
     let millis = |reporter: &mut Reporter| micros(&reporter.client.call(&["TIME"])) / 1_000;
@@ -476,9 +476,9 @@ fn expires<const N: usize>(
     })
 }
 
-fn adaptive(mut round: Round) -> Round {
-    for beat in &mut round.beats {
-        beat.law = Law::new(beat.law.terms, Share(1), Share(8), Share(8)).unwrap();
+fn adaptive(mut round: ShareRound) -> ShareRound {
+    for beat in &mut round.reports {
+        beat.law = CoordinatorConfig::new(beat.law.timing, Share(1), Share(8), Share(8)).unwrap();
     }
     round
 }
@@ -490,14 +490,14 @@ fn static_state_lives_one_minute_longer_adaptive_ten() {
     let in_use = 5_000 + 10_000;
     for (round, kept) in [(join_round(1), 60_000), (adaptive(join_round(1)), 600_000)] {
         let mut round = round;
-        round.beats[0].bucket = bucket(kept);
-        let key = state(&bucket(kept), b"test:");
+        round.reports[0].bucket = bucket(kept);
+        let key = state_key(&bucket(kept), b"test:");
         let [(least, most)] = expires(&mut reporter, &round, [key]);
         let kept = in_use + kept;
         assert!(kept <= most && least <= kept + 60_000, "{kept}: {least} to {most}");
     }
     let month = 30 * 86_400 * 1_000;
-    let [(least, most)] = expires(&mut reporter, &join_round(1), [lives(b"test:")]);
+    let [(least, most)] = expires(&mut reporter, &join_round(1), [incarnation_key(b"test:")]);
     assert!(least <= month && month <= most, "{least} to {most}");
 }
 
@@ -506,13 +506,13 @@ fn static_state_lives_one_minute_longer_adaptive_ten() {
 fn unused_static_state_lives_one_minute_adaptive_ten() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
-    let mut after = |round: fn(u64) -> Round, number: u64, in_flight: u64| {
-        let key = state(&bucket(0), b"test:");
+    let mut after = |round: fn(u64) -> ShareRound, number: u64, in_flight: u64| {
+        let key = state_key(&bucket(0), b"test:");
         let mut leaves = round(number);
-        leaves.beats[0].said.number = number;
-        leaves.beats[0].said.leaves = 1 < number;
-        leaves.beats[0].said.in_flight = Share(in_flight);
-        (leaves.record.member, leaves.beats[0].said.member) = (MemberId(1), MemberId(1));
+        leaves.reports[0].heartbeat.number = number;
+        leaves.reports[0].heartbeat.is_leaving = 1 < number;
+        leaves.reports[0].heartbeat.in_flight = Share(in_flight);
+        (leaves.record.replica, leaves.reports[0].heartbeat.replica) = (ReplicaId(1), ReplicaId(1));
         expires(&mut reporter, &leaves, [key])[0]
     };
     after(join_round, 1, 0);
@@ -533,16 +533,16 @@ fn state_outlives_requests_of_a_longer_max_duration() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let mut round = join_round(1);
-    round.beats[0].law.terms = terms(600);
+    round.reports[0].law.timing = terms(600);
     reporter.send(&round);
     // Resets the stored end of use, as if it had passed.
-    let key = state(&bucket(0), b"test:");
+    let key = state_key(&bucket(0), b"test:");
     let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
     let Value::Text(mut head) = reporter.client.call(&get) else { panic!("no head") };
     head[50..58].copy_from_slice(&0_f64.to_le_bytes());
     reporter.client.call(&[b"HSET".to_vec(), key.clone(), b"head".to_vec(), head]);
-    round.beats[0].law.terms = terms(10);
-    round.beats[0].said.number = 2;
+    round.reports[0].law.timing = terms(10);
+    round.reports[0].heartbeat.number = 2;
     let [(least, most)] = expires(&mut reporter, &round, [key]);
     // Requests that are admitted until the share expires may last this long.
     let kept = 5_000 + 600_000 + 60_000;
@@ -555,21 +555,21 @@ fn state_expiry_is_extended_only_when_too_early() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let mut round = join_round(1);
-    round.beats.push(Beat { bucket: bucket(1), ..round.beats[0].clone() });
-    let mut expiries = |round: &Round| {
+    round.reports.push(ShareReport { bucket: bucket(1), ..round.reports[0].clone() });
+    let mut expiries = |round: &ShareRound| {
         reporter.send(round);
         [0, 1].map(|number| {
-            let key = state(&bucket(number), b"test:");
+            let key = state_key(&bucket(number), b"test:");
             reporter.client.call(&[b"PEXPIRETIME".to_vec(), key]).int()
         })
     };
     let first = expiries(&round);
     // The heartbeat of the second limit is repeated, so it is rejected.
-    round.beats[0].law.terms = terms(60);
-    round.beats[0].said.number = 2;
+    round.reports[0].law.timing = terms(60);
+    round.reports[0].heartbeat.number = 2;
     assert_eq!(expiries(&round), first, "50 s later is within the minute");
-    round.beats[0].law.terms = terms(120);
-    round.beats[0].said.number = 3;
+    round.reports[0].law.timing = terms(120);
+    round.reports[0].heartbeat.number = 3;
     let last = expiries(&round);
     assert!((110_000..125_000).contains(&(last[0] - first[0])), "{first:?} {last:?}");
     assert_eq!(last[1], first[1]);
@@ -579,15 +579,15 @@ fn state_expiry_is_extended_only_when_too_early() {
 fn leaving_idle_replica_deletes_its_share_state() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
-    let mut seats = |round: &Round| {
+    let mut seats = |round: &ShareRound| {
         reporter.send(round);
         // All fields except the head are share states.
-        reporter.client.call(&[b"HLEN".to_vec(), state(&bucket(0), b"test:")]).int() - 1
+        reporter.client.call(&[b"HLEN".to_vec(), state_key(&bucket(0), b"test:")]).int() - 1
     };
     assert_eq!([seats(&join_round(1)), seats(&join_round(2))], [1, 2]);
     let mut leaves = join_round(2);
-    leaves.beats[0].said.number = 2;
-    leaves.beats[0].said.leaves = true;
+    leaves.reports[0].heartbeat.number = 2;
+    leaves.reports[0].heartbeat.is_leaving = true;
     assert_eq!(seats(&leaves), 1);
 }
 
@@ -595,7 +595,7 @@ fn leaving_idle_replica_deletes_its_share_state() {
 fn foreign_value_stays_and_other_limits_succeed() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
-    let key = state(&bucket(0), b"test:");
+    let key = state_key(&bucket(0), b"test:");
     let words = |words: &[&[u8]]| words.iter().map(|word| word.to_vec()).collect::<Vec<_>>();
     // A string, as in earlier versions, and hashes that are no state.
     let one_string = [0; 56 + 80];
@@ -621,10 +621,10 @@ fn foreign_value_stays_and_other_limits_succeed() {
         reporter.client.call(&words(put));
         let dumped = reporter.client.call(&words(&[b"DUMP", &key]));
         let mut round = join_round(1);
-        round.beats.push(Beat { bucket: bucket(1), ..round.beats[0].clone() });
-        round.beats[1].said.number = number as u64 + 1;
+        round.reports.push(ShareReport { bucket: bucket(1), ..round.reports[0].clone() });
+        round.reports[1].heartbeat.number = number as u64 + 1;
         let heard = reporter.send(&round);
-        assert!(matches!(heard.replies[..], [None, Some(Reply::Grant(_))]), "{number}: {heard:?}");
+        assert!(matches!(heard.replies[..], [None, Some(HeartbeatReply::Grant(_))]), "{number}: {heard:?}");
         assert_eq!(reporter.client.call(&words(&[b"DUMP", &key])), dumped, "{number}");
     }
 }
@@ -635,17 +635,17 @@ fn corrupt_sums_never_exceed_the_limit() {
     let mut reporter = Reporter::new(&redis);
     reporter.send(&join_round(1));
     reporter.send(&join_round(2));
-    let key = state(&bucket(0), b"test:");
+    let key = state_key(&bucket(0), b"test:");
     let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
     let Value::Text(mut sums) = reporter.client.call(&get) else { panic!("no head") };
     // The need of all other replicas: above the limit, though each wants one of eight permits.
     sums[86..94].copy_from_slice(&1e15_f64.to_le_bytes());
     reporter.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), sums]);
     let mut again = join_round(1);
-    again.beats[0].said.number = 2;
+    again.reports[0].heartbeat.number = 2;
     let heard = reporter.send(&again);
-    let [Some(Reply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    assert!(grant.share <= grant.ceiling, "{grant:?}");
+    let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
+    assert!(grant.share <= grant.limit, "{grant:?}");
 }
 
 #[test]

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::codec::holding::{Act, Held, pack, read, share_out};
-use sluicegate::backend::redis::codec::lending::{Packed, call as together};
-use sluicegate::backend::redis::codec::{Answer, key};
-use sluicegate::backend::redis::{CHARGE, HOLD};
-use sluicegate::backend::{Charge, Home, Outcome};
+use sluicegate::backend::redis::codec::holding::{ReservationAction, ReservationResult, pack, read, split_reply};
+use sluicegate::backend::redis::codec::lending::{PackedMessage, encode_call as together};
+use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
+use sluicegate::backend::redis::{CHARGE_SCRIPT, RESERVATION_SCRIPT};
+use sluicegate::backend::{Charge, Placement, ChargeOutcome};
 use sluicegate::kernel::decision::Cost;
-use sluicegate::kernel::lease::counter::Counter;
-use sluicegate::kernel::lease::hold::{Holds, Id, MOST_HOLDS};
+use sluicegate::kernel::lease::counter::AnyCounter;
+use sluicegate::kernel::lease::hold::{CounterReservations, ReservationId, MAX_RESERVATIONS};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::limits::{Kind, span};
@@ -31,7 +31,7 @@ const STEPS: usize = 100;
 
 #[derive(Clone, Copy, Debug)]
 enum StoreCall {
-    Act(Act, Id),
+    Act(ReservationAction, ReservationId),
     /// A charge without a reservation.
     Charge,
 }
@@ -42,8 +42,8 @@ struct TraceGenerator {
     limit: Strategy,
     term: Duration,
     model: Model,
-    holds: Holds,
-    last: Id,
+    holds: CounterReservations,
+    last: ReservationId,
 }
 
 impl TraceGenerator {
@@ -51,7 +51,7 @@ impl TraceGenerator {
         let limit = kind.limit(&mut dice, START, None);
         let micros = (span(&limit).0 / 1_000 / dice.pick(&[2, 20, 200])).clamp(1, 1 << 45);
         let term = Duration::from_micros(micros);
-        let (model, holds, last) = (Model::default(), Holds::default(), id(0));
+        let (model, holds, last) = (Model::default(), CounterReservations::default(), id(0));
         Self { dice, now: START, limit, term, model, holds, last }
     }
 
@@ -81,43 +81,43 @@ impl TraceGenerator {
 
     fn asked(&mut self, name: &str) -> (StoreCall, Charge) {
         let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
-        let (most, dice) = (u64::from(self.limit.most()), &mut self.dice);
+        let (most, dice) = (u64::from(self.limit.max_at_once()), &mut self.dice);
         let hits = dice.pick(&[0, 1, 1, 2, 5, left, left / 3, left / 2, left + 1, most + 1]);
         // Few ids, so that the reservation is often open.
         let id = if dice.once_in(2) { self.last } else { id(dice.up_to(8)) };
         self.last = id;
         let asked = match dice.up_to(9) {
-            0..=3 => StoreCall::Act(Act::Hold(self.term), id),
-            4..=5 => StoreCall::Act(Act::Keep, id),
-            6..=7 => StoreCall::Act(Act::GiveBack, id),
+            0..=3 => StoreCall::Act(ReservationAction::Reserve(self.term), id),
+            4..=5 => StoreCall::Act(ReservationAction::Commit, id),
+            6..=7 => StoreCall::Act(ReservationAction::Cancel, id),
             _ => StoreCall::Charge,
         };
         (asked, charge(name, self.limit, Cost::Charge(Hits(hits))))
     }
 
     /// The kernel's reply.
-    fn held(&mut self, asked: StoreCall, charge: &Charge) -> Held {
+    fn held(&mut self, asked: StoreCall, charge: &Charge) -> ReservationResult {
         let Cost::Charge(hits) = charge.cost else { unreachable!() };
         let (holds, now, term) = (&mut self.holds, self.now, self.term);
         let term = Nanos(u64::try_from(term.as_nanos()).unwrap());
         let (step, cost) = match asked {
             StoreCall::Charge => (self.model.apply(&self.limit, now, charge.cost), charge.cost),
-            StoreCall::Act(Act::Keep, id) => {
-                return if holds.keep(id) { Held::Kept } else { Held::Refused };
+            StoreCall::Act(ReservationAction::Commit, id) => {
+                return if holds.keep(id) { ReservationResult::Committed } else { ReservationResult::NotReserved };
             }
-            StoreCall::Act(Act::Hold(_), id) => {
-                let hold = |counter: &mut Counter| holds.hold(counter, now, id, hits, term);
+            StoreCall::Act(ReservationAction::Reserve(_), id) => {
+                let hold = |counter: &mut AnyCounter| holds.reserve(counter, now, id, hits, term);
                 (self.model.with_counter(&self.limit, now, hold).unwrap(), charge.cost)
             }
-            StoreCall::Act(Act::GiveBack, id) => {
-                let give = |counter: &mut Counter| holds.give_back(counter, now, id);
+            StoreCall::Act(ReservationAction::Cancel, id) => {
+                let give = |counter: &mut AnyCounter| holds.cancel(counter, now, id);
                 (self.model.with_counter(&self.limit, now, give), Cost::Charge(Hits(0)))
             }
         };
-        Held::Answered(expected(step, cost, now))
+        ReservationResult::Charged(expected(step, cost, now))
     }
 
-    fn step(&mut self, kind: Kind, name: &str) -> (StoreCall, Charge, Nanos, Held) {
+    fn step(&mut self, kind: Kind, name: &str) -> (StoreCall, Charge, Nanos, ReservationResult) {
         self.wait();
         if kind == Kind::Calendar || self.dice.once_in(25) {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
@@ -128,8 +128,8 @@ impl TraceGenerator {
     }
 }
 
-const fn id(number: u64) -> Id {
-    Id(u64::MAX, number)
+const fn id(number: u64) -> ReservationId {
+    ReservationId(u64::MAX, number)
 }
 
 struct Reserver {
@@ -142,7 +142,7 @@ impl Reserver {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
         let [hold, charge] =
-            [HOLD, CHARGE].map(|text| client.call(&["SCRIPT", "LOAD", text]).text());
+            [RESERVATION_SCRIPT, CHARGE_SCRIPT].map(|text| client.call(&["SCRIPT", "LOAD", text]).text());
         Self { client, hold, charge }
     }
 
@@ -162,19 +162,19 @@ impl Reserver {
         self.client.queue(&head.into_iter().chain(keys).chain(args).collect::<Vec<_>>());
     }
 
-    fn held(&mut self, asked: StoreCall, charge: &Charge) -> Held {
+    fn held(&mut self, asked: StoreCall, charge: &Charge) -> ReservationResult {
         match (self.client.receive(), asked) {
             (reply @ Value::Array(_), StoreCall::Act(act, _)) => {
-                read(charge, act, &share_out(&reply.ints(), 1).unwrap()[0]).unwrap()
+                read(charge, act, &split_reply(&reply.ints(), 1).unwrap()[0]).unwrap()
             }
             (reply @ Value::Text(_), StoreCall::Charge) => {
-                Held::Answered(answers(&one(charge), &reply)[0])
+                ReservationResult::Charged(answers(&one(charge), &reply)[0])
             }
             (other, _) => panic!("{other:?}"),
         }
     }
 
-    fn ask(&mut self, asked: StoreCall, charge: &Charge, at: Option<Nanos>) -> Held {
+    fn ask(&mut self, asked: StoreCall, charge: &Charge, at: Option<Nanos>) -> ReservationResult {
         self.queue(asked, charge, at);
         self.client.flush();
         self.held(asked, charge)
@@ -208,7 +208,7 @@ fn batched_reservations_match_single_calls() {
         if asked.is_empty() {
             continue;
         }
-        let packed: Vec<Packed> = asked
+        let packed: Vec<PackedMessage> = asked
             .iter()
             .map(|(act, id, charge, _)| pack(charge, *id, *act, PREFIX, Some(now)))
             .collect();
@@ -217,7 +217,7 @@ fn batched_reservations_match_single_calls() {
         let head = [b"EVALSHA".to_vec(), reserver.hold.clone().into_bytes(), count];
         let reply =
             reserver.client.call(&head.into_iter().chain(keys).chain(args).collect::<Vec<_>>());
-        let said = share_out(&reply.ints(), asked.len()).unwrap();
+        let said = split_reply(&reply.ints(), asked.len()).unwrap();
         for ((act, id, charge, alone), said) in asked.iter().zip(said) {
             let said = read(charge, *act, &said).unwrap();
             let each = reserver.ask(StoreCall::Act(*act, *id), alone, Some(now));
@@ -261,16 +261,16 @@ fn assert_matches_kernel(kind: Kind) {
                  {:?} at {now}",
                 charge.strategy, charge.cost,
             );
-            held_or_kept += u32::from(said == Held::Kept);
-            back += u32::from(matches!(asked, StoreCall::Act(Act::GiveBack, _)));
+            held_or_kept += u32::from(said == ReservationResult::Committed);
+            back += u32::from(matches!(asked, StoreCall::Act(ReservationAction::Cancel, _)));
         }
     }
     assert!(40 < held_or_kept && 100 < back, "{held_or_kept} kept");
 }
 
-fn left(held: Held) -> u64 {
+fn left(held: ReservationResult) -> u64 {
     match held {
-        Held::Answered(Answer::Outcome(Outcome::Stepped(Step::Admit(room)))) => room.remaining.0,
+        ReservationResult::Charged(ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room)))) => room.remaining.0,
         other => panic!("{other:?}"),
     }
 }
@@ -297,12 +297,12 @@ fn expired_reservation_is_refunded_by_the_next_one() {
     let mut reserver = Reserver::new(&redis);
     for charge in hours() {
         reserver.client.call(&["FLUSHALL"]);
-        let hold = |number| StoreCall::Act(Act::Hold(TERM), Id(1, number));
+        let hold = |number| StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, number));
         assert_eq!(left(reserver.ask(hold(1), &charge, Some(START))), 90);
         let just_before = START.plus(Nanos(999_999_000));
         assert_eq!(left(reserver.ask(hold(2), &charge, Some(just_before))), 80);
         assert_eq!(left(reserver.ask(hold(3), &charge, Some(START.plus(Nanos::SECOND)))), 80);
-        assert_eq!(reserver.ask(StoreCall::Act(Act::Keep, Id(1, 1)), &charge, None), Held::Refused);
+        assert_eq!(reserver.ask(StoreCall::Act(ReservationAction::Commit, ReservationId(1, 1)), &charge, None), ReservationResult::NotReserved);
     }
 }
 
@@ -313,18 +313,18 @@ fn repeated_reserve_or_cancel_applies_once() {
     for charge in hours() {
         reserver.client.call(&["FLUSHALL"]);
         let mut ask = |act, number| {
-            let held = reserver.ask(StoreCall::Act(act, Id(1, number)), &charge, Some(START));
-            if matches!(held, Held::Answered(_)) { Some(left(held)) } else { None }
+            let held = reserver.ask(StoreCall::Act(act, ReservationId(1, number)), &charge, Some(START));
+            if matches!(held, ReservationResult::Charged(_)) { Some(left(held)) } else { None }
         };
         for _ in 0..3 {
-            assert_eq!(ask(Act::Hold(TERM), 1), Some(90));
+            assert_eq!(ask(ReservationAction::Reserve(TERM), 1), Some(90));
         }
-        assert_eq!(ask(Act::Hold(TERM), 2), Some(80));
+        assert_eq!(ask(ReservationAction::Reserve(TERM), 2), Some(80));
         for _ in 0..3 {
-            assert_eq!(ask(Act::GiveBack, 1), Some(90));
+            assert_eq!(ask(ReservationAction::Cancel, 1), Some(90));
         }
-        ask(Act::Keep, 2);
-        assert_eq!(ask(Act::GiveBack, 2), Some(90), "what is kept stays");
+        ask(ReservationAction::Commit, 2);
+        assert_eq!(ask(ReservationAction::Cancel, 2), Some(90), "what is kept stays");
     }
 }
 
@@ -335,16 +335,16 @@ fn full_reservation_list_accepts_again_after_one_ends() {
     let mut reserver = Reserver::new(&redis);
     let window = FixedWindow::new(1_000_000, Windows::Every(Nanos::from_secs(3_600))).unwrap();
     let charge = charge("many", Strategy::FixedWindow(window), Cost::Charge(Hits(1)));
-    let hold = |number| StoreCall::Act(Act::Hold(TERM), Id(1, number));
-    let most = MOST_HOLDS as u64;
+    let hold = |number| StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, number));
+    let most = MAX_RESERVATIONS as u64;
     (0..most).for_each(|number| reserver.queue(hold(number), &charge, Some(START)));
     reserver.client.flush();
     for number in 0..most {
         assert_eq!(left(reserver.held(hold(number), &charge)), 999_999 - number);
     }
-    assert_eq!(reserver.ask(hold(most), &charge, Some(START)), Held::Refused);
-    let keep = StoreCall::Act(Act::Keep, Id(1, 7));
-    assert_eq!(reserver.ask(keep, &charge, Some(START)), Held::Kept);
+    assert_eq!(reserver.ask(hold(most), &charge, Some(START)), ReservationResult::NotReserved);
+    let keep = StoreCall::Act(ReservationAction::Commit, ReservationId(1, 7));
+    assert_eq!(reserver.ask(keep, &charge, Some(START)), ReservationResult::Committed);
     assert_eq!(left(reserver.ask(hold(most), &charge, Some(START))), 999_999 - most);
 }
 
@@ -355,11 +355,11 @@ fn foreign_value_under_either_key_is_reported_unchanged() {
     for (place, words) in [(0, ["SET", "x"]), (1, ["SET", "x"]), (1, ["SADD", "x"])] {
         for charge in hours() {
             reserver.client.call(&["FLUSHALL"]);
-            let hold = StoreCall::Act(Act::Hold(TERM), Id(1, 1));
-            let key = pack(&charge, Id(1, 1), Act::Keep, PREFIX, None).keys[place].clone();
+            let hold = StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, 1));
+            let key = pack(&charge, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None).keys[place].clone();
             reserver.client.call(&[words[0].into(), key.clone(), words[1].into()]);
             let before = reserver.client.call(&[b"DUMP".to_vec(), key.clone()]);
-            assert_eq!(reserver.ask(hold, &charge, None), Held::Answered(Answer::Unreadable));
+            assert_eq!(reserver.ask(hold, &charge, None), ReservationResult::Charged(ChargeResult::Unreadable));
             assert_eq!(reserver.client.call(&[b"DUMP".to_vec(), key]), before);
             assert_eq!(reserver.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
         }
@@ -371,8 +371,8 @@ fn reservation_list_expires_when_its_counter_is_empty() {
     let redis = Redis::start();
     let mut reserver = Reserver::new(&redis);
     let [debt, ..] = hours();
-    reserver.ask(StoreCall::Act(Act::Hold(TERM), Id(1, 1)), &debt, None);
-    let list = pack(&debt, Id(1, 1), Act::Keep, PREFIX, None).keys[1].clone();
+    reserver.ask(StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, 1)), &debt, None);
+    let list = pack(&debt, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None).keys[1].clone();
     let left = reserver.client.call(&[b"PTTL".to_vec(), list]).int();
     // Ten hits of 100 per hour drain in six minutes.
     assert!((355_000..=361_003).contains(&left), "{left}");
@@ -388,12 +388,12 @@ fn partly_refunded_debt_expires_when_drained() {
         // The first debt outlives the test.
         let hits = if number == 0 { 10_000 } else { 1 + number % 9 };
         let some = charge("a", limit, Cost::Charge(Hits(hits)));
-        let name = key(&some.key, Home::Itself, PREFIX);
-        let id = Id(1, number);
-        let mut acts = vec![StoreCall::Act(Act::Hold(TERM), id), StoreCall::Charge];
-        acts.push(StoreCall::Act(if number % 4 == 0 { Act::Keep } else { Act::GiveBack }, id));
+        let name = counter_key(&some.key, Placement::ByKey, PREFIX);
+        let id = ReservationId(1, number);
+        let mut acts = vec![StoreCall::Act(ReservationAction::Reserve(TERM), id), StoreCall::Charge];
+        acts.push(StoreCall::Act(if number % 4 == 0 { ReservationAction::Commit } else { ReservationAction::Cancel }, id));
         for act in acts {
-            assert_ne!(reserver.ask(act, &some, None), Held::Refused, "{act:?}");
+            assert_ne!(reserver.ask(act, &some, None), ReservationResult::NotReserved, "{act:?}");
             let longer = outlives_its_debt(&mut reserver.client, &name);
             assert!(longer.is_some_and(|micros| (0..=100_000).contains(&micros)), "{longer:?}");
         }
@@ -403,14 +403,14 @@ fn partly_refunded_debt_expires_when_drained() {
 #[test]
 fn impossible_reply_is_rejected() {
     let [debt, ..] = hours();
-    let hold = Act::Hold(TERM);
+    let hold = ReservationAction::Reserve(TERM);
     for (act, reply) in [
         (hold, [0, 90, 0, 7]),
         (hold, [4, 0, 7, 7]),
         (hold, [6, 0, 0, 0]),
-        (Act::Keep, [0, 0, 0, 0]),
-        (Act::Keep, [6, 0, 0, 0]),
-        (Act::GiveBack, [0, 100, 0, 0]),
+        (ReservationAction::Commit, [0, 0, 0, 0]),
+        (ReservationAction::Commit, [6, 0, 0, 0]),
+        (ReservationAction::Cancel, [0, 100, 0, 0]),
     ] {
         assert!(read(&debt, act, &reply).is_ok(), "{act:?} {reply:?}");
     }
@@ -418,15 +418,15 @@ fn impossible_reply_is_rejected() {
         (hold, [0, 101, 0, 0]),
         (hold, [2, 9, 0, 0]),
         (hold, [6, 1, 0, 0]),
-        (Act::Keep, [0, 90, 0, 7]),
-        (Act::Keep, [4, 0, 7, 7]),
-        (Act::GiveBack, [6, 0, 0, 0]),
-        (Act::GiveBack, [0, -1, 0, 0]),
+        (ReservationAction::Commit, [0, 90, 0, 7]),
+        (ReservationAction::Commit, [4, 0, 7, 7]),
+        (ReservationAction::Cancel, [6, 0, 0, 0]),
+        (ReservationAction::Cancel, [0, -1, 0, 0]),
     ] {
         assert!(read(&debt, act, &reply).is_err(), "{act:?} {reply:?}");
     }
     for (reply, charges) in [(&[0, 90, 0][..], 1), (&[0, 90, 0, 7], 2), (&[0; 8], 1), (&[], 1)] {
-        assert!(share_out(reply, charges).is_err(), "{reply:?} of {charges}");
+        assert!(split_reply(reply, charges).is_err(), "{reply:?} of {charges}");
     }
 }
 

@@ -1,17 +1,17 @@
 //! Compares leases of one key with the kernel's book: grants, returns and expiry.
 
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::redis::BORROW;
-use sluicegate::backend::redis::codec::lending::{call, pack, read, share_out};
-use sluicegate::kernel::decision::{Cause, Cost};
-use sluicegate::kernel::lease::book::{Book, MOST_MEMBERS};
-use sluicegate::kernel::lease::counter::Counter;
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::redis::LEASE_SCRIPT;
+use sluicegate::backend::redis::codec::lending::{encode_call, pack, read, split_reply};
+use sluicegate::kernel::decision::{StoreFailure, Cost};
+use sluicegate::kernel::lease::book::{LeaseTable, MAX_REPLICAS};
+use sluicegate::kernel::lease::counter::AnyCounter;
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::limit::Tick;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::limits::{Kind, span};
@@ -27,7 +27,7 @@ const END: u64 = 8_900_000_000_000_000_000;
 /// 20,000 steps in all, with five kinds.
 const TRACES: usize = 40;
 const STEPS: usize = 100;
-const MEMBERS: [Member; 4] = [Member(0), Member(1), Member(1 << 53), Member(u64::MAX)];
+const MEMBERS: [ReplicaIncarnation; 4] = [ReplicaIncarnation(0), ReplicaIncarnation(1), ReplicaIncarnation(1 << 53), ReplicaIncarnation(u64::MAX)];
 
 struct Lender {
     client: Client,
@@ -37,36 +37,36 @@ struct Lender {
 impl Lender {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
-        let sha = client.call(&["SCRIPT", "LOAD", BORROW]).text();
+        let sha = client.call(&["SCRIPT", "LOAD", LEASE_SCRIPT]).text();
         Self { client, sha }
     }
 
-    fn queue(&mut self, message: &Message, at: Option<Nanos>) {
-        let (keys, args) = call(&[pack(message, PREFIX, at)]);
+    fn queue(&mut self, message: &LeaseMessage, at: Option<Nanos>) {
+        let (keys, args) = encode_call(&[pack(message, PREFIX, at)]);
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), b"2".to_vec()];
         let parts: Vec<_> = head.into_iter().chain(keys).chain(args).collect();
         self.client.queue(&parts);
     }
 
-    fn send_all(&mut self, messages: &[Message], at: Option<Nanos>) -> Vec<Lent> {
+    fn send_all(&mut self, messages: &[LeaseMessage], at: Option<Nanos>) -> Vec<LeaseOutcome> {
         let packed: Vec<_> = messages.iter().map(|its| pack(its, PREFIX, at)).collect();
-        let (keys, args) = call(&packed);
+        let (keys, args) = encode_call(&packed);
         let count = keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];
         let parts: Vec<_> = head.into_iter().chain(keys).chain(args).collect();
         self.client.queue(&parts);
         self.client.flush();
-        let said = share_out(&integers(&self.client.receive()), messages.len()).unwrap();
+        let said = split_reply(&integers(&self.client.receive()), messages.len()).unwrap();
         assert_eq!(said.len(), messages.len());
         messages.iter().zip(said).map(|(message, said)| read(message, &said).unwrap()).collect()
     }
 
     fn assert_batch_matches(
         &mut self,
-        all: impl Iterator<Item = (Message, Nanos, Lent)>,
+        all: impl Iterator<Item = (LeaseMessage, Nanos, LeaseOutcome)>,
         now: Nanos,
         context: &str,
-    ) -> Vec<Lent> {
+    ) -> Vec<LeaseOutcome> {
         let (messages, lent): (Vec<_>, Vec<_>) =
             all.map(|(message, _, lent)| (message, lent)).unzip();
         let said = self.send_all(&messages, Some(now));
@@ -74,14 +74,14 @@ impl Lender {
         said
     }
 
-    fn lent(&mut self, message: &Message) -> Lent {
+    fn lent(&mut self, message: &LeaseMessage) -> LeaseOutcome {
         match self.client.receive() {
             reply @ Value::Text(_) => read(message, &integers(&reply)).unwrap(),
             other => panic!("{other:?}"),
         }
     }
 
-    fn send(&mut self, message: &Message, at: Option<Nanos>) -> Lent {
+    fn send(&mut self, message: &LeaseMessage, at: Option<Nanos>) -> LeaseOutcome {
         self.queue(message, at);
         self.client.flush();
         self.lent(message)
@@ -91,7 +91,7 @@ impl Lender {
 /// A replica's approximate view of its lease.
 #[derive(Clone, Debug, Default)]
 struct ReplicaView {
-    last: Option<Message>,
+    last: Option<LeaseMessage>,
     number: u64,
     lease: u64,
     held: u64,
@@ -102,9 +102,9 @@ struct TraceGenerator {
     dice: Dice,
     now: Nanos,
     limit: Strategy,
-    terms: Terms,
+    terms: LeaseTerms,
     model: Model,
-    book: Book,
+    book: LeaseTable,
     views: [ReplicaView; MEMBERS.len()],
 }
 
@@ -118,7 +118,7 @@ impl TraceGenerator {
 
     fn wait(&mut self) {
         let (tick, span, term) =
-            (self.limit.tick().size().0, span(&self.limit).0, self.terms.term.0);
+            (self.limit.tick().size().0, span(&self.limit).0, self.terms.duration.0);
         let dice = &mut self.dice;
         let forward = match dice.up_to(14) {
             0..=3 => 0,
@@ -133,16 +133,16 @@ impl TraceGenerator {
         self.now = Nanos(self.now.plus(Nanos(forward)).0.min(END));
     }
 
-    fn message(&mut self, name: &str, who: usize) -> Message {
+    fn message(&mut self, name: &str, who: usize) -> LeaseMessage {
         let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
-        let (most, dice) = (u64::from(self.limit.most()), &mut self.dice);
+        let (most, dice) = (u64::from(self.limit.max_at_once()), &mut self.dice);
         let view = &mut self.views[who];
         if let Some(last) = view.last.clone().filter(|_| dice.once_in(6)) {
             // Repeated, or older than the last.
             let number = last.borrow.number.0 - u64::from(dice.once_in(3));
-            let borrow = Borrow { number: Number(number.max(1)), ..last.borrow };
+            let borrow = BorrowRequest { number: MessageNumber(number.max(1)), ..last.borrow };
             let (strategy, terms) = (self.limit, self.terms);
-            return Message { borrow, strategy, terms, ..last };
+            return LeaseMessage { borrow, strategy, terms, ..last };
         }
         view.number += 1 + dice.up_to(2);
         let held = dice.pick(&[view.held, view.held, view.held / 2, 0, u64::MAX]);
@@ -150,54 +150,54 @@ impl TraceGenerator {
             let any = dice.up_to(most);
             dice.pick(&[0, 0, 1, 2, 5, left, left / 3, left + 1, most + 1, any, u64::MAX])
         };
-        let borrow = Borrow {
-            number: Number(view.number),
+        let borrow = BorrowRequest {
+            number: MessageNumber(view.number),
             hits: Hits(amount(dice)),
-            want: Hits(amount(dice)),
+            wanted: Hits(amount(dice)),
             demand: Hits(dice.pick(&[0, 1, 1, 3, 100, 1 << 20, u64::MAX])),
-            held: Hits(held),
+            balance: Hits(held),
             returned: Hits(dice.pick(&[0, view.held.saturating_sub(held), 1, u64::MAX])),
-            lease: Number(view.lease - view.lease.min(u64::from(dice.once_in(8)))),
+            last_lease: MessageNumber(view.lease - view.lease.min(u64::from(dice.once_in(8)))),
         };
         let charge = charge(name, self.limit, Cost::Charge(Hits(0)));
-        let (key, home, member) = (charge.key, charge.home, MEMBERS[who]);
+        let (key, home, member) = (charge.key, charge.placement, MEMBERS[who]);
         let (strategy, terms) = (self.limit, self.terms);
-        Message { key, home, per_second: false, strategy, terms, member, borrow }
+        LeaseMessage { key, placement: home, per_second: false, strategy, terms, sender: member, borrow }
     }
 
     /// The kernel's reply.
-    fn lent(&mut self, message: &Message) -> Lent {
-        let (book, Message { terms, member, borrow, .. }, now) =
+    fn lent(&mut self, message: &LeaseMessage) -> LeaseOutcome {
+        let (book, LeaseMessage { terms, sender: member, borrow, .. }, now) =
             (&mut self.book, message, self.now);
-        let step = |counter: &mut Counter| book.step(counter, terms, now, *member, borrow);
+        let step = |counter: &mut AnyCounter| book.apply(counter, terms, now, *member, borrow);
         match self.model.with_counter(&message.strategy, now, step) {
-            None => Lent::Superseded,
-            Some(Answer { step: Step::Stale, .. }) => {
-                Lent::Stale(Tick::Micro.nanos(Tick::Micro.floor(now)))
+            None => LeaseOutcome::Superseded,
+            Some(BorrowReply { decision: CounterDecision::OutsideWindows, .. }) => {
+                LeaseOutcome::Stale(Tick::Micro.nanos(Tick::Micro.floor(now)))
             }
-            Some(answer) => Lent::Answered(answer),
+            Some(answer) => LeaseOutcome::Applied(answer),
         }
     }
 
-    fn apply_reply(&mut self, who: usize, message: Message, lent: Lent) {
+    fn apply_reply(&mut self, who: usize, message: LeaseMessage, lent: LeaseOutcome) {
         let view = &mut self.views[who];
-        if let Lent::Answered(answer) = lent {
+        if let LeaseOutcome::Applied(answer) = lent {
             view.held = answer.kept.0 + answer.granted.0;
             view.lease = if answer.granted.0 == 0 { view.lease } else { answer.number.0 };
         }
         // The book does not record a stale message, and no replica repeats its number with other
         // content.
-        if !matches!(lent, Lent::Stale(_)) {
+        if !matches!(lent, LeaseOutcome::Stale(_)) {
             view.last = Some(message);
         }
     }
 
-    fn step(&mut self, kind: Kind, name: &str) -> (Message, Nanos, Lent) {
+    fn step(&mut self, kind: Kind, name: &str) -> (LeaseMessage, Nanos, LeaseOutcome) {
         self.wait();
         self.step_now(kind, name)
     }
 
-    fn step_now(&mut self, kind: Kind, name: &str) -> (Message, Nanos, Lent) {
+    fn step_now(&mut self, kind: Kind, name: &str) -> (LeaseMessage, Nanos, LeaseOutcome) {
         if kind == Kind::Calendar || self.dice.once_in(25) {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
         }
@@ -212,13 +212,13 @@ impl TraceGenerator {
     }
 }
 
-fn terms(dice: &mut Dice, limit: &Strategy) -> Terms {
-    let most = u64::from(limit.most());
+fn terms(dice: &mut Dice, limit: &Strategy) -> LeaseTerms {
+    let most = u64::from(limit.max_at_once());
     let budget = dice.pick(&[0, 1, most / 10, most / 2, most, u64::from(u32::MAX)]);
     let term = (span(limit).0 / dice.pick(&[1, 2, 10, 100])).min(1 << 56) / 1_000 * 1_000;
     let overshoot =
         if dice.once_in(3) { Overshoot::InWindow } else { Overshoot::AtMost(Hits(budget)) };
-    Terms { overshoot, term: Nanos(term.max(1_000)), size: Size::Learned }
+    LeaseTerms { overshoot, duration: Nanos(term.max(1_000)), sizing: LeaseSizing::Learned }
 }
 
 fn assert_matches_kernel(kind: Kind) {
@@ -239,9 +239,9 @@ fn assert_matches_kernel(kind: Kind) {
                 said, *lent,
                 "SLUICEGATE_SEED={seed}, {kind:?}, trace {number}, step {step}:\n{:?}\n{:?}\n{:?}\n\
                  {:?} at {now}",
-                message.strategy, message.terms, message.member, message.borrow,
+                message.strategy, message.terms, message.sender, message.borrow,
             );
-            lent_to += u32::from(matches!(said, Lent::Answered(a) if a.granted != Hits(0)));
+            lent_to += u32::from(matches!(said, LeaseOutcome::Applied(a) if a.granted != Hits(0)));
         }
     }
     assert!(100 < lent_to, "{lent_to} of {} messages were lent to", TRACES * STEPS);
@@ -299,7 +299,7 @@ fn batched_messages_of_one_limit_match_the_kernel() {
             });
             let context = format!("SLUICEGATE_SEED={seed}, {number}, {step}");
             let said = lender.assert_batch_matches(some, now, &context);
-            let granted = |lent: &&Lent| matches!(lent, Lent::Answered(a) if a.granted != Hits(0));
+            let granted = |lent: &&LeaseOutcome| matches!(lent, LeaseOutcome::Applied(a) if a.granted != Hits(0));
             lent_to += said.iter().filter(granted).count();
         }
     }
@@ -308,14 +308,14 @@ fn batched_messages_of_one_limit_match_the_kernel() {
 
 #[test]
 fn reply_with_a_wrong_length_is_rejected() {
-    assert_eq!(share_out(&[0; 16], 3).unwrap(), [[0; 8]; 2], "it may not come to all");
+    assert_eq!(split_reply(&[0; 16], 3).unwrap(), [[0; 8]; 2], "it may not come to all");
     for (integers, messages) in [(0, 1), (7, 1), (9, 2), (16, 1)] {
-        assert!(share_out(&vec![0; integers], messages).is_err(), "{integers} for {messages}");
+        assert!(split_reply(&vec![0; integers], messages).is_err(), "{integers} for {messages}");
     }
 }
 
 /// A limit of 100 per hour, with lease terms.
-fn hour(kind: Kind) -> (Strategy, Terms) {
+fn hour(kind: Kind) -> (Strategy, LeaseTerms) {
     let period = Nanos::from_secs(3_600);
     let limit = match kind {
         Kind::Gcra => Strategy::Gcra(Gcra::new(100, period, 100).unwrap()),
@@ -323,27 +323,27 @@ fn hour(kind: Kind) -> (Strategy, Terms) {
     };
     (
         limit,
-        Terms {
+        LeaseTerms {
             overshoot: Overshoot::AtMost(Hits(50)),
-            term: Nanos::from_secs(60),
-            size: Size::Learned,
+            duration: Nanos::from_secs(60),
+            sizing: LeaseSizing::Learned,
         },
     )
 }
 
-fn borrows(limit: Strategy, terms: Terms, number: u64, hits: u64, want: u64) -> Message {
+fn borrows(limit: Strategy, terms: LeaseTerms, number: u64, hits: u64, want: u64) -> LeaseMessage {
     let charge = charge("a", limit, Cost::Charge(Hits(0)));
-    let borrow = Borrow {
-        number: Number(number),
+    let borrow = BorrowRequest {
+        number: MessageNumber(number),
         hits: Hits(hits),
-        want: Hits(want),
+        wanted: Hits(want),
         demand: Hits(1),
-        held: Hits(0),
+        balance: Hits(0),
         returned: Hits(0),
-        lease: Number(0),
+        last_lease: MessageNumber(0),
     };
-    let (key, home, member) = (charge.key, charge.home, MEMBERS[3]);
-    Message { key, home, per_second: false, strategy: limit, terms, member, borrow }
+    let (key, home, member) = (charge.key, charge.placement, MEMBERS[3]);
+    LeaseMessage { key, placement: home, per_second: false, strategy: limit, terms, sender: member, borrow }
 }
 
 #[test]
@@ -369,8 +369,8 @@ fn lease_list_lives_at_most_twice_its_longest_lease() {
     let (mut longest, mut forgotten) = (0, [0; MEMBERS.len()]);
     for (number, (member, seconds)) in each.into_iter().enumerate() {
         let term = Nanos::from_secs(seconds);
-        let message = borrows(limit, Terms { term, ..terms }, number as u64 + 1, 1, 10);
-        let message = Message { member: MEMBERS[member], ..message };
+        let message = borrows(limit, LeaseTerms { duration: term, ..terms }, number as u64 + 1, 1, 10);
+        let message = LeaseMessage { sender: MEMBERS[member], ..message };
         let list = pack(&message, PREFIX, None).keys[1].clone();
         lender.client.queue(&["TIME"]);
         lender.queue(&message, None);
@@ -379,7 +379,7 @@ fn lease_list_lives_at_most_twice_its_longest_lease() {
         lender.client.queue(&[b"GET".to_vec(), list]);
         lender.client.flush();
         let before = micros(&lender.client.receive());
-        assert!(matches!(lender.lent(&message), Lent::Answered(_)));
+        assert!(matches!(lender.lent(&message), LeaseOutcome::Applied(_)));
         let expires = u64::try_from(lender.client.receive().int()).unwrap() * 1_000;
         let after = micros(&lender.client.receive());
         let term = seconds * 1_000_000;
@@ -408,15 +408,15 @@ fn partly_leased_debt_expires_when_drained() {
         let own = if number == 1 { 20_000 } else { number % 4 };
         let mut message = borrows(limit, terms, number, own, number % 3);
         message.borrow.returned = Hits(number % 2);
-        message.borrow.lease = Number(number - 1);
+        message.borrow.last_lease = MessageNumber(number - 1);
         // Alone, and second in a call of two.
         let before =
-            Message { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..message.clone() };
+            LeaseMessage { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..message.clone() };
         let said = match number % 5 {
             0 => lender.send(&message, None),
             _ => lender.send_all(&[before, message.clone()], None)[1],
         };
-        assert!(matches!(said, Lent::Answered(_)));
+        assert!(matches!(said, LeaseOutcome::Applied(_)));
         let name = pack(&message, PREFIX, None).keys[0].clone();
         let longer = outlives_its_debt(&mut lender.client, &name);
         let is_right = longer.is_some_and(|micros| (0..=100_000).contains(&micros));
@@ -434,9 +434,9 @@ fn next_message_drops_an_expired_record() {
         lender.client.call(&["FLUSHALL"]);
         let (limit, terms) = hour(kind);
         for (number, (member, term, at, listed)) in rows.into_iter().enumerate() {
-            let terms = Terms { term: Nanos::from_secs(term), ..terms };
+            let terms = LeaseTerms { duration: Nanos::from_secs(term), ..terms };
             let message = borrows(limit, terms, number as u64 + 1, 1, 1);
-            let message = Message { member: MEMBERS[member], ..message };
+            let message = LeaseMessage { sender: MEMBERS[member], ..message };
             lender.send(&message, Some(START.plus(Nanos::from_secs(at))));
             let list = pack(&message, PREFIX, None).keys[1].clone();
             let length = lender.client.call(&[b"STRLEN".to_vec(), list]).int();
@@ -454,7 +454,7 @@ fn impossible_debt_is_reported_unchanged() {
     // Seven hit-ticks drain per tick, so a debt of 2^53 from 2^53 / 7 ticks ago is almost zero now.
     let limit = Gcra::new(7, Nanos::SECOND, 700).map(Strategy::Gcra).unwrap();
     let asked = borrows(limit, terms, 1, 1, 10);
-    let other = Message { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..asked.clone() };
+    let other = LeaseMessage { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..asked.clone() };
     let [counter, _] = pack(&asked, PREFIX, None).keys;
     lender.send(&asked, Some(START));
     let get = [b"GET".to_vec(), counter.clone()];
@@ -479,7 +479,7 @@ fn impossible_debt_is_reported_unchanged() {
             lender.client.call(&[b"SET".to_vec(), counter.clone(), strange.clone()]);
             let all = [other.clone(), asked.clone()];
             let said = lender.send_all(&all[1 - others..], Some(START)).pop().unwrap();
-            assert_eq!(said, Lent::Failed(Cause::WrongType), "{mark}, {since}, {owed}, {others}");
+            assert_eq!(said, LeaseOutcome::Failed(StoreFailure::WrongType), "{mark}, {since}, {owed}, {others}");
             assert_eq!(lender.client.call(&get), Value::Text(strange.clone()));
         }
     }
@@ -506,13 +506,13 @@ fn batched_lease_lists_have_separate_expiries() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, longer) = hour(Kind::Gcra);
-    let shorter = Terms { term: Nanos::from_secs(30), ..longer };
+    let shorter = LeaseTerms { duration: Nanos::from_secs(30), ..longer };
     let first = borrows(limit, shorter, 1, 1, 10);
     let key = charge("b", limit, Cost::Charge(Hits(0))).key;
-    let second = Message { key, ..borrows(limit, longer, 2, 1, 10) };
+    let second = LeaseMessage { key, ..borrows(limit, longer, 2, 1, 10) };
     let both = [first, second];
     lender.send_all(&both, Some(START));
-    let mut expires = |message: &Message| {
+    let mut expires = |message: &LeaseMessage| {
         let list = pack(message, PREFIX, None).keys[1].clone();
         lender.client.call(&[b"PEXPIRETIME".to_vec(), list]).int()
     };
@@ -534,7 +534,7 @@ fn foreign_value_under_either_key_is_reported_unchanged() {
             let key = pack(&message, PREFIX, None).keys[place].clone();
             lender.client.call(&[words[0].into(), key.clone(), words[1].into()]);
             let before = lender.client.call(&[b"DUMP".to_vec(), key.clone()]);
-            assert_eq!(lender.send(&message, None), Lent::Failed(Cause::WrongType), "{words:?}");
+            assert_eq!(lender.send(&message, None), LeaseOutcome::Failed(StoreFailure::WrongType), "{words:?}");
             assert_eq!(lender.client.call(&[b"DUMP".to_vec(), key]), before);
             assert_eq!(lender.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
         }
@@ -550,12 +550,12 @@ fn future_debt_is_capped_at_the_burst() {
     let both = |number, hits, want| {
         ["a", "b"].map(|name| {
             let key = charge(name, limit, Cost::Charge(Hits(0))).key;
-            Message { key, ..borrows(limit, terms, number, hits, want) }
+            LeaseMessage { key, ..borrows(limit, terms, number, hits, want) }
         })
     };
-    let granted = |lent: Lent| {
-        let Lent::Answered(answer) = lent else { panic!("{lent:?}") };
-        let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
+    let granted = |lent: LeaseOutcome| {
+        let LeaseOutcome::Applied(answer) = lent else { panic!("{lent:?}") };
+        let CounterDecision::Allow(room) = answer.decision else { panic!("{answer:?}") };
         (room.remaining, answer.granted)
     };
     lender.send_all(&both(1, 100, 0), Some(START.plus(Nanos::from_secs(3_600))));
@@ -573,7 +573,7 @@ fn foreign_counter_in_a_batch_is_reported_unchanged() {
     let (limit, terms) = hour(Kind::Gcra);
     let of = |name: &str, number, hits, want| {
         let key = charge(name, limit, Cost::Charge(Hits(0))).key;
-        Message { key, ..borrows(limit, terms, number, hits, want) }
+        LeaseMessage { key, ..borrows(limit, terms, number, hits, want) }
     };
     for (number, hits, want, returned) in [
         (2, 0, 10, 0),
@@ -596,13 +596,13 @@ fn foreign_counter_in_a_batch_is_reported_unchanged() {
         };
         let before = dumps(&mut lender);
         let mut asked = of("c", number, hits, want);
-        (asked.borrow.returned, asked.borrow.lease) = (Hits(returned), Number(1));
+        (asked.borrow.returned, asked.borrow.last_lease) = (Hits(returned), MessageNumber(1));
         let next = [of("a", 2, 0, 10), of("b", 2, 0, 10), asked];
         for others in [2, 0] {
             let mut said = lender.send_all(&next[2 - others..], Some(START));
             let its = said.pop().unwrap();
-            assert_eq!(its, Lent::Failed(Cause::WrongType), "{number}, {hits}, {want}, {others}");
-            assert!(said.iter().all(|other| matches!(other, Lent::Answered(_))));
+            assert_eq!(its, LeaseOutcome::Failed(StoreFailure::WrongType), "{number}, {hits}, {want}, {others}");
+            assert!(said.iter().all(|other| matches!(other, LeaseOutcome::Applied(_))));
             assert_eq!(dumps(&mut lender), before, "{number}, {hits}, {want}, {others}");
         }
     }
@@ -615,14 +615,14 @@ fn return_refunds_at_most_the_newest_charge() {
     let (limit, terms) = hour(Kind::Log);
     lender.send(&borrows(limit, terms, 1, 5, 10), Some(START));
     let mut more = borrows(limit, terms, 2, 5, 10);
-    (more.borrow.held, more.borrow.lease) = (Hits(10), Number(1));
+    (more.borrow.balance, more.borrow.last_lease) = (Hits(10), MessageNumber(1));
     lender.send(&more, Some(START.plus(Nanos::SECOND)));
     let mut back = borrows(limit, terms, 3, 0, 0);
-    (back.borrow.returned, back.borrow.lease) = (Hits(20), Number(2));
-    let Lent::Answered(answer) = lender.send(&back, Some(START.plus(Nanos::SECOND))) else {
+    (back.borrow.returned, back.borrow.last_lease) = (Hits(20), MessageNumber(2));
+    let LeaseOutcome::Applied(answer) = lender.send(&back, Some(START.plus(Nanos::SECOND))) else {
         panic!("not answered")
     };
-    let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
+    let CounterDecision::Allow(room) = answer.decision else { panic!("{answer:?}") };
     assert_eq!(room.remaining, Hits(100 - 5 - 10 - 5));
 }
 
@@ -635,7 +635,7 @@ fn full_redis_rejects_messages_without_changes() {
         let (limit, terms) = hour(kind);
         lender.send(&borrows(limit, terms, 1, 1, 40), None);
         let mut back = borrows(limit, terms, 2, 0, 10);
-        (back.borrow.returned, back.borrow.lease) = (Hits(40), Number(1));
+        (back.borrow.returned, back.borrow.last_lease) = (Hits(40), MessageNumber(1));
         let keys = pack(&back, PREFIX, None).keys;
         let dumps = |lender: &mut Lender| {
             keys.clone().map(|key| lender.client.call(&[b"DUMP".to_vec(), key]))
@@ -663,14 +663,14 @@ fn replica_beyond_the_record_limit_leases_nothing() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
-    let of = |member| Message { member: Member(member), ..borrows(limit, terms, 1, 1, 10) };
+    let of = |member| LeaseMessage { sender: ReplicaIncarnation(member), ..borrows(limit, terms, 1, 1, 10) };
     let [_, list] = pack(&of(0), PREFIX, None).keys;
-    let others = (1..MOST_MEMBERS as u64).flat_map(idle);
+    let others = (1..MAX_REPLICAS as u64).flat_map(idle);
     let all = [b'l'].into_iter().chain([0; 8]).chain(others).collect();
     lender.client.call(&[b"SET".to_vec(), list.clone(), all]);
     for (member, left, granted) in [(1 << 50, 100 - 1 - 10, 10), (1 << 51, 89 - 1, 0)] {
-        let Lent::Answered(answer) = lender.send(&of(member), None) else { panic!("no answer") };
-        let Step::Admit(room) = answer.step else { panic!("{answer:?}") };
+        let LeaseOutcome::Applied(answer) = lender.send(&of(member), None) else { panic!("no answer") };
+        let CounterDecision::Allow(room) = answer.decision else { panic!("{answer:?}") };
         assert_eq!((room.remaining, answer.granted), (Hits(left), Hits(granted)));
         let listed = lender.client.call(&[b"STRLEN".to_vec(), list.clone()]).int();
         assert_eq!(listed, 9 + 2_048 * i64::try_from(idle(0).len()).unwrap());

@@ -30,7 +30,7 @@ impl Kind {
             let drawn = match (self, before) {
                 (Self::Gcra, Some(Strategy::Gcra(limit))) if dice.once_in(3) => {
                     // Changes only the burst.
-                    let (worth, tick) = (limit.worth(), limit.tick());
+                    let (worth, tick) = (limit.refill_rate(), limit.tick());
                     Gcra::new(worth.hits, tick.nanos(worth.ticks.get()), count(dice))
                         .map(Strategy::Gcra)
                 }
@@ -45,7 +45,7 @@ impl Kind {
                     FixedWindow::new(requests(dice), windows).map(Strategy::FixedWindow)
                 }
                 (Self::Sliding, Some(Strategy::SlidingWindow(limit))) => {
-                    sliding(dice, limit.tick().nanos(limit.worth().ticks.get()))
+                    sliding(dice, limit.tick().nanos(limit.refill_rate().ticks.get()))
                 }
                 (Self::Sliding, _) => {
                     let period = period(dice);
@@ -73,14 +73,14 @@ pub(super) const fn is_calendar(limit: &Strategy) -> bool {
 pub(super) fn span(limit: &Strategy) -> Nanos {
     match limit {
         Strategy::Gcra(limit) => {
-            let drain = limit.worth().ticks.get() * u64::from(limit.burst());
-            limit.tick().nanos(drain / u64::from(limit.worth().hits) + 1)
+            let drain = limit.refill_rate().ticks.get() * u64::from(limit.burst());
+            limit.tick().nanos(drain / u64::from(limit.refill_rate().hits) + 1)
         }
         Strategy::FixedWindow(limit) => match *limit.windows() {
             Windows::Every(length) => length,
             Windows::Calendar { starts } => starts[2].since(starts[1]),
         },
-        Strategy::SlidingWindow(limit) => limit.tick().nanos(limit.worth().ticks.get()),
+        Strategy::SlidingWindow(limit) => limit.tick().nanos(limit.refill_rate().ticks.get()),
         Strategy::SlidingLog(limit) => limit.period(),
     }
 }

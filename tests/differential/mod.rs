@@ -64,9 +64,9 @@ mod questions;
 mod store;
 
 use sluicegate::backend::Charges;
-use sluicegate::backend::redis::call::Call;
-use sluicegate::backend::redis::codec::{Answers, NotUnderstood, pack, read};
-use sluicegate::backend::redis::{CHARGE, codec};
+use sluicegate::backend::redis::call::ChargeCall;
+use sluicegate::backend::redis::codec::{ChargeResults, InvalidReply, pack, read};
+use sluicegate::backend::redis::{CHARGE_SCRIPT, codec};
 use sluicegate::kernel::units::Nanos;
 
 use crate::support::redis::Redis;
@@ -82,7 +82,7 @@ struct Scripted {
 impl Scripted {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
-        let sha = client.call(&["SCRIPT", "LOAD", CHARGE]).text();
+        let sha = client.call(&["SCRIPT", "LOAD", CHARGE_SCRIPT]).text();
         Self { client, sha }
     }
 
@@ -98,43 +98,43 @@ impl Scripted {
         self.client.queue(&parts);
     }
 
-    fn charge(&mut self, charges: &Charges, at: Option<Nanos>) -> Answers {
+    fn charge(&mut self, charges: &Charges, at: Option<Nanos>) -> ChargeResults {
         self.queue(charges, at);
         self.client.flush();
         answers(charges, &self.client.receive())
     }
 }
 
-fn call(questions: &[Charges], at: Option<Nanos>) -> Call {
-    Call::of(questions.iter().map(|charges| pack(charges, PREFIX)).collect(), at)
+fn call(questions: &[Charges], at: Option<Nanos>) -> ChargeCall {
+    ChargeCall::encode(questions.iter().map(|charges| pack(charges, PREFIX)).collect(), at)
 }
 
-fn answers(charges: &Charges, reply: &Value) -> Answers {
+fn answers(charges: &Charges, reply: &Value) -> ChargeResults {
     all_answers(std::slice::from_ref(charges), reply).remove(0)
 }
 
-fn all_answers(questions: &[Charges], reply: &Value) -> Vec<Answers> {
+fn all_answers(questions: &[Charges], reply: &Value) -> Vec<ChargeResults> {
     decode(questions, &integers(reply)).unwrap()
 }
 
 fn integers(reply: &Value) -> Vec<i64> {
     match reply {
-        Value::Text(packed) => codec::integers(packed).unwrap(),
+        Value::Text(packed) => codec::decode_doubles(packed).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
-fn decode(questions: &[Charges], reply: &[i64]) -> Result<Vec<Answers>, NotUnderstood> {
-    let shares = call(questions, None).share_out(reply)?;
+fn decode(questions: &[Charges], reply: &[i64]) -> Result<Vec<ChargeResults>, InvalidReply> {
+    let shares = call(questions, None).split_reply(reply)?;
     questions.iter().zip(&shares).map(|(charges, share)| read(charges, share)).collect()
 }
 
 #[test]
 fn packed_integers_decode_unless_truncated() {
     let packed = [0.0, 12.0, -3.0, 9_007_199_254_740_991.0].map(f64::to_le_bytes).concat();
-    assert_eq!(codec::integers(&packed), Some(vec![0, 12, -3, 9_007_199_254_740_991]));
-    assert_eq!(codec::integers(&[]), Some(vec![]));
+    assert_eq!(codec::decode_doubles(&packed), Some(vec![0, 12, -3, 9_007_199_254_740_991]));
+    assert_eq!(codec::decode_doubles(&[]), Some(vec![]));
     for length in [1, 7, 9, 31] {
-        assert_eq!(codec::integers(&packed[..length]), None, "{length} bytes");
+        assert_eq!(codec::decode_doubles(&packed[..length]), None, "{length} bytes");
     }
 }

@@ -1,16 +1,16 @@
 //! The expected state of one counter, computed by the kernel.
 
-use sluicegate::backend::redis::codec::Answer;
-use sluicegate::backend::{Charge, Home, Outcome};
-use sluicegate::kernel::decision::{Cost, Standing};
-use sluicegate::kernel::key::{CounterKey, Counting};
-use sluicegate::kernel::lease::counter::Counter;
-use sluicegate::kernel::rate::fixed_window::{Count, Windows};
+use sluicegate::backend::redis::codec::ChargeResult;
+use sluicegate::backend::{Charge, Placement, ChargeOutcome};
+use sluicegate::kernel::decision::{Cost, Enforcement};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
+use sluicegate::kernel::lease::counter::AnyCounter;
+use sluicegate::kernel::rate::fixed_window::{WindowCount, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::limit::Tick;
-use sluicegate::kernel::rate::sliding_log::Log;
-use sluicegate::kernel::rate::sliding_window::Pair;
-use sluicegate::kernel::rate::{Room, Step, Strategy};
+use sluicegate::kernel::rate::sliding_log::ArrivalLog;
+use sluicegate::kernel::rate::sliding_window::WindowPair;
+use sluicegate::kernel::rate::{Headroom, CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 
 /// The state of every strategy. A trace uses one of them.
@@ -19,34 +19,34 @@ pub(super) struct Model {
     tat: Tat,
     /// The limit under which the TAT was stored.
     shape: Option<Gcra>,
-    count: Count,
-    pair: Pair,
-    log: Log,
+    count: WindowCount,
+    pair: WindowPair,
+    log: ArrivalLog,
     rested: bool,
 }
 
 impl Model {
-    pub(super) fn apply(&mut self, limit: &Strategy, now: Nanos, cost: Cost) -> Step {
+    pub(super) fn apply(&mut self, limit: &Strategy, now: Nanos, cost: Cost) -> CounterDecision {
         let step = match limit {
             Strategy::Gcra(limit) => {
                 self.carry(limit, now);
-                charge_or_hits(cost, |hits| limit.step(&mut self.tat, now, hits))
+                charge_or_hits(cost, |hits| limit.charge(&mut self.tat, now, hits))
                     .unwrap_or_else(|hits| limit.refund(&mut self.tat, now, hits))
             }
             Strategy::FixedWindow(limit) => {
-                charge_or_hits(cost, |hits| limit.step(&mut self.count, now, hits))
+                charge_or_hits(cost, |hits| limit.charge(&mut self.count, now, hits))
                     .unwrap_or_else(|hits| limit.refund(&mut self.count, now, hits))
             }
             Strategy::SlidingWindow(limit) => {
-                charge_or_hits(cost, |hits| limit.step(&mut self.pair, now, hits))
+                charge_or_hits(cost, |hits| limit.charge(&mut self.pair, now, hits))
                     .unwrap_or_else(|hits| limit.refund(&mut self.pair, now, hits))
             }
             Strategy::SlidingLog(limit) => {
-                charge_or_hits(cost, |hits| limit.step(&mut self.log, now, hits))
+                charge_or_hits(cost, |hits| limit.charge(&mut self.log, now, hits))
                     .unwrap_or_else(|hits| limit.refund(&mut self.log, now, hits))
             }
         };
-        if step != Step::Stale {
+        if step != CounterDecision::OutsideWindows {
             self.forget_rested(limit, now);
         }
         step
@@ -57,18 +57,18 @@ impl Model {
         &mut self,
         limit: &Strategy,
         now: Nanos,
-        act: impl FnOnce(&mut Counter) -> T,
+        act: impl FnOnce(&mut AnyCounter) -> T,
     ) -> T {
         let answer = match limit {
             Strategy::Gcra(limit) => {
                 self.carry(limit, now);
-                act(&mut Counter::Gcra(limit, &mut self.tat))
+                act(&mut AnyCounter::Gcra(limit, &mut self.tat))
             }
-            Strategy::FixedWindow(limit) => act(&mut Counter::FixedWindow(limit, &mut self.count)),
+            Strategy::FixedWindow(limit) => act(&mut AnyCounter::FixedWindow(limit, &mut self.count)),
             Strategy::SlidingWindow(limit) => {
-                act(&mut Counter::SlidingWindow(limit, &mut self.pair))
+                act(&mut AnyCounter::SlidingWindow(limit, &mut self.pair))
             }
-            Strategy::SlidingLog(limit) => act(&mut Counter::SlidingLog(limit, &mut self.log)),
+            Strategy::SlidingLog(limit) => act(&mut AnyCounter::SlidingLog(limit, &mut self.log)),
         };
         // A log that was only read keeps its entries, because a longer period may count them again.
         // A step drops them.
@@ -83,32 +83,32 @@ impl Model {
     }
 
     /// The hits left, or `None` if the calendar of `limit` does not cover `now`.
-    pub(super) fn room(&self, limit: &Strategy, now: Nanos) -> Option<Room> {
+    pub(super) fn room(&self, limit: &Strategy, now: Nanos) -> Option<Headroom> {
         let step = match limit {
-            Strategy::Gcra(limit) => limit.ask(&self.tat, now, Hits(0)),
-            Strategy::FixedWindow(limit) => limit.ask(&self.count, now, Hits(0)),
-            Strategy::SlidingWindow(limit) => limit.ask(&self.pair, now, Hits(0)),
-            Strategy::SlidingLog(limit) => limit.ask(&self.log, now, Hits(0)),
+            Strategy::Gcra(limit) => limit.peek(&self.tat, now, Hits(0)),
+            Strategy::FixedWindow(limit) => limit.peek(&self.count, now, Hits(0)),
+            Strategy::SlidingWindow(limit) => limit.peek(&self.pair, now, Hits(0)),
+            Strategy::SlidingLog(limit) => limit.peek(&self.log, now, Hits(0)),
         };
         match step {
-            Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => Some(room),
-            Step::Stale => None,
+            CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. } => Some(room),
+            CounterDecision::OutsideWindows => None,
         }
     }
 
     fn carry(&mut self, limit: &Gcra, now: Nanos) {
         if let Some(from) = self.shape.replace(*limit).filter(|from| from != limit) {
-            self.tat = limit.carry(&self.tat, &from, now);
+            self.tat = limit.convert(&self.tat, &from, now);
         }
     }
 
     /// Resets an empty counter, which equals an unused one.
     fn forget_rested(&mut self, limit: &Strategy, now: Nanos) {
         self.rested = match limit {
-            Strategy::Gcra(limit) => limit.rested(&self.tat, now),
-            Strategy::FixedWindow(limit) => limit.rested(&self.count, now),
-            Strategy::SlidingWindow(limit) => limit.rested(&self.pair, now),
-            Strategy::SlidingLog(limit) => limit.rested(&self.log, now),
+            Strategy::Gcra(limit) => limit.is_empty(&self.tat, now),
+            Strategy::FixedWindow(limit) => limit.is_empty(&self.count, now),
+            Strategy::SlidingWindow(limit) => limit.is_empty(&self.pair, now),
+            Strategy::SlidingLog(limit) => limit.is_empty(&self.log, now),
         };
         if self.rested {
             *self = Self { rested: true, ..Self::default() };
@@ -117,33 +117,33 @@ impl Model {
 }
 
 /// The result of a charge, or the hits of a refund as `Err`.
-fn charge_or_hits(cost: Cost, charge: impl FnOnce(Hits) -> Step) -> Result<Step, Hits> {
+fn charge_or_hits(cost: Cost, charge: impl FnOnce(Hits) -> CounterDecision) -> Result<CounterDecision, Hits> {
     match cost {
         Cost::Charge(hits) => Ok(charge(hits)),
         Cost::Refund(hits) => Err(hits),
     }
 }
 
-/// The script's expected reply for the kernel's `step`.
-pub(super) fn expected(step: Step, cost: Cost, now: Nanos) -> Answer {
+/// The script's expected reply for the kernel's `charge`.
+pub(super) fn expected(step: CounterDecision, cost: Cost, now: Nanos) -> ChargeResult {
     match (step, cost) {
-        (Step::Stale, _) => Answer::Stale(Tick::Micro.nanos(Tick::Micro.floor(now))),
-        (_, Cost::Charge(_)) => Answer::Outcome(Outcome::Stepped(step)),
-        (_, Cost::Refund(_)) => Answer::Outcome(Outcome::Refunded(step)),
+        (CounterDecision::OutsideWindows, _) => ChargeResult::Stale(Tick::Micro.nanos(Tick::Micro.floor(now))),
+        (_, Cost::Charge(_)) => ChargeResult::Outcome(ChargeOutcome::Decided(step)),
+        (_, Cost::Refund(_)) => ChargeResult::Outcome(ChargeOutcome::Refunded(step)),
     }
 }
 
 pub(super) fn charge(name: &str, strategy: Strategy, cost: Cost) -> Charge {
     let counting = match strategy {
-        Strategy::Gcra(_) => Counting::Gcra,
+        Strategy::Gcra(_) => KeyStrategy::Gcra,
         Strategy::FixedWindow(window) => match *window.windows() {
-            Windows::Every(length) => Counting::FixedWindow(length),
-            Windows::Calendar { .. } => Counting::Calendar(Unit::Month),
+            Windows::Every(length) => KeyStrategy::FixedWindow(length),
+            Windows::Calendar { .. } => KeyStrategy::Calendar(Unit::Month),
         },
-        Strategy::SlidingWindow(_) => Counting::SlidingWindow(Nanos(0)),
-        Strategy::SlidingLog(_) => Counting::SlidingLog,
+        Strategy::SlidingWindow(_) => KeyStrategy::SlidingWindow(Nanos(0)),
+        Strategy::SlidingLog(_) => KeyStrategy::SlidingLog,
     };
-    let key = CounterKey::injective("shop", [("k", name)].into_iter(), counting);
-    let (home, standing) = (Home::default(), Standing::default());
-    Charge { key, home, strategy, cost, standing, per_second: false }
+    let key = CounterKey::unique("shop", [("k", name)].into_iter(), counting);
+    let (home, standing) = (Placement::default(), Enforcement::default());
+    Charge { key, placement: home, strategy, cost, standing, per_second: false }
 }

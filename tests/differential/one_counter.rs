@@ -1,9 +1,9 @@
 //! Compares the charge script with the kernel on random traces of one counter.
 
-use sluicegate::backend::redis::codec::{Answer, key};
-use sluicegate::backend::{Charge, Charges, Home, Rule};
+use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
+use sluicegate::backend::{Charge, Charges, Placement, ChargeMode};
 use sluicegate::kernel::decision::Cost;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 use smallvec::smallvec;
 
@@ -35,7 +35,7 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn wait(&mut self, limit: &Strategy) {
         let (tick, span) = (limit.tick().size().0, span(limit).0);
-        let hit = (span / u64::from(limit.most().max(1))).max(1);
+        let hit = (span / u64::from(limit.max_at_once().max(1))).max(1);
         let dice = &mut self.dice;
         let forward = match dice.up_to(15) {
             0..=3 => 0,
@@ -58,7 +58,7 @@ impl Client {
     }
 
     pub(super) fn cost(&mut self, limit: &Strategy, model: &Model) -> Cost {
-        let most = u64::from(limit.most());
+        let most = u64::from(limit.max_at_once());
         let left = model.room(limit, self.now).map_or(0, |room| room.remaining.0);
         let dice = &mut self.dice;
         let hits = Hits(match dice.up_to(19) {
@@ -76,8 +76,8 @@ impl Client {
         if dice.once_in(8) { Cost::Refund(hits) } else { Cost::Charge(hits) }
     }
 
-    fn note_retry_after(&mut self, step: Step) {
-        if let Step::Deny { retry_after, .. } = step {
+    fn note_retry_after(&mut self, step: CounterDecision) {
+        if let CounterDecision::Deny { retry_after, .. } = step {
             self.back_at = self.now.plus(retry_after);
         }
     }
@@ -86,7 +86,7 @@ impl Client {
 struct ExpectedCheck {
     charges: Charges,
     now: Nanos,
-    answer: Answer,
+    answer: ChargeResult,
     /// The shortest and the longest valid lifetime of the key, for any possible instant of its last
     /// write.
     lives: Option<[Nanos; 2]>,
@@ -141,7 +141,7 @@ fn trace(kind: Kind, name: &str, dice: Dice) -> Vec<ExpectedCheck> {
         let room = model.room(&limit, now).filter(|_| !model.is_rested());
         let charge = charge(name, limit, cost);
         let lives = room.map(|room| rest.lifetime(&charge, now, room.reset_after));
-        let charges = Charges { list: smallvec![charge], rule: Rule::Each };
+        let charges = Charges { list: smallvec![charge], mode: ChargeMode::Each };
         ExpectedCheck { charges, now, answer: expected(step, cost, now), lives }
     };
     (0..STEPS).map(step).collect()
@@ -158,7 +158,7 @@ fn assert_matches_kernel(kind: Kind) {
             scripted.queue(&asked.charges, Some(asked.now));
             scripted
                 .client
-                .queue(&[b"PTTL".to_vec(), key(&asked.charges.list[0].key, Home::Itself, PREFIX)]);
+                .queue(&[b"PTTL".to_vec(), counter_key(&asked.charges.list[0].key, Placement::ByKey, PREFIX)]);
         }
         scripted.client.flush();
         for (step, asked) in trace.iter().enumerate() {
@@ -174,7 +174,7 @@ fn assert_matches_kernel(kind: Kind) {
             let answer = answers(&asked.charges, &scripted.client.receive())[0];
             assert_eq!(answer, asked.answer, "{}", context());
             let ttl = scripted.client.receive().int();
-            if !matches!(answer, Answer::Stale(_)) {
+            if !matches!(answer, ChargeResult::Stale(_)) {
                 let strategy = &asked.charges.list[0].strategy;
                 assert!(is_valid_ttl(ttl, asked.lives, strategy), "{ttl} ms, {}", context());
             }

@@ -1,15 +1,15 @@
 //! Compares the permit scripts of strict concurrency limits with the kernel.
 
-use sluicegate::backend::Cause;
-use sluicegate::backend::heartbeat::Name;
-use sluicegate::backend::memory::permits::Strict;
+use sluicegate::backend::StoreFailure;
+use sluicegate::backend::heartbeat::BucketKey;
+use sluicegate::backend::memory::permits::StrictLimits;
 use sluicegate::backend::permits::{
-    Acquire, Acquired, Answer, Ask, Found, Heard, Id, Round, Times, Told,
+    StrictPermitRequest, AcquireOutcome, StrictPermitReply, StrictAcquire, PermitCorrections, LimitPermitsReply, PermitId, PermitReport, PermitTiming, LimitPermits,
 };
 use sluicegate::backend::redis::codec::permits::{
-    Letter, PLACES, Packed, Place, pack_acquire, pack_tell, read_acquire, read_tell,
+    PermitCallContext, PARTITIONS, PackedPermitCall, PermitPartition, pack_acquire, pack_report, read_acquire, read_report,
 };
-use sluicegate::backend::redis::{ACQUIRE, TELL};
+use sluicegate::backend::redis::{ACQUIRE_SCRIPT, PERMIT_REPORT_SCRIPT};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Nanos, Share};
 
@@ -25,8 +25,8 @@ const STEPS: usize = 400;
 const CEILINGS: u64 = 3;
 const REPLICAS: u64 = 4;
 const GRACE: Nanos = Nanos::from_secs(3);
-const TIMES: Times =
-    Times { grace: GRACE, silence: Nanos::from_secs(20), longest: Nanos::from_secs(60) };
+const TIMES: PermitTiming =
+    PermitTiming { grace: GRACE, max_silence: Nanos::from_secs(20), max_lifetime: Nanos::from_secs(60) };
 
 struct Scripted {
     client: Client,
@@ -37,19 +37,19 @@ struct Scripted {
 impl Scripted {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
-        let acquire = client.call(&["SCRIPT", "LOAD", ACQUIRE]).text();
-        let tell = client.call(&["SCRIPT", "LOAD", TELL]).text();
+        let acquire = client.call(&["SCRIPT", "LOAD", ACQUIRE_SCRIPT]).text();
+        let tell = client.call(&["SCRIPT", "LOAD", PERMIT_REPORT_SCRIPT]).text();
         Self { client, acquire, tell }
     }
 
-    fn queue(&mut self, sha: &str, call: Packed) {
+    fn queue(&mut self, sha: &str, call: PackedPermitCall) {
         let count = call.keys.len().to_string();
         let head = [b"EVALSHA".to_vec(), sha.as_bytes().to_vec(), count.into_bytes()];
         let parts: Vec<_> = head.into_iter().chain(call.keys).chain(call.args).collect();
         self.client.queue(&parts);
     }
 
-    fn put(&mut self, act: &Act, params: Letter<'_>) {
+    fn put(&mut self, act: &Act, params: PermitCallContext<'_>) {
         match act {
             Act::Acquire(asked) => {
                 let sha = self.acquire.clone();
@@ -57,7 +57,7 @@ impl Scripted {
             }
             Act::Tell(round) => {
                 let sha = self.tell.clone();
-                self.queue(&sha, pack_tell(round.told.iter(), params));
+                self.queue(&sha, pack_report(round.limits.iter(), params));
             }
         }
     }
@@ -69,7 +69,7 @@ impl Scripted {
         };
         match act {
             Act::Acquire(_) => ScriptReply::Answer(read_acquire(&reply).unwrap()),
-            Act::Tell(round) => ScriptReply::Heard(read_tell(round.told.iter(), &reply).unwrap()),
+            Act::Tell(round) => ScriptReply::Heard(read_report(round.limits.iter(), &reply).unwrap()),
         }
     }
 
@@ -80,25 +80,25 @@ impl Scripted {
     }
 }
 
-fn params<'a>(prefix: &'a str, store: &'a str, at: Option<Nanos>) -> Letter<'a> {
-    Letter { prefix: prefix.as_bytes(), place: Place::One, store, times: &TIMES, at }
+fn params<'a>(prefix: &'a str, store: &'a str, at: Option<Nanos>) -> PermitCallContext<'a> {
+    PermitCallContext { prefix: prefix.as_bytes(), partition: PermitPartition::Only, run_id: store, times: &TIMES, at }
 }
 
 #[derive(Clone, Debug)]
 enum Act {
-    Acquire(Acquire),
-    Tell(Round),
+    Acquire(StrictPermitRequest),
+    Tell(PermitReport),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ScriptReply {
-    Answer(Option<Answer>),
-    Heard(Vec<Result<Heard, Cause>>),
+    Answer(Option<StrictPermitReply>),
+    Heard(Vec<Result<LimitPermitsReply, StoreFailure>>),
 }
 
-fn bucket(number: u64) -> Name {
+fn bucket(number: u64) -> BucketKey {
     let number = number.to_string();
-    CounterKey::ceiling("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
+    CounterKey::concurrency_bucket("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
 }
 
 /// Generates random calls of unreliable replicas.
@@ -106,7 +106,7 @@ struct TraceGenerator {
     dice: Dice,
     now: Nanos,
     store: &'static str,
-    strict: Strict,
+    strict: StrictLimits,
     limits: Vec<u64>,
     /// The last permit number of each replica.
     given: Vec<u64>,
@@ -116,7 +116,7 @@ impl TraceGenerator {
     fn new(mut dice: Dice) -> Self {
         let limits = (0..CEILINGS).map(|_| dice.pick(&[1, 2, 3, 10, 10, 100])).collect();
         let given = (0..REPLICAS).map(|_| 0).collect();
-        Self { dice, now: START, store: "a", strict: Strict::default(), limits, given }
+        Self { dice, now: START, store: "a", strict: StrictLimits::default(), limits, given }
     }
 
     fn wait(&mut self) {
@@ -139,10 +139,10 @@ impl TraceGenerator {
     }
 
     /// A permit id of a random replica, usually a recent one.
-    fn id(&mut self) -> Id {
+    fn id(&mut self) -> PermitId {
         let replica = self.dice.up_to(REPLICAS - 1);
         let newest = self.given[usize::try_from(replica).unwrap()];
-        Id(replica + (1 << 63), newest.saturating_sub(self.dice.up_to(6)))
+        PermitId(replica + (1 << 63), newest.saturating_sub(self.dice.up_to(6)))
     }
 
     fn keep(&mut self) -> Nanos {
@@ -150,7 +150,7 @@ impl TraceGenerator {
         Nanos(millis * Nanos::MILLI.0)
     }
 
-    fn ids(&mut self, most: u64) -> Vec<Id> {
+    fn ids(&mut self, most: u64) -> Vec<PermitId> {
         (0..self.dice.up_to(most)).map(|_| self.id()).collect()
     }
 
@@ -165,18 +165,18 @@ impl TraceGenerator {
             let id = if self.dice.once_in(6) {
                 self.id()
             } else {
-                Id(replica as u64 + (1 << 63), self.given[replica])
+                PermitId(replica as u64 + (1 << 63), self.given[replica])
             };
             let limit = Share(self.limits[usize::try_from(ceiling).unwrap()]);
-            let ask = Ask { id, limit, keep: self.keep(), times: TIMES };
-            return Act::Acquire(Acquire { bucket: bucket(ceiling), ask });
+            let ask = StrictAcquire { id, limit, lifetime: self.keep(), timing: TIMES };
+            return Act::Acquire(StrictPermitRequest { bucket: bucket(ceiling), permit: ask });
         }
         let count = self.dice.up_to(CEILINGS);
         let told = (0..count).map(|at| {
             let held = self.ids(5).into_iter().map(|id| (id, self.keep())).collect();
-            Told { bucket: bucket((ceiling + at) % CEILINGS), held, over: self.ids(9) }
+            LimitPermits { bucket: bucket((ceiling + at) % CEILINGS), in_use: held, released: self.ids(9) }
         });
-        Act::Tell(Round { times: TIMES, everywhere: true, told: told.collect() })
+        Act::Tell(PermitReport { times: TIMES, to_all_nodes: true, limits: told.collect() })
     }
 
     fn step(&mut self) -> (Act, &'static str, Nanos, ScriptReply) {
@@ -187,7 +187,7 @@ impl TraceGenerator {
                 ScriptReply::Answer(Some(self.strict.acquire(self.now, self.store, asked)))
             }
             Act::Tell(round) => {
-                let heard = self.strict.tell(self.now, self.store, round);
+                let heard = self.strict.apply_report(self.now, self.store, round);
                 ScriptReply::Heard(heard.into_iter().map(Ok).collect())
             }
         };
@@ -203,17 +203,17 @@ impl Tally {
     fn count(&mut self, said: &ScriptReply) {
         match said {
             ScriptReply::Answer(Some(answer)) => {
-                self.0[match answer.acquired {
-                    Acquired::Held => 0,
-                    Acquired::Full => 1,
-                    Acquired::Closed(_) => 2,
+                self.0[match answer.result {
+                    AcquireOutcome::Acquired => 0,
+                    AcquireOutcome::LimitReached => 1,
+                    AcquireOutcome::Closed(_) => 2,
                 }] += 1;
             }
             ScriptReply::Answer(None) => {}
             ScriptReply::Heard(all) => {
                 for heard in all.iter().flatten() {
-                    self.0[3] += heard.found.put_back;
-                    self.0[4] += heard.found.freed;
+                    self.0[3] += heard.changes.restored;
+                    self.0[4] += heard.changes.freed;
                 }
             }
         }
@@ -245,13 +245,13 @@ fn permit_scripts_match_the_kernel() {
 }
 
 fn acquire(number: u64, keep: Nanos) -> Act {
-    let ask = Ask { id: Id(1, number), limit: Share(2), keep, times: TIMES };
-    Act::Acquire(Acquire { bucket: bucket(0), ask })
+    let ask = StrictAcquire { id: PermitId(1, number), limit: Share(2), lifetime: keep, timing: TIMES };
+    Act::Acquire(StrictPermitRequest { bucket: bucket(0), permit: ask })
 }
 
-fn tell(held: &[(Id, Nanos)], over: &[Id]) -> Act {
-    let told = Told { bucket: bucket(0), held: held.to_vec(), over: over.to_vec() };
-    Act::Tell(Round { times: TIMES, everywhere: false, told: vec![told] })
+fn tell(held: &[(PermitId, Nanos)], over: &[PermitId]) -> Act {
+    let told = LimitPermits { bucket: bucket(0), in_use: held.to_vec(), released: over.to_vec() };
+    Act::Tell(PermitReport { times: TIMES, to_all_nodes: false, limits: vec![told] })
 }
 
 #[test]
@@ -259,19 +259,19 @@ fn new_store_counts_reports_but_admits_nothing() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let ScriptReply::Answer(Some(first)) = scripted.ask(&acquire(0, GRACE)) else { panic!() };
-    assert_eq!((first.acquired, first.held), (Acquired::Closed(GRACE), Share(0)));
-    let heard = scripted.ask(&tell(&[(Id(1, 7), GRACE)], &[Id(1, 8)]));
-    let found = Found { put_back: 1, freed: 0 };
-    assert_eq!(heard, ScriptReply::Heard(vec![Ok(Heard { found, held: Share(1) })]));
+    assert_eq!((first.result, first.held), (AcquireOutcome::Closed(GRACE), Share(0)));
+    let heard = scripted.ask(&tell(&[(PermitId(1, 7), GRACE)], &[PermitId(1, 8)]));
+    let found = PermitCorrections { restored: 1, freed: 0 };
+    assert_eq!(heard, ScriptReply::Heard(vec![Ok(LimitPermitsReply { changes: found, held: Share(1) })]));
     let ScriptReply::Answer(Some(again)) = scripted.ask(&acquire(7, GRACE)) else { panic!() };
-    assert_eq!(again.acquired, Acquired::Held, "it is held already");
+    assert_eq!(again.result, AcquireOutcome::Acquired, "it is held already");
 }
 
 #[test]
 fn call_without_a_store_name_keeps_the_incarnation() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    let mut strict = Strict::default();
+    let mut strict = StrictLimits::default();
     let mut number = 0;
     let mut closed = |seconds: u64, store: &str| {
         number += 1;
@@ -281,8 +281,8 @@ fn call_without_a_store_name_keeps_the_incarnation() {
         scripted.client.flush();
         let ScriptReply::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
         assert_eq!(answer, strict.acquire(at, store, asked), "{store}");
-        match answer.acquired {
-            Acquired::Closed(left) => left,
+        match answer.result {
+            AcquireOutcome::Closed(left) => left,
             _ => Nanos(0),
         }
     };
@@ -302,7 +302,7 @@ fn first_call_with_a_store_name_restarts_the_grace() {
         scripted.put(&act, params("test:", store, Some(at)));
         scripted.client.flush();
         let ScriptReply::Answer(Some(answer)) = scripted.take(&act) else { panic!() };
-        matches!(answer.acquired, Acquired::Closed(_))
+        matches!(answer.result, AcquireOutcome::Closed(_))
     };
     assert_eq!([closed(0, ""), closed(3, "")], [true, false]);
     assert_eq!(
@@ -322,18 +322,18 @@ fn permits_expire_with_their_deadlines_incarnation_after_thirty_days() {
     let mut scripted = Scripted::new(&redis);
     let long = Nanos::from_secs(30);
     let before = micros(&scripted.client.call(&["TIME"])) / 1_000;
-    scripted.ask(&tell(&[(Id(1, 0), long), (Id(1, 1), GRACE)], &[]));
+    scripted.ask(&tell(&[(PermitId(1, 0), long), (PermitId(1, 1), GRACE)], &[]));
     let after = micros(&scripted.client.call(&["TIME"])) / 1_000;
-    let ceiling = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0)));
+    let ceiling = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)));
     assert!(before + 30_000 <= ceiling && ceiling <= after + 30_000 + 3, "{ceiling}");
     // A repeated acquire extends one of them.
     scripted.ask(&acquire(0, Nanos::from_secs(50)));
-    let longer = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0)));
+    let longer = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)));
     assert!(before + 50_000 <= longer, "{longer}");
     let month = 30 * 86_400 * 1_000;
-    let life = expires_at(&mut scripted, Place::One.life(b"test:"));
+    let life = expires_at(&mut scripted, PermitPartition::Only.incarnation_key(b"test:"));
     assert!(before + month <= life && life <= after + month + 3, "{life}");
-    scripted.ask(&tell(&[], &[Id(1, 0), Id(1, 1)]));
+    scripted.ask(&tell(&[], &[PermitId(1, 0), PermitId(1, 1)]));
     assert_eq!(scripted.client.call(&["DBSIZE"]), Value::Int(1), "the life alone");
 }
 
@@ -345,8 +345,8 @@ fn permit_key_never_expires_before_its_last_deadline() {
     let keep = Nanos::from_secs(30).plus(Nanos(999_000));
     for _ in 0..20 {
         let before = micros(&scripted.client.call(&["TIME"]));
-        scripted.ask(&tell(&[(Id(1, 0), keep)], &[]));
-        let goes = expires_at(&mut scripted, Place::One.ceiling(b"test:", &bucket(0))) * 1_000;
+        scripted.ask(&tell(&[(PermitId(1, 0), keep)], &[]));
+        let goes = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0))) * 1_000;
         assert!(before + 30_000_999 <= goes, "told after {before}, gone at {goes}");
     }
 }
@@ -355,15 +355,15 @@ fn permit_key_never_expires_before_its_last_deadline() {
 fn foreign_value_stays_and_other_limits_succeed() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    let key = Place::One.ceiling(b"test:", &bucket(0));
+    let key = PermitPartition::Only.limit_key(b"test:", &bucket(0));
     scripted.client.call(&[b"SET".to_vec(), key.clone(), b"x".to_vec()]);
     assert_eq!(scripted.ask(&acquire(0, GRACE)), ScriptReply::Answer(None));
-    let held = vec![(Id(1, 0), GRACE)];
+    let held = vec![(PermitId(1, 0), GRACE)];
     let told =
-        [0, 1].map(|number| Told { bucket: bucket(number), held: held.clone(), over: vec![] });
-    let round = Round { times: TIMES, everywhere: false, told: told.to_vec() };
+        [0, 1].map(|number| LimitPermits { bucket: bucket(number), in_use: held.clone(), released: vec![] });
+    let round = PermitReport { times: TIMES, to_all_nodes: false, limits: told.to_vec() };
     let ScriptReply::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
-    assert!(matches!(heard[..], [Err(Cause::WrongType), Ok(_)]), "{heard:?}");
+    assert!(matches!(heard[..], [Err(StoreFailure::WrongType), Ok(_)]), "{heard:?}");
     assert_eq!(scripted.client.call(&[b"GET".to_vec(), key]).text(), "x");
 }
 
@@ -371,9 +371,9 @@ fn foreign_value_stays_and_other_limits_succeed() {
 fn foreign_incarnation_key_is_an_error_and_changes_nothing() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    let key = Place::One.life(b"test:");
+    let key = PermitPartition::Only.incarnation_key(b"test:");
     scripted.client.call(&[b"SET".to_vec(), key.clone(), b"a stranger of some length".to_vec()]);
-    for act in [acquire(0, GRACE), tell(&[(Id(1, 0), GRACE)], &[])] {
+    for act in [acquire(0, GRACE), tell(&[(PermitId(1, 0), GRACE)], &[])] {
         scripted.put(&act, params("test:", "a", None));
         scripted.client.flush();
         let Value::Error(error) = scripted.client.receive() else { panic!("answered") };
@@ -391,14 +391,14 @@ fn each_partition_has_its_own_slot() {
         |key: Vec<u8>| client.call(&[b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), key]).int();
     let mut slots = std::collections::HashSet::new();
     for number in 0..200 {
-        let place = Place::of(&bucket(number));
-        let its = slot(place.life(b"p:"));
-        assert_eq!(slot(place.ceiling(b"p:", &bucket(number))), its);
+        let place = PermitPartition::for_bucket(&bucket(number));
+        let its = slot(place.incarnation_key(b"p:"));
+        assert_eq!(slot(place.limit_key(b"p:", &bucket(number))), its);
         slots.insert(its);
     }
-    assert_eq!(slots.len() as u64, PLACES);
+    assert_eq!(slots.len() as u64, PARTITIONS);
     let long = [7; 4_000];
-    assert!(Place::One.ceiling(b"p:", &long).len() < 100);
+    assert!(PermitPartition::Only.limit_key(b"p:", &long).len() < 100);
 }
 
 #[test]
@@ -422,10 +422,10 @@ fn impossible_reply_is_rejected() {
     ] {
         assert!(read_acquire(reply).is_err(), "{reply:?}");
     }
-    let (held, over) = (vec![(Id(1, 0), GRACE)], vec![Id(1, 1)]);
-    let told = [Told { bucket: bucket(0), held, over }];
+    let (held, over) = (vec![(PermitId(1, 0), GRACE)], vec![PermitId(1, 1)]);
+    let told = [LimitPermits { bucket: bucket(0), in_use: held, released: over }];
     for reply in [[0, 0, 1, 1, 9], [5, 1, 0, 0, 0]] {
-        assert!(read_tell(told.iter(), &reply).is_ok(), "{reply:?}");
+        assert!(read_report(told.iter(), &reply).is_ok(), "{reply:?}");
     }
     for reply in [
         &[][..],
@@ -438,6 +438,6 @@ fn impossible_reply_is_rejected() {
         &[0, 2, 0, 0, 0],
         &[0, 0, 0, 0, 1, 0, 0, 0, 1],
     ] {
-        assert!(read_tell(told.iter(), reply).is_err(), "{reply:?}");
+        assert!(read_report(told.iter(), reply).is_err(), "{reply:?}");
     }
 }

@@ -1,11 +1,11 @@
 //! Compares checks of several charges with the memory store.
 
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::codec::Answer;
-use sluicegate::backend::{Backend as _, Charge, Charges, Outcome, Outcomes, Reply, Rule};
-use sluicegate::kernel::decision::{Cost, Group, Standing};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::redis::codec::ChargeResult;
+use sluicegate::backend::{Backend as _, Charge, Charges, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use sluicegate::kernel::decision::{Cost, VoteGroup, Enforcement};
 use sluicegate::kernel::rate::gcra::Gcra;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::limits::{Kind, span};
@@ -23,7 +23,7 @@ const STEPS: usize = 100;
 fn counters(dice: &mut Dice) -> Vec<Strategy> {
     let mut small = |kind: Kind| loop {
         let limit = kind.limit(dice, START, None);
-        if limit.most() < 20 {
+        if limit.max_at_once() < 20 {
             return limit;
         }
     };
@@ -36,17 +36,17 @@ fn question(dice: &mut Dice, trace: u64, counters: &[Strategy]) -> Charges {
         let strategy = counters[usize::try_from(which).unwrap()];
         let hits = Hits(dice.pick(&[0, 1, 1, 1, 2, 3, 5, 21, u64::MAX]));
         let cost = if dice.once_in(7) { Cost::Refund(hits) } else { Cost::Charge(hits) };
-        let group = dice.pick(&[Group::Enforced, Group::Enforced, Group::Quota, Group::Aside]);
-        let standing = Standing { group, shadow: dice.once_in(5) };
+        let group = dice.pick(&[VoteGroup::Enforced, VoteGroup::Enforced, VoteGroup::Quota, VoteGroup::Unlimited]);
+        let standing = Enforcement { group, shadow: dice.once_in(5) };
         Charge { standing, ..charge(&format!("{trace} {which}"), strategy, cost) }
     };
-    let rule = Rule::AllOrNothing { quota_for_all: dice.once_in(5), rescued: dice.once_in(5) };
+    let rule = ChargeMode::AllOrNothing { quota_for_all: dice.once_in(5), quota_cannot_deny: dice.once_in(5) };
     let rule = match dice.up_to(9) {
-        0 => Rule::Ask,
-        1 | 2 => Rule::Each,
+        0 => ChargeMode::Preview,
+        1 | 2 => ChargeMode::Each,
         _ => rule,
     };
-    Charges { list: (0..=dice.up_to(4)).map(|_| one(dice)).collect(), rule }
+    Charges { list: (0..=dice.up_to(4)).map(|_| one(dice)).collect(), mode: rule }
 }
 
 /// Adds `nanos` to `now`, but stays within [`CLOCK`]: a few periods of 41 years would leave it.
@@ -54,19 +54,19 @@ fn later(now: Nanos, nanos: u64) -> Nanos {
     now.plus(Nanos(nanos)).min(Nanos(CLOCK.end))
 }
 
-fn memory_outcomes(memory: &Memory, now: Nanos, charges: &Charges) -> Outcomes {
+fn memory_outcomes(memory: &MemoryStore, now: Nanos, charges: &Charges) -> Outcomes {
     match memory.charge(now, charges) {
-        Reply::Now(outcomes) => outcomes,
-        Reply::Later(_) => unreachable!("memory answers at once"),
+        StoreReply::Ready(outcomes) => outcomes,
+        StoreReply::Pending(_) => unreachable!("memory answers at once"),
     }
 }
 
-fn as_answer(outcome: Outcome, charge: &Charge, now: Nanos) -> Answer {
+fn as_answer(outcome: ChargeOutcome, charge: &Charge, now: Nanos) -> ChargeResult {
     match outcome {
-        Outcome::Stepped(Step::Stale) | Outcome::Refunded(Step::Stale) => {
-            expected(Step::Stale, charge.cost, now)
+        ChargeOutcome::Decided(CounterDecision::OutsideWindows) | ChargeOutcome::Refunded(CounterDecision::OutsideWindows) => {
+            expected(CounterDecision::OutsideWindows, charge.cost, now)
         }
-        outcome => Answer::Outcome(outcome),
+        outcome => ChargeResult::Outcome(outcome),
     }
 }
 
@@ -74,7 +74,7 @@ fn as_answer(outcome: Outcome, charge: &Charge, now: Nanos) -> Answer {
 fn multi_charge_check_matches_the_memory_store() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
-    let memory = Memory::new(10_000_000, WhenFull::Deny, [7; 16]);
+    let memory = MemoryStore::new(10_000_000, WhenFull::Deny, [7; 16]);
     for trace in 0..TRACES {
         let mut dice = Dice::new(seed ^ trace << 32);
         let (counters, mut now) = (counters(&mut dice), START);
@@ -108,7 +108,7 @@ fn multi_charge_check_matches_the_memory_store() {
 fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
     let mut small = |kind: Kind, before: Option<&Strategy>| loop {
         let limit = kind.limit(dice, START, before);
-        if limit.most() < 200 {
+        if limit.max_at_once() < 200 {
             return limit;
         }
     };
@@ -133,25 +133,25 @@ fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges
         let strategy = if dice.once_in(4) { second } else { first };
         let hits = Hits(dice.pick(&[0, 1, 1, 1, 1, 2, 3, 5, 21, 201, u64::MAX]));
         let cost = if dice.once_in(7) { Cost::Refund(hits) } else { Cost::Charge(hits) };
-        let group = dice.pick(&[Group::Enforced, Group::Enforced, Group::Quota, Group::Aside]);
-        let standing = Standing { group, shadow: dice.once_in(5) };
+        let group = dice.pick(&[VoteGroup::Enforced, VoteGroup::Enforced, VoteGroup::Quota, VoteGroup::Unlimited]);
+        let standing = Enforcement { group, shadow: dice.once_in(5) };
         Charge { standing, ..super::model::charge(&format!("r{trace} {which}"), strategy, cost) }
     };
     let question = |dice: &mut Dice| {
-        let all = Rule::AllOrNothing { quota_for_all: dice.once_in(5), rescued: dice.once_in(5) };
-        let rule = if dice.once_in(4) { all } else { Rule::Each };
+        let all = ChargeMode::AllOrNothing { quota_for_all: dice.once_in(5), quota_cannot_deny: dice.once_in(5) };
+        let rule = if dice.once_in(4) { all } else { ChargeMode::Each };
         let charges = dice.pick(&[1, 1, 1, 2, 5]);
-        Charges { list: (0..charges).map(|_| charge(dice)).collect(), rule }
+        Charges { list: (0..charges).map(|_| charge(dice)).collect(), mode: rule }
     };
     (0..=dice.up_to(most)).map(|_| question(dice)).collect()
 }
 
-/// The memory store's decisions in sequence: first the checks with `Rule::Each`, then the others.
-fn sequential_decisions(memory: &Memory, now: Nanos, questions: &[Charges]) -> Vec<Vec<Answer>> {
+/// The memory store's decisions in sequence: first the checks with `ChargeMode::Each`, then the others.
+fn sequential_decisions(memory: &MemoryStore, now: Nanos, questions: &[Charges]) -> Vec<Vec<ChargeResult>> {
     let mut answers = vec![Vec::new(); questions.len()];
     for is_each in [true, false] {
         for (question, answers) in questions.iter().zip(&mut answers) {
-            if matches!(question.rule, Rule::Each) == is_each {
+            if matches!(question.mode, ChargeMode::Each) == is_each {
                 let outcomes = memory_outcomes(memory, now, question);
                 let wanted = outcomes.iter().zip(&question.list);
                 *answers = wanted.map(|(got, charge)| as_answer(*got, charge, now)).collect();
@@ -165,7 +165,7 @@ fn sequential_decisions(memory: &Memory, now: Nanos, questions: &[Charges]) -> V
 fn batched_checks_match_sequential_checks() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
-    let memory = Memory::new(10_000_000, WhenFull::Deny, [7; 16]);
+    let memory = MemoryStore::new(10_000_000, WhenFull::Deny, [7; 16]);
     for trace in 0..TRACES {
         let mut dice = Dice::new(seed ^ trace << 32);
         let (counters, mut now) = (revised(&mut dice), START);

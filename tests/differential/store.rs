@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 
-use sluicegate::backend::redis::CHARGE;
-use sluicegate::backend::redis::codec::{Answer, LONGEST_KEY, key};
-use sluicegate::backend::{Charges, Home, Outcome, Rule};
+use sluicegate::backend::redis::CHARGE_SCRIPT;
+use sluicegate::backend::redis::codec::{ChargeResult, MAX_KEY_BYTES, counter_key};
+use sluicegate::backend::{Charges, Placement, ChargeOutcome, ChargeMode};
 use sluicegate::kernel::decision::Cost;
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::model::charge;
@@ -37,11 +37,11 @@ fn strategies(limit: u32, period: Nanos) -> [Strategy; 5] {
 fn each(charges: impl IntoIterator<Item = (&'static str, Strategy, u64)>) -> Charges {
     let charges = charges.into_iter();
     let list = charges.map(|(name, limit, hits)| charge(name, limit, Cost::Charge(Hits(hits))));
-    Charges { list: list.collect(), rule: Rule::Each }
+    Charges { list: list.collect(), mode: ChargeMode::Each }
 }
 
-fn admits(answer: Answer) -> bool {
-    matches!(answer, Answer::Outcome(Outcome::Stepped(Step::Admit(_))))
+fn admits(answer: ChargeResult) -> bool {
+    matches!(answer, ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(_))))
 }
 
 /// Converts a reply to `TIME`.
@@ -57,13 +57,13 @@ fn outlives(scripted: &mut Scripted, charges: &Charges) -> [i64; 2] {
     scripted.client.queue(&["MULTI"]);
     scripted.client.queue(&["TIME"]);
     scripted.queue(charges, None);
-    scripted.client.queue(&[b"PEXPIRETIME".to_vec(), key(&first.key, Home::Itself, PREFIX)]);
+    scripted.client.queue(&[b"PEXPIRETIME".to_vec(), counter_key(&first.key, Placement::ByKey, PREFIX)]);
     scripted.client.queue(&["TIME"]);
     scripted.client.queue(&["EXEC"]);
     scripted.client.flush();
     let replies: Vec<_> = (0..6).map(|_| scripted.client.receive()).collect();
     let [before, reply, expires, after] = replies[5].array() else { panic!() };
-    let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = answers(charges, reply)[0] else {
+    let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = answers(charges, reply)[0] else {
         panic!("{reply:?}")
     };
     let (reset, tick) = (room.reset_after.0 / 1_000, first.strategy.tick().size().0 / 1_000);
@@ -134,12 +134,12 @@ fn flushed_script_reloads_under_the_same_hash() {
     scripted.client.flush();
     let Value::Error(error) = scripted.client.receive() else { panic!("answered") };
     assert!(error.starts_with("NOSCRIPT"), "{error}");
-    let sha = scripted.client.call(&["SCRIPT", "LOAD", CHARGE]).text();
+    let sha = scripted.client.call(&["SCRIPT", "LOAD", CHARGE_SCRIPT]).text();
     assert_eq!(sha, scripted.sha);
     assert!(scripted.charge(&charges, Some(NOW)).into_iter().all(admits));
 }
 
-/// Commands that store a foreign value under `key`.
+/// Commands that store a foreign value under `counter_key`.
 fn foreign_values(key: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let command = |words: &[&[u8]]| {
         let rest = words[1..].iter().copied();
@@ -178,7 +178,7 @@ fn foreign_value_stays_and_other_charges_succeed() {
             .map(|cost| (*limit, cost))
     }) {
         let strange = charge("strange", strategy, cost);
-        let name = key(&strange.key, Home::Itself, PREFIX);
+        let name = counter_key(&strange.key, Placement::ByKey, PREFIX);
         for (number, stranger) in foreign_values(&name).into_iter().enumerate() {
             // Value 6 has a window start within a minute, which only a calendar can have.
             if number == 6 && strategy == calendar {
@@ -187,16 +187,16 @@ fn foreign_value_stays_and_other_charges_succeed() {
             scripted.client.call(&["FLUSHALL"]);
             scripted.client.call(&stranger);
             let before = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
-            for rule in [Rule::Each, Rule::AllOrNothing { quota_for_all: false, rescued: false }] {
+            for rule in [ChargeMode::Each, ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false }] {
                 let mut charges = each([("before", gcra, 1), ("after", window, 1)]);
-                charges.rule = rule;
+                charges.mode = rule;
                 charges.list.insert(1, strange.clone());
                 let answers = scripted.charge(&charges, Some(NOW));
-                assert_eq!(answers[1], Answer::Unreadable, "{strategy:?} {number} {rule:?}");
+                assert_eq!(answers[1], ChargeResult::Unreadable, "{strategy:?} {number} {rule:?}");
                 assert!(admits(answers[0]) && admits(answers[2]));
             }
             let left = scripted.charge(&each([("before", gcra, 0)]), Some(NOW))[0];
-            let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = left else { panic!() };
+            let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = left else { panic!() };
             assert_eq!(room.remaining, Hits(5), "the others are charged");
             let after = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
             assert_eq!(after, before, "{strategy:?}, stranger {number}");
@@ -210,7 +210,7 @@ fn foreign_value_in_a_batch_spares_its_neighbors() {
     let mut scripted = Scripted::new(&redis);
     for strategy in strategies(7, Nanos::from_secs(60)) {
         let name =
-            key(&charge("strange", strategy, Cost::Charge(Hits(1))).key, Home::Itself, PREFIX);
+            counter_key(&charge("strange", strategy, Cost::Charge(Hits(1))).key, Placement::ByKey, PREFIX);
         // Value 6 has a window start within a minute, which only a calendar can have.
         let is_strange = |(number, _): &(usize, _)| *number != 6;
         for (number, stranger) in foreign_values(&name).into_iter().enumerate().filter(is_strange) {
@@ -219,9 +219,9 @@ fn foreign_value_in_a_batch_spares_its_neighbors() {
             scripted.client.call(&stranger);
             let alike = each(["a", "strange", "b"].map(|name| (name, strategy, 1)));
             let answers = scripted.charge(&alike, Some(NOW));
-            assert_eq!(answers[1], Answer::Unreadable, "{strategy:?} {number}");
+            assert_eq!(answers[1], ChargeResult::Unreadable, "{strategy:?} {number}");
             for answer in [answers[0], answers[2]] {
-                let Answer::Outcome(Outcome::Stepped(Step::Admit(room))) = answer else {
+                let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = answer else {
                     panic!("{strategy:?} {number}: {answer:?}")
                 };
                 assert_eq!(room.remaining, Hits(5), "{strategy:?} {number}");
@@ -240,7 +240,7 @@ fn log_stores_one_entry_per_instant() {
     {
         let charges = each([("a", limit, 1)]);
         scripted.charge(&charges, Some(NOW.plus(Nanos(millis * 1_000_000))));
-        let length = [b"LLEN".to_vec(), key(&charges.list[0].key, Home::Itself, PREFIX)];
+        let length = [b"LLEN".to_vec(), counter_key(&charges.list[0].key, Placement::ByKey, PREFIX)];
         assert_eq!(scripted.client.call(&length), Value::Int(runs), "{limit:?} at {millis}");
     }
 }
@@ -259,11 +259,11 @@ fn full_redis_returns_oom_and_charges_nothing() {
 
 #[test]
 fn counter_keys_are_unique_and_optionally_colocated() {
-    let long = "x".repeat(LONGEST_KEY);
-    let longer = "x".repeat(LONGEST_KEY + 1);
+    let long = "x".repeat(MAX_KEY_BYTES);
+    let longer = "x".repeat(MAX_KEY_BYTES + 1);
     let mut names = HashSet::new();
     let (mut apart, mut beside) = (HashSet::new(), HashSet::new());
-    let together = Home::beside("shop", "b");
+    let together = Placement::by_value("shop", "b");
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut client = redis.connect();
     for entries in [
@@ -274,11 +274,11 @@ fn counter_keys_are_unique_and_optionally_colocated() {
         vec![("a", &*long)],
         vec![("a", &*longer)],
     ] {
-        for counting in [Counting::Gcra, Counting::FixedWindow(Nanos::SECOND)] {
-            let counter = CounterKey::injective("shop", entries.iter().copied(), counting);
-            for (home, slots) in [(Home::Itself, &mut apart), (together, &mut beside)] {
-                let name = key(&counter, home, PREFIX);
-                assert!(name.len() <= PREFIX.len() + 22 + LONGEST_KEY);
+        for counting in [KeyStrategy::Gcra, KeyStrategy::FixedWindow(Nanos::SECOND)] {
+            let counter = CounterKey::unique("shop", entries.iter().copied(), counting);
+            for (home, slots) in [(Placement::ByKey, &mut apart), (together, &mut beside)] {
+                let name = counter_key(&counter, home, PREFIX);
+                assert!(name.len() <= PREFIX.len() + 22 + MAX_KEY_BYTES);
                 let slot = [b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), name.clone()];
                 slots.insert(client.call(&slot).int());
                 assert!(names.insert(name), "{entries:?}");
@@ -293,12 +293,12 @@ fn counter_keys_are_unique_and_optionally_colocated() {
 #[test]
 fn counter_key_is_equal_in_every_process() {
     let counter =
-        |value: &str| CounterKey::injective("shop", [("k", value)].into_iter(), Counting::Gcra);
+        |value: &str| CounterKey::unique("shop", [("k", value)].into_iter(), KeyStrategy::Gcra);
     // Computed by another implementation of SipHash-2-4, with key 0.
     let itself = b"p:sg:{a3e0a8da6e827a85}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
-    assert_eq!(key(&counter("v"), Home::Itself, b"p:"), itself);
+    assert_eq!(counter_key(&counter("v"), Placement::ByKey, b"p:"), itself);
     let beside = b"p:sg:{9bb241b59431bc48}:ig\0\0\0\0\0\0\0\0\x04\0\0\0shop\x01\0k\x01\0v";
-    assert_eq!(key(&counter("v"), Home::beside("shop", "v"), b"p:"), beside);
+    assert_eq!(counter_key(&counter("v"), Placement::by_value("shop", "v"), b"p:"), beside);
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn impossible_reply_is_rejected() {
     let [gcra, window, calendar, ..] = strategies(7, Nanos::from_secs(60));
     let refund = |strategy| Charges {
         list: std::iter::once(charge("a", strategy, Cost::Refund(Hits(1)))).collect(),
-        rule: Rule::Each,
+        mode: ChargeMode::Each,
     };
     let one = |strategy| each([("a", strategy, 1)]);
     let (admit, never, refunded, unreadable, deny, stale) = (112, 113, 114, 3, 116, 5);

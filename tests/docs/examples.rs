@@ -6,9 +6,9 @@ use std::fs;
 
 use sluicegate::cli::args::{self, Command};
 use sluicegate::config::load;
-use sluicegate::config::settings::{self, Doors};
+use sluicegate::config::settings::{self, SettingsInput};
 use sluicegate::edge::grpc::convert;
-use sluicegate::edge::{Reporting, http};
+use sluicegate::edge::{ReplyOptions, http};
 use sluicegate::kernel::units::Revision;
 
 use super::{Block, bare, blocks, page, printed, root, rows};
@@ -66,7 +66,7 @@ fn other_yaml_blocks_match_shipped_files_or_settings() {
                 assert_eq!(missing, None, "{place}: not in the file");
             }
             Some("# server.yaml") => {
-                let input = Doors { file: Some((place.clone(), text)), ..Doors::default() };
+                let input = SettingsInput { file: Some((place.clone(), text)), ..SettingsInput::default() };
                 let problems = settings::read(&input).map_or_else(|p| p, |read| read.warnings);
                 assert_eq!(problems, [], "{place}");
             }
@@ -150,7 +150,7 @@ fn assert_parses(words: &[String], place: &str) {
     let argv: Vec<OsString> = words.iter().map(OsString::from).collect();
     let cli = args::parse(argv).unwrap_or_else(|error| panic!("{place}: {error}"));
     if let Command::Serve(serve) = cli.command {
-        let input = Doors { flags: serve.flags.given, ..Doors::default() };
+        let input = SettingsInput { flags: serve.flags.given, ..SettingsInput::default() };
         let problems = settings::read(&input).map_or_else(|p| p, |read| read.warnings);
         assert_eq!(problems, [], "{place}");
     }
@@ -202,14 +202,14 @@ fn words(line: &str) -> Vec<String> {
 #[test]
 fn every_documented_json_check_is_valid() {
     let mut checked = 0;
-    let reporting = Reporting { negative_hits: true, ..Reporting::default() };
+    let reporting = ReplyOptions { allow_negative_hits: true, ..ReplyOptions::default() };
     for Block { place, text, .. } in blocks("console") {
         // A body may span several lines.
         let words = words(&text.replace('\n', " "));
         let bodies = words.iter().zip(&words[1..]).filter(|(flag, _)| *flag == "-d");
         for (_, body) in bodies {
-            let request = http::json::request(body.as_bytes()).expect(&place);
-            assert!(convert::question(&request, &reporting).is_ok(), "{place}: {body}");
+            let request = http::json::parse_request(body.as_bytes()).expect(&place);
+            assert!(convert::to_check(&request, &reporting).is_ok(), "{place}: {body}");
             checked += 1;
         }
     }

@@ -5,16 +5,16 @@ use std::fs;
 use std::path::Path;
 
 use clap::CommandFactory as _;
-use sluicegate::backend::redis::codec::heartbeat::lives;
+use sluicegate::backend::redis::codec::heartbeat::incarnation_key;
 use sluicegate::cli::args;
 use sluicegate::config::diagnostic::Code;
-use sluicegate::config::settings::{self, Doors, Settings, table};
+use sluicegate::config::settings::{self, SettingsInput, Settings, table};
 use sluicegate::edge::grpc::convert;
-use sluicegate::engine::Refusal;
-use sluicegate::kernel::decision::{Cause, Reason};
+use sluicegate::engine::CheckError;
+use sluicegate::kernel::decision::{StoreFailure, Reason};
 use sluicegate::kernel::units::Nanos;
-use sluicegate::telemetry::event::Outcome;
-use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, Process, SHOWN};
+use sluicegate::telemetry::event::EdgeOutcome;
+use sluicegate::telemetry::metrics::{ConcurrencyGauges, Gauges, Metrics, ProcessUsage, MAX_LIMIT_SERIES};
 
 use super::{Page, bare, page, pages, printed, root, rows};
 
@@ -45,15 +45,15 @@ fn metrics_table_has_every_type_and_label_bound() {
 /// More concurrency limits than the maximum with individual series.
 fn many_limits() -> Gauges {
     let some = Some(Nanos(1));
-    let ceiling = |number: usize| Ceiling {
+    let ceiling = |number: usize| ConcurrencyGauges {
         path: format!("d.k{number}").into(),
         rtt: some,
         min_rtt: some,
         gradient: Some(1),
-        ..Ceiling::default()
+        ..ConcurrencyGauges::default()
     };
-    let (in_use, process) = ((0..2 * SHOWN).map(ceiling).collect(), Some(Process::default()));
-    Gauges { in_use, process, ..Gauges::default() }
+    let (in_use, process) = ((0..2 * MAX_LIMIT_SERIES).map(ceiling).collect(), Some(ProcessUsage::default()));
+    Gauges { concurrency_limits: in_use, process, ..Gauges::default() }
 }
 
 /// Name, type and labels of every metric, for example `` `protocol` 2 × `outcome` 14 ``.
@@ -88,11 +88,11 @@ fn labels(page: &str, name: &str) -> String {
 #[test]
 fn every_outcome_reason_and_cause_has_a_row() {
     let page = page("docs/answers.md");
-    let outcomes: Vec<_> = Outcome::ALL.iter().map(|one| one.as_str()).collect();
+    let outcomes: Vec<_> = EdgeOutcome::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "outcome"), outcomes);
     let reasons: Vec<_> = Reason::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "reason"), reasons);
-    let causes: Vec<_> = Cause::ALL.iter().map(|one| one.as_str()).collect();
+    let causes: Vec<_> = StoreFailure::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&super::page("docs/reliability.md"), "cause"), causes);
 }
 
@@ -100,22 +100,22 @@ fn every_outcome_reason_and_cause_has_a_row() {
 fn every_refusal_has_its_documented_grpc_code() {
     let (descriptor, got, most) = (0, 0, 0);
     let refusals = [
-        (Outcome::EmptyDomain, Refusal::EmptyDomain),
-        (Outcome::NoDescriptors, Refusal::NoDescriptors),
-        (Outcome::NoConfig, Refusal::NoConfig),
-        (Outcome::TooManyDescriptors, Refusal::TooManyDescriptors { got, most }),
-        (Outcome::TooManyEntries, Refusal::TooManyEntries { got, most }),
-        (Outcome::EntryTooLong, Refusal::EntryTooLong { descriptor, got, most }),
-        (Outcome::HitsTooLarge, Refusal::HitsTooLarge { descriptor, got: 0 }),
-        (Outcome::UnknownUnit, Refusal::UnknownUnit { descriptor, got: 0 }),
-        (Outcome::RefundsAreOff, Refusal::RefundsAreOff { descriptor }),
-        (Outcome::BadId, Refusal::BadId { descriptor, why: "" }),
-        (Outcome::BackendDown, Refusal::BackendDown(Cause::Late)),
+        (EdgeOutcome::EmptyDomain, CheckError::EmptyDomain),
+        (EdgeOutcome::NoDescriptors, CheckError::NoDescriptors),
+        (EdgeOutcome::NoConfig, CheckError::NoConfig),
+        (EdgeOutcome::TooManyDescriptors, CheckError::TooManyDescriptors { got, most }),
+        (EdgeOutcome::TooManyEntries, CheckError::TooManyEntries { got, most }),
+        (EdgeOutcome::EntryTooLong, CheckError::EntryTooLong { descriptor, got, most }),
+        (EdgeOutcome::HitsTooLarge, CheckError::HitsTooLarge { descriptor, got: 0 }),
+        (EdgeOutcome::UnknownUnit, CheckError::UnknownUnit { descriptor, got: 0 }),
+        (EdgeOutcome::RefundsDisabled, CheckError::RefundsDisabled { descriptor }),
+        (EdgeOutcome::BadId, CheckError::BadId { descriptor, why: "" }),
+        (EdgeOutcome::StoreUnavailable, CheckError::StoreUnavailable(StoreFailure::TimedOut)),
     ];
     let rows = rows(&page("docs/answers.md"), "outcome");
     for (outcome, refusal) in refusals {
         let row = rows.iter().find(|row| bare(&row[0]) == outcome.as_str()).unwrap();
-        let code = format!("({})", i32::from(convert::refusal(&refusal).code()));
+        let code = format!("({})", i32::from(convert::error_status(&refusal).code()));
         assert!(row[1].ends_with(&code), "{}: {code}", row[0]);
     }
 }
@@ -197,7 +197,7 @@ fn paths(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn documented_fleet_key_uses_the_default_prefix() {
-    let key = String::from_utf8(lives(Settings::default().key_prefix.as_bytes())).unwrap();
+    let key = String::from_utf8(incarnation_key(Settings::default().key_prefix.as_bytes())).unwrap();
     let page = page("docs/fleet.md");
     assert!(page.lines().any(|line| line.ends_with(&format!(" 1 '{key}'"))), "{key}");
 }
@@ -210,7 +210,7 @@ fn docker_compose_grace_period_covers_the_drain() {
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
     let file = Some(("config/start.yaml".to_owned(), read("config/start.yaml")));
     let Settings { drain_delay, drain_timeout, .. } =
-        settings::read(&Doors { file, ..Doors::default() }).unwrap().settings;
+        settings::read(&SettingsInput { file, ..SettingsInput::default() }).unwrap().settings;
     let leaving = Nanos(drain_delay.0 + drain_timeout.0 + AFTER_THE_DRAIN.0);
     let composed = read("docker-compose.yml");
     let periods = composed.lines().filter_map(|line| {

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 use serde_json::Value;
-use sluicegate::config::schema::limits;
+use sluicegate::config::schema::limits_schema;
 
 use super::root;
 
@@ -35,7 +35,7 @@ What becomes of what was counted where a word changes, `charge` and `colocate` a
 ";
 
 fn generated_page() -> String {
-    let schema = limits();
+    let schema = limits_schema();
     let mut page = HEAD.to_owned();
     for (name, title, more) in BLOCKS {
         let block = if name.is_empty() { &schema } else { &schema["$defs"][name] };
@@ -121,7 +121,7 @@ fn words_page_matches_the_schema() {
 
 #[test]
 fn every_schema_block_is_listed() {
-    let schema = limits();
+    let schema = limits_schema();
     let known: BTreeSet<_> =
         schema["$defs"].as_object().unwrap().keys().map(String::as_str).collect();
     let listed: BTreeSet<_> =

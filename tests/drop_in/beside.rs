@@ -4,8 +4,8 @@
 //! - A `SLUICEGATE_*` variable wins.
 //! - The other variables apply where they still have a meaning.
 
-use sluicegate::cli::ratelimit::{Read, read};
-use sluicegate::config::settings::{Doors, Loaded, Settings, read as settle, table};
+use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
+use sluicegate::config::settings::{SettingsInput, LoadedSettings, Settings, read as settle, table};
 
 use super::variables::environment;
 
@@ -37,13 +37,13 @@ const MOGRIFIED: Pairs = &[
 ];
 const PLAIN: &str = "redis://h:1";
 
-fn load_both(ours: Pairs, theirs: Pairs) -> (Read, Loaded) {
+fn load_both(ours: Pairs, theirs: Pairs) -> (RatelimitSettings, LoadedSettings) {
     let texts = |(name, text): &(&str, &str)| (format!("SLUICEGATE_{name}"), (*text).to_owned());
-    let input = Doors { environment: ours.iter().map(texts).collect(), ..Doors::default() };
+    let input = SettingsInput { environment: ours.iter().map(texts).collect(), ..SettingsInput::default() };
     let theirs = environment("UNKNOWN_VARIABLE", "anything", theirs);
-    let read = read(theirs, &input.named_settings())
+    let read = read_environment(theirs, &input.explicit_setting_names())
         .unwrap_or_else(|sentences| panic!("{ours:?}: {sentences:?}"));
-    let loaded = settle(&Doors { named: read.named.clone(), ..input })
+    let loaded = settle(&SettingsInput { ratelimit_values: read.settings.clone(), ..input })
         .unwrap_or_else(|problems| panic!("{ours:?}: {problems:?}"));
     (read, loaded)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluicegate::edge::grpc::tls::Files;
+use sluicegate::edge::grpc::tls::TlsFiles;
 use sluicegate::source::xds::message::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
@@ -51,7 +51,7 @@ fn environment_starts_without_redis_and_probes_stay_healthy() {
     let authority = Authority::new();
     let (gateway, own) = (authority.sign(&["envoy-gateway"]), authority.sign(&["envoy-ratelimit"]));
     let ca = authority.ca();
-    let xds = Xds::start_with_tls(Files {
+    let xds = Xds::start_with_tls(TlsFiles {
         certificate: gateway.certificate.into(),
         key: gateway.key.into(),
         client_ca: Some(ca.clone().into()),

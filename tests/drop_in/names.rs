@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use sluicegate::source::xds::{Server, Tls, connect};
+use sluicegate::source::xds::{XdsServer, XdsTls, connect};
 use tempfile::TempDir;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -241,13 +241,13 @@ impl ExercisedService {
         assert_eq!(self.check("nodom", r#"{"key":"k"}"#, ""), 200);
     }
 
-    fn server(&self, ca: &str) -> Server {
-        let tls = Tls {
-            ca: Some(ca.into()),
+    fn server(&self, ca: &str) -> XdsServer {
+        let tls = XdsTls {
+            ca_file: Some(ca.into()),
             server_name: Some("ratelimit.test".into()),
-            ..Tls::default()
+            ..XdsTls::default()
         };
-        Server { host: "127.0.0.1".into(), port: self.service.grpc.port(), tls: Some(tls) }
+        XdsServer { host: "127.0.0.1".into(), port: self.service.grpc.port(), tls: Some(tls) }
     }
 
     /// Sends an empty check and a health check over gRPC.

@@ -6,7 +6,7 @@
 
 use std::fs;
 
-use sluicegate::edge::grpc::tls::Files;
+use sluicegate::edge::grpc::tls::TlsFiles;
 use sluicegate::source::xds::message::RateLimitConfig;
 
 use super::process;
@@ -82,7 +82,7 @@ fn xds_tls_trusts_the_named_and_system_cas() {
     let (named, system) = (Authority::new(), Authority::new());
     for by in [&named, &system] {
         let own = by.sign(&["management.test"]);
-        let xds = Xds::start_with_tls(Files {
+        let xds = Xds::start_with_tls(TlsFiles {
             certificate: own.certificate.into(),
             key: own.key.into(),
             client_ca: None,

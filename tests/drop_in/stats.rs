@@ -5,9 +5,9 @@ use std::net::{TcpListener, UdpSocket};
 
 use regex::Regex;
 use sluicegate::kernel::units::Nanos;
-use sluicegate::telemetry::stats::mapping::{Kind, Mapping, fit};
+use sluicegate::telemetry::stats::mapping::{StatKind, StatMapping, sanitize_metric_name};
 use sluicegate::telemetry::stats::{
-    Dialect, Key, Lines, Looked, Method, OVERFLOW, Rewrite, Stat, Stats, Verdict, page,
+    LineFormat, RuleStatsKey, StatLineFormatter, ExternalStat, TimedMethod, OVERFLOW, NameRewrite, StatCounter, Stats, RuleCharge, render_page,
 };
 
 use super::process;
@@ -16,27 +16,27 @@ use crate::support::ports;
 use crate::waiting::{PATIENCE, until};
 
 fn stats(most: u32) -> Stats {
-    Stats::new(most, Mapping::built_in(false))
+    Stats::new(most, StatMapping::built_in(false))
 }
 
-/// Limit 10, near limit above 8. `held` is the counter value after the charge.
-fn verdict(hits: u64, held: u64) -> Verdict {
-    Verdict { hits, held, limit: 10, near: 8, is_remembered: false, shadow: false }
+/// Limit 10, near limit above 8. `counter` is the counter value after the charge.
+fn verdict(hits: u64, held: u64) -> RuleCharge {
+    RuleCharge { hits, counter: held, limit: 10, near_limit: 8, is_cached_denial: false, is_shadow: false }
 }
 
 /// Three checks of seven hits with a limit of ten. Source: example in `reference` §6.2.
 fn worked(stats: &Stats) {
-    let rule = stats.rule(Key::Written("d.k"));
+    let rule = stats.rule_stats(RuleStatsKey::FromFile("d.k"));
     for held in [7, 14, 21] {
         rule.hits(7);
-        rule.verdict(verdict(7, held));
+        rule.count_result(verdict(7, held));
     }
-    stats.called(Method::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
+    stats.record_call(TimedMethod::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
 }
 
-fn lines(of: &mut Lines, stats: &Stats) -> Vec<String> {
-    let gauges = [Looked::Gauge("ratelimit.redis_pool.cx_active", 1)];
-    let mut lines = of.next(stats, &gauges);
+fn lines(of: &mut StatLineFormatter, stats: &Stats) -> Vec<String> {
+    let gauges = [ExternalStat::Gauge("ratelimit.redis_pool.cx_active", 1)];
+    let mut lines = of.next_lines(stats, &gauges);
     lines.sort_unstable();
     lines
 }
@@ -53,11 +53,11 @@ const WORKED: [&str; 7] = [
 
 #[test]
 fn counters_are_sent_as_increments() {
-    let (stats, mut lines_of) = (stats(10), Lines::new(Dialect::Statsd, &[], Vec::new()));
+    let (stats, mut lines_of) = (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
     worked(&stats);
     assert_eq!(lines(&mut lines_of, &stats), WORKED);
     assert_eq!(lines(&mut lines_of, &stats), [WORKED[0]], "nothing grew");
-    stats.add(Stat::RedisError, 2);
+    stats.add(StatCounter::RedisError, 2);
     let error = "ratelimit.service.call.should_rate_limit.redis_error:2|c";
     assert_eq!(lines(&mut lines_of, &stats), [WORKED[0], error]);
 }
@@ -66,10 +66,10 @@ fn counters_are_sent_as_increments() {
 fn statsd_embeds_tags_in_names_dogstatsd_appends_them() {
     let tags = [("env", "prod"), ("az", "eu:1.a")].map(|(n, t)| (n.to_owned(), t.to_owned()));
     let (stats, name) = (stats(10), "ratelimit.service.rate_limit.d.k.total_hits");
-    stats.rule(Key::Written("d.k")).hits(1);
-    let mut plain = Lines::new(Dialect::Statsd, &tags, Vec::new());
-    assert_eq!(plain.next(&stats, &[]), [format!("{name}.__az=eu_1_a.__env=prod:1|c")]);
-    let rewrite = Rewrite {
+    stats.rule_stats(RuleStatsKey::FromFile("d.k")).hits(1);
+    let mut plain = StatLineFormatter::new(LineFormat::Statsd, &tags, Vec::new());
+    assert_eq!(plain.next_lines(&stats, &[]), [format!("{name}.__az=eu_1_a.__env=prod:1|c")]);
+    let rewrite = NameRewrite {
         pattern: Regex::new(r"^ratelimit\.service\.rate_limit\.(.*)\.(.*)\.(.*)$").unwrap(),
         name: "ratelimit.$3".to_owned(),
         tags: vec![
@@ -77,11 +77,11 @@ fn statsd_embeds_tags_in_names_dogstatsd_appends_them() {
             ("key".to_owned(), "${2}-$9".to_owned()),
         ],
     };
-    let mut dog = Lines::new(Dialect::Dogstatsd, &tags, vec![rewrite]);
+    let mut dog = StatLineFormatter::new(LineFormat::Dogstatsd, &tags, vec![rewrite]);
     let wanted = "ratelimit.total_hits:1|c|#az:eu_1_a,env:prod,domain:d,key:k-$9";
-    assert_eq!(dog.next(&stats, &[]), [wanted]);
-    let mut log = Lines::new(Dialect::Log, &[], Vec::new());
-    let line: serde_json::Value = serde_json::from_str(&log.next(&stats, &[])[0]).unwrap();
+    assert_eq!(dog.next_lines(&stats, &[]), [wanted]);
+    let mut log = StatLineFormatter::new(LineFormat::Log, &[], Vec::new());
+    let line: serde_json::Value = serde_json::from_str(&log.next_lines(&stats, &[])[0]).unwrap();
     assert_eq!(line["json"]["name"], name);
     assert_eq!(line["json"]["value"], "1.000000");
 }
@@ -90,22 +90,22 @@ fn statsd_embeds_tags_in_names_dogstatsd_appends_them() {
 fn prometheus_page_matches_the_golden_file() {
     let stats = stats(10);
     worked(&stats);
-    let two = stats.rule(Key::Written("d.a_x.b.c"));
+    let two = stats.rule_stats(RuleStatsKey::FromFile("d.a_x.b.c"));
     two.hits(3);
-    two.verdict(Verdict { is_remembered: true, ..verdict(3, 11) });
-    stats.add(Stat::ServiceError, 4);
-    stats.add(Stat::ConfigLoadSuccess, 1);
-    stats.unknown_domain("no dom", 2);
-    let gauges = [Looked::Gauge("ratelimit.redis_pool.cx_active", 1)];
+    two.count_result(RuleCharge { is_cached_denial: true, ..verdict(3, 11) });
+    stats.add(StatCounter::ServiceError, 4);
+    stats.add(StatCounter::ConfigLoadSuccess, 1);
+    stats.count_unknown_domain("no dom", 2);
+    let gauges = [ExternalStat::Gauge("ratelimit.redis_pool.cx_active", 1)];
     let golden = include_str!("../golden/reference_metrics.txt");
-    assert_eq!(page(&stats, &gauges), golden);
+    assert_eq!(render_page(&stats, &gauges), golden);
 }
 
 #[test]
 fn millisecond_mapping_reports_response_times_in_milliseconds() {
-    let stats = Stats::new(1, Mapping::built_in(true));
-    stats.called(Method::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
-    let page = page(&stats, &[]);
+    let stats = Stats::new(1, StatMapping::built_in(true));
+    stats.record_call(TimedMethod::ShouldRateLimit, Nanos(1), Nanos(7_900_000));
+    let page = render_page(&stats, &[]);
     assert!(page.contains(
         "ratelimit_service_response_time_seconds_sum{grpc_method=\"ShouldRateLimit\"} 7\n"
     ));
@@ -116,12 +116,12 @@ fn millisecond_mapping_reports_response_times_in_milliseconds() {
 fn names_beyond_the_maximum_share_an_overflow_counter() {
     let stats = stats(3);
     for nth in 0..1_000 {
-        stats.rule(Key::Made(&format!("d.user_{nth}"))).hits(1);
-        stats.unknown_domain(&format!("domain {nth}"), 1);
+        stats.rule_stats(RuleStatsKey::FromRequest(&format!("d.user_{nth}"))).hits(1);
+        stats.count_unknown_domain(&format!("domain {nth}"), 1);
     }
     // The maximum does not apply to rules from files.
-    stats.rule(Key::Written("d.k")).hits(5);
-    let mut lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    stats.rule_stats(RuleStatsKey::FromFile("d.k")).hits(5);
+    let mut lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     lines.sort_unstable();
     assert_eq!(lines.len(), 3 + 1 + 3 + 1 + 1, "{lines:?}");
     let overflow = format!("ratelimit.service.rate_limit.{OVERFLOW}.{OVERFLOW}.total_hits:997|c");
@@ -137,9 +137,9 @@ fn names_beyond_the_maximum_share_an_overflow_counter() {
 fn overlong_names_lose_no_hits() {
     let stats = stats(9);
     let long = "x".repeat(2_000);
-    stats.rule(Key::Made(&long)).hits(4);
-    stats.unknown_domain(&long, 2);
-    let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    stats.rule_stats(RuleStatsKey::FromRequest(&long)).hits(4);
+    stats.count_unknown_domain(&long, 2);
+    let lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     assert!(lines.iter().all(|line| line.len() < 200), "{lines:?}");
     assert_eq!(lines.iter().map(|line| value(line)).sum::<u64>(), 6, "no hit is lost");
 }
@@ -151,39 +151,39 @@ fn value(line: &str) -> u64 {
 #[test]
 fn keys_with_equal_sanitized_names_share_a_counter() {
     let stats = stats(10);
-    stats.rule(Key::Made("d.k_a:b")).hits(1);
-    stats.rule(Key::Made("d.k_a|b")).hits(2);
-    let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    stats.rule_stats(RuleStatsKey::FromRequest("d.k_a:b")).hits(1);
+    stats.rule_stats(RuleStatsKey::FromRequest("d.k_a|b")).hits(2);
+    let lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     assert_eq!(lines, ["ratelimit.service.rate_limit.d.k_a_b.total_hits:3|c"]);
 }
 
 #[test]
 fn unknown_domains_with_equal_names_share_a_counter() {
     for (one, other, name) in [("a:b", "a|b", "a_b"), ("10.0.0.1", "10_0_0_1", "10_0_0_1")] {
-        let (stats, mut lines) = (stats(10), Lines::new(Dialect::Statsd, &[], Vec::new()));
-        stats.unknown_domain(one, 5);
-        stats.unknown_domain(other, 3);
+        let (stats, mut lines) = (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
+        stats.count_unknown_domain(one, 5);
+        stats.count_unknown_domain(other, 3);
         let wanted = format!("ratelimit.service.rate_limit.{name}.domain_not_found:8|c");
-        assert_eq!(lines.next(&stats, &[]), [wanted], "each name once in a round");
-        assert_eq!(lines.next(&stats, &[]), [""; 0], "nothing grew");
+        assert_eq!(lines.next_lines(&stats, &[]), [wanted], "each name once in a round");
+        assert_eq!(lines.next_lines(&stats, &[]), [""; 0], "nothing grew");
     }
 }
 
 #[test]
 fn a_rule_named_overflow_shares_the_overflow_counter() {
-    let (stats, mut lines) = (stats(1), Lines::new(Dialect::Statsd, &[], Vec::new()));
+    let (stats, mut lines) = (stats(1), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
     let name = format!("{OVERFLOW}.{OVERFLOW}");
-    stats.rule(Key::Written(&name)).hits(5);
-    stats.rule(Key::Written("one.more")).hits(3);
+    stats.rule_stats(RuleStatsKey::FromFile(&name)).hits(5);
+    stats.rule_stats(RuleStatsKey::FromFile("one.more")).hits(3);
     let wanted = format!("ratelimit.service.rate_limit.{name}.total_hits:8|c");
-    assert_eq!(lines.next(&stats, &[]), [wanted]);
-    assert_eq!(lines.next(&stats, &[]), [""; 0], "nothing grew");
+    assert_eq!(lines.next_lines(&stats, &[]), [wanted]);
+    assert_eq!(lines.next_lines(&stats, &[]), [""; 0], "nothing grew");
 }
 
 #[test]
 fn a_decreased_counter_sends_nothing_until_it_grows() {
-    let (stats, mut lines) = (stats(1), Lines::new(Dialect::Statsd, &[], Vec::new()));
-    let mut next = |count| lines.next(&stats, &[Looked::Counter("c", count)]);
+    let (stats, mut lines) = (stats(1), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
+    let mut next = |count| lines.next_lines(&stats, &[ExternalStat::Counter("c", count)]);
     assert_eq!(next(5), ["c:5|c"]);
     assert_eq!(next(3), [""; 0]);
     assert_eq!(next(4), ["c:1|c"]);
@@ -204,8 +204,8 @@ fn near_over_and_within_counts_match_envoyproxy() {
         (0, 10, 0, 0, 0),
     ] {
         let stats = stats(1);
-        stats.rule(Key::Written("d.k")).verdict(verdict(hits, held));
-        let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+        stats.rule_stats(RuleStatsKey::FromFile("d.k")).count_result(verdict(hits, held));
+        let lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
         let of = |name: &str| {
             let line = lines.iter().find(|line| line.contains(&format!(".k.{name}:")));
             line.map_or(0, |line| value(line))
@@ -219,8 +219,8 @@ fn near_over_and_within_counts_match_envoyproxy() {
 fn shadow_mode_counts_over_limit_hits_twice() {
     // Five hits raise the counter to 13 of 10, so three are over. Source: `reference` §6.2.
     let stats = stats(1);
-    stats.rule(Key::Written("d.k")).verdict(Verdict { shadow: true, ..verdict(5, 13) });
-    let mut lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    stats.rule_stats(RuleStatsKey::FromFile("d.k")).count_result(RuleCharge { is_shadow: true, ..verdict(5, 13) });
+    let mut lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     lines.sort_unstable();
     let rule = "ratelimit.service.rate_limit.d.k";
     let wanted = ["near_limit:2|c", "over_limit:3|c", "shadow_mode:3|c"];
@@ -229,16 +229,16 @@ fn shadow_mode_counts_over_limit_hits_twice() {
 
 #[test]
 fn the_first_matching_rewrite_applies() {
-    let rewrite = |pattern: &str, name: &str| Rewrite {
+    let rewrite = |pattern: &str, name: &str| NameRewrite {
         pattern: Regex::new(pattern).unwrap(),
         name: name.to_owned(),
         tags: Vec::new(),
     };
     let rewrites = vec![rewrite("^other", "a"), rewrite("total_hits$", "b"), rewrite("^r", "c")];
     let stats = stats(1);
-    stats.rule(Key::Written("d.k")).hits(1);
-    let mut dog = Lines::new(Dialect::Dogstatsd, &[], rewrites);
-    assert_eq!(dog.next(&stats, &[]), ["b:1|c"]);
+    stats.rule_stats(RuleStatsKey::FromFile("d.k")).hits(1);
+    let mut dog = StatLineFormatter::new(LineFormat::Dogstatsd, &[], rewrites);
+    assert_eq!(dog.next_lines(&stats, &[]), ["b:1|c"]);
 }
 
 #[test]
@@ -251,8 +251,8 @@ mappings:
 - {match: drop.*, action: drop}
 - {match: t.*, match_metric_type: timer, name: timed, scale: 0.5}
 ";
-    let mapping = Mapping::read(text).unwrap();
-    let counter = |name: &str| mapping.map(name, Kind::Counter);
+    let mapping = StatMapping::parse(text).unwrap();
+    let counter = |name: &str| mapping.map(name, StatKind::Counter);
     let mapped = counter("a.b-1.c").unwrap();
     assert_eq!((mapped.name.as_str(), mapped.labels["part"].as_str()), ("x_b_1", "b-1!"));
     assert_eq!(
@@ -262,12 +262,12 @@ mappings:
     );
     assert!(counter("drop.it").unwrap().is_dropped);
     assert!(counter("t.it").is_none() && counter("other").is_none());
-    assert_eq!(mapping.map("t.it", Kind::Timer).unwrap().buckets, [1.0, 2.0]);
-    assert_eq!(fit("9 lives.ü"), "_9_lives__");
+    assert_eq!(mapping.map("t.it", StatKind::Timer).unwrap().buckets, [1.0, 2.0]);
+    assert_eq!(sanitize_metric_name("9 lives.ü"), "_9_lives__");
     for wrong in
         ["mappings: [{match: a}]", "mappings: [{match: '(', match_type: regex, name: n}]", "x: ["]
     {
-        assert!(Mapping::read(wrong).is_err(), "{wrong}");
+        assert!(StatMapping::parse(wrong).is_err(), "{wrong}");
     }
 }
 
@@ -278,9 +278,9 @@ mappings:
 - {match: 'ratelimit_server.*.response_time', name: took, labels: {method: '$1'}, scale: 0.001,
    summary_options: {quantiles: [{quantile: 0.5, error: 0.05}, {quantile: 0.95, error: 0.01}]}}
 ";
-    let stats = Stats::new(1, Mapping::read(text).unwrap()).unsent();
+    let stats = Stats::new(1, StatMapping::parse(text).unwrap()).without_sending();
     for millis in 1..=100 {
-        stats.called(Method::Check, Nanos(1), Nanos(millis * Nanos::MILLI.0));
+        stats.record_call(TimedMethod::Check, Nanos(1), Nanos(millis * Nanos::MILLI.0));
     }
     let wanted = "\
 # TYPE took summary
@@ -289,15 +289,15 @@ took{method=\"Check\",quantile=\"0.95\"} 0.095
 took_sum{method=\"Check\"} 5.05
 took_count{method=\"Check\"} 100
 ";
-    let shown = page(&stats, &[]);
+    let shown = render_page(&stats, &[]);
     assert!(shown.contains(wanted), "{shown}");
-    stats.pass(Nanos::from_secs(720));
-    let later = page(&stats, &[]);
+    stats.advance(Nanos::from_secs(720));
+    let later = render_page(&stats, &[]);
     assert!(
         later.contains("quantile=\"0.5\"} NaN\n")
             && later.contains("_count{method=\"Check\"} 100\n")
     );
-    let lines = Lines::new(Dialect::Statsd, &[], Vec::new()).next(&stats, &[]);
+    let lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     assert_eq!(lines, ["ratelimit_server.Check.total_requests:100|c"], "nobody is sent the times");
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use hyper_util::rt::TokioIo;
-use sluicegate::source::xds::{Server, Tls, connect};
+use sluicegate::source::xds::{XdsServer, XdsTls, connect};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -44,8 +44,8 @@ fn call(service: &Service, ca: &str, name: &str, identity: Option<&Files>) -> Re
     let identity =
         identity.map(|files| (files.certificate.clone().into(), files.key.clone().into()));
     let (ca, server_name) = (Some(ca.into()), Some(name.to_owned()));
-    let tls = Tls { ca, system_roots: false, identity, server_name };
-    let server = Server { host: "127.0.0.1".to_owned(), port: service.grpc.port(), tls: Some(tls) };
+    let tls = XdsTls { ca_file: ca, trust_system_cas: false, client_identity: identity, server_name };
+    let server = XdsServer { host: "127.0.0.1".to_owned(), port: service.grpc.port(), tls: Some(tls) };
     runtime().block_on(async {
         let channel = connect(&server).await.map_err(|error| error.to_string())?;
         is_reached(channel).await

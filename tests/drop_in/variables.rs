@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use sluicegate::cli::ratelimit::parse::{Kind, Parsed, parse};
-use sluicegate::cli::ratelimit::table::{Means, TABLE};
-use sluicegate::cli::ratelimit::{Read, read};
-use sluicegate::config::settings::{Doors, Loaded, read as settle, table};
+use sluicegate::cli::ratelimit::parse::{VariableKind, VariableValue, parse_variable};
+use sluicegate::cli::ratelimit::table::{VariableEffect, TABLE};
+use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
+use sluicegate::config::settings::{SettingsInput, LoadedSettings, read as settle, table};
 
 enum Effect {
     /// Setting and its printed value.
@@ -327,14 +327,14 @@ pub fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashM
     all.map(|(name, text)| (name.to_owned(), text.to_owned())).collect()
 }
 
-fn settled(read: &Read) -> Result<Loaded, String> {
-    let input = Doors { named: read.named.clone(), ..Doors::default() };
+fn settled(read: &RatelimitSettings) -> Result<LoadedSettings, String> {
+    let input = SettingsInput { ratelimit_values: read.settings.clone(), ..SettingsInput::default() };
     settle(&input)
         .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 
 fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
-    let read = read(environment(variable, text, others), &BTreeSet::new());
+    let read = read_environment(environment(variable, text, others), &BTreeSet::new());
     let problem = match (&read, effect) {
         (Err(sentences), Stops(part)) => {
             (!sentences.iter().any(|it| it.contains(part))).then(|| sentences.join("\n"))
@@ -342,7 +342,7 @@ fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
         (Ok(_), Stops(_)) => Some("it starts".to_owned()),
         (Err(sentences), _) => Some(sentences.join("\n")),
         (Ok(read), Notes(part)) => {
-            let is_wanted = |note: &sluicegate::cli::ratelimit::Note| {
+            let is_wanted = |note: &sluicegate::cli::ratelimit::VariableNote| {
                 note.variable == variable && note.line.contains(part)
             };
             (!read.notes.iter().any(is_wanted)).then(|| format!("{:?}", read.notes))
@@ -363,7 +363,7 @@ fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
 fn a_refused_header_value_is_not_printed() {
     let credential = "authorization:Basic user:open-sesame";
     let variable = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
-    let Err(sentences) = read(environment(variable, credential, XDS), &BTreeSet::new()) else {
+    let Err(sentences) = read_environment(environment(variable, credential, XDS), &BTreeSet::new()) else {
         panic!("taken")
     };
     let refused = sentences.join("\n");
@@ -383,8 +383,8 @@ fn every_variable_has_a_case_and_known_settings() {
     assert_eq!(known, tested);
     assert_eq!(known.len(), TABLE.len(), "a variable twice");
     for row in TABLE {
-        assert!(row.default.is_empty() || parse(row.kind, row.default).is_some(), "{}", row.name);
-        let Means::Settings(names) = row.means else { continue };
+        assert!(row.default.is_empty() || parse_variable(row.kind, row.default).is_some(), "{}", row.name);
+        let VariableEffect::Settings(names) = row.effect else { continue };
         for name in names.split(", ") {
             assert!(table().iter().any(|setting| setting.name == name), "{}: {name}", row.name);
         }
@@ -395,7 +395,7 @@ fn every_variable_has_a_case_and_known_settings() {
 fn defaults_match_envoyproxy_without_notes() {
     let environment = environment("UNKNOWN_VARIABLE", "anything", &[]);
     let read =
-        read(environment, &BTreeSet::new()).unwrap_or_else(|sentences| panic!("{sentences:?}"));
+        read_environment(environment, &BTreeSet::new()).unwrap_or_else(|sentences| panic!("{sentences:?}"));
     assert_eq!(read.notes, []);
     let settings = settled(&read).unwrap().settings;
     assert_eq!((settings.http_port, settings.grpc_port, settings.admin_port), (8080, 8081, 6070));
@@ -412,32 +412,32 @@ fn defaults_match_envoyproxy_without_notes() {
 #[test]
 fn all_startup_errors_are_reported_together() {
     let environment = environment("PORT", "", &[("CONFIG_TYPE", "x"), ("LOG_LEVEL", "y")]);
-    let Err(sentences) = read(environment, &BTreeSet::new()) else { panic!("it starts") };
+    let Err(sentences) = read_environment(environment, &BTreeSet::new()) else { panic!("it starts") };
     assert_eq!(sentences.len(), 3, "{sentences:?}");
 }
 
 #[test]
 fn values_parse_by_envoyproxy_rules() {
-    let int = |text| parse(Kind::Int, text);
-    assert_eq!(int("010"), Some(Parsed::Int(8)));
-    assert_eq!(int("0b11"), Some(Parsed::Int(3)));
-    assert_eq!(int("0x_1_0"), Some(Parsed::Int(16)));
-    assert_eq!(int("-5"), Some(Parsed::Int(-5)));
-    assert_eq!(int("1_048_576"), Some(Parsed::Int(1_048_576)));
-    assert_eq!(int("-1_0"), Some(Parsed::Int(-10)));
-    assert_eq!(int("0_7"), Some(Parsed::Int(7)));
+    let int = |text| parse_variable(VariableKind::Int, text);
+    assert_eq!(int("010"), Some(VariableValue::Int(8)));
+    assert_eq!(int("0b11"), Some(VariableValue::Int(3)));
+    assert_eq!(int("0x_1_0"), Some(VariableValue::Int(16)));
+    assert_eq!(int("-5"), Some(VariableValue::Int(-5)));
+    assert_eq!(int("1_048_576"), Some(VariableValue::Int(1_048_576)));
+    assert_eq!(int("-1_0"), Some(VariableValue::Int(-10)));
+    assert_eq!(int("0_7"), Some(VariableValue::Int(7)));
     let parted = ["_1", "1_", "1__0", "-_1", "_", "0_", "0_8", "0x1_", "0x__1", "0b_"];
     for text in ["", " 1", "0x", "1.0", "--1", "0x-1", "09"].into_iter().chain(parted) {
         assert_eq!(int(text), None, "{text}");
     }
-    let float = |text| parse(Kind::Float, text);
+    let float = |text| parse_variable(VariableKind::Float, text);
     for (text, value) in [("0.5", 0.5), ("0.2_5", 0.25), ("-1_0.2_5", -10.25), ("1e0_1", 10.0)] {
-        assert_eq!(float(text), Some(Parsed::Float(value)), "{text}");
+        assert_eq!(float(text), Some(VariableValue::Float(value)), "{text}");
     }
     for text in ["", "_1", "1_", "1__0", "1_.5", "0._5", "1_e1", "in_f"] {
         assert_eq!(float(text), None, "{text}");
     }
-    let nanos = |text| parse(Kind::Duration, text);
+    let nanos = |text| parse_variable(VariableKind::Duration, text);
     for (text, value) in [
         ("0", 0),
         ("150us", 150_000),
@@ -446,17 +446,17 @@ fn values_parse_by_envoyproxy_rules() {
         (".5ms", 500_000),
         ("-2ns", -2),
     ] {
-        assert_eq!(nanos(text), Some(Parsed::Duration(value)), "{text}");
+        assert_eq!(nanos(text), Some(VariableValue::Duration(value)), "{text}");
     }
     for text in ["", "10", "s", "1d", "1 s", ".s", "1s2"] {
         assert_eq!(nanos(text), None, "{text}");
     }
     let words = ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"];
-    assert!(words.iter().all(|word| parse(Kind::Bool, word).is_some()));
-    assert!(["", "yes", "tRUE"].iter().all(|word| parse(Kind::Bool, word).is_none()));
-    assert_eq!(parse(Kind::List, " "), Some(Parsed::List(Vec::new())));
-    assert_eq!(parse(Kind::List, "a, b"), Some(Parsed::List(vec!["a".into(), " b".into()])));
-    assert!(["a", "a:b:c", "a:b,"].iter().all(|map| parse(Kind::Map, map).is_none()));
+    assert!(words.iter().all(|word| parse_variable(VariableKind::Bool, word).is_some()));
+    assert!(["", "yes", "tRUE"].iter().all(|word| parse_variable(VariableKind::Bool, word).is_none()));
+    assert_eq!(parse_variable(VariableKind::List, " "), Some(VariableValue::List(Vec::new())));
+    assert_eq!(parse_variable(VariableKind::List, "a, b"), Some(VariableValue::List(vec!["a".into(), " b".into()])));
+    assert!(["a", "a:b:c", "a:b,"].iter().all(|map| parse_variable(VariableKind::Map, map).is_none()));
 }
 
 const PAGE: &str =
@@ -466,14 +466,14 @@ const END: &str = "<!-- end -->";
 
 #[test]
 fn migration_page_lists_every_variable_and_default() {
-    let row = |row: &sluicegate::cli::ratelimit::table::Row| {
+    let row = |row: &sluicegate::cli::ratelimit::table::VariableRow| {
         let default =
             if row.default.is_empty() { String::new() } else { format!("`{}`", row.default) };
-        let means = match row.means {
-            Means::Settings(names) => {
+        let means = match row.effect {
+            VariableEffect::Settings(names) => {
                 names.split(", ").map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
             }
-            Means::Nothing(line) => line.to_owned(),
+            VariableEffect::NoEffect(line) => line.to_owned(),
         };
         format!("| `{}` | {default} | {means} |\n", row.name)
     };

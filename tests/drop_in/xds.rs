@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Any, Struct, Value};
-use sluicegate::edge::grpc::tls::Files;
+use sluicegate::edge::grpc::tls::TlsFiles;
 use sluicegate::source::xds::message::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
 };
-use sluicegate::source::xds::{Backoff, Bounds};
+use sluicegate::source::xds::{Backoff, BackoffBounds};
 
 use crate::http1;
 use crate::service::Service;
@@ -451,7 +451,7 @@ fn mutual_tls_verifies_the_xds_server() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let own = ours.sign(&["management.test"]);
     let client = ours.sign(&["ratelimit.test"]);
-    let xds = Xds::start_with_tls(Files {
+    let xds = Xds::start_with_tls(TlsFiles {
         certificate: own.certificate.into(),
         key: own.key.into(),
         client_ca: Some(ours.ca().into()),
@@ -578,17 +578,17 @@ fn sluicegate_fields_are_read_from_metadata_and_removed() {
 #[test]
 fn backoff_doubles_to_its_maximum_and_resets() {
     let second = Duration::from_secs(1);
-    let bounds = Bounds { least: second, most: 5 * second, jitter: false, seed: 0 };
+    let bounds = BackoffBounds { min: second, max: 5 * second, jitter: false, seed: 0 };
     let mut backoff = Backoff::new(bounds);
-    assert_eq!([(); 5].map(|()| backoff.wait().as_secs()), [1, 2, 4, 5, 5]);
+    assert_eq!([(); 5].map(|()| backoff.next_wait().as_secs()), [1, 2, 4, 5, 5]);
     backoff.reset();
-    assert_eq!(backoff.wait(), second);
-    let none = Bounds { least: Duration::ZERO, most: Duration::ZERO, jitter: true, seed: 0 };
+    assert_eq!(backoff.next_wait(), second);
+    let none = BackoffBounds { min: Duration::ZERO, max: Duration::ZERO, jitter: true, seed: 0 };
     let mut never_at_once = Backoff::new(none);
-    assert!((0..9).all(|_| Duration::ZERO < never_at_once.wait()));
-    let mut drawn = Backoff::new(Bounds { jitter: true, ..bounds });
+    assert!((0..9).all(|_| Duration::ZERO < never_at_once.next_wait()));
+    let mut drawn = Backoff::new(BackoffBounds { jitter: true, ..bounds });
     for due in [1, 2, 4, 5, 5, 5] {
-        let wait = drawn.wait();
+        let wait = drawn.next_wait();
         assert!(second <= wait && wait <= due * second, "{wait:?} of {due}");
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::health::Ready;
+use sluicegate::edge::health::Readiness;
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::in_flight::{gauge, limit_all_requests};
@@ -190,7 +190,7 @@ fn rate_limit_filters_leak_without_early_releases() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let engine = engine_without_early_releases(LIMIT);
-    let serving = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default());
+    let serving = served_with(Arc::clone(&engine), Readiness::Ready, Hooks::default());
     let served = runtime.block_on(serving);
     let run = run_clients(Shipped::RlsConcurrency, |_| {}, served.address);
     let leaked = wait_for_leaks(&engine);

@@ -11,7 +11,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use sluicegate::edge::grpc::{PING_AFTER, PONG_WITHIN};
+use sluicegate::edge::grpc::{PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT};
 
 use super::envoy::{Shipped, replace_once};
 use super::in_flight::{Scene, gauge, limit_all_requests};
@@ -389,7 +389,7 @@ fn envoy_sigkill_frees_permits_within_documented_time() {
 /// other hooks by `max_duration`.
 #[test]
 fn envoy_sigstop_frees_permits_within_documented_time() {
-    check_failure("SIGSTOP to Envoy", PING_AFTER + PONG_WITHIN, |scene, _| {
+    check_failure("SIGSTOP to Envoy", PING_INTERVAL + PERMIT_STREAM_PONG_TIMEOUT, |scene, _| {
         instant_before(|| scene.envoy.signal("STOP"))
     });
 }
@@ -397,7 +397,7 @@ fn envoy_sigstop_frees_permits_within_documented_time() {
 #[test]
 fn network_loss_frees_permits_within_documented_time() {
     let what = "no network between Envoy and the service";
-    check_failure(what, PING_AFTER + PONG_WITHIN, |_, proxy| instant_before(|| proxy.go_silent()));
+    check_failure(what, PING_INTERVAL + PERMIT_STREAM_PONG_TIMEOUT, |_, proxy| instant_before(|| proxy.go_silent()));
 }
 
 /// Requests in flight continue without a permit. The next service counts only new requests.

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
-use sluicegate::edge::Reporting;
-use sluicegate::edge::health::{Health, Ready};
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
-use sluicegate::engine::{Engine, Policy};
-use sluicegate::kernel::concurrency::register::Bounds;
+use sluicegate::engine::{Engine, DecisionPolicy};
+use sluicegate::kernel::concurrency::register::EarlyReleaseLimits;
 use sluicegate::kernel::units::{Nanos, Revision};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -222,9 +222,9 @@ const ADMITTED: &str = r#"sluicegate_edge_requests_total{protocol="nginx",outcom
 
 /// An engine without early releases.
 pub(super) fn engine_without_early_releases(limit: &str) -> Arc<Engine> {
-    let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
-    let none = Bounds { per_source: 0, total: 0, keep: Nanos::SECOND };
-    let engine = Engine::new(Clock::system(), memory, Policy::default());
+    let memory = Arc::new(MemoryStore::new(10, WhenFull::Deny, [0; 16]));
+    let none = EarlyReleaseLimits { per_source: 0, total: 0, lifetime: Nanos::SECOND };
+    let engine = Engine::new(Clock::system(), memory, DecisionPolicy::default());
     let engine = Arc::new(engine.with_early_releases(none));
     let text = format!("domain: edge\ndescriptors:\n{}", limit_all_requests(limit));
     let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
@@ -234,7 +234,7 @@ pub(super) fn engine_without_early_releases(limit: &str) -> Arc<Engine> {
 
 /// Waits for ten leaked permits and returns their number.
 pub(super) fn wait_for_leaks(engine: &Engine) -> u64 {
-    let leaked = until("leaks", || match engine.ceilings().total().in_flight {
+    let leaked = until("leaks", || match engine.concurrency_limits().totals().in_flight {
         few @ 0..10 => Err(format!("{few} leaked")),
         some => Ok(some),
     });
@@ -243,12 +243,12 @@ pub(super) fn wait_for_leaks(engine: &Engine) -> u64 {
 
 /// Serves the HTTP and syslog endpoints for NGINX.
 fn serve_nginx_endpoints(runtime: &Runtime, engine: &Arc<Engine>) -> (SocketAddr, SocketAddr) {
-    let ask = http::Ask {
+    let ask = http::CheckPort {
         engine: Arc::clone(engine),
-        reporting: Reporting::default(),
-        health: Health::new(Ready::Yes),
+        reporting: ReplyOptions::default(),
+        health: Health::new(Readiness::Ready),
         hooks: Arc::new(serde_json::from_str(HOOKS).unwrap()),
-        leaving: watch::channel(false).1,
+        draining: watch::channel(false).1,
     };
     let (listener, socket) = runtime.block_on(async {
         let any = "127.0.0.1:0";

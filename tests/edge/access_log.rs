@@ -19,11 +19,11 @@ use envoy_types::pb::google::protobuf::{Duration, Struct, UInt32Value, Value};
 use futures_util::future::poll_immediate;
 use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::grpc::access_log::{AccessLogs, Says, entries, owner, says};
-use sluicegate::edge::health::Ready;
+use sluicegate::edge::grpc::access_log::{AccessLogService, EntryEvent, decode_entries, entry_owner, entry_event};
+use sluicegate::edge::health::Readiness;
 use sluicegate::engine::Engine;
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Check};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -55,11 +55,11 @@ fn entry(kind: AccessLogType, code: u32) -> HttpAccessLogEntry {
     HttpAccessLogEntry { common_properties, response, ..HttpAccessLogEntry::default() }
 }
 
-fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (Outcome, Option<Nanos>) {
+fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (RequestOutcome, Option<Nanos>) {
     let mut entry = entry(AccessLogType::DownstreamEnd, code);
     change(entry.common_properties.as_mut().unwrap());
-    match says(&entry) {
-        Says::Ended { outcome, rtt } => (outcome, rtt),
+    match entry_event(&entry) {
+        EntryEvent::Ended { outcome, rtt } => (outcome, rtt),
         other => panic!("{other:?}"),
     }
 }
@@ -71,45 +71,45 @@ fn entries_are_decoded_one_at_a_time() {
     let logs = HttpAccessLogEntries { log_entry: log_entry.clone() };
     let log_entries = Some(LogEntries::HttpLogs(logs));
     let message = StreamAccessLogsMessage { log_entries, ..StreamAccessLogsMessage::default() };
-    let read: Result<Vec<_>, _> = entries(&message.encode_to_vec()).collect();
+    let read: Result<Vec<_>, _> = decode_entries(&message.encode_to_vec()).collect();
     assert_eq!(read.unwrap(), log_entry);
 
     // Field 2 of a message, with 4,000,000 bytes: two million empty entries.
     let empty = [b"\x12\x80\x92\xf4\x01".to_vec(), b"\n\0".repeat(2_000_000)].concat();
-    let made = allocation_counter::measure(|| assert_eq!(entries(&empty).count(), 2_000_000));
+    let made = allocation_counter::measure(|| assert_eq!(decode_entries(&empty).count(), 2_000_000));
     assert!(made.bytes_max < 100_000, "{made:?}");
     let broken = b"\x12\x03\n\x01\xff";
-    assert!(entries(broken).next().unwrap().is_err(), "an entry that is none");
+    assert!(decode_entries(broken).next().unwrap().is_err(), "an entry that is none");
 }
 
 #[test]
 fn ext_authz_metadata_overrides_the_owner_header() {
     let mut entry = entry(AccessLogType::DownstreamEnd, 200);
-    assert_eq!(owner(&entry), None);
+    assert_eq!(entry_owner(&entry), None);
     let headers = &mut entry.response.as_mut().unwrap().response_headers;
     headers.insert("x-sluicegate-owner".into(), "header".into());
-    assert_eq!(owner(&entry), Some("header"));
+    assert_eq!(entry_owner(&entry), Some("header"));
     let value = Value { kind: Some(Kind::StringValue("metadata".into())) };
     let owner_field = Struct { fields: HashMap::from([("x-sluicegate-owner".into(), value)]) };
     for (filter, wanted) in [("a.filter", "header"), ("envoy.filters.http.ext_authz", "metadata")] {
         let filter_metadata = HashMap::from([(filter.to_owned(), owner_field.clone())]);
         let metadata = Some(Metadata { filter_metadata, ..Metadata::default() });
         entry.common_properties.as_mut().unwrap().metadata = metadata;
-        assert_eq!(owner(&entry), Some(wanted));
+        assert_eq!(entry_owner(&entry), Some(wanted));
     }
 }
 
-fn flagged(code: u32, set: impl FnOnce(&mut ResponseFlags)) -> Outcome {
+fn flagged(code: u32, set: impl FnOnce(&mut ResponseFlags)) -> RequestOutcome {
     ended(code, |common| set(common.response_flags.as_mut().unwrap())).0
 }
 
 #[test]
 fn a_final_entry_has_latency_and_outcome() {
     let rtt = Some(Nanos(5_000_000));
-    assert_eq!(ended(200, |_| {}), (Outcome::Success, rtt));
-    assert_eq!(ended(404, |_| {}), (Outcome::Success, rtt));
-    assert_eq!(ended(503, |_| {}), (Outcome::Dropped, rtt));
-    assert_eq!(ended(0, |_| {}), (Outcome::Ignored, rtt));
+    assert_eq!(ended(200, |_| {}), (RequestOutcome::Success, rtt));
+    assert_eq!(ended(404, |_| {}), (RequestOutcome::Success, rtt));
+    assert_eq!(ended(503, |_| {}), (RequestOutcome::Dropped, rtt));
+    assert_eq!(ended(0, |_| {}), (RequestOutcome::Ignored, rtt));
 }
 
 #[test]
@@ -118,21 +118,21 @@ fn requests_without_an_upstream_response_are_ignored() {
         common.time_to_first_upstream_tx_byte = None;
         common.time_to_last_upstream_rx_byte = None;
     };
-    assert_eq!(ended(200, local), (Outcome::Ignored, None), "a direct response");
-    assert_eq!(ended(403, local), (Outcome::Ignored, None), "another filter's denial");
-    assert_eq!(ended(503, local), (Outcome::Ignored, None), "a ceiling's denial");
+    assert_eq!(ended(200, local), (RequestOutcome::Ignored, None), "a direct response");
+    assert_eq!(ended(403, local), (RequestOutcome::Ignored, None), "another filter's denial");
+    assert_eq!(ended(503, local), (RequestOutcome::Ignored, None), "a ceiling's denial");
     assert_eq!(
         flagged(200, |flags| flags.downstream_connection_termination = true),
-        Outcome::Ignored
+        RequestOutcome::Ignored
     );
-    assert_eq!(flagged(200, |flags| flags.downstream_remote_reset = true), Outcome::Ignored);
+    assert_eq!(flagged(200, |flags| flags.downstream_remote_reset = true), RequestOutcome::Ignored);
     let backwards =
         |common: &mut AccessLogCommon| common.time_to_last_upstream_rx_byte = Some(millis(1));
-    assert_eq!(ended(200, backwards), (Outcome::Ignored, None));
+    assert_eq!(ended(200, backwards), (RequestOutcome::Ignored, None));
     let negative = |common: &mut AccessLogCommon| {
         common.time_to_last_upstream_rx_byte = Some(Duration { seconds: -1, nanos: 0 });
     };
-    assert_eq!(ended(200, negative), (Outcome::Ignored, None));
+    assert_eq!(ended(200, negative), (RequestOutcome::Ignored, None));
 }
 
 #[test]
@@ -146,15 +146,15 @@ fn upstream_failure_flags_override_the_status_code() {
         |flags| flags.no_healthy_upstream = true,
     ];
     for fail in failures {
-        assert_eq!(flagged(200, fail), Outcome::Dropped);
+        assert_eq!(flagged(200, fail), RequestOutcome::Dropped);
     }
 }
 
 #[test]
 fn only_final_entries_end_a_request() {
-    let kind = |kind| says(&entry(kind, 200));
-    assert!(matches!(kind(AccessLogType::NotSet), Says::Ended { .. }), "an Envoy that names none");
-    assert_eq!(kind(AccessLogType::DownstreamPeriodic), Says::GoesOn);
+    let kind = |kind| entry_event(&entry(kind, 200));
+    assert!(matches!(kind(AccessLogType::NotSet), EntryEvent::Ended { .. }), "an Envoy that names none");
+    assert_eq!(kind(AccessLogType::DownstreamPeriodic), EntryEvent::InFlight);
     for other in [
         AccessLogType::DownstreamStart,
         AccessLogType::UpstreamPoolReady,
@@ -162,9 +162,9 @@ fn only_final_entries_end_a_request() {
         AccessLogType::TcpConnectionEnd,
         AccessLogType::DownstreamTunnelSuccessfullyEstablished,
     ] {
-        assert_eq!(kind(other), Says::Nothing, "{other:?}");
+        assert_eq!(kind(other), EntryEvent::Other, "{other:?}");
     }
-    assert!(matches!(says(&HttpAccessLogEntry::default()), Says::Ended { rtt: None, .. }));
+    assert!(matches!(entry_event(&HttpAccessLogEntry::default()), EntryEvent::Ended { rtt: None, .. }));
 }
 
 fn with_id(id: &str, mut entry: HttpAccessLogEntry) -> HttpAccessLogEntry {
@@ -183,7 +183,7 @@ async fn acquire_as(engine: &Engine, id: &str) {
         cost: Cost::Charge(Hits(1)),
         limit: None,
     }];
-    let asked = Question { domain: "d", descriptors: descriptors.into_iter().collect() };
+    let asked = Check { domain: "d", descriptors: descriptors.into_iter().collect() };
     engine.acquire((id, 0), &asked, &asked, None).await.unwrap();
 }
 
@@ -202,9 +202,9 @@ async fn a_draining_replica_reads_entries_in_transit() {
     for id in &ids {
         acquire_as(&engine, id).await;
     }
-    assert_eq!(engine.ceilings().total().in_flight, 101);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 101);
     let (leave, leaving) = watch::channel(true);
-    let mut logs = AccessLogs::new(Arc::clone(&engine), leaving);
+    let mut logs = AccessLogService::new(Arc::clone(&engine), leaving);
     let (sender, receiver) = mpsc::channel(2);
     let body = axum::body::Body::from_stream(ReceiverStream::new(receiver));
     let path = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
@@ -213,24 +213,24 @@ async fn a_draining_replica_reads_entries_in_transit() {
     let first_hundred: Vec<u8> = ids[..100].iter().flat_map(|id| framed(id)).collect();
     sender.send(Ok::<_, Infallible>(first_hundred)).await.unwrap();
     assert!(poll_immediate(&mut call).await.is_none(), "it listens on");
-    assert_eq!(engine.ceilings().total().in_flight, 1);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 1);
     sender.send(Ok(framed(&ids[100]))).await.unwrap();
     drop(sender);
     soon("the end", call).await.unwrap();
-    assert_eq!(engine.ceilings().total().in_flight, 0);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
     drop(leave);
 }
 
 #[tokio::test]
 async fn only_a_final_entry_releases_the_permit() {
     let engine = engine_with_concurrency("limit: 1");
-    let served = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default()).await;
+    let served = served_with(Arc::clone(&engine), Readiness::Ready, Hooks::default()).await;
     let send_entries = async |entries: Vec<HttpAccessLogEntry>| {
         let log_entries = Some(LogEntries::HttpLogs(HttpAccessLogEntries { log_entry: entries }));
         let message = StreamAccessLogsMessage { identifier: None, log_entries };
         let mut client = AccessLogServiceClient::new(served.channel.clone());
         client.stream_access_logs(tokio_stream::iter([message])).await.unwrap();
-        engine.ceilings().total().in_flight
+        engine.concurrency_limits().totals().in_flight
     };
     acquire(&engine).await;
     let end = entry(AccessLogType::DownstreamEnd, 200);
@@ -248,7 +248,7 @@ async fn only_a_final_entry_releases_the_permit() {
 #[tokio::test]
 async fn an_invalid_entry_ends_the_stream_after_the_others() {
     let engine = engine_with_concurrency("limit: 1");
-    let served = served_with(Arc::clone(&engine), Ready::Yes, Hooks::default()).await;
+    let served = served_with(Arc::clone(&engine), Readiness::Ready, Hooks::default()).await;
     acquire(&engine).await;
     let end = with_id(ID, entry(AccessLogType::DownstreamEnd, 200)).encode_to_vec();
     // Each entry is field 1. The user agent of the first one is not UTF-8.
@@ -257,7 +257,7 @@ async fn an_invalid_entry_ends_the_stream_after_the_others() {
     let logs = [broken, end].map(|entry| field(1, &entry)).concat();
     let path = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
     assert_eq!(served.code(path, field(2, &logs)).await, Code::Internal);
-    assert_eq!(engine.ceilings().total().in_flight, 0);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
 }
 
 /// Encodes a length-delimited field of fewer than 2^14 bytes.
@@ -269,7 +269,7 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn an_open_log_stream_does_not_delay_shutdown() {
-    let served = served_with(empty_engine(), Ready::Yes, Hooks::default()).await;
+    let served = served_with(empty_engine(), Readiness::Ready, Hooks::default()).await;
     let mut client = AccessLogServiceClient::new(served.channel.clone());
     let open = tokio::spawn(async move {
         client.stream_access_logs(tokio_stream::pending::<StreamAccessLogsMessage>()).await

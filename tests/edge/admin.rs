@@ -7,24 +7,24 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 use sluicegate::clock::Clock;
-use sluicegate::config::diagnostic::Counts;
+use sluicegate::config::diagnostic::SeverityCounts;
 use sluicegate::config::raw;
-use sluicegate::config::settings::Secret;
+use sluicegate::config::settings::SecretText;
 use sluicegate::edge::http::admin::{
-    Admin, LastError, Loads, config as shown_config, rlconfig, router,
+    Admin, LoadError, ConfigLoads, config as shown_config, rlconfig, router,
 };
 use sluicegate::engine::Engine;
-use sluicegate::kernel::concurrency::Outcome as Concluded;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::kernel::concurrency::RequestOutcome as Concluded;
+use sluicegate::kernel::decision::{Cost, Descriptor, Check, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tonic::codegen::Service as _;
 
 use super::{config, empty_engine, engine, node, spanned, two_a_minute};
 
 fn admin(token: Option<&str>) -> Router {
-    let loads = Arc::new(Loads::default);
-    let token = token.map(|token| Secret::new(token).unwrap());
-    router(Admin { token, debug_pages: false, engine: engine(two_a_minute()), loads })
+    let loads = Arc::new(ConfigLoads::default);
+    let token = token.map(|token| SecretText::new(token).unwrap());
+    router(Admin { token, debug_pages: false, engine: engine(two_a_minute()), load_report: loads })
 }
 
 async fn get(router: &Router, path: &str, authorization: Option<&str>) -> (u16, String) {
@@ -78,11 +78,11 @@ async fn all_pages_require_the_token() {
 #[tokio::test]
 async fn only_the_debug_pages_need_no_token() {
     for token in [None, Some("open-sesame")] {
-        let loads = Arc::new(Loads::default);
-        let token = token.map(|token| Secret::new(token).unwrap());
+        let loads = Arc::new(ConfigLoads::default);
+        let token = token.map(|token| SecretText::new(token).unwrap());
         let has_token = token.is_some();
         let router =
-            router(Admin { token, debug_pages: true, engine: engine(two_a_minute()), loads });
+            router(Admin { token, debug_pages: true, engine: engine(two_a_minute()), load_report: loads });
         for path in ["/", "/rlconfig", "/stats", "/nothing"] {
             assert_eq!(get(&router, path, None).await.0, 200, "{path}");
         }
@@ -128,8 +128,8 @@ async fn unknown_paths_list_all_pages() {
 
 #[tokio::test]
 async fn config_is_empty_before_the_first_load() {
-    let loads = Arc::new(Loads::default);
-    let router = router(Admin { token: None, debug_pages: false, engine: empty_engine(), loads });
+    let loads = Arc::new(ConfigLoads::default);
+    let router = router(Admin { token: None, debug_pages: false, engine: empty_engine(), load_report: loads });
     let (_, body) = get(&router, "/config", None).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((&body["revision"], &body["loaded_at"]), (&json!(0), &json!(null)));
@@ -140,17 +140,17 @@ async fn config_is_empty_before_the_first_load() {
 #[test]
 fn config_shows_active_limits_and_the_last_error() {
     let diagnostic = json!({"code": "E01", "line": 7});
-    let loads = Loads {
-        loads: 4,
-        refused: 2,
+    let loads = ConfigLoads {
+        successful: 4,
+        failed: 2,
         loaded_at: Some(Nanos(1_767_225_600_250_000_000)),
         files: vec!["d.yaml".into()],
         warnings: vec![json!({"code": "W01"})],
-        more_warnings: 3,
-        last_error: Some(LastError {
+        omitted_warnings: 3,
+        last_error: Some(LoadError {
             at: Nanos::from_secs(1_767_225_601),
             diagnostics: vec![diagnostic.clone()],
-            more: Counts { errors: 5, warnings: 2, notes: 1 },
+            omitted: SeverityCounts { errors: 5, warnings: 2, notes: 1 },
         }),
     };
     let want = json!({
@@ -271,15 +271,15 @@ pub(super) async fn spend(engine: &Engine, hits: u64) -> Verdict {
         cost: Cost::Charge(Hits(hits)),
         limit: None,
     };
-    let question = Question { domain: "d", descriptors: smallvec::smallvec![descriptor] };
+    let question = Check { domain: "d", descriptors: smallvec::smallvec![descriptor] };
     engine.decide(&question).await.unwrap().verdict
 }
 
 #[tokio::test]
 async fn counters_can_be_read_granted_and_reset() {
     let engine = engine(two_a_minute());
-    let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
-    let router = router(Admin { token, debug_pages: false, engine: Arc::clone(&engine), loads });
+    let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
+    let router = router(Admin { token, debug_pages: false, engine: Arc::clone(&engine), load_report: loads });
     let (read_counter, grant, reset) =
         (format!("/counter{KEY}"), format!("/grant{KEY}&hits=1"), format!("/reset{KEY}"));
     let left = async |method: &str, path: &str| {
@@ -289,15 +289,15 @@ async fn counters_can_be_read_granted_and_reset() {
     };
     assert_eq!(left("GET", &read_counter).await, 2);
     assert_eq!(left("GET", &read_counter).await, 2, "looking charges nothing");
-    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
+    assert_eq!(spend(&engine, 2).await, Verdict::Allow);
     assert_eq!(left("GET", &read_counter).await, 0);
     assert_eq!(left("POST", &grant).await, 1);
-    assert_eq!(spend(&engine, 1).await, Verdict::Admit);
+    assert_eq!(spend(&engine, 1).await, Verdict::Allow);
     // A fixed window also counts denied hits, but a reset clears all of them.
     assert_eq!(spend(&engine, 50).await, Verdict::Deny);
     assert_eq!(call(&router, "POST", &reset).await.0, 200);
     assert_eq!(left("GET", &read_counter).await, 2);
-    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
+    assert_eq!(spend(&engine, 2).await, Verdict::Allow);
     assert_eq!(call(&router, "GET", &grant).await.0, 405, "a link changes nothing");
 }
 
@@ -345,9 +345,9 @@ async fn permits_and_explain_show_requests_in_flight() {
     let Clock::Manual(clock) = engine.clock() else { panic!() };
     clock.advance(Nanos(7_000_000));
     let _second = super::acquire_permits(&engine, "second").await;
-    let loads = Arc::new(Loads::default);
+    let loads = Arc::new(ConfigLoads::default);
     let router =
-        router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), loads });
+        router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), load_report: loads });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()
@@ -358,7 +358,7 @@ async fn permits_and_explain_show_requests_in_flight() {
         |descriptor, age_us| json!({"domain": "d", "descriptor": descriptor, "age_us": age_us});
     assert_eq!(shown["oldest"], json!([permit("k=first", 7_000), permit("k=second", 0)]));
     assert_eq!(shown["busiest"][0]["limit"], 3);
-    held.finish(Concluded::Success, None);
+    held.release(Concluded::Success, None);
     let shown = json("/permits").await;
     let busiest = shown["busiest"].as_array().unwrap();
     let first = busiest.iter().find(|bucket| bucket["descriptor"] == "k=first").unwrap();

@@ -5,9 +5,9 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use proptest::prelude::*;
 use prost::Message as _;
-use sluicegate::edge::grpc::arrival::arrived;
+use sluicegate::edge::grpc::arrival::decode_request;
 use sluicegate::edge::http::json;
-use sluicegate::engine::Refusal;
+use sluicegate::engine::CheckError;
 
 use super::request;
 
@@ -52,7 +52,7 @@ fn decoding_a_message_takes_bounded_memory() {
         ("a message that ends in the middle", cut_off),
     ] {
         let made = allocation_counter::measure(|| {
-            let refused = arrived(&message).is_ok_and(|arrived| arrived.is_err());
+            let refused = decode_request(&message).is_ok_and(|arrived| arrived.is_err());
             assert!(refused, "{what}");
         });
         assert!(made.bytes_max < MAX_ALLOCATED_BYTES, "{what}: {made:?}");
@@ -65,8 +65,8 @@ fn parsing_a_json_body_takes_bounded_memory() {
     let entries = filled(br#"{"descriptors":[{"entries":["#, b"{},");
     for (what, body) in [("empty descriptors", empty), ("empty entries", entries)] {
         let made = allocation_counter::measure(|| {
-            let why = json::request(&body).unwrap_err();
-            assert!(matches!(why, json::Unreadable::TooManyObjects(_)), "{what}: {why}");
+            let why = json::parse_request(&body).unwrap_err();
+            assert!(matches!(why, json::JsonRequestError::TooManyObjects(_)), "{what}: {why}");
         });
         assert!(made.bytes_max < MAX_ALLOCATED_BYTES, "{what}: {made:?}");
     }
@@ -76,15 +76,15 @@ fn parsing_a_json_body_takes_bounded_memory() {
 fn descriptors_and_entries_above_the_limit_are_rejected() {
     let read = |descriptors: Vec<RateLimitDescriptor>| {
         let request = request(descriptors);
-        let read = arrived(&request.encode_to_vec()).unwrap();
+        let read = decode_request(&request.encode_to_vec()).unwrap();
         read.map(|read| assert_eq!(read, request))
     };
     assert_eq!(read(vec![with_entries(10); 1_000]), Ok(()));
-    let many = Refusal::TooManyDescriptors { got: 1_001, most: 1_000 };
+    let many = CheckError::TooManyDescriptors { got: 1_001, most: 1_000 };
     assert_eq!(read(vec![with_entries(9); 1_001]), Err(many));
     let mut one_more = vec![with_entries(10); 1_000];
     one_more[999] = with_entries(11);
-    assert_eq!(read(one_more), Err(Refusal::TooManyEntries { got: 10_001, most: 10_000 }));
+    assert_eq!(read(one_more), Err(CheckError::TooManyEntries { got: 10_001, most: 10_000 }));
 }
 
 /// Valid and invalid pieces of messages.
@@ -116,7 +116,7 @@ proptest! {
         pieces in prop::collection::vec((prop::sample::select(PIECES), prop::sample::select(&[1, 1, 1, 999, 2_700])), 0..6),
     ) {
         let message: Vec<u8> = pieces.iter().flat_map(|(piece, times)| piece.repeat(*times)).collect();
-        let arrived = arrived(&message);
+        let arrived = decode_request(&message);
         let Ok(decoded) = RateLimitRequest::decode(&*message) else {
             prop_assert!(!matches!(arrived, Ok(Ok(_))));
             return Ok(());
@@ -124,8 +124,8 @@ proptest! {
         let descriptors = decoded.descriptors.len();
         let entries = decoded.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
         let expected = match (descriptors, entries) {
-            (1_001.., _) => Err(Refusal::TooManyDescriptors { got: descriptors, most: 1_000 }),
-            (_, 10_001..) => Err(Refusal::TooManyEntries { got: entries, most: 10_000 }),
+            (1_001.., _) => Err(CheckError::TooManyDescriptors { got: descriptors, most: 1_000 }),
+            (_, 10_001..) => Err(CheckError::TooManyEntries { got: entries, most: 10_000 }),
             _ => Ok(decoded),
         };
         prop_assert_eq!(arrived, Ok(expected));
@@ -140,13 +140,13 @@ fn unknown_fields_do_not_count_as_descriptors() {
     let unknown: [&[u8]; 5] =
         [b"\x98\x06\xff\x01", b"\x99\x0612345678", b"\x9d\x061234", b"\x9a\x06\x02\x12\0", &group];
     let message = [&unknown.concat()[..], &good].concat();
-    assert_eq!(arrived(&message).unwrap().unwrap().descriptors.len(), 1);
+    assert_eq!(decode_request(&message).unwrap().unwrap().descriptors.len(), 1);
 }
 
 #[test]
 fn long_invalid_messages_are_errors() {
     for byte in [0x00, 0x07, 0x12, 0x9c, 0xff] {
-        assert!(arrived(&[byte; 3_000]).is_err(), "{byte:#x}");
+        assert!(decode_request(&[byte; 3_000]).is_err(), "{byte:#x}");
     }
 }
 
@@ -156,6 +156,6 @@ fn braces_in_strings_are_not_counted_as_objects() {
     let body = format!(
         r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"k","value":"{value}"}}]}}]}}"#
     );
-    let read = json::request(body.as_bytes()).unwrap();
+    let read = json::parse_request(body.as_bytes()).unwrap();
     assert_eq!(read.descriptors[0].entries[0].value, r#"{"{\"#.repeat(6_000));
 }

@@ -8,12 +8,12 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, Response};
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::Reporting;
-use sluicegate::edge::headers::Headers;
-use sluicegate::edge::health::{Health, Ready};
-use sluicegate::edge::http::{Ask, router, router_with, serve};
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::headers::RateLimitHeaders;
+use sluicegate::edge::health::{Health, Readiness};
+use sluicegate::edge::http::{CheckPort, router, router_with_slots, serve};
 use sluicegate::engine::Engine;
-use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::units::Revision;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -42,14 +42,14 @@ pub(super) fn hooks(other: &str) -> Hooks {
 }
 
 fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
-    let headers = Headers { draft: true, retry_after: true, ..Headers::default() };
-    let reporting = Reporting { headers, ..Reporting::default() };
-    router(Ask {
+    let headers = RateLimitHeaders { draft: true, retry_after: true, ..RateLimitHeaders::default() };
+    let reporting = ReplyOptions { headers, ..ReplyOptions::default() };
+    router(CheckPort {
         engine,
         reporting,
-        health: Health::new(Ready::Yes),
+        health: Health::new(Readiness::Ready),
         hooks: Arc::new(hooks),
-        leaving: watch::channel(false).1,
+        draining: watch::channel(false).1,
     })
 }
 
@@ -183,7 +183,7 @@ async fn an_unchecked_request_stores_no_early_release() {
     for hook in ["edge", "nobody"] {
         let asked = [("x-hook", hook), ("x-sluicegate-id", id)];
         let _answer = check(&router, &with(&asked)).await;
-        assert!(!engine.release(id, None, Outcome::Success, None));
+        assert!(!engine.release(id, None, RequestOutcome::Success, None));
         assert_eq!(engine.early_releases().0, 0, "{hook}: it takes no room among early ones");
     }
 }
@@ -262,7 +262,7 @@ async fn a_denied_permit_returns_the_configured_rejection() {
     let reject = ", reject: {status: 503, retry_after: 1500ms, body: busy}";
     let (engine, router) = with_concurrency_limit(reject);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
-    assert_eq!(engine.ceilings().total().in_flight, 1);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 1);
     let other = ("x-sluicegate-id", "another-0123456789");
     let (status, headers, _) = check(&router, &with(&[("x-key", "v"), other])).await;
     assert_eq!((status, &headers["x-deny-status"]), (403, &"503".parse().unwrap()));
@@ -270,7 +270,7 @@ async fn a_denied_permit_returns_the_configured_rejection() {
         (&headers["retry-after"], &headers["x-deny-body"]),
         (&"2".parse().unwrap(), &"busy".parse().unwrap())
     );
-    engine.release(ID.1, None, Outcome::Success, None);
+    engine.release(ID.1, None, RequestOutcome::Success, None);
     assert_eq!(self::status(&router, &[("x-key", "v"), other]).await, 200);
 }
 
@@ -280,7 +280,7 @@ async fn requests_without_an_id_acquire_no_permit() {
     for _ in 0..3 {
         assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
     }
-    assert_eq!(engine.ceilings().total().in_flight, 0);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
 }
 
 #[tokio::test]
@@ -293,7 +293,7 @@ async fn invalid_duplicate_and_active_ids_are_rejected() {
         assert!(text.contains(ID.0), "{text}");
     }
     assert_eq!(status(&router, &[("x-key", "v"), ID, ID]).await, 400);
-    assert_eq!(engine.ceilings().total().in_flight, 0);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 400, "in flight already");
     // A body of two lines cannot be sent in a header.
@@ -305,25 +305,25 @@ async fn invalid_duplicate_and_active_ids_are_rejected() {
 /// At most `most` requests may be held or queued at a time. The concurrency limit is one.
 fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
     let (engine, _) = with_concurrency_limit(", queue: {size: 9, timeout: 10m}");
-    let (reporting, hooks) = (Reporting::default(), Arc::new(hooks("")));
-    let (health, leaving) = (Health::new(Ready::Yes), watch::channel(false).1);
-    let ask = Ask { engine: Arc::clone(&engine), reporting, health, hooks, leaving };
-    (engine, router_with(ask, most))
+    let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
+    let (health, leaving) = (Health::new(Readiness::Ready), watch::channel(false).1);
+    let ask = CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving };
+    (engine, router_with_slots(ask, most))
 }
 
 /// Starts a check and returns when it is in the queue.
 async fn queued_check(engine: &Engine, router: &Router, id: &'static str) -> JoinHandle<u16> {
-    let (router, before) = (router.clone(), engine.ceilings().total().waiting);
+    let (router, before) = (router.clone(), engine.concurrency_limits().totals().waiting);
     let asks = async move { status(&router, &[("x-key", "v"), (ID.0, id)]).await };
     let asked = tokio::spawn(asks);
-    until("it waits", || engine.ceilings().total().waiting == before + 1).await;
+    until("it waits", || engine.concurrency_limits().totals().waiting == before + 1).await;
     asked
 }
 
 #[tokio::test]
 async fn queued_and_held_requests_share_one_bound() {
     let (engine, router) = with_pending_limit(1);
-    let waiting = || engine.ceilings().total().waiting;
+    let waiting = || engine.concurrency_limits().totals().waiting;
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
     let first = queued_check(&engine, &router, "the-first-that-waits").await;
     let second = ("x-sluicegate-id", "the-second-of-them");
@@ -334,13 +334,13 @@ async fn queued_and_held_requests_share_one_bound() {
     assert!(text.contains("1 requests are held or wait"), "{text}");
     assert_eq!(waiting(), 1, "it waits no more");
     assert_eq!(hold(&router, "GET").await.status().as_u16(), 503, "the places are the same");
-    assert!(!engine.release(second.1, None, Outcome::Ignored, None));
+    assert!(!engine.release(second.1, None, RequestOutcome::Ignored, None));
     assert_eq!(engine.early_releases().0, 0, "its release is expected");
 
     let other_bucket = ("x-sluicegate-id", "under-another-ceiling");
     assert_eq!(status(&router, &[("x-key", "w"), other_bucket]).await, 200, "it need not wait");
 
-    engine.release(ID.1, None, Outcome::Success, None);
+    engine.release(ID.1, None, RequestOutcome::Success, None);
     assert_eq!(first.await.unwrap(), 200);
     let next = queued_check(&engine, &router, "the-next-that-waits").await;
     next.abort();
@@ -355,7 +355,7 @@ async fn held_requests_at_the_bound_prevent_queueing() {
     assert_eq!(held.status().as_u16(), 200);
     let refused = timeout(PATIENCE, status(&router, &[("x-key", "v"), ID])).await;
     assert_eq!(refused.expect("it waits"), 503);
-    assert_eq!(engine.ceilings().total().waiting, 0);
+    assert_eq!(engine.concurrency_limits().totals().waiting, 0);
     drop(held);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
 }
@@ -364,9 +364,9 @@ async fn held_requests_at_the_bound_prevent_queueing() {
 fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
     let (engine, _) = with_concurrency_limit(rest);
     let (leave, leaving) = watch::channel(false);
-    let health = Health::new(Ready::Yes);
-    let (reporting, hooks) = (Reporting::default(), Arc::new(hooks("")));
-    let router = router(Ask { engine: Arc::clone(&engine), reporting, health, hooks, leaving });
+    let health = Health::new(Readiness::Ready);
+    let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
+    let router = router(CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving });
     (engine, router, leave)
 }
 
@@ -382,7 +382,7 @@ async fn hold(router: &Router, method: &str) -> Response<Body> {
 #[tokio::test]
 async fn closing_releases_a_held_permit_but_draining_does_not() {
     let (engine, router, leave) = with_drain_signal("");
-    let in_flight = || engine.ceilings().total().in_flight;
+    let in_flight = || engine.concurrency_limits().totals().in_flight;
     let first = hold(&router, "GET").await;
     assert_eq!((first.status().as_u16(), in_flight()), (200, 1));
     let denied = hold(&router, "GET").await;
@@ -405,7 +405,7 @@ async fn hold_accepts_only_get() {
         let refused = hold(&router, method).await;
         assert_eq!(refused.status().as_u16(), 405, "{method}");
         assert_eq!(refused.headers()["allow"], "GET");
-        assert_eq!(engine.ceilings().total().in_flight, 0);
+        assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
     }
     assert_eq!(hold(&router, "GET").await.status().as_u16(), 200);
 }
@@ -439,7 +439,7 @@ async fn until(what: &str, is: impl Fn() -> bool) {
 async fn closing_releases_the_permit_despite_extra_bytes() {
     let (engine, router, _leave) = with_drain_signal("");
     let address = served(router).await;
-    let in_flight = || engine.ceilings().total().in_flight;
+    let in_flight = || engine.concurrency_limits().totals().in_flight;
     for (more, rest) in [
         ("", ""),
         ("", "X"),
@@ -474,14 +474,14 @@ async fn a_hold_ends_after_max_duration() {
     let ended = timeout(PATIENCE, held.read_to_string(&mut text)).await;
     ended.expect("it has to end").unwrap();
     assert!(text.starts_with("HTTP/1.1 200 ") && text.ends_with("\r\n\r\n0\r\n\r\n"), "{text}");
-    assert_eq!(engine.ceilings().total().in_flight, 0);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
 }
 
 #[tokio::test]
 async fn a_disconnected_client_leaves_the_queue() {
     let (engine, router, _leave) = with_drain_signal(", queue: {size: 1, timeout: 10m}");
     let address = served(router).await;
-    let waiting = || engine.ceilings().total().waiting;
+    let waiting = || engine.concurrency_limits().totals().waiting;
     let mut held = send_get(address, "/hold", "", "").await;
     read_until(&mut held, "\r\n\r\n").await;
     let another = "x-sluicegate-id: another-0123456789\r\n";
@@ -494,5 +494,5 @@ async fn a_disconnected_client_leaves_the_queue() {
             until(&how, || waiting() == 0).await;
         }
     }
-    assert_eq!(engine.ceilings().total().in_flight, 1);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 1);
 }

@@ -5,11 +5,11 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, RateLimit};
 use envoy_types::pb::google::protobuf::UInt64Value;
-use sluicegate::edge::Reporting;
+use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::grpc::convert::{self, MAX_DESCRIPTORS, MAX_ENTRY_BYTES};
-use sluicegate::engine::Refusal;
-use sluicegate::kernel::decision::{Cost, Finding, Reason, Verdict};
-use sluicegate::kernel::rate::Step;
+use sluicegate::engine::CheckError;
+use sluicegate::kernel::decision::{Cost, DescriptorDecision, Reason, Verdict};
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 
 use super::{
@@ -17,8 +17,8 @@ use super::{
     room, shown,
 };
 
-fn refused(written: RateLimitDescriptor) -> Refusal {
-    convert::question(&request(vec![written]), &Reporting::default()).unwrap_err()
+fn refused(written: RateLimitDescriptor) -> CheckError {
+    convert::to_check(&request(vec![written]), &ReplyOptions::default()).unwrap_err()
 }
 
 fn with_addend(value: u64, is_negative_hits: bool) -> RateLimitDescriptor {
@@ -26,19 +26,19 @@ fn with_addend(value: u64, is_negative_hits: bool) -> RateLimitDescriptor {
     RateLimitDescriptor { hits_addend, is_negative_hits, ..descriptor("k", "v") }
 }
 
-fn cost(every: u32, written: RateLimitDescriptor, reporting: &Reporting) -> Cost {
+fn cost(every: u32, written: RateLimitDescriptor, reporting: &ReplyOptions) -> Cost {
     let mut request = request(vec![written]);
     request.hits_addend = every;
-    convert::question(&request, reporting).unwrap().descriptors[0].cost
+    convert::to_check(&request, reporting).unwrap().descriptors[0].cost
 }
 
 #[test]
 fn an_empty_domain_is_reported_before_missing_descriptors() {
     let mut empty = request(vec![]);
-    let asked = |r: &_| convert::question(r, &Reporting::default()).unwrap_err();
-    assert_eq!(asked(&empty), Refusal::NoDescriptors);
+    let asked = |r: &_| convert::to_check(r, &ReplyOptions::default()).unwrap_err();
+    assert_eq!(asked(&empty), CheckError::NoDescriptors);
     empty.domain.clear();
-    assert_eq!(asked(&empty), Refusal::EmptyDomain);
+    assert_eq!(asked(&empty), CheckError::EmptyDomain);
 }
 
 #[test]
@@ -47,14 +47,14 @@ fn entries_keep_order_and_duplicates() {
     written.entries.extend(descriptor("a", "").entries);
     written.entries.extend(descriptor("b", "1").entries);
     let request = request(vec![written]);
-    let question = convert::question(&request, &Reporting::default()).unwrap();
+    let question = convert::to_check(&request, &ReplyOptions::default()).unwrap();
     assert_eq!(question.domain, "d");
     assert_eq!(question.descriptors[0].entries[..], [("b", "1"), ("a", ""), ("b", "1")]);
 }
 
 #[test]
 fn descriptor_hits_override_request_hits_even_if_zero() {
-    let plain = Reporting::default();
+    let plain = ReplyOptions::default();
     assert_eq!(cost(0, descriptor("k", "v"), &plain), Cost::Charge(Hits(1)));
     assert_eq!(cost(7, descriptor("k", "v"), &plain), Cost::Charge(Hits(7)));
     assert_eq!(cost(7, with_addend(0, false), &plain), Cost::Charge(Hits(0)));
@@ -67,19 +67,19 @@ fn descriptor_hits_override_request_hits_even_if_zero() {
 fn hits_above_63_bits_are_rejected() {
     let got = 1 << 63;
     for negative in [false, true] {
-        let want = Refusal::HitsTooLarge { descriptor: 0, got };
+        let want = CheckError::HitsTooLarge { descriptor: 0, got };
         assert_eq!(refused(with_addend(got, negative)), want);
     }
-    assert!(matches!(refused(with_addend(u64::MAX, false)), Refusal::HitsTooLarge { .. }));
+    assert!(matches!(refused(with_addend(u64::MAX, false)), CheckError::HitsTooLarge { .. }));
 }
 
 #[test]
 fn negative_hits_are_refunds_only_if_enabled() {
-    let on = Reporting { negative_hits: true, ..Reporting::default() };
+    let on = ReplyOptions { allow_negative_hits: true, ..ReplyOptions::default() };
     assert_eq!(cost(0, with_addend(3, true), &on), Cost::Refund(Hits(3)));
     let plain = RateLimitDescriptor { is_negative_hits: true, ..descriptor("k", "v") };
     assert_eq!(cost(4, plain.clone(), &on), Cost::Refund(Hits(4)));
-    assert_eq!(refused(plain), Refusal::RefundsAreOff { descriptor: 0 });
+    assert_eq!(refused(plain), CheckError::RefundsDisabled { descriptor: 0 });
 }
 
 #[test]
@@ -95,12 +95,12 @@ fn override_units_are_numbers_from_one_to_seven() {
     ];
     for (number, unit) in units {
         let request = request(vec![overridden(9, number)]);
-        let question = convert::question(&request, &Reporting::default()).unwrap();
+        let question = convert::to_check(&request, &ReplyOptions::default()).unwrap();
         let limit = question.descriptors[0].limit.unwrap();
         assert_eq!((limit.requests, limit.unit), (9, unit));
     }
     for got in [0, 8, 42, -1] {
-        let want = Refusal::UnknownUnit { descriptor: 0, got };
+        let want = CheckError::UnknownUnit { descriptor: 0, got };
         assert_eq!(refused(overridden(9, got)), want);
     }
 }
@@ -109,10 +109,10 @@ fn override_units_are_numbers_from_one_to_seven() {
 fn a_check_has_at_most_1000_descriptors() {
     let ask = |n| {
         let request = request(vec![descriptor("k", "v"); n]);
-        convert::question(&request, &Reporting::default()).map(|q| q.descriptors.len())
+        convert::to_check(&request, &ReplyOptions::default()).map(|q| q.descriptors.len())
     };
     assert_eq!(ask(MAX_DESCRIPTORS), Ok(1_000));
-    assert_eq!(ask(10_000), Err(Refusal::TooManyDescriptors { got: 10_000, most: 1_000 }));
+    assert_eq!(ask(10_000), Err(CheckError::TooManyDescriptors { got: 10_000, most: 1_000 }));
 }
 
 #[test]
@@ -123,46 +123,46 @@ fn a_check_has_at_most_10000_entries() {
     };
     let ask = |of: [usize; 2]| {
         let request = request(of.map(with).to_vec());
-        convert::question(&request, &Reporting::default()).map(|_| ())
+        convert::to_check(&request, &ReplyOptions::default()).map(|_| ())
     };
     assert_eq!(ask([1, 9_999]), Ok(()));
-    let many = Refusal::TooManyEntries { got: 10_001, most: 10_000 };
+    let many = CheckError::TooManyEntries { got: 10_001, most: 10_000 };
     assert_eq!(ask([2, 9_999]), Err(many));
 }
 
 #[test]
 fn keys_and_values_of_64_kib_are_rejected() {
     let (just, over) = ("x".repeat(MAX_ENTRY_BYTES - 1), "x".repeat(64 * 1024));
-    let want = Refusal::EntryTooLong { descriptor: 0, got: 65_536, most: 65_536 };
+    let want = CheckError::EntryTooLong { descriptor: 0, got: 65_536, most: 65_536 };
     assert_eq!(refused(descriptor("k", &over)), want);
     assert_eq!(refused(descriptor(&over, "v")), want);
     let request = request(vec![descriptor(&just, &just)]);
-    assert!(convert::question(&request, &Reporting::default()).is_ok());
+    assert!(convert::to_check(&request, &ReplyOptions::default()).is_ok());
 }
 
 #[test]
 fn errors_name_the_invalid_descriptor() {
     let request = request(vec![descriptor("k", "v"), overridden(1, 42)]);
-    let refused = convert::question(&request, &Reporting::default()).unwrap_err();
-    assert_eq!(refused, Refusal::UnknownUnit { descriptor: 1, got: 42 });
+    let refused = convert::to_check(&request, &ReplyOptions::default()).unwrap_err();
+    assert_eq!(refused, CheckError::UnknownUnit { descriptor: 1, got: 42 });
 }
 
 #[test]
 fn errors_map_to_their_grpc_codes() {
     use tonic::Code::{InvalidArgument, Unknown};
     let table = [
-        (Refusal::EmptyDomain, Unknown, "domain"),
-        (Refusal::NoDescriptors, Unknown, "descriptor"),
-        (Refusal::NoConfig, Unknown, "loaded"),
-        (Refusal::TooManyDescriptors { got: 9, most: 8 }, InvalidArgument, "9"),
-        (Refusal::TooManyEntries { got: 9, most: 8 }, InvalidArgument, "9"),
-        (Refusal::EntryTooLong { descriptor: 0, got: 9, most: 8 }, InvalidArgument, "9"),
-        (Refusal::HitsTooLarge { descriptor: 0, got: 9 }, InvalidArgument, "hits_addend"),
-        (Refusal::UnknownUnit { descriptor: 0, got: 9 }, InvalidArgument, "unit"),
-        (Refusal::RefundsAreOff { descriptor: 0 }, InvalidArgument, "negative_hits"),
+        (CheckError::EmptyDomain, Unknown, "domain"),
+        (CheckError::NoDescriptors, Unknown, "descriptor"),
+        (CheckError::NoConfig, Unknown, "loaded"),
+        (CheckError::TooManyDescriptors { got: 9, most: 8 }, InvalidArgument, "9"),
+        (CheckError::TooManyEntries { got: 9, most: 8 }, InvalidArgument, "9"),
+        (CheckError::EntryTooLong { descriptor: 0, got: 9, most: 8 }, InvalidArgument, "9"),
+        (CheckError::HitsTooLarge { descriptor: 0, got: 9 }, InvalidArgument, "hits_addend"),
+        (CheckError::UnknownUnit { descriptor: 0, got: 9 }, InvalidArgument, "unit"),
+        (CheckError::RefundsDisabled { descriptor: 0 }, InvalidArgument, "negative_hits"),
     ];
     for (refusal, code, word) in table {
-        let status = convert::refusal(&refusal);
+        let status = convert::error_status(&refusal);
         assert_eq!(status.code(), code, "{refusal}");
         assert!(status.message().contains(word), "{}", status.message());
     }
@@ -181,7 +181,7 @@ fn each_descriptor_has_one_status_in_order() {
         shadow,
     ];
     let reply =
-        convert::reply(&request(vec![]), &answer(Verdict::Deny, findings), &Reporting::default());
+        convert::to_response(&request(vec![]), &answer(Verdict::Deny, findings), &ReplyOptions::default());
     assert_eq!(reply.overall_code(), Code::OverLimit);
     let shown: Vec<_> = reply
         .statuses
@@ -209,8 +209,8 @@ fn each_descriptor_has_one_status_in_order() {
 #[test]
 fn reset_rounds_up_and_remaining_saturates() {
     let finding = admitted(per_minute(1, ""), u64::MAX, Nanos(1_000_000_001));
-    let answer = answer(Verdict::Admit, vec![finding]);
-    let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
+    let answer = answer(Verdict::Allow, vec![finding]);
+    let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
     assert_eq!(reply.statuses[0].duration_until_reset.unwrap().seconds, 2);
     assert_eq!(reply.statuses[0].limit_remaining, u32::MAX);
 }
@@ -229,9 +229,9 @@ fn units_keep_their_number_and_custom_periods_are_unknown() {
     ];
     for (unit, want, number) in units {
         let limit = shown(5, Nanos::from_secs(90), unit, "");
-        let finding = Finding::of_step(Step::Admit(room(1, Nanos(1))), limit, ENFORCED);
-        let answer = answer(Verdict::Admit, vec![finding]);
-        let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
+        let finding = DescriptorDecision::from_counter(CounterDecision::Allow(room(1, Nanos(1))), limit, ENFORCED);
+        let answer = answer(Verdict::Allow, vec![finding]);
+        let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
         let limit = reply.statuses[0].current_limit.clone().unwrap();
         assert_eq!((limit.unit(), limit.unit), (want, number));
     }
@@ -240,8 +240,8 @@ fn units_keep_their_number_and_custom_periods_are_unknown() {
 #[test]
 fn global_shadow_mode_changes_only_the_overall_code() {
     let over = denied(per_minute(1, ""), Nanos::SECOND, ENFORCED);
-    let answer = answer(Verdict::Admit, vec![over]);
-    let reply = convert::reply(&request(vec![]), &answer, &Reporting::default());
+    let answer = answer(Verdict::Allow, vec![over]);
+    let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
     assert_eq!(reply.overall_code(), Code::Ok);
     assert_eq!(reply.statuses[0].code(), Code::OverLimit);
 }

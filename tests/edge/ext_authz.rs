@@ -15,10 +15,10 @@ use envoy_types::pb::google::protobuf::value::Kind as Is;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::grpc::ext_authz::asked;
-use sluicegate::edge::health::Ready;
-use sluicegate::edge::hook::Unanswered;
-use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::edge::grpc::ext_authz::rate_limit_request;
+use sluicegate::edge::health::Readiness;
+use sluicegate::edge::hook::HookError;
+use sluicegate::kernel::concurrency::RequestOutcome;
 use tonic::{Code, Status};
 
 use super::check::hooks;
@@ -55,12 +55,12 @@ async fn check(served: &Served, context: AttributeContext) -> Result<CheckRespon
 
 /// Builds the hook `other` from `action` and returns its entries as `key=value`.
 fn entries(action: &str, context: &AttributeContext) -> Vec<String> {
-    match asked(&hooks(action), context) {
+    match rate_limit_request(&hooks(action), context) {
         Ok(request) => {
             let entries = request.descriptors.into_iter().flat_map(|one| one.entries);
             entries.map(|entry| format!("{}={}", entry.key, entry.value)).collect()
         }
-        Err(Unanswered::NothingToAsk) => Vec::new(),
+        Err(HookError::NoDescriptors) => Vec::new(),
         Err(other) => panic!("{other}"),
     }
 }
@@ -70,7 +70,7 @@ const KEY: &str = r#"{"request_headers": {"header_name": "X-Key", "descriptor_ke
 
 #[tokio::test]
 async fn the_third_hit_is_denied_with_429() {
-    let served = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
+    let served = served_with(engine(two_a_minute()), Readiness::Ready, hooks("")).await;
     let ask = async || check(&served, context(request(&[("x-key", "v")]), &[])).await.unwrap();
     for _ in 0..2 {
         let reply = ask().await;
@@ -85,7 +85,7 @@ async fn the_third_hit_is_denied_with_429() {
 
 #[tokio::test]
 async fn only_the_route_selects_the_hook() {
-    let served = served_with(engine(two_a_minute()), Ready::Yes, hooks(KEY)).await;
+    let served = served_with(engine(two_a_minute()), Readiness::Ready, hooks(KEY)).await;
     let code = async |extensions: &[(&str, &str)]| {
         let http = request(&[("x-key", "v"), ("x-hook", "edgy"), ("hook", "edgy")]);
         check(&served, context(http, extensions)).await.map_err(|status| status.code())
@@ -96,15 +96,15 @@ async fn only_the_route_selects_the_hook() {
 
 #[tokio::test]
 async fn missing_configuration_and_long_values_are_errors() {
-    let none = served_with(engine(two_a_minute()), Ready::Yes, Hooks::default()).await;
+    let none = served_with(engine(two_a_minute()), Readiness::Ready, Hooks::default()).await;
     let http = request(&[("x-key", "v")]);
     let status = check(&none, context(http.clone(), &[])).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("hooks"), "{status}");
-    let unloaded = served_with(empty_engine(), Ready::Yes, hooks("")).await;
+    let unloaded = served_with(empty_engine(), Readiness::Ready, hooks("")).await;
     let status = check(&unloaded, context(http, &[])).await.unwrap_err();
     assert_eq!(status.code(), Code::Unknown);
-    let limited = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
+    let limited = served_with(engine(two_a_minute()), Readiness::Ready, hooks("")).await;
     let long = request(&[("x-key", &*"v".repeat(64 * 1024))]);
     let status = check(&limited, context(long, &[])).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
@@ -112,7 +112,7 @@ async fn missing_configuration_and_long_values_are_errors() {
 
 #[tokio::test]
 async fn a_request_without_descriptors_is_allowed() {
-    let served = served_with(engine(two_a_minute()), Ready::Yes, hooks("")).await;
+    let served = served_with(engine(two_a_minute()), Readiness::Ready, hooks("")).await;
     let mut client = AuthorizationClient::new(served.channel.clone());
     for asked in [
         CheckRequest { attributes: Some(context(request(&[]), &[])) },
@@ -126,7 +126,7 @@ async fn a_request_without_descriptors_is_allowed() {
 #[tokio::test]
 async fn an_unchecked_request_stores_no_early_release() {
     let engine = engine_with_concurrency("limit: 1");
-    let served = served_with(Arc::clone(&engine), Ready::Yes, hooks("")).await;
+    let served = served_with(Arc::clone(&engine), Readiness::Ready, hooks("")).await;
     let nothing = request(&[("x-sluicegate-id", ID)]);
     let long = "v".repeat(64 * 1024);
     let too_long = request(&[("x-key", &*long), ("x-sluicegate-id", ID)]);
@@ -134,13 +134,13 @@ async fn an_unchecked_request_stores_no_early_release() {
         [(nothing.clone(), &[][..]), (nothing.clone(), &[("hook", "nobody")]), (too_long, &[])]
     {
         let _answer = check(&served, context(http, extensions)).await;
-        assert!(!engine.release(ID, None, Outcome::Success, None));
+        assert!(!engine.release(ID, None, RequestOutcome::Success, None));
         assert_eq!(engine.early_releases().0, 0, "it takes no room among those that came early");
     }
     let held = request(&[("x-key", "v"), ("x-sluicegate-id", ID)]);
     check(&served, context(held, &[])).await.unwrap();
     check(&served, context(nothing, &[])).await.unwrap();
-    assert!(engine.release(ID, None, Outcome::Success, None), "what an id holds stays");
+    assert!(engine.release(ID, None, RequestOutcome::Success, None), "what an id holds stays");
 }
 
 fn matched(exact: &str) -> String {
@@ -244,7 +244,7 @@ async fn concurrency_needs_a_valid_id_and_denies_as_configured() {
     let engine = super::engine_with_concurrency(
         "limit: 2, reject: {status: 503, retry_after: 1500ms, body: busy}",
     );
-    let served = served_with(engine, Ready::Yes, hooks(KEY)).await;
+    let served = served_with(engine, Readiness::Ready, hooks(KEY)).await;
     let ask = async |id: &str| {
         let http = request(&[("x-key", "v"), ("x-sluicegate-id", id)]);
         check(&served, context(http, &OTHER)).await
@@ -285,11 +285,11 @@ fn a_queued_request_does_not_retain_its_headers() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let engine = engine_with_concurrency("limit: 1, queue: {size: 9, timeout: 1h}");
     let _held = runtime.block_on(acquire_permits(&engine, "v"));
-    let serving = served_with(Arc::clone(&engine), Ready::Yes, hooks(KEY));
+    let serving = served_with(Arc::clone(&engine), Readiness::Ready, hooks(KEY));
     let served = runtime.block_on(serving);
     let mut call = Box::pin(served.code(CHECK, message));
     let waits = async {
-        while engine.ceilings().total().waiting == 0 {
+        while engine.concurrency_limits().totals().waiting == 0 {
             tokio::task::yield_now().await;
         }
     };

@@ -16,8 +16,8 @@ use futures_util::future::poll_immediate;
 use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
 use sluicegate::config::raw;
-use sluicegate::edge::grpc::ext_proc::HOOK;
-use sluicegate::edge::health::Ready;
+use sluicegate::edge::grpc::ext_proc::HOOK_HEADER;
+use sluicegate::edge::health::Readiness;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status};
@@ -30,7 +30,7 @@ use crate::waiting::{PATIENCE, soon};
 const ADDRESS: &str = r#"{"remote_address": {}}"#;
 
 async fn served_with_hooks(hooks: Hooks) -> Served {
-    served_with(engine(two_a_minute()), Ready::Yes, hooks).await
+    served_with(engine(two_a_minute()), Readiness::Ready, hooks).await
 }
 
 async fn reply_to_message(
@@ -49,7 +49,7 @@ async fn reply_to(
 ) -> Result<ProcessingResponse, Status> {
     let mut request = Request::new(tokio_stream::iter([asked]));
     if let Some(hook) = hook {
-        request.metadata_mut().insert(HOOK, hook.parse().unwrap());
+        request.metadata_mut().insert(HOOK_HEADER, hook.parse().unwrap());
     }
     let mut client = ExternalProcessorClient::new(served.channel.clone());
     let mut replies = client.process(request).await?.into_inner();
@@ -142,7 +142,7 @@ async fn selected_hook(
 async fn served_with_denying_hook() -> Served {
     let none = raw::RateLimit { unit: spanned("minute".into()), ..raw::RateLimit::default() };
     let denies = r#"{"generic_key": {"descriptor_key": "none", "descriptor_value": "v"}}"#;
-    served_with(engine(config(vec![node("none", none)])), Ready::Yes, hooks(denies)).await
+    served_with(engine(config(vec![node("none", none)])), Readiness::Ready, hooks(denies)).await
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn an_idle_stream_does_not_delay_shutdown() {
 #[tokio::test]
 async fn a_queued_request_gets_a_permit_during_drain() {
     let engine = engine_with_concurrency("limit: 1, queue: {size: 1, timeout: 10m}");
-    let served = served_with(Arc::clone(&engine), Ready::Yes, hooks("")).await;
+    let served = served_with(Arc::clone(&engine), Readiness::Ready, hooks("")).await;
     let key = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
     let headers = Some(HeaderMap { headers: vec![key] });
     let request = Message::RequestHeaders(HttpHeaders { headers, ..HttpHeaders::default() });
@@ -211,7 +211,7 @@ async fn a_queued_request_gets_a_permit_during_drain() {
     soon("a place", replies.message()).await.unwrap().unwrap();
     let (_second, mut waits) = open().await;
     let waiting = async {
-        while engine.ceilings().total().waiting == 0 {
+        while engine.concurrency_limits().totals().waiting == 0 {
             tokio::task::yield_now().await;
         }
     };
@@ -243,7 +243,7 @@ fn a_request_in_flight_does_not_retain_its_headers() {
     let message = ProcessingRequest { request, ..ProcessingRequest::default() }.encode_to_vec();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let engine = engine_with_concurrency("limit: 1");
-    let serving = served_with(Arc::clone(&engine), Ready::Yes, hooks(ADDRESS));
+    let serving = served_with(Arc::clone(&engine), Readiness::Ready, hooks(ADDRESS));
     let served = runtime.block_on(serving);
     let (sender, receiver) = mpsc::channel(1);
     let mut replies =
@@ -255,6 +255,6 @@ fn a_request_in_flight_does_not_retain_its_headers() {
         });
         assert!(reply.expect("a reply").unwrap().is_some());
     });
-    assert_eq!(engine.ceilings().total().in_flight, 1);
+    assert_eq!(engine.concurrency_limits().totals().in_flight, 1);
     assert!(retained.bytes_current < 8 << 20, "{retained:?}");
 }

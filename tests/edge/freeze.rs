@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use axum::Router;
 use serde_json::{Value, json};
-use sluicegate::backend::fleet::{Fleet, Member};
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::fleet::{MembershipReply, LiveReplica};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
-use sluicegate::config::frozen::{Frozen, Held};
-use sluicegate::config::settings::{ResponseHeaders, Secret, Settings};
+use sluicegate::config::frozen::{ForcedDecision, ForcedRule};
+use sluicegate::config::settings::{ResponseHeaders, SecretText, Settings};
 use sluicegate::config::{Config, load};
-use sluicegate::edge::headers::Headers;
-use sluicegate::edge::http::admin::{Admin, Loads, router};
-use sluicegate::engine::freezer::{MOST, Refused};
-use sluicegate::engine::{Engine, Local, Membership, Overrides, Planning, Policy};
-use sluicegate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Verdict};
+use sluicegate::edge::headers::RateLimitHeaders;
+use sluicegate::edge::http::admin::{Admin, ConfigLoads, router};
+use sluicegate::engine::freezer::{MOST, ForceError};
+use sluicegate::engine::{Engine, LocalFallback, Membership, OverridePolicy, PlanSettings, DecisionPolicy};
+use sluicegate::kernel::decision::{Cost, Descriptor, LimitOverride, Check, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 
 use super::admin::{call, spend};
@@ -25,8 +25,8 @@ const KEY: &str = "?domain=d&descriptor=k=me";
 const ME: (&str, &[(&str, &str)]) = ("d", &[("k", "me")]);
 
 fn admin(engine: &Arc<Engine>) -> Router {
-    let (token, loads) = (Secret::new("open-sesame"), Arc::new(Loads::default));
-    router(Admin { token, debug_pages: false, engine: Arc::clone(engine), loads })
+    let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
+    router(Admin { token, debug_pages: false, engine: Arc::clone(engine), load_report: loads })
 }
 
 fn advance(engine: &Engine, by: Nanos) {
@@ -50,10 +50,10 @@ async fn a_forced_decision_is_returned_and_not_counted() {
     );
     // The new forced decision replaces the old one.
     assert_eq!(call(&admin, "POST", &format!("/freeze{KEY}&as=allow&for=10m")).await.0, 200);
-    assert_eq!(spend(&engine, 100).await, Verdict::Admit);
-    assert_eq!(engine.frozen().len(), 1);
+    assert_eq!(spend(&engine, 100).await, Verdict::Allow);
+    assert_eq!(engine.forced_decisions().len(), 1);
     assert_eq!(call(&admin, "POST", &format!("/thaw{KEY}")).await.0, 200);
-    assert_eq!(spend(&engine, 2).await, Verdict::Admit, "nothing was counted meanwhile");
+    assert_eq!(spend(&engine, 2).await, Verdict::Allow, "nothing was counted meanwhile");
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     assert_eq!(call(&admin, "POST", &format!("/thaw{KEY}")).await.0, 400, "it is not held");
     assert_eq!(call(&admin, "GET", &format!("/freeze{KEY}&as=deny&for=10m")).await.0, 405);
@@ -66,20 +66,20 @@ fn two_limits() -> Config {
     load([("f", text.as_bytes())], Revision(2), false).unwrap().0
 }
 
-fn descriptor(key: &'static str, hits: u64, limit: Option<Override>) -> Descriptor<'static> {
+fn descriptor(key: &'static str, hits: u64, limit: Option<LimitOverride>) -> Descriptor<'static> {
     Descriptor { entries: smallvec::smallvec![(key, "me")], cost: Cost::Charge(Hits(hits)), limit }
 }
 
 #[tokio::test]
 async fn headers_ignore_a_limit_that_is_forced_to_allow() {
     let engine = engine(two_limits());
-    engine.freeze(ME, Verdict::Admit, Nanos::from_secs(60)).unwrap();
+    engine.force_decision(ME, Verdict::Allow, Nanos::from_secs(60)).unwrap();
     let asked = [descriptor("k", 1, None), descriptor("other", 5, None)].into();
-    let answer = engine.decide(&Question { domain: "d", descriptors: asked }).await.unwrap();
-    assert_eq!((answer.verdict, answer.binding), (Verdict::Admit, Some(1)));
+    let answer = engine.decide(&Check { domain: "d", descriptors: asked }).await.unwrap();
+    assert_eq!((answer.verdict, answer.binding), (Verdict::Allow, Some(1)));
     let all = ResponseHeaders::All;
-    let headers = Headers::chosen(&Settings { response_headers: all, ..Settings::default() });
-    let sent = headers.of(&answer);
+    let headers = RateLimitHeaders::from_settings(&Settings { response_headers: all, ..Settings::default() });
+    let sent = headers.for_decision(&answer);
     let sent: Vec<_> = sent.iter().map(|(name, value)| (*name, &**value)).collect();
     let wanted = [
         ("RateLimit-Limit", "10"),
@@ -93,55 +93,55 @@ async fn headers_ignore_a_limit_that_is_forced_to_allow() {
 
 /// Returns the decisions for the first two hits of a request whose own limit is one a minute. The
 /// rule's decision is forced to `held`.
-async fn decisions_with_own_limit(overrides: Overrides, held: Verdict) -> [(Verdict, Reason); 2] {
-    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
-    let planning = Planning { overrides, ..Planning::default() };
-    let policy = Policy { planning, ..Policy::default() };
+async fn decisions_with_own_limit(overrides: OverridePolicy, held: Verdict) -> [(Verdict, Reason); 2] {
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
+    let planning = PlanSettings { overrides, ..PlanSettings::default() };
+    let policy = DecisionPolicy { planning, ..DecisionPolicy::default() };
     let engine = Engine::new(Clock::manual(Nanos(0)), memory, policy);
     engine.publish(two_limits().into());
-    engine.freeze(ME, held, Nanos::from_secs(60)).unwrap();
-    let one = Some(Override { requests: 1, unit: Unit::Minute });
+    engine.force_decision(ME, held, Nanos::from_secs(60)).unwrap();
+    let one = Some(LimitOverride { requests: 1, unit: Unit::Minute });
     let ask = async || {
         let asked = smallvec::smallvec![descriptor("k", 1, one)];
-        let answer = engine.decide(&Question { domain: "d", descriptors: asked }).await.unwrap();
-        (answer.verdict, answer.statuses[0].finding.reason)
+        let answer = engine.decide(&Check { domain: "d", descriptors: asked }).await.unwrap();
+        (answer.verdict, answer.statuses[0].decision.reason)
     };
     [ask().await, ask().await]
 }
 
 #[tokio::test]
 async fn only_a_replacing_override_bypasses_a_forced_decision() {
-    for held in [Verdict::Deny, Verdict::Admit] {
-        for overrides in [Overrides::Max, Overrides::Deny] {
+    for held in [Verdict::Deny, Verdict::Allow] {
+        for overrides in [OverridePolicy::Max, OverridePolicy::Deny] {
             let answers = decisions_with_own_limit(overrides, held).await;
-            assert_eq!(answers, [(held, Reason::Frozen); 2], "{overrides:?}");
+            assert_eq!(answers, [(held, Reason::Forced); 2], "{overrides:?}");
         }
-        let counted = [(Verdict::Admit, Reason::WithinLimit), (Verdict::Deny, Reason::OverLimit)];
-        assert_eq!(decisions_with_own_limit(Overrides::Allow, held).await, counted);
+        let counted = [(Verdict::Allow, Reason::WithinLimit), (Verdict::Deny, Reason::OverLimit)];
+        assert_eq!(decisions_with_own_limit(OverridePolicy::Allow, held).await, counted);
     }
 }
 
 #[tokio::test]
 async fn a_forced_decision_ends_exactly_at_its_expiry() {
     let engine = engine(two_a_minute());
-    let held = engine.freeze(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
-    assert_eq!(held.frozen.until, engine.clock().now().plus(Nanos::from_secs(60)));
+    let held = engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    assert_eq!(held.decision.until, engine.clock().now().plus(Nanos::from_secs(60)));
     advance(&engine, Nanos(Nanos::from_secs(60).0 - 1));
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     advance(&engine, Nanos(1));
-    assert_eq!(spend(&engine, 1).await, Verdict::Admit);
-    assert_eq!(engine.frozen(), []);
+    assert_eq!(spend(&engine, 1).await, Verdict::Allow);
+    assert_eq!(engine.forced_decisions(), []);
 }
 
 #[tokio::test]
 async fn forced_decisions_survive_reloads_and_removed_rules() {
     let engine = engine(two_a_minute());
-    engine.freeze(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(60)).unwrap();
     engine.publish(two_a_minute().into());
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
     let empty = load([("f", &b"domain: d"[..])], Revision(9), false).unwrap().0;
     engine.publish(Arc::new(empty));
-    assert_eq!(spend(&engine, 100).await, Verdict::Admit, "there is no such rule");
+    assert_eq!(spend(&engine, 100).await, Verdict::Allow, "there is no such rule");
     engine.publish(two_a_minute().into());
     assert_eq!(spend(&engine, 1).await, Verdict::Deny);
 }
@@ -149,11 +149,11 @@ async fn forced_decisions_survive_reloads_and_removed_rules() {
 #[tokio::test]
 async fn a_forced_limit_can_be_reset() {
     let engine = engine(two_a_minute());
-    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
-    engine.freeze(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
+    assert_eq!(spend(&engine, 2).await, Verdict::Allow);
+    engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
     assert_eq!(call(&admin(&engine), "POST", &format!("/reset{KEY}")).await.0, 200);
-    engine.thaw(ME.0, ME.1).unwrap();
-    assert_eq!(spend(&engine, 2).await, Verdict::Admit);
+    engine.end_forced_decision(ME.0, ME.1).unwrap();
+    assert_eq!(spend(&engine, 2).await, Verdict::Allow);
 }
 
 /// Checks two limits; the first one is forced to deny. Returns the reasons, and the remaining hits
@@ -165,26 +165,26 @@ async fn check_after_forced_denial(charge: &str) -> (Vec<Reason>, u64) {
     );
     let engine = engine(two_a_minute());
     engine.publish(Arc::new(load([("f", text.as_bytes())], Revision(2), false).unwrap().0));
-    engine.freeze(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
+    engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
     let descriptor = |key: &'static str, hits| Descriptor {
         entries: smallvec::smallvec![(key, "me")],
         cost: Cost::Charge(Hits(hits)),
         limit: None,
     };
     let asked = [descriptor("k", 1), descriptor("other", 4)].into();
-    let answer = engine.decide(&Question { domain: "d", descriptors: asked }).await.unwrap();
+    let answer = engine.decide(&Check { domain: "d", descriptors: asked }).await.unwrap();
     assert_eq!(answer.verdict, Verdict::Deny);
-    let reasons = answer.statuses.iter().map(|status| status.finding.reason).collect();
+    let reasons = answer.statuses.iter().map(|status| status.decision.reason).collect();
     let peek = smallvec::smallvec![descriptor("other", 0)];
-    let look = engine.decide(&Question { domain: "d", descriptors: peek }).await.unwrap();
-    (reasons, look.statuses[0].finding.room.remaining.0)
+    let look = engine.decide(&Check { domain: "d", descriptors: peek }).await.unwrap();
+    (reasons, look.statuses[0].decision.headroom.remaining.0)
 }
 
 #[tokio::test]
 async fn a_forced_denial_charges_nothing_under_all_or_nothing() {
     assert_eq!(
         check_after_forced_denial("each").await,
-        (vec![Reason::Frozen, Reason::WithinLimit], 5)
+        (vec![Reason::Forced, Reason::WithinLimit], 5)
     );
     assert_eq!(check_after_forced_denial("all_or_nothing").await.1, 9);
 }
@@ -198,26 +198,26 @@ async fn check_with_forced_quota_limit(held: Verdict, keys: &[&'static str]) -> 
                 - {key: b, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: c, rate_limit: {unit: day, requests_per_unit: 9}}\n";
     let engine = engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0);
-    engine.freeze(("d", &[("a", "me")]), held, Nanos::from_secs(10)).unwrap();
+    engine.force_decision(("d", &[("a", "me")]), held, Nanos::from_secs(10)).unwrap();
     let ask = async |keys: &[&'static str], hits| {
         let descriptors = keys.iter().map(|key| Descriptor {
             entries: smallvec::smallvec![(*key, "me")],
             cost: Cost::Charge(Hits(hits)),
             limit: None,
         });
-        let asked = Question { domain: "d", descriptors: descriptors.collect() };
+        let asked = Check { domain: "d", descriptors: descriptors.collect() };
         engine.decide(&asked).await.unwrap()
     };
     ask(&["b"], 1).await;
     let verdict = ask(keys, 1).await.verdict;
-    (verdict, ask(&["c"], 0).await.statuses[0].finding.room.remaining.0)
+    (verdict, ask(&["c"], 0).await.statuses[0].decision.headroom.remaining.0)
 }
 
 #[tokio::test]
 async fn a_forced_quota_limit_votes_under_all_or_nothing() {
     // One quota limit that allows is enough, and the check is charged.
-    let admitted = check_with_forced_quota_limit(Verdict::Admit, &["a", "b", "c"]).await;
-    assert_eq!(admitted, (Verdict::Admit, 8));
+    let admitted = check_with_forced_quota_limit(Verdict::Allow, &["a", "b", "c"]).await;
+    assert_eq!(admitted, (Verdict::Allow, 8));
     // All quota limits deny, so nothing is charged.
     for keys in [&["a", "b", "c"][..], &["a", "c"]] {
         assert_eq!(
@@ -253,11 +253,11 @@ async fn invalid_or_excess_forced_decisions_are_rejected() {
     let freeze = |n: usize| {
         let key = format!("k{n}");
         engine
-            .freeze(("d", &[(&*key, "v")]), Verdict::Deny, Nanos::SECOND)
-            .map(|held: Held| held.frozen)
+            .force_decision(("d", &[(&*key, "v")]), Verdict::Deny, Nanos::SECOND)
+            .map(|held: ForcedRule| held.decision)
     };
-    (0..MOST).for_each(|n| assert!(matches!(freeze(n), Ok(Frozen { .. }))));
-    assert_eq!(freeze(MOST), Err(Refused::Full));
+    (0..MOST).for_each(|n| assert!(matches!(freeze(n), Ok(ForcedDecision { .. }))));
+    assert_eq!(freeze(MOST), Err(ForceError::TooMany));
     advance(&engine, Nanos::SECOND);
     assert!(freeze(MOST).is_ok(), "what is over makes room");
 }
@@ -273,10 +273,10 @@ async fn explain_shows_the_forced_decision_and_its_end() {
     };
     let free = explained().await;
     for (verdict, word, answer) in
-        [(Verdict::Deny, "deny", "denied"), (Verdict::Admit, "allow", "admitted")]
+        [(Verdict::Deny, "deny", "denied"), (Verdict::Allow, "allow", "admitted")]
     {
         // The end is rounded up to a whole second.
-        engine.freeze(ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1)).unwrap();
+        engine.force_decision(ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1)).unwrap();
         let held = explained().await;
         let outcome = held[0]["outcome"].as_str().unwrap();
         let wanted = format!("; an operator holds it at {word} until 1970-01-01T00:10:00Z");
@@ -288,17 +288,17 @@ async fn explain_shows_the_forced_decision_and_its_end() {
         assert_eq!(held[0]["rule"]["fresh"], fresh);
         assert_eq!(held[1], free[1], "the other one is not held");
     }
-    engine.thaw(ME.0, ME.1).unwrap();
+    engine.end_forced_decision(ME.0, ME.1).unwrap();
     assert_eq!(explained().await, free);
 }
 
 /// One of two replicas with a shared store, before it has read the membership.
 fn first_of_two_replicas() -> Arc<Engine> {
-    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
     let membership = Arc::new(Membership::new("a", 1, NonZeroU32::MIN));
-    let local = Local::new(Arc::clone(&memory), membership);
+    let local = LocalFallback::new(Arc::clone(&memory), membership);
     let clock = Clock::manual(Nanos::from_secs(100));
-    let engine = Arc::new(Engine::new(clock, memory, Policy::default()).with_local(local));
+    let engine = Arc::new(Engine::new(clock, memory, DecisionPolicy::default()).with_local_fallback(local));
     engine.publish(Arc::new(two_a_minute()));
     engine
 }
@@ -314,9 +314,9 @@ async fn replicas_are_not_counted_while_the_store_is_silent() {
     };
     let (alone, both) = ((json!(1), json!("late")), (json!(2), Value::Null));
     assert_eq!(announced().await, alone, "nobody was seen yet");
-    let member = |node: &str| Member { node: node.into(), silent: Nanos(0), record: "{}".into() };
-    let fleet = Fleet { members: ["a", "b"].map(member).into(), before: None };
-    engine.membership().unwrap().learn(fleet, engine.clock().now());
+    let member = |node: &str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: "{}".into() };
+    let fleet = MembershipReply { replicas: ["a", "b"].map(member).into(), previous_record: None };
+    engine.membership().unwrap().apply_reply(fleet, engine.clock().now());
     assert_eq!(announced().await, both);
     // After five seconds, the last list of members does not count any more.
     advance(&engine, Nanos::from_secs(5));

@@ -17,12 +17,12 @@ use hyper::body::Frame;
 use prost::Message as _;
 use prost::bytes::{Buf as _, BufMut as _};
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::Reporting;
-use sluicegate::edge::grpc::incoming::Listener;
-use sluicegate::edge::grpc::{Grpc, serve};
-use sluicegate::edge::health::{Health, Ready};
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::grpc::incoming::GrpcListener;
+use sluicegate::edge::grpc::{GrpcPort, serve};
+use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::engine::Engine;
-use sluicegate::kernel::concurrency::Outcome;
+use sluicegate::kernel::concurrency::RequestOutcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -59,30 +59,30 @@ pub(crate) struct Served {
     pub(crate) address: SocketAddr,
     health: Health,
     stop: oneshot::Sender<()>,
-    server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::Error>>,
+    server: tokio::task::JoinHandle<Result<(), sluicegate::edge::grpc::GrpcPortError>>,
 }
 
-async fn served(engine: Arc<Engine>, ready: Ready) -> Served {
+async fn served(engine: Arc<Engine>, ready: Readiness) -> Served {
     served_with(engine, ready, Hooks::default()).await
 }
 
-pub(crate) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks) -> Served {
+pub(crate) async fn served_with(engine: Arc<Engine>, ready: Readiness, hooks: Hooks) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let health = Health::new(ready);
     let (stop, stopped) = oneshot::channel::<()>();
-    let grpc = Grpc {
+    let grpc = GrpcPort {
         engine,
-        reporting: Reporting::default(),
+        reporting: ReplyOptions::default(),
         health: health.clone(),
         hooks: Arc::new(hooks),
         reflection: true,
         tls: None,
-        age: None,
+        connection_age: None,
     };
     let until: Pin<Box<dyn Future<Output = ()> + Send>> =
         Box::pin(async move { drop(stopped.await) });
-    let server = tokio::spawn(serve(Listener::Tcp(listener), grpc, until));
+    let server = tokio::spawn(serve(GrpcListener::Tcp(listener), grpc, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     // Long enough for a caller that waits in a queue.
     let endpoint = endpoint.timeout(3 * PATIENCE);
@@ -90,12 +90,12 @@ pub(crate) async fn served_with(engine: Arc<Engine>, ready: Ready, hooks: Hooks)
 }
 
 pub(super) async fn limited() -> Served {
-    served(engine(two_a_minute()), Ready::Yes).await
+    served(engine(two_a_minute()), Readiness::Ready).await
 }
 
 impl Served {
     /// Stops the server and returns its result.
-    pub(super) async fn shut_down(self) -> Result<(), sluicegate::edge::grpc::Error> {
+    pub(super) async fn shut_down(self) -> Result<(), sluicegate::edge::grpc::GrpcPortError> {
         self.stop.send(()).unwrap();
         soon("the end of the server", self.server).await.unwrap()
     }
@@ -236,7 +236,7 @@ async fn rejected_requests_have_known_codes_and_count_nothing() {
 
 #[tokio::test]
 async fn checks_return_unknown_before_limits_are_loaded() {
-    let served = served(empty_engine(), Ready::Yes).await;
+    let served = served(empty_engine(), Readiness::Ready).await;
     let status = served.ask(request(vec![descriptor("k", "v")])).await.unwrap_err();
     assert_eq!(status.code(), Code::Unknown);
 }
@@ -329,9 +329,9 @@ fn processed() -> Vec<u8> {
 #[tokio::test]
 async fn an_invalid_later_message_releases_the_permit() {
     let engine = engine_with_concurrency("limit: 1");
-    let in_flight = || engine.ceilings().total().in_flight;
+    let in_flight = || engine.concurrency_limits().totals().in_flight;
     let hooks = hooks(r#"{"remote_address": {}}"#);
-    let served = served_with(Arc::clone(&engine), Ready::Yes, hooks).await;
+    let served = served_with(Arc::clone(&engine), Readiness::Ready, hooks).await;
     let ended = async |later: Option<Vec<u8>>| {
         let (sender, receiver) = mpsc::channel(1);
         let mut replies = served.open(PROCESS, ReceiverStream::new(receiver)).await.unwrap();
@@ -370,7 +370,7 @@ async fn unknown_methods_and_services_are_unimplemented() {
 
 #[tokio::test]
 async fn health_covers_four_names_and_follows_readiness() {
-    let served = served(empty_engine(), Ready::NoConfig).await;
+    let served = served(empty_engine(), Readiness::NoConfig).await;
     let all = async || {
         let unknown = served.serving("other").await;
         [
@@ -389,10 +389,10 @@ async fn health_covers_four_names_and_follows_readiness() {
     let mut changes = watch.watch(asked).await.unwrap().into_inner();
     let mut next = async || changes.message().await.unwrap().unwrap().status();
     assert_eq!(next().await, ServingStatus::NotServing);
-    served.health.set(Ready::Yes);
+    served.health.set_readiness(Readiness::Ready);
     assert_eq!(next().await, ServingStatus::Serving);
     assert_eq!(served.serving("").await, yes);
-    served.health.set(Ready::Draining);
+    served.health.set_readiness(Readiness::Draining);
     assert_eq!(next().await, ServingStatus::NotServing);
     // The names are updated one at a time; the empty name is the last.
     let mut unnamed = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
@@ -489,13 +489,13 @@ async fn partial_messages_time_out_but_idle_streams_stay_open() {
 #[tokio::test]
 async fn a_rejected_acquire_stores_no_early_release() {
     let engine = engine_with_concurrency("limit: 1");
-    let served = served(Arc::clone(&engine), Ready::Yes).await;
+    let served = served(Arc::clone(&engine), Readiness::Ready).await;
     let id = "0123456789abcdef";
     let mut asked = descriptor("k", &"v".repeat(1 << 16));
     asked.entries.extend(descriptor("sluicegate.acquire", id).entries);
     let refused = served.ask(request(vec![asked])).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(!engine.release(id, None, Outcome::Success, None));
+    assert!(!engine.release(id, None, RequestOutcome::Success, None));
     assert_eq!(engine.early_releases().0, 0, "it takes no room among those that came early");
     served.shut_down().await.unwrap();
 }

@@ -1,65 +1,65 @@
 //! Rate limit response headers. Expected values follow the IETF draft and RFC 9651.
 
 use sluicegate::config::settings::{ResponseHeaders, Settings};
-use sluicegate::edge::headers::{Headers, Names};
-use sluicegate::engine::Answer;
-use sluicegate::kernel::decision::{Finding, Reason, Standing, Verdict, binding};
-use sluicegate::kernel::rate::Step;
+use sluicegate::edge::headers::{RateLimitHeaders, CompatHeaderNames};
+use sluicegate::engine::Decision;
+use sluicegate::kernel::decision::{DescriptorDecision, Reason, Enforcement, Verdict, binding_index};
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Nanos, Unit};
 
 use super::{ENFORCED, QUOTA, SHADOW, admitted, answer, denied, free, per_minute, room, shown};
 
-fn reference() -> Headers {
-    Headers { reference: Some(Names::default()), ..Headers::default() }
+fn reference() -> RateLimitHeaders {
+    RateLimitHeaders { compat_names: Some(CompatHeaderNames::default()), ..RateLimitHeaders::default() }
 }
 
-fn draft() -> Headers {
-    Headers { draft: true, ..Headers::default() }
+fn draft() -> RateLimitHeaders {
+    RateLimitHeaders { draft: true, ..RateLimitHeaders::default() }
 }
 
-fn sent(headers: &Headers, answer: &Answer) -> Vec<(String, String)> {
-    headers.of(answer).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+fn sent(headers: &RateLimitHeaders, answer: &Decision) -> Vec<(String, String)> {
+    headers.for_decision(answer).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 fn pairs<const N: usize>(want: [(&str, &str); N]) -> Vec<(String, String)> {
     want.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
 }
 
-fn policy_and_limit(findings: Vec<Finding>) -> [String; 2] {
-    let headers = sent(&draft(), &answer(Verdict::Admit, findings));
+fn policy_and_limit(findings: Vec<DescriptorDecision>) -> [String; 2] {
+    let headers = sent(&draft(), &answer(Verdict::Allow, findings));
     let [(policy_name, policy), (limit_name, limit)] = headers.try_into().unwrap();
     assert_eq!([&*policy_name, &*limit_name], ["RateLimit-Policy", "RateLimit"]);
     [policy, limit]
 }
 
-fn retry_after(verdict: Verdict, findings: Vec<Finding>) -> Option<String> {
-    let headers = Headers { retry_after: true, ..Headers::default() };
+fn retry_after(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Option<String> {
+    let headers = RateLimitHeaders { retry_after: true, ..RateLimitHeaders::default() };
     let sent = sent(&headers, &answer(verdict, findings));
     assert!(sent.iter().all(|(name, _)| name == "Retry-After"));
     sent.into_iter().next().map(|(_, value)| value)
 }
 
-fn over(seconds: u64) -> Finding {
+fn over(seconds: u64) -> DescriptorDecision {
     denied(per_minute(1, ""), Nanos::from_secs(seconds), ENFORCED)
 }
 
-fn quota(seconds: u64) -> Finding {
+fn quota(seconds: u64) -> DescriptorDecision {
     denied(per_minute(1, ""), Nanos::from_secs(seconds), QUOTA)
 }
 
-fn never(standing: Standing) -> Finding {
-    Finding::of_step(Step::Never(room(1, Nanos::SECOND)), per_minute(1, ""), standing)
+fn never(standing: Enforcement) -> DescriptorDecision {
+    DescriptorDecision::from_counter(CounterDecision::ExceedsLimit(room(1, Nanos::SECOND)), per_minute(1, ""), standing)
 }
 
 #[test]
 fn headers_are_off_by_default() {
-    assert!(sent(&Headers::default(), &answer(Verdict::Deny, vec![over(9)])).is_empty());
+    assert!(sent(&RateLimitHeaders::default(), &answer(Verdict::Deny, vec![over(9)])).is_empty());
 }
 
 #[test]
 fn envoyproxy_headers_describe_the_binding_limit() {
     let mut answer = answer(
-        Verdict::Admit,
+        Verdict::Allow,
         vec![
             admitted(per_minute(9, ""), 8, Nanos::from_secs(3)),
             admitted(per_minute(2, ""), 1, Nanos(58_000_000_001)),
@@ -72,8 +72,8 @@ fn envoyproxy_headers_describe_the_binding_limit() {
 
 #[test]
 fn no_headers_are_sent_without_a_binding_limit() {
-    let mut nothing = answer(Verdict::Admit, vec![free(Reason::Unlimited), free(Reason::NoLimit)]);
-    let all = Headers { draft: true, retry_after: true, ..reference() };
+    let mut nothing = answer(Verdict::Allow, vec![free(Reason::Unlimited), free(Reason::NoLimit)]);
+    let all = RateLimitHeaders { draft: true, retry_after: true, ..reference() };
     assert!(sent(&all, &nothing).is_empty());
     nothing.binding = Some(7);
     assert!(sent(&all, &nothing).is_empty());
@@ -81,9 +81,9 @@ fn no_headers_are_sent_without_a_binding_limit() {
 
 #[test]
 fn configured_header_names_are_sent_unchanged() {
-    let names = Names { limit: "x-limit".into(), remaining: "X-Left".into(), reset: "".into() };
-    let headers = Headers { reference: Some(names), ..Headers::default() };
-    let answer = answer(Verdict::Admit, vec![admitted(per_minute(2, ""), 1, Nanos::from_secs(7))]);
+    let names = CompatHeaderNames { limit: "x-limit".into(), remaining: "X-Left".into(), reset: "".into() };
+    let headers = RateLimitHeaders { compat_names: Some(names), ..RateLimitHeaders::default() };
+    let answer = answer(Verdict::Allow, vec![admitted(per_minute(2, ""), 1, Nanos::from_secs(7))]);
     assert_eq!(sent(&headers, &answer), pairs([("x-limit", "2"), ("X-Left", "1"), ("", "7")]));
 }
 
@@ -155,7 +155,7 @@ fn names_are_escaped_as_structured_field_strings() {
 #[test]
 fn draft_headers_omit_shadow_limits() {
     let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
-    let headers = sent(&draft(), &answer(Verdict::Admit, vec![shadow]));
+    let headers = sent(&draft(), &answer(Verdict::Allow, vec![shadow]));
     assert!(headers.is_empty());
 }
 
@@ -163,22 +163,22 @@ fn draft_headers_omit_shadow_limits() {
 #[test]
 fn an_uncounted_allow_is_neither_shown_nor_binding() {
     for (reason, standing) in [
-        (Reason::Frozen, ENFORCED),
+        (Reason::Forced, ENFORCED),
         (Reason::StoreFull, ENFORCED),
-        (Reason::BackendDownAllowed, ENFORCED),
-        (Reason::BackendDownDenied, SHADOW),
+        (Reason::StoreDownAllowed, ENFORCED),
+        (Reason::StoreDownDenied, SHADOW),
     ] {
         let counted = || admitted(per_minute(10, "counted"), 5, Nanos::from_secs(7));
         let zero = admitted(per_minute(600, "not"), 0, Nanos(0));
-        let uncounted = Finding { reason, standing, ..zero };
-        assert_eq!(binding([&uncounted, &counted()].into_iter(), false), Some(1), "{reason:?}");
-        assert_eq!(binding([&uncounted].into_iter(), false), None, "{reason:?}");
+        let uncounted = DescriptorDecision { reason, enforcement: standing, ..zero };
+        assert_eq!(binding_index([&uncounted, &counted()].into_iter(), false), Some(1), "{reason:?}");
+        assert_eq!(binding_index([&uncounted].into_iter(), false), None, "{reason:?}");
         let [policy, limit] = policy_and_limit(vec![uncounted.clone(), counted()]);
         assert_eq!(policy, r#""counted";q=10;w=60"#, "{reason:?}");
         assert_eq!(limit, r#""counted";r=5;t=7"#, "{reason:?}");
         // A limit that denies is binding even if it did not count.
-        let denies = Finding { verdict: Verdict::Deny, standing: ENFORCED, ..uncounted };
-        assert_eq!(binding([&denies, &counted()].into_iter(), false), Some(0), "{reason:?}");
+        let denies = DescriptorDecision { verdict: Verdict::Deny, enforcement: ENFORCED, ..uncounted };
+        assert_eq!(binding_index([&denies, &counted()].into_iter(), false), Some(0), "{reason:?}");
     }
 }
 
@@ -187,10 +187,10 @@ fn an_uncounted_allow_is_neither_shown_nor_binding() {
 fn shadow_mode_disables_the_draft_headers() {
     let chosen = |shadow_mode| {
         let chosen = ResponseHeaders::All;
-        Headers::chosen(&Settings { response_headers: chosen, shadow_mode, ..Settings::default() })
+        RateLimitHeaders::from_settings(&Settings { response_headers: chosen, shadow_mode, ..Settings::default() })
     };
-    let names = |headers: &Headers| {
-        let over = answer(Verdict::Admit, vec![over(9)]);
+    let names = |headers: &RateLimitHeaders| {
+        let over = answer(Verdict::Allow, vec![over(9)]);
         sent(headers, &over).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
     };
     let reference = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"];
@@ -223,8 +223,8 @@ fn retry_after_rounds_up_to_at_least_one_second() {
 #[test]
 fn allowed_checks_have_no_retry_after() {
     let fine = admitted(per_minute(2, ""), 1, Nanos::SECOND);
-    assert_eq!(retry_after(Verdict::Admit, vec![fine]), None);
-    assert_eq!(retry_after(Verdict::Admit, vec![over(9)]), None, "global shadow mode");
+    assert_eq!(retry_after(Verdict::Allow, vec![fine]), None);
+    assert_eq!(retry_after(Verdict::Allow, vec![over(9)]), None, "global shadow mode");
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn retry_after_waits_for_every_enforced_limit() {
 fn retry_after_waits_for_one_quota_limit() {
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), quota(3)]).unwrap(), "3");
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), over(5)]).unwrap(), "9");
-    let passing = Finding::of_step(Step::Admit(room(1, Nanos(1))), per_minute(1, ""), QUOTA);
+    let passing = DescriptorDecision::from_counter(CounterDecision::Allow(room(1, Nanos(1))), per_minute(1, ""), QUOTA);
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), passing, over(5)]).unwrap(), "5");
 }
 

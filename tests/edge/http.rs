@@ -13,11 +13,11 @@ use axum::http::{Request, Response, StatusCode};
 use axum::routing::get;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use sluicegate::edge::Reporting;
-use sluicegate::edge::headers::{Headers, Names};
-use sluicegate::edge::health::{Health, Ready};
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::headers::{RateLimitHeaders, CompatHeaderNames};
+use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::http::json::MAX_BODY_BYTES;
-use sluicegate::edge::http::{Ask, router, serve};
+use sluicegate::edge::http::{CheckPort, router, serve};
 use sluicegate::engine::Engine;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::{TcpListener, TcpStream};
@@ -30,18 +30,18 @@ use crate::waiting::{PATIENCE, soon};
 
 const ONE_HIT: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
 
-fn port(engine: Arc<Engine>, reporting: Reporting, health: &Health) -> Router {
-    router(Ask {
+fn port(engine: Arc<Engine>, reporting: ReplyOptions, health: &Health) -> Router {
+    router(CheckPort {
         engine,
         reporting,
         health: health.clone(),
         hooks: Arc::default(),
-        leaving: watch::channel(false).1,
+        draining: watch::channel(false).1,
     })
 }
 
 fn default_router(engine: Arc<Engine>) -> Router {
-    port(engine, Reporting::default(), &Health::new(Ready::Yes))
+    port(engine, ReplyOptions::default(), &Health::new(Readiness::Ready))
 }
 
 /// Returns status, content type and body.
@@ -94,12 +94,12 @@ async fn unlimited_and_unmatched_descriptors_omit_defaults() {
 
 #[tokio::test]
 async fn headers_and_metadata_appear_in_the_body() {
-    let reporting = Reporting {
-        headers: Headers { reference: Some(Names::default()), ..Headers::default() },
+    let reporting = ReplyOptions {
+        headers: RateLimitHeaders { compat_names: Some(CompatHeaderNames::default()), ..RateLimitHeaders::default() },
         dynamic_metadata: true,
-        ..Reporting::default()
+        ..ReplyOptions::default()
     };
-    let router = port(engine(two_a_minute()), reporting, &Health::new(Ready::Yes));
+    let router = port(engine(two_a_minute()), reporting, &Health::new(Readiness::Ready));
     let (_, body) = post(&router, ONE_HIT).await;
     let headers = json!([{"key": "RateLimit-Limit", "value": "2"},
         {"key": "RateLimit-Remaining", "value": "1"}, {"key": "RateLimit-Reset", "value": "60"}]);
@@ -195,15 +195,15 @@ async fn an_interrupted_body_returns_400() {
 
 #[tokio::test]
 async fn health_follows_readiness_for_any_method() {
-    let health = Health::new(Ready::NoConfig);
-    let router = port(empty_engine(), Reporting::default(), &health);
+    let health = Health::new(Readiness::NoConfig);
+    let router = port(empty_engine(), ReplyOptions::default(), &health);
     let expected = [
-        (Ready::NoConfig, 500, "", 503, "not ready: no limits are loaded\n"),
-        (Ready::Yes, 200, "OK", 200, "ready\n"),
-        (Ready::Draining, 500, "", 503, "not ready: draining\n"),
+        (Readiness::NoConfig, 500, "", 503, "not ready: no limits are loaded\n"),
+        (Readiness::Ready, 200, "OK", 200, "ready\n"),
+        (Readiness::Draining, 500, "", 503, "not ready: draining\n"),
     ];
     for (ready, healthy, healthcheck_body, readyz, why) in expected {
-        health.set(ready);
+        health.set_readiness(ready);
         for method in ["GET", "POST", "DELETE"] {
             let (code, _, body) = call(&router, to(method, "/healthcheck", "x")).await;
             assert_eq!((code, &*body), (healthy, healthcheck_body), "{ready:?}");
@@ -217,10 +217,10 @@ async fn health_follows_readiness_for_any_method() {
 /// Source: the column `healthy_with_backend` in docs/answers.md.
 #[tokio::test]
 async fn an_unavailable_store_fails_readiness_but_not_liveness() {
-    let health = Health::new(Ready::Yes);
-    let router = port(empty_engine(), Reporting::default(), &health);
+    let health = Health::new(Readiness::Ready);
+    let router = port(empty_engine(), ReplyOptions::default(), &health);
     for (answers, healthy, readyz) in [(false, 500, 503), (true, 200, 200)] {
-        health.set_backend(answers);
+        health.set_store_available(answers);
         let mut found = Vec::new();
         for path in ["/healthcheck", "/readyz", "/livez"] {
             found.push(call(&router, to("GET", path, "")).await.0);
@@ -231,10 +231,10 @@ async fn an_unavailable_store_fails_readiness_but_not_liveness() {
 
 #[test]
 fn draining_is_final() {
-    let health = Health::new(Ready::Yes);
-    health.set(Ready::Draining);
-    health.set(Ready::Yes);
-    assert_eq!(health.ready(), Ready::Draining);
+    let health = Health::new(Readiness::Ready);
+    health.set_readiness(Readiness::Draining);
+    health.set_readiness(Readiness::Ready);
+    assert_eq!(health.readiness(), Readiness::Draining);
 }
 
 /// Returns a connection, the stop signal and the server task.

@@ -8,12 +8,12 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Duration, Struct, UInt64Value, Value};
 use serde_json::json;
-use sluicegate::edge::http::json::{Inexpressible, request, response};
+use sluicegate::edge::http::json::{NotExpressibleInJson, parse_request, to_json_text};
 
 use super::{descriptor, overridden, request as asked};
 
 fn read(body: &str) -> RateLimitRequest {
-    request(body.as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}"))
+    parse_request(body.as_bytes()).unwrap_or_else(|error| panic!("{body}: {error}"))
 }
 
 fn body_with(fields: &str) -> String {
@@ -127,18 +127,18 @@ fn invalid_unsigned_integers_are_rejected() {
     ];
     for written in wrong {
         let body = body_with(&format!(r#""hitsAddend":{written}"#));
-        assert!(request(body.as_bytes()).is_err(), "{written}");
+        assert!(parse_request(body.as_bytes()).is_err(), "{written}");
         let body = format!(r#"{{"domain":"d","hitsAddend":{written}}}"#);
-        assert!(request(body.as_bytes()).is_err(), "{written} for the request");
+        assert!(parse_request(body.as_bytes()).is_err(), "{written} for the request");
     }
 }
 
 #[test]
 fn values_above_32_bits_are_rejected() {
     assert_eq!(read(r#"{"hitsAddend":4294967295}"#).hits_addend, u32::MAX);
-    assert!(request(br#"{"hitsAddend":4294967296}"#).is_err());
+    assert!(parse_request(br#"{"hitsAddend":4294967296}"#).is_err());
     let body = body_with(r#""limit":{"requestsPerUnit":4294967296,"unit":"DAY"}"#);
-    assert!(request(body.as_bytes()).is_err());
+    assert!(parse_request(body.as_bytes()).is_err());
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn units_are_enum_names_or_any_number() {
     }
     for written in [r#""WEEK""#, r#""month""#, r#""Day""#, r#""2""#, r#""""#, "1.5", "2147483648"] {
         let body = body_with(&format!(r#""limit":{{"requestsPerUnit":1,"unit":{written}}}"#));
-        assert!(request(body.as_bytes()).is_err(), "{written}");
+        assert!(parse_request(body.as_bytes()).is_err(), "{written}");
     }
 }
 
@@ -208,13 +208,13 @@ fn malformed_bodies_are_rejected() {
         ),
     ];
     for (what, body) in wrong {
-        assert!(request(body.as_bytes()).is_err(), "{what}");
+        assert!(parse_request(body.as_bytes()).is_err(), "{what}");
     }
-    assert!(request(b"{\"domain\":\"\xff\"}").is_err(), "invalid UTF-8");
+    assert!(parse_request(b"{\"domain\":\"\xff\"}").is_err(), "invalid UTF-8");
 }
 
 fn shown(reply: &RateLimitResponse) -> serde_json::Value {
-    serde_json::from_str(&response(reply).unwrap()).unwrap()
+    serde_json::from_str(&to_json_text(reply).unwrap()).unwrap()
 }
 
 #[test]
@@ -275,10 +275,10 @@ fn whole_numbers_in_metadata_have_no_decimal_point() {
     for (number, text) in
         [(7.0, "7"), (-3.0, "-3"), (2.5, "2.5"), (0.0, "0"), (1e15, "1000000000000000")]
     {
-        let body = response(&with_metadata(Kind::NumberValue(number))).unwrap();
+        let body = to_json_text(&with_metadata(Kind::NumberValue(number))).unwrap();
         assert_eq!(body, format!(r#"{{"dynamicMetadata":{{"n":{text}}}}}"#));
     }
-    let largest = response(&with_metadata(Kind::NumberValue(f64::MAX))).unwrap();
+    let largest = to_json_text(&with_metadata(Kind::NumberValue(f64::MAX))).unwrap();
     let largest: serde_json::Value = serde_json::from_str(&largest).unwrap();
     assert_eq!(largest["dynamicMetadata"]["n"].as_f64(), Some(f64::MAX));
 }
@@ -289,6 +289,6 @@ fn nested_non_finite_numbers_are_errors() {
         let deep = Kind::StructValue(Struct {
             fields: [("x".to_owned(), Value { kind: Some(Kind::NumberValue(number)) })].into(),
         });
-        assert_eq!(response(&with_metadata(deep)), Err(Inexpressible));
+        assert_eq!(to_json_text(&with_metadata(deep)), Err(NotExpressibleInJson));
     }
 }

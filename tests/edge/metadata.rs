@@ -5,11 +5,11 @@ use std::sync::Arc;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, UInt64Value, Value};
 use serde_json::json;
-use sluicegate::config::NOT_FINITE;
-use sluicegate::edge::Reporting;
+use sluicegate::config::NON_FINITE_PREFIX;
+use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::grpc::convert;
-use sluicegate::engine::Answer;
-use sluicegate::kernel::decision::{Finding, Reason, Verdict};
+use sluicegate::engine::Decision;
+use sluicegate::kernel::decision::{DescriptorDecision, Reason, Verdict};
 use sluicegate::kernel::units::Nanos;
 
 use super::{
@@ -35,26 +35,26 @@ fn fields(message: &Struct) -> serde_json::Value {
 
 fn metadata(
     asked: &envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest,
-    answer: &Answer,
+    answer: &Decision,
 ) -> serde_json::Value {
-    let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
-    fields(&convert::reply(asked, answer, &reporting).dynamic_metadata.unwrap())
+    let reporting = ReplyOptions { dynamic_metadata: true, ..ReplyOptions::default() };
+    fields(&convert::to_response(asked, answer, &reporting).dynamic_metadata.unwrap())
 }
 
-fn answer_with_metadata(parts: Vec<(Finding, serde_json::Value)>) -> Answer {
+fn answer_with_metadata(parts: Vec<(DescriptorDecision, serde_json::Value)>) -> Decision {
     let (findings, attached): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
-    let mut answer = answer(Verdict::Admit, findings);
+    let mut answer = answer(Verdict::Allow, findings);
     for (status, attached) in answer.statuses.iter_mut().zip(attached) {
         status.metadata = attached.as_object().cloned().map(Arc::new);
     }
     answer
 }
 
-fn ok() -> Finding {
+fn ok() -> DescriptorDecision {
     admitted(per_minute(9, ""), 8, Nanos::SECOND)
 }
 
-fn merged(parts: Vec<(Finding, serde_json::Value)>) -> serde_json::Value {
+fn merged(parts: Vec<(DescriptorDecision, serde_json::Value)>) -> serde_json::Value {
     metadata(&request(vec![]), &answer_with_metadata(parts))["metadata"].clone()
 }
 
@@ -64,7 +64,7 @@ fn metadata_lists_domain_and_descriptors() {
     two.entries.extend(descriptor("a", "").entries);
     let asked = request(vec![two]);
     let want = json!({"domain": "d", "descriptors": [{"entries": ["k=v", "a="]}]});
-    assert_eq!(metadata(&asked, &answer(Verdict::Admit, vec![free(Reason::NoLimit)])), want);
+    assert_eq!(metadata(&asked, &answer(Verdict::Allow, vec![free(Reason::NoLimit)])), want);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn hits_addend_is_a_number_if_present() {
     let want = json!({"domain": "d", "hitsAddend": 7.0, "descriptors": [
         {"entries": ["k=v"], "hitsAddend": 0.0}, {"entries": ["l=w"]},
     ]});
-    assert_eq!(metadata(&asked, &answer(Verdict::Admit, vec![])), want);
+    assert_eq!(metadata(&asked, &answer(Verdict::Allow, vec![])), want);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn overrides_use_the_protobuf_text_format() {
         (overridden(u32::MAX, 1), "requests_per_unit:4294967295 unit:SECOND"),
     ];
     for (written, want) in texts {
-        let shown = metadata(&request(vec![written]), &answer(Verdict::Admit, vec![]));
+        let shown = metadata(&request(vec![written]), &answer(Verdict::Allow, vec![]));
         assert_eq!(shown["descriptors"][0]["limit"], want);
     }
 }
@@ -144,18 +144,18 @@ fn all_json_types_are_sent() {
 #[test]
 fn metadata_is_off_by_default() {
     let reply =
-        convert::reply(&request(vec![]), &answer(Verdict::Admit, vec![]), &Reporting::default());
+        convert::to_response(&request(vec![]), &answer(Verdict::Allow, vec![]), &ReplyOptions::default());
     assert_eq!(reply.dynamic_metadata, None);
 }
 
 #[test]
 fn marked_non_finite_numbers_are_sent_as_numbers() {
-    let marked = |name: &str| format!("{NOT_FINITE}{name}");
+    let marked = |name: &str| format!("{NON_FINITE_PREFIX}{name}");
     let attached = json!({"inf": marked("Infinity"), "low": marked("-Infinity"),
         "nan": [marked("NaN")], "text": "Infinity"});
     let answer = answer_with_metadata(vec![(ok(), attached)]);
-    let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
-    let reply = convert::reply(&request(vec![]), &answer, &reporting);
+    let reporting = ReplyOptions { dynamic_metadata: true, ..ReplyOptions::default() };
+    let reply = convert::to_response(&request(vec![]), &answer, &reporting);
     let Some(Kind::StructValue(rules)) =
         &reply.dynamic_metadata.unwrap().fields["metadata"].kind.clone()
     else {

@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Request;
-use sluicegate::edge::http::metrics::{Formats, router};
-use sluicegate::kernel::decision::{Cause, Reason, Verdict};
+use sluicegate::edge::http::metrics::{MetricsFormats, router};
+use sluicegate::kernel::decision::{StoreFailure, Reason, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
-    Answered, Asked, BackendFailed, Called, Decided, LoadRefused, Loaded, Outcome, Protocol,
-    StoreFull,
+    CheckAnswered, RequestCompleted, ChargesFailed, StoreCallSent, CheckDecided, ConfigRejected, ConfigLoaded, EdgeOutcome, Protocol,
+    MemoryStoreFull,
 };
-use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, Process, open};
+use sluicegate::telemetry::metrics::{ConcurrencyGauges, Gauges, Metrics, ProcessUsage, to_openmetrics};
 use tonic::codegen::Service as _;
 
 fn page(metrics: &Metrics) -> String {
     metrics
-        .page(Gauges { keys: 5, max_keys: 9, started: Nanos(1_500_000_000), ..Gauges::default() })
+        .page(Gauges { keys: 5, max_keys: 9, started_at: Nanos(1_500_000_000), ..Gauges::default() })
         .to_string()
 }
 
@@ -59,8 +59,8 @@ fn labels_are_sound(labels: &str) -> bool {
     })
 }
 
-fn decided(verdict: Verdict, reasons: &[Reason]) -> Decided<impl Iterator<Item = Reason>> {
-    Decided { verdict, shadowed: false, reasons: reasons.iter().copied(), near: 0 }
+fn decided(verdict: Verdict, reasons: &[Reason]) -> CheckDecided<impl Iterator<Item = Reason>> {
+    CheckDecided { verdict, is_shadowed: false, reasons: reasons.iter().copied(), near_limit: 0 }
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn every_label_value_has_a_series() {
     let samples = samples(&page(&Metrics::new()));
     let series = |name: &str| samples.keys().filter(|s| s.split('{').next() == Some(name)).count();
     assert_eq!(series("sluicegate_descriptors_decided_total"), Reason::ALL.len());
-    let requests = Protocol::ALL.len() * Outcome::ALL.len();
+    let requests = Protocol::ALL.len() * EdgeOutcome::ALL.len();
     assert_eq!(series("sluicegate_edge_requests_total"), requests);
     for reason in Reason::ALL {
         let name =
@@ -98,9 +98,9 @@ fn every_label_value_has_a_series() {
 #[test]
 fn lists_are_in_discriminant_order() {
     assert!(Reason::ALL.iter().enumerate().all(|(index, reason)| *reason as usize == index));
-    assert!(Outcome::ALL.iter().enumerate().all(|(index, outcome)| *outcome as usize == index));
+    assert!(EdgeOutcome::ALL.iter().enumerate().all(|(index, outcome)| *outcome as usize == index));
     assert!(Protocol::ALL.iter().enumerate().all(|(index, p)| *p as usize == index));
-    assert!(Cause::ALL.iter().enumerate().all(|(index, cause)| *cause as usize == index));
+    assert!(StoreFailure::ALL.iter().enumerate().all(|(index, cause)| *cause as usize == index));
 }
 
 #[test]
@@ -108,19 +108,19 @@ fn events_increment_their_own_series() {
     let metrics = Metrics::new();
     let reasons = [Reason::OverLimit, Reason::WithinLimit, Reason::WithinLimit];
     decided(Verdict::Deny, &reasons).count(&metrics);
-    decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
-    Decided { shadowed: true, ..decided(Verdict::Admit, &[]) }.count(&metrics);
+    decided(Verdict::Allow, &[Reason::NoLimit]).count(&metrics);
+    CheckDecided { is_shadowed: true, ..decided(Verdict::Allow, &[]) }.count(&metrics);
     for nanos in [400, 3_000_000, 1 << 40] {
-        Answered { came: Nanos(0), at: Nanos(nanos), queued: Nanos(0) }.count(&metrics);
+        CheckAnswered { received_at: Nanos(0), replied_at: Nanos(nanos), queue_time: Nanos(0) }.count(&metrics);
     }
-    Asked { protocol: Protocol::Json, outcome: Outcome::TooLarge }.count(&metrics);
-    StoreFull { verdict: Verdict::Deny }.count(&metrics);
-    BackendFailed { cause: Cause::WrongType, charges: 3 }.count(&metrics);
+    RequestCompleted { protocol: Protocol::Json, outcome: EdgeOutcome::TooLarge }.count(&metrics);
+    MemoryStoreFull { verdict: Verdict::Deny }.count(&metrics);
+    ChargesFailed { cause: StoreFailure::WrongType, charges: 3 }.count(&metrics);
     for questions in [1, 1, 9, 1_000] {
-        Called { questions }.count(&metrics);
+        StoreCallSent { checks: questions }.count(&metrics);
     }
-    Loaded { revision: Revision(7), at: Nanos(2_250_000_000) }.count(&metrics);
-    LoadRefused.count(&metrics);
+    ConfigLoaded { revision: Revision(7), loaded_at: Nanos(2_250_000_000) }.count(&metrics);
+    ConfigRejected.count(&metrics);
     let samples = samples(&page(&metrics));
     let want = [
         ("sluicegate_backend_failures_total{cause=\"wrong_type\"}", 3.0),
@@ -164,7 +164,7 @@ fn events_increment_their_own_series() {
 fn bucket_bounds_are_inclusive() {
     let metrics = Metrics::new();
     for nanos in [500, 501] {
-        Answered { came: Nanos(0), at: Nanos(nanos), queued: Nanos(0) }.count(&metrics);
+        CheckAnswered { received_at: Nanos(0), replied_at: Nanos(nanos), queue_time: Nanos(0) }.count(&metrics);
     }
     let samples = samples(&page(&metrics));
     let below =
@@ -179,8 +179,8 @@ fn concurrent_counting_loses_nothing() {
         for _ in 0..100 {
             scope.spawn(|| {
                 for _ in 0..1_000 {
-                    decided(Verdict::Admit, &[Reason::NoLimit]).count(&metrics);
-                    Answered { came: Nanos(0), at: Nanos(1), queued: Nanos(0) }.count(&metrics);
+                    decided(Verdict::Allow, &[Reason::NoLimit]).count(&metrics);
+                    CheckAnswered { received_at: Nanos(0), replied_at: Nanos(1), queue_time: Nanos(0) }.count(&metrics);
                 }
             });
         }
@@ -192,7 +192,7 @@ fn concurrent_counting_loses_nothing() {
 
 #[tokio::test]
 async fn only_the_metrics_path_is_served() {
-    let router = router("/metrics", Arc::new(|| page(&Metrics::new())), Formats::Both);
+    let router = router("/metrics", Arc::new(|| page(&Metrics::new())), MetricsFormats::Both);
     let get = |path: &str| Request::builder().uri(path).body(Body::empty()).unwrap();
     let Ok(reply) = router.clone().call(get("/metrics")).await;
     assert_eq!(reply.status(), 200);
@@ -206,7 +206,7 @@ async fn only_the_metrics_path_is_served() {
 
 #[test]
 fn concurrency_limits_beyond_a_hundred_share_one_series() {
-    let ceiling = |number: u64| Ceiling {
+    let ceiling = |number: u64| ConcurrencyGauges {
         path: format!("d.k{number:03}").into(),
         in_flight: number,
         waiting: 1,
@@ -215,7 +215,7 @@ fn concurrency_limits_beyond_a_hundred_share_one_series() {
         min_rtt: Some(Nanos(1_000_000)),
         gradient: Some(250_000),
     };
-    let gauges = Gauges { in_use: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
+    let gauges = Gauges { concurrency_limits: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
     let samples = samples(&Metrics::new().page(gauges).to_string());
     let of = |name: &str, ceiling: &str| {
         samples.get(&format!("sluicegate_ceiling_{name}{{ceiling=\"{ceiling}\"}}")).copied()
@@ -232,8 +232,8 @@ fn concurrency_limits_beyond_a_hundred_share_one_series() {
         (Some(0.004), Some(0.001))
     );
     assert_eq!((of("gradient", "d.k007"), of("gradient", "other")), (Some(0.25), None));
-    let odd = Ceiling { path: "d.\"\\\n".into(), ..Ceiling::default() };
-    let page = Metrics::new().page(Gauges { in_use: vec![odd], ..Gauges::default() }).to_string();
+    let odd = ConcurrencyGauges { path: "d.\"\\\n".into(), ..ConcurrencyGauges::default() };
+    let page = Metrics::new().page(Gauges { concurrency_limits: vec![odd], ..Gauges::default() }).to_string();
     assert!(page.contains(r#"{ceiling="d.\"\\\n"} 0"#), "{page}");
 }
 
@@ -241,11 +241,11 @@ fn concurrency_limits_beyond_a_hundred_share_one_series() {
 #[test]
 fn openmetrics_has_the_same_samples_and_its_own_syntax() {
     let metrics = Metrics::new();
-    Called { questions: 3 }.count(&metrics);
-    Answered { came: Nanos(0), at: Nanos(400), queued: Nanos(0) }.count(&metrics);
-    let gauges = Gauges { process: Some(Process::default()), ..Gauges::default() };
+    StoreCallSent { checks: 3 }.count(&metrics);
+    CheckAnswered { received_at: Nanos(0), replied_at: Nanos(400), queue_time: Nanos(0) }.count(&metrics);
+    let gauges = Gauges { process: Some(ProcessUsage::default()), ..Gauges::default() };
     let text = metrics.page(gauges).to_string();
-    let shown = open(&text, &metrics);
+    let shown = to_openmetrics(&text, &metrics);
     let ends = [1, 2, 4, 8, 16, 32, 64, 128, 256];
     let of = |end: u32| {
         (format!("questions_bucket{{le=\"{end}\"}}"), format!("questions_bucket{{le=\"{end}.0\"}}"))
@@ -291,7 +291,7 @@ async fn the_accept_header_selects_the_exposition_format() {
         (Some("application/openmetrics-text; version=2.0.0"), text),
         (Some("application/openmetrics-text; q=many"), text),
     ] {
-        for (formats, wanted) in [(Formats::Both, wanted), (Formats::Text, text)] {
+        for (formats, wanted) in [(MetricsFormats::Both, wanted), (MetricsFormats::Text, text)] {
             let page = Arc::new(|| page(&Metrics::new()));
             let mut request = Request::builder().uri("/metrics");
             if let Some(accept) = accept {

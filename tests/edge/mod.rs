@@ -29,19 +29,19 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
     Entry, RateLimitOverride,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::Config;
-use sluicegate::config::diagnostic::{Source, Span, Spanned};
+use sluicegate::config::diagnostic::{SourceText, Span, Spanned};
 use sluicegate::config::{raw, resolve};
-use sluicegate::engine::{Answer, Engine, Policy, Status};
-use sluicegate::kernel::decision::{Finding, Group, Reason, Shown, Standing, Verdict, wait};
-use sluicegate::kernel::rate::{Room, Step};
+use sluicegate::engine::{Decision, Engine, DecisionPolicy, LimitStatus};
+use sluicegate::kernel::decision::{DescriptorDecision, VoteGroup, Reason, AppliedLimit, Enforcement, Verdict, combined_wait};
+use sluicegate::kernel::rate::{Headroom, CounterDecision};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 
-const ENFORCED: Standing = Standing { group: Group::Enforced, shadow: false };
-const QUOTA: Standing = Standing { group: Group::Quota, shadow: false };
-const SHADOW: Standing = Standing { group: Group::Enforced, shadow: true };
+const ENFORCED: Enforcement = Enforcement { group: VoteGroup::Enforced, shadow: false };
+const QUOTA: Enforcement = Enforcement { group: VoteGroup::Quota, shadow: false };
+const SHADOW: Enforcement = Enforcement { group: VoteGroup::Enforced, shadow: true };
 
 fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
@@ -57,51 +57,51 @@ fn overridden(requests_per_unit: u32, unit: i32) -> RateLimitDescriptor {
     RateLimitDescriptor { limit, ..descriptor("k", "v") }
 }
 
-fn shown(requests: u32, period: Nanos, unit: Option<Unit>, name: &str) -> Shown {
+fn shown(requests: u32, period: Nanos, unit: Option<Unit>, name: &str) -> AppliedLimit {
     let name = (!name.is_empty()).then(|| Arc::from(name));
-    Shown { requests, unit, period, name }
+    AppliedLimit { requests, unit, period, name }
 }
 
-fn per_minute(requests: u32, name: &str) -> Shown {
+fn per_minute(requests: u32, name: &str) -> AppliedLimit {
     shown(requests, Nanos::from_secs(60), Some(Unit::Minute), name)
 }
 
-fn room(remaining: u64, reset_after: Nanos) -> Room {
-    Room { remaining: Hits(remaining), reset_after }
+fn room(remaining: u64, reset_after: Nanos) -> Headroom {
+    Headroom { remaining: Hits(remaining), reset_after }
 }
 
-fn admitted(limit: Shown, remaining: u64, reset_after: Nanos) -> Finding {
-    Finding::of_step(Step::Admit(room(remaining, reset_after)), limit, ENFORCED)
+fn admitted(limit: AppliedLimit, remaining: u64, reset_after: Nanos) -> DescriptorDecision {
+    DescriptorDecision::from_counter(CounterDecision::Allow(room(remaining, reset_after)), limit, ENFORCED)
 }
 
-fn denied(limit: Shown, retry_after: Nanos, standing: Standing) -> Finding {
-    Finding::of_step(Step::Deny { retry_after, room: room(0, retry_after) }, limit, standing)
+fn denied(limit: AppliedLimit, retry_after: Nanos, standing: Enforcement) -> DescriptorDecision {
+    DescriptorDecision::from_counter(CounterDecision::Deny { retry_after, headroom: room(0, retry_after) }, limit, standing)
 }
 
-fn free(reason: Reason) -> Finding {
-    Finding::settled(reason, Group::Enforced)
+fn free(reason: Reason) -> DescriptorDecision {
+    DescriptorDecision::uncounted(reason, VoteGroup::Enforced)
 }
 
 /// The first finding with a limit is the binding one.
-fn answer(verdict: Verdict, findings: Vec<Finding>) -> Answer {
+fn answer(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
     let denied = verdict == Verdict::Deny;
-    let waits = findings.iter().map(|finding| (finding.standing.group, finding.passes_in()));
-    let retry_after = if denied { wait(waits, false) } else { None };
-    Answer {
+    let waits = findings.iter().map(|finding| (finding.enforcement.group, finding.time_until_allowed()));
+    let retry_after = if denied { combined_wait(waits, false) } else { None };
+    Decision {
         verdict,
         binding: findings.iter().position(|finding| finding.limit.is_some()),
         retry_after,
-        shadowed: false,
+        is_shadowed: false,
         revision: Revision(1),
         now: Nanos(0),
-        statuses: findings.into_iter().map(|finding| Status { finding, metadata: None }).collect(),
+        statuses: findings.into_iter().map(|finding| LimitStatus { decision: finding, metadata: None }).collect(),
     }
 }
 
 /// An engine without limits. At time 0, a window of every unit starts.
 fn empty_engine() -> Arc<Engine> {
-    let memory = Arc::new(Memory::new(1_000, WhenFull::Deny, [7; 16]));
-    Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, Policy::default()))
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
+    Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, DecisionPolicy::default()))
 }
 
 fn engine(config: Config) -> Arc<Engine> {
@@ -116,15 +116,15 @@ fn engine_with_concurrency(fields: &str) -> Arc<Engine> {
     engine(sluicegate::config::load([("d.yaml", text.as_bytes())], Revision(3), false).unwrap().0)
 }
 
-async fn acquire_permits(engine: &Engine, value: &str) -> sluicegate::engine::Permits {
+async fn acquire_permits(engine: &Engine, value: &str) -> sluicegate::engine::RequestPermits {
     let entries = [("k", value)].into_iter().collect();
     let cost = sluicegate::kernel::decision::Cost::Charge(Hits(1));
     let descriptor = sluicegate::kernel::decision::Descriptor { entries, cost, limit: None };
     let descriptors = [descriptor].into_iter().collect();
-    let asked = sluicegate::kernel::decision::Question { domain: "d", descriptors };
+    let asked = sluicegate::kernel::decision::Check { domain: "d", descriptors };
     match engine.admit(&asked, None).await.unwrap() {
-        sluicegate::engine::Admitted::Decided(_, permits) => permits,
-        sluicegate::engine::Admitted::Rejected(rejection) => panic!("{rejection:?}"),
+        sluicegate::engine::AdmissionOutcome::Decided(_, permits) => permits,
+        sluicegate::engine::AdmissionOutcome::Rejected(rejection) => panic!("{rejection:?}"),
     }
 }
 
@@ -142,7 +142,7 @@ fn two_a_minute() -> Config {
 
 fn config(descriptors: Vec<raw::Descriptor>) -> Config {
     let file = raw::File { domain: spanned("d".into()), descriptors, ..raw::File::default() };
-    let source = Source::new("d.yaml", "");
+    let source = SourceText::new("d.yaml", "");
     resolve::resolve(&[(file, source)], Revision(3), false).expect("a sound configuration").0
 }
 

@@ -11,7 +11,7 @@ use sluicegate::edge::grpc::permits::api::{
     AcquireRequest, AcquireResponse, Descriptor, Entry, Error, HoldRequest, HoldResponse, Outcome,
     ReleaseRequest, RenewRequest,
 };
-use sluicegate::edge::health::Ready;
+use sluicegate::edge::health::Readiness;
 use sluicegate::engine::Engine;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -26,7 +26,7 @@ const ONE: &str = "one-0123456789abcdef";
 const TWO: &str = "two-0123456789abcdef";
 
 async fn serve(engine: &Arc<Engine>) -> (Served, PermitsClient<Channel>) {
-    let served = served_with(Arc::clone(engine), Ready::Yes, Hooks::default()).await;
+    let served = served_with(Arc::clone(engine), Readiness::Ready, Hooks::default()).await;
     let client = PermitsClient::new(served.channel.clone());
     (served, client)
 }
@@ -51,7 +51,7 @@ fn renew(id: &str) -> RenewRequest {
 }
 
 fn in_flight(engine: &Engine) -> u64 {
-    engine.ceilings().total().in_flight
+    engine.concurrency_limits().totals().in_flight
 }
 
 const REJECTS: &str =
@@ -156,7 +156,7 @@ async fn a_queued_call_that_ends_acquires_no_permit() {
     let ended = client.acquire(with_timeout).await;
     assert!(ended.is_err() || &*ended.unwrap().into_inner().reason == "queue_timeout");
     let nobody_waits = async {
-        while engine.ceilings().total().waiting != 0 {
+        while engine.concurrency_limits().totals().waiting != 0 {
             tokio::task::yield_now().await;
         }
     };
@@ -210,7 +210,7 @@ fn held(answer: Answer) -> bool {
 
 async fn until_free(engine: &Engine) {
     let free = async {
-        while engine.ceilings().total().in_flight != 0 {
+        while engine.concurrency_limits().totals().in_flight != 0 {
             tokio::task::yield_now().await;
         }
     };
@@ -253,7 +253,7 @@ async fn a_queued_acquire_blocks_nothing_and_can_be_released() {
     let [(_, released), (id, given_up)] = replies;
     assert!(!held(released));
     assert_eq!((&*id, refused(given_up)), (TWO, Code::Cancelled));
-    assert_eq!(engine.ceilings().total().waiting, 0);
+    assert_eq!(engine.concurrency_limits().totals().waiting, 0);
     hold.send(Ask::Acquire(acquire(TWO))).await;
     hold.send(Ask::Release(release(ONE))).await;
     let mut replies = [hold.receive().await, hold.receive().await];

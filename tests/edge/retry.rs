@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::engine::{Answer, Engine};
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
+use sluicegate::engine::{Decision, Engine};
+use sluicegate::kernel::decision::{Cost, Descriptor, Check, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::engine;
@@ -25,33 +25,33 @@ fn advance(engine: &Engine, by: Nanos) {
     clock.advance(by);
 }
 
-async fn ask(engine: &Engine, asked: &[(&str, Cost)]) -> Answer {
+async fn ask(engine: &Engine, asked: &[(&str, Cost)]) -> Decision {
     let descriptors = asked.iter().map(|&(key, cost)| Descriptor {
         entries: smallvec::smallvec![(key, "v")],
         cost,
         limit: None,
     });
-    let question = Question { domain: "d", descriptors: descriptors.collect() };
+    let question = Check { domain: "d", descriptors: descriptors.collect() };
     engine.decide(&question).await.unwrap()
 }
 
-async fn hit(engine: &Engine, asked: &[(&str, u64)]) -> Answer {
+async fn hit(engine: &Engine, asked: &[(&str, u64)]) -> Decision {
     let costs = asked.iter().map(|&(key, hits)| (key, Cost::Charge(Hits(hits))));
     ask(engine, &costs.collect::<Vec<_>>()).await
 }
 
 /// `a` allows one hit a minute and `b` one a second. Another client uses up `b`, and 0.1 s later a
 /// check of both is denied.
-async fn after_a_is_charged_and_b_denies(strategy: &str) -> (Arc<Engine>, Answer) {
+async fn after_a_is_charged_and_b_denies(strategy: &str) -> (Arc<Engine>, Decision) {
     let engine = engine_of(&format!(
         "- {{key: a, rate_limit: {{unit: minute, requests_per_unit: 1, strategy: {strategy}}}}}\n\
          - {{key: b, rate_limit: {{unit: second, requests_per_unit: 1}}}}\n"
     ));
-    assert_eq!(hit(&engine, &[("b", 1)]).await.verdict, Verdict::Admit);
+    assert_eq!(hit(&engine, &[("b", 1)]).await.verdict, Verdict::Allow);
     advance(&engine, Nanos(100_000_000));
     let denied = hit(&engine, &[("a", 1), ("b", 1)]).await;
     assert_eq!(denied.verdict, Verdict::Deny);
-    assert_eq!(denied.statuses[0].finding.verdict, Verdict::Admit, "it is charged");
+    assert_eq!(denied.statuses[0].decision.verdict, Verdict::Allow, "it is charged");
     (engine, denied)
 }
 
@@ -64,7 +64,7 @@ async fn retry_after_covers_hits_charged_by_the_denied_check() {
         assert_eq!(denied.retry_after, Some(wait), "{strategy}");
         advance(&engine, wait);
         let again = hit(&engine, &[("a", 1), ("b", 1)]).await;
-        assert_eq!(again.verdict, Verdict::Admit, "{strategy}");
+        assert_eq!(again.verdict, Verdict::Allow, "{strategy}");
         let (engine, _) = after_a_is_charged_and_b_denies(strategy).await;
         advance(&engine, Nanos(wait.0 - 1_000));
         let early = hit(&engine, &[("a", 1), ("b", 1)]).await;
@@ -89,7 +89,7 @@ async fn hits_above_the_limit_have_no_retry_after() {
         assert_eq!(denied.verdict, Verdict::Deny, "{strategy}");
         advance(&engine, denied.retry_after.unwrap());
         let again = hit(&engine, &[("k", 2), ("k", 1)]).await;
-        assert_eq!(again.verdict, Verdict::Admit, "{strategy}");
+        assert_eq!(again.verdict, Verdict::Allow, "{strategy}");
     }
 }
 
@@ -107,7 +107,7 @@ async fn retry_after_ignores_shadow_limits_and_needs_one_quota_limit() {
     assert_eq!(quota.retry_after, Some(Nanos::from_secs(60)));
     advance(&engine, Nanos::from_secs(60));
     let again = hit(&engine, &[("quota", 1), ("second", 1)]).await;
-    assert_eq!(again.verdict, Verdict::Admit);
+    assert_eq!(again.verdict, Verdict::Allow);
 }
 
 fn limits(dice: &mut Dice) -> String {
@@ -145,7 +145,7 @@ async fn a_denied_check_succeeds_at_retry_after_or_never() {
             advance(&engine, Nanos(dice.up_to(2_000_000_000)));
             let asked = question(&mut dice);
             let answer = ask(&engine, &asked).await;
-            if answer.verdict == Verdict::Admit {
+            if answer.verdict == Verdict::Allow {
                 continue;
             }
             // After ten minutes every one of these counters is empty.
@@ -153,7 +153,7 @@ async fn a_denied_check_succeeds_at_retry_after_or_never() {
             advance(&engine, wait);
             let again = ask(&engine, &asked).await.verdict;
             let retry_after = answer.retry_after;
-            let expected = if retry_after.is_some() { Verdict::Admit } else { Verdict::Deny };
+            let expected = if retry_after.is_some() { Verdict::Allow } else { Verdict::Deny };
             assert_eq!(
                 again, expected,
                 "SLUICEGATE_SEED={seed}: {retry_after:?} {asked:?}\n{limits}"

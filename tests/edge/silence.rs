@@ -9,7 +9,7 @@
 use std::io;
 use std::time::Duration;
 
-use sluicegate::edge::grpc::{PING_AFTER, PONG_AT_LAST, PONG_WITHIN};
+use sluicegate::edge::grpc::{PING_INTERVAL, PONG_TIMEOUT, PERMIT_STREAM_PONG_TIMEOUT};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
@@ -25,7 +25,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// A PING frame without the ACK flag (RFC 9113, 6.7).
 const PING: [u8; 17] = *b"\0\0\x08\x06\0\0\0\0\0sluicing";
 /// The idle timeout of a client with an open stream of permits.
-const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
+const SILENCE: Duration = PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
 /// The interval between the frames of an active client.
 const PAUSE: Duration = SILENCE.checked_div(8).unwrap();
 
@@ -56,7 +56,7 @@ async fn time_to_disconnect(hello: &[u8], active: Duration) -> Duration {
         assert!(receive(&mut client).await.is_some(), "let go after {:?}", began.elapsed());
     }
     let ended = async { while receive(&mut client).await.is_some() {} };
-    timeout(2 * PONG_AT_LAST, ended).await.expect("the end of who is silent");
+    timeout(2 * PONG_TIMEOUT, ended).await.expect("the end of who is silent");
     let silent = last_sent.elapsed();
     served.shut_down().await.unwrap();
     silent
@@ -76,14 +76,14 @@ async fn receive(client: &mut TcpStream) -> Option<Vec<u8>> {
 async fn a_client_stays_connected_while_it_sends_frames() {
     let silent =
         time_to_disconnect(&[PREFACE, &open_hold_stream()].concat(), 2 * SILENCE + PAUSE).await;
-    assert!((SILENCE..PONG_AT_LAST / 2).contains(&silent), "let go {silent:?} after its last word");
+    assert!((SILENCE..PONG_TIMEOUT / 2).contains(&silent), "let go {silent:?} after its last word");
 }
 
 /// Without permits, a silent client blocks nobody, and a suspended machine can resume later.
 #[tokio::test]
 async fn a_silent_client_without_streams_has_the_longer_timeout() {
     let silent = time_to_disconnect(PREFACE, Duration::ZERO).await;
-    assert!(PONG_AT_LAST <= silent, "let go {silent:?} after its last word");
+    assert!(PONG_TIMEOUT <= silent, "let go {silent:?} after its last word");
 }
 
 /// The server's replies stay queued forever, so the server also stops reading the connection.
@@ -102,7 +102,7 @@ async fn a_client_that_stops_reading_does_not_delay_shutdown() {
         }
     }
     // This bound is shorter than the ping timeout, which would also end the connection.
-    timeout(PONG_AT_LAST / 2, served.shut_down()).await.unwrap().unwrap();
+    timeout(PONG_TIMEOUT / 2, served.shut_down()).await.unwrap().unwrap();
     drop(client);
 }
 

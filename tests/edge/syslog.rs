@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
-use sluicegate::edge::syslog::{Ended, LONGEST, ended, refined, serve};
-use sluicegate::engine::{Admitted, Engine, Policy};
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question};
+use sluicegate::edge::syslog::{SyslogRelease, MAX_DATAGRAM_BYTES, parse_release, refine_rtt, serve};
+use sluicegate::engine::{AdmissionOutcome, Engine, DecisionPolicy};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Check};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::net::UdpSocket;
 
@@ -20,43 +20,43 @@ const ID: &str = "0123456789abcdef";
 const OWNER: &str = "00ff00ff00ff00ff";
 const HEAD: &str = "<190>Nov 20 15:55:25 sluicegate: ";
 
-fn read(rest: &str) -> Option<(Outcome, Option<Nanos>)> {
-    ended(format!("{HEAD}{rest}").as_bytes()).map(|ended| (ended.outcome, ended.rtt))
+fn read(rest: &str) -> Option<(RequestOutcome, Option<Nanos>)> {
+    parse_release(format!("{HEAD}{rest}").as_bytes()).map(|ended| (ended.outcome, ended.rtt))
 }
 
 #[test]
 fn nginx_log_lines_are_parsed() {
     let whole = format!("{HEAD}id={ID} status=200 done=OK rtt=1.234");
     let rtt = Some(Nanos(1_234_000_000));
-    let wanted = Ended { id: ID, owner: None, outcome: Outcome::Success, rtt };
-    assert_eq!(ended(whole.as_bytes()), Some(wanted));
+    let wanted = SyslogRelease { id: ID, owner: None, outcome: RequestOutcome::Success, rtt };
+    assert_eq!(parse_release(whole.as_bytes()), Some(wanted));
     for (fields, owner) in [("", None), ("-", None), (OWNER, Some(OWNER))] {
         let whole = whole.replace("rtt=", &format!("owner={fields} rtt="));
-        assert_eq!(ended(whole.as_bytes()), Some(Ended { owner, ..wanted }), "{fields}");
+        assert_eq!(parse_release(whole.as_bytes()), Some(SyslogRelease { owner, ..wanted }), "{fields}");
     }
     // A day below ten is padded with a space.
     let early = whole.replace("Nov 20", "Nov  2");
-    assert_eq!(ended(early.as_bytes()), Some(wanted));
+    assert_eq!(parse_release(early.as_bytes()), Some(wanted));
 }
 
 #[test]
 fn status_and_times_determine_the_outcome() {
     let ms = |n| Some(Nanos(n * Nanos::MILLI.0));
     for (fields, outcome, rtt) in [
-        ("status=200 done=OK rtt=0.000", Outcome::Success, ms(0)),
-        ("status=404 done=OK rtt=0.012", Outcome::Success, ms(12)),
+        ("status=200 done=OK rtt=0.000", RequestOutcome::Success, ms(0)),
+        ("status=404 done=OK rtt=0.012", RequestOutcome::Success, ms(12)),
         // The client disconnected before or during the response.
-        ("status=499 done= rtt=0.012", Outcome::Ignored, ms(12)),
-        ("status=200 done= rtt=0.012", Outcome::Ignored, ms(12)),
-        ("status=502 done=OK rtt=0.000", Outcome::Dropped, ms(0)),
-        ("status=504 done=OK rtt=60.001", Outcome::Dropped, ms(60_001)),
+        ("status=499 done= rtt=0.012", RequestOutcome::Ignored, ms(12)),
+        ("status=200 done= rtt=0.012", RequestOutcome::Ignored, ms(12)),
+        ("status=502 done=OK rtt=0.000", RequestOutcome::Dropped, ms(0)),
+        ("status=504 done=OK rtt=60.001", RequestOutcome::Dropped, ms(60_001)),
         // NGINX responded without an upstream.
-        ("status=500 done=OK rtt=-", Outcome::Ignored, None),
-        ("status=499 done= rtt=-", Outcome::Ignored, None),
+        ("status=500 done=OK rtt=-", RequestOutcome::Ignored, None),
+        ("status=499 done= rtt=-", RequestOutcome::Ignored, None),
         // Several attempts: the last one was answered.
-        ("status=200 done=OK rtt=0.001, 0.250", Outcome::Success, ms(250)),
-        ("status=200 done=OK rtt=0.001, 0.002 : 0.003", Outcome::Success, ms(3)),
-        ("status=200 done=OK rtt=0.007 : -", Outcome::Success, ms(7)),
+        ("status=200 done=OK rtt=0.001, 0.250", RequestOutcome::Success, ms(250)),
+        ("status=200 done=OK rtt=0.001, 0.002 : 0.003", RequestOutcome::Success, ms(3)),
+        ("status=200 done=OK rtt=0.007 : -", RequestOutcome::Success, ms(7)),
     ] {
         assert_eq!(read(&format!("id={ID} {fields}")), Some((outcome, rtt)), "{fields}");
     }
@@ -65,9 +65,9 @@ fn status_and_times_determine_the_outcome() {
 #[test]
 fn malformed_datagrams_are_rejected() {
     let good = format!("{HEAD}id={ID} status=200 done=OK rtt=0.001");
-    assert!(ended(good.as_bytes()).is_some());
+    assert!(parse_release(good.as_bytes()).is_some());
     for end in 0..good.len() {
-        assert_eq!(ended(&good.as_bytes()[..end]), None, "cut at {end}");
+        assert_eq!(parse_release(&good.as_bytes()[..end]), None, "cut at {end}");
     }
     for (from, to) in [
         ("<190>", "190 "),
@@ -102,9 +102,9 @@ fn malformed_datagrams_are_rejected() {
     ] {
         let bad = good.replacen(from, to, 1);
         assert_ne!(bad, good, "{from}");
-        assert_eq!(ended(bad.as_bytes()), None, "{bad}");
+        assert_eq!(parse_release(bad.as_bytes()), None, "{bad}");
     }
-    assert_eq!(ended(&[good.as_bytes(), b"\xff"].concat()), None);
+    assert_eq!(parse_release(&[good.as_bytes(), b"\xff"].concat()), None);
 }
 
 /// NGINX truncates to milliseconds: 7 means 7.0 to 7.999 ms. The datagram itself adds little delay.
@@ -118,7 +118,7 @@ fn own_latency_is_used_unless_far_above_nginx_latency() {
         (us(7_000), Some(us(8_501)), us(7_500)),
         (us(7_000), None, us(7_500)),
     ] {
-        assert_eq!(refined(nginx, own), wanted, "{nginx} {own:?}");
+        assert_eq!(refine_rtt(nginx, own), wanted, "{nginx} {own:?}");
     }
 }
 
@@ -130,8 +130,8 @@ struct SyslogPort {
 
 impl SyslogPort {
     async fn trusting(networks: &str) -> Self {
-        let memory = Arc::new(Memory::new(10, WhenFull::Deny, [0; 16]));
-        let engine = Arc::new(Engine::new(Clock::manual(Nanos::SECOND), memory, Policy::default()));
+        let memory = Arc::new(MemoryStore::new(10, WhenFull::Deny, [0; 16]));
+        let engine = Arc::new(Engine::new(Clock::manual(Nanos::SECOND), memory, DecisionPolicy::default()));
         let text = b"domain: d\ndescriptors:\n- key: k\n  concurrency: {limit: 9}\n";
         let (config, _) = config::load([("a.yaml", &text[..])], Revision(1), false).unwrap();
         engine.publish(Arc::new(config));
@@ -145,9 +145,9 @@ impl SyslogPort {
     async fn acquire(&self, id: &str) {
         let entries = [("k", "v")].into_iter().collect();
         let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-        let question = Question { domain: "d", descriptors: [descriptor].into_iter().collect() };
+        let question = Check { domain: "d", descriptors: [descriptor].into_iter().collect() };
         let admitted = self.engine.acquire((id, 0), &question, &question, None).await.unwrap();
-        assert!(matches!(admitted, Admitted::Decided(..)));
+        assert!(matches!(admitted, AdmissionOutcome::Decided(..)));
     }
 
     async fn send(&self, datagram: &[u8]) {
@@ -155,7 +155,7 @@ impl SyslogPort {
     }
 
     fn in_flight(&self) -> u64 {
-        self.engine.ceilings().total().in_flight
+        self.engine.concurrency_limits().totals().in_flight
     }
 
     /// Waits until `in_flight` requests are in flight. Datagrams of one socket arrive in order.
@@ -185,7 +185,7 @@ async fn a_datagram_releases_only_the_permits_of_its_id() {
         release("garbage"),
         release("unknown-0123456789"),
         // It starts like a release, but is too long.
-        [release(ID), b", 0.001".repeat(LONGEST / 7)].concat(),
+        [release(ID), b", 0.001".repeat(MAX_DATAGRAM_BYTES / 7)].concat(),
         vec![0xff; 60_000],
     ] {
         port.send(&dropped).await;

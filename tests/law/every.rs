@@ -1,7 +1,7 @@
 //! Properties of every rate limit strategy.
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
@@ -15,7 +15,7 @@ type Outcome = Result<(), TestCaseError>;
 fn at_every_step<L: Limit>(
     limit: L,
     trace: &Trace,
-    mut property: impl FnMut(&L::State, &L::State, Nanos, Hits, Step) -> Outcome,
+    mut property: impl FnMut(&L::State, &L::State, Nanos, Hits, CounterDecision) -> Outcome,
 ) -> Outcome {
     let (mut state, mut client) = (L::State::default(), Client::new());
     for check in trace {
@@ -56,7 +56,7 @@ fn peek_matches_step<L: Limit>(limit: L, trace: &Trace, back: u64) -> Outcome {
 
 fn retry_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
     at_every_step(limit, trace, |_, after, now, hits, step| {
-        let Step::Deny { retry_after, .. } = step else { return Ok(()) };
+        let CounterDecision::Deny { retry_after, .. } = step else { return Ok(()) };
         let tick = limit.tick().size();
         prop_assert!(tick <= retry_after);
         let sooner = now.plus(Nanos(retry_after.0 - tick.0));
@@ -80,7 +80,7 @@ fn remaining_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
 
 fn never_is_exact<L: Limit>(limit: L, trace: &Trace) -> Outcome {
     at_every_step(limit, trace, |_, _, _, hits, step| {
-        prop_assert_eq!(matches!(step, Step::Never(_)), limit.most() < hits.0);
+        prop_assert_eq!(matches!(step, CounterDecision::ExceedsLimit(_)), limit.most() < hits.0);
         Ok(())
     })
 }
@@ -138,7 +138,7 @@ fn projection_is_a_lower_bound<L: Limit>(limit: L, trace: &Trace, shares: &[u16]
         let edges = [reset.since(Nanos(1)), reset, reset.since(Nanos::MICRO), reset.plus(Nanos(1))];
         for later in spans.chain(edges).map(|span| now.plus(span)) {
             let Some(actual) = room(limit.ask(after, later, Hits(0))) else { continue };
-            let projected = limit.strategy().later(before, now, later);
+            let projected = limit.strategy().project(before, now, later);
             prop_assert!(projected.remaining <= actual.remaining, "{projected:?}, {actual:?}");
             prop_assert!(before.remaining <= projected.remaining, "{projected:?}");
             let tick = limit.tick().size();
@@ -165,7 +165,7 @@ fn projected_wait_suffices<L: Limit>(limit: L, trace: &Trace, shares: &[u16]) ->
         for hits in some.chain([1, left.remaining.0 + 1, most, most + 1]).filter(|hits| 0 < *hits) {
             let (strategy, passes) =
                 (limit.strategy(), |at| is_allowed(limit.ask(after, at, Hits(hits))));
-            let Some(wait) = strategy.passes_in(left, Hits(hits)) else {
+            let Some(wait) = strategy.time_until_allowed(left, Hits(hits)) else {
                 prop_assert!(most < hits, "{hits}");
                 continue;
             };

@@ -1,7 +1,7 @@
 //! GCRA allows at most B + ⌊t·N/P⌋ hits in any t ticks, and a greedy client gets them all.
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -11,7 +11,7 @@ use super::traffic::{
 
 /// The bound for t ticks: B + ⌊t·N/P⌋.
 fn max_hits(limit: &Gcra, ticks: u64) -> u128 {
-    let worth = limit.worth();
+    let worth = limit.refill_rate();
     let earned = u128::from(ticks) * u128::from(worth.hits) / u128::from(worth.ticks.get());
     u128::from(limit.burst()) + earned
 }
@@ -50,7 +50,7 @@ proptest! {
     ) {
         let limit = Gcra::new(n, Nanos(micros * 1_000), burst).unwrap();
         // If one tick earns more than B − 1 hits, a client that retries at whole ticks loses some.
-        let worth = limit.worth();
+        let worth = limit.refill_rate();
         prop_assume!(u64::from(worth.hits) <= u64::from(burst - 1) * worth.ticks.get());
         let passed = greedy_client(&limit, START, Hits(1), denials);
         check_bound(&limit, &passed)?;
@@ -82,15 +82,15 @@ proptest! {
                 lag = lag.plus(limit.tick().nanos(backs[i % backs.len()]));
             }
             let kernel_now = Nanos(client.now.0.saturating_sub(lag.0));
-            let step = limit.step(&mut state, kernel_now, hits);
+            let step = limit.charge(&mut state, kernel_now, hits);
             client.observe(step);
             if is_allowed(step) {
                 passed.push((limit.tick().floor(client.now), hits.0));
             }
             let drained = kernel_now.plus(room(step).unwrap().reset_after);
-            prop_assert!(limit.rested(&state, drained));
-            let drain = limit.worth().ticks.get() * u64::from(limit.burst());
-            let ticks = drain.div_ceil(u64::from(limit.worth().hits));
+            prop_assert!(limit.is_empty(&state, drained));
+            let drain = limit.refill_rate().ticks.get() * u64::from(limit.burst());
+            let ticks = drain.div_ceil(u64::from(limit.refill_rate().hits));
             prop_assert!(room(step).unwrap().reset_after <= limit.tick().nanos(ticks));
         }
         check_bound(&limit, &passed)?;
@@ -101,18 +101,18 @@ proptest! {
         old in gcras(), new in gcras(), trace in traces(),
     ) {
         let (state, now) = replay(&old, &trace);
-        let left = room(old.ask(&state, now, Hits(0))).unwrap().remaining.0;
+        let left = room(old.peek(&state, now, Hits(0))).unwrap().remaining.0;
         let owed = u64::from(old.burst()) - left;
-        let carried = new.carry(&state, &old, now);
-        let room = room(new.ask(&carried, now, Hits(0))).unwrap();
+        let carried = new.convert(&state, &old, now);
+        let room = room(new.peek(&carried, now, Hits(0))).unwrap();
         prop_assert_eq!(room.remaining.0, u64::from(new.burst()).saturating_sub(owed));
         // The debt drains in exactly the ticks that those hits take.
         let owed = u128::from(owed.min(u64::from(new.burst())));
-        let worth = new.worth();
+        let worth = new.refill_rate();
         let ticks = (owed * u128::from(worth.ticks.get())).div_ceil(u128::from(worth.hits));
         let ticks = u64::try_from(ticks).unwrap();
         prop_assert_eq!(room.reset_after, new.tick().nanos(ticks));
-        prop_assert!(new.rested(&carried, now.plus(room.reset_after)));
+        prop_assert!(new.is_empty(&carried, now.plus(room.reset_after)));
     }
 
     #[test]
@@ -120,8 +120,8 @@ proptest! {
         limit in gcras(), trace in traces(), hits in counts(),
     ) {
         let (mut state, now) = replay(&limit, &trace);
-        let before = room(limit.ask(&state, now, Hits(0))).unwrap().remaining;
-        let Step::Admit(room) = limit.refund(&mut state, now, Hits(u64::from(hits))) else {
+        let before = room(limit.peek(&state, now, Hits(0))).unwrap().remaining;
+        let CounterDecision::Allow(room) = limit.refund(&mut state, now, Hits(u64::from(hits))) else {
             panic!("a refund was not admitted");
         };
         let most = Hits(u64::from(limit.burst()));
@@ -136,7 +136,7 @@ fn replay(limit: &Gcra, trace: &Trace) -> (Tat, Nanos) {
     let (mut state, mut client) = (Tat::default(), Client::new());
     for check in trace {
         let hits = client.next(limit, &state, *check);
-        client.observe(limit.step(&mut state, client.now, hits));
+        client.observe(limit.charge(&mut state, client.now, hits));
     }
     (state, client.now)
 }
@@ -150,10 +150,10 @@ fn a_state_takes_twelve_bytes() {
 fn an_idle_key_accumulates_at_most_one_burst() {
     let limit = Gcra::new(10, Nanos::SECOND, 5).unwrap();
     let mut state = Tat::default();
-    assert!(is_allowed(limit.step(&mut state, START, Hits(5))));
+    assert!(is_allowed(limit.charge(&mut state, START, Hits(5))));
     let year_later = START.plus(Nanos::from_secs(31_536_000));
-    assert!(is_allowed(limit.step(&mut state, year_later, Hits(5))));
-    assert!(!is_allowed(limit.step(&mut state, year_later, Hits(1))));
+    assert!(is_allowed(limit.charge(&mut state, year_later, Hits(5))));
+    assert!(!is_allowed(limit.charge(&mut state, year_later, Hits(1))));
 }
 
 #[test]
@@ -163,9 +163,9 @@ fn a_fractional_emission_interval_accumulates_no_error() {
     let mut state = Tat::default();
     let (mut passed, mut now, end) = (0, START, START.plus(Nanos::from_secs(3_600)));
     while now <= end && passed <= 2 + 7 * 3_600 {
-        match limit.step(&mut state, now, Hits(1)) {
-            Step::Admit(_) => passed += 1,
-            Step::Deny { retry_after, .. } => now = now.plus(retry_after.max(Nanos::MICRO)),
+        match limit.charge(&mut state, now, Hits(1)) {
+            CounterDecision::Allow(_) => passed += 1,
+            CounterDecision::Deny { retry_after, .. } => now = now.plus(retry_after.max(Nanos::MICRO)),
             step => panic!("{step:?}"),
         }
     }
@@ -176,11 +176,11 @@ fn a_fractional_emission_interval_accumulates_no_error() {
 fn a_clock_one_day_back_denies_for_one_interval() {
     let limit = Gcra::new(10, Nanos::SECOND, 5).unwrap();
     let mut state = Tat::default();
-    assert!(is_allowed(limit.step(&mut state, START, Hits(1))));
+    assert!(is_allowed(limit.charge(&mut state, START, Hits(1))));
     let yesterday = Nanos(START.0 - Nanos::from_secs(86_400).0);
-    let step = limit.step(&mut state, yesterday, Hits(1));
-    assert!(matches!(step, Step::Deny { retry_after: Nanos(100_000_000), .. }), "{step:?}");
-    assert!(is_allowed(limit.step(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
+    let step = limit.charge(&mut state, yesterday, Hits(1));
+    assert!(matches!(step, CounterDecision::Deny { retry_after: Nanos(100_000_000), .. }), "{step:?}");
+    assert!(is_allowed(limit.charge(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
 }
 
 #[test]
@@ -188,6 +188,6 @@ fn a_state_centuries_ahead_owes_one_burst() {
     // N = 2^10 and a state 2^54 ticks ahead: together 2^64 hit·ticks.
     let limit = Gcra::new(1 << 10, Nanos(1_000_001_000), 5).unwrap();
     let mut state = Tat { whole: START.0 / 1_000 + (1 << 54), frac: 0 };
-    assert!(!is_allowed(limit.step(&mut state, START, Hits(1))));
-    assert!(limit.rested(&state, START.plus(Nanos::SECOND)));
+    assert!(!is_allowed(limit.charge(&mut state, START, Hits(1))));
+    assert!(limit.is_empty(&state, START.plus(Nanos::SECOND)));
 }

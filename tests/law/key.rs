@@ -1,20 +1,20 @@
 //! Different counters have different keys, for parts of any length.
 
 use proptest::prelude::*;
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::{Nanos, Unit};
 
 type Entries = Vec<(String, String)>;
 
-fn injective(domain: &str, entries: &Entries, counting: Counting) -> Vec<u8> {
+fn injective(domain: &str, entries: &Entries, counting: KeyStrategy) -> Vec<u8> {
     let entries = entries.iter().map(|(name, value)| (&**name, &**value));
-    CounterKey::injective(domain, entries, counting).as_bytes().to_vec()
+    CounterKey::unique(domain, entries, counting).as_bytes().to_vec()
 }
 
 fn joined(domain: &str, entries: &Entries) -> Vec<u8> {
     let entries = entries.iter().map(|(name, value)| (&**name, &**value));
-    let second = Counting::FixedWindow(Nanos::SECOND);
-    CounterKey::joined(domain, entries, second).as_bytes().to_vec()
+    let second = KeyStrategy::FixedWindow(Nanos::SECOND);
+    CounterKey::compatible(domain, entries, second).as_bytes().to_vec()
 }
 
 /// Few characters plus the separator, so that parts often collide; sometimes a long string.
@@ -26,14 +26,14 @@ fn entries() -> impl Strategy<Value = Entries> {
     prop::collection::vec((text(), text()), 0..4)
 }
 
-fn counting() -> impl Strategy<Value = Counting> {
+fn counting() -> impl Strategy<Value = KeyStrategy> {
     prop::sample::select(vec![
-        Counting::Gcra,
-        Counting::SlidingLog,
-        Counting::FixedWindow(Unit::Day.length()),
-        Counting::FixedWindow(Nanos::SECOND),
-        Counting::Calendar(Unit::Day),
-        Counting::SlidingWindow(Nanos::SECOND),
+        KeyStrategy::Gcra,
+        KeyStrategy::SlidingLog,
+        KeyStrategy::FixedWindow(Unit::Day.length()),
+        KeyStrategy::FixedWindow(Nanos::SECOND),
+        KeyStrategy::Calendar(Unit::Day),
+        KeyStrategy::SlidingWindow(Nanos::SECOND),
     ])
 }
 
@@ -42,7 +42,7 @@ proptest! {
     fn keys_are_equal_only_for_equal_inputs(
         (a, b) in ((text(), entries(), counting()), (text(), entries(), counting()))
     ) {
-        let key = |(domain, entries, counting): &(String, Entries, Counting)| {
+        let key = |(domain, entries, counting): &(String, Entries, KeyStrategy)| {
             injective(domain, entries, *counting)
         };
         prop_assert_eq!(key(&a) == key(&b), a == b);
@@ -63,14 +63,14 @@ proptest! {
     #[test]
     fn a_key_of_any_length_ends_with_its_last_value(value in "[a-z]{0,130}") {
         let named = vec![("k".to_owned(), value.clone())];
-        prop_assert!(injective("d", &named, Counting::Gcra).ends_with(value.as_bytes()));
+        prop_assert!(injective("d", &named, KeyStrategy::Gcra).ends_with(value.as_bytes()));
     }
 
     #[test]
     fn the_two_key_formats_never_collide(
         (domain, entries, other) in (text(), entries(), entries())
     ) {
-        let second = Counting::FixedWindow(Nanos::SECOND);
+        let second = KeyStrategy::FixedWindow(Nanos::SECOND);
         prop_assert_ne!(joined(&domain, &entries), injective(&domain, &other, second));
     }
 }

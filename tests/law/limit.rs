@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use proptest::prelude::*;
 use sluicegate::kernel::rate;
 use sluicegate::kernel::rate::gcra::Gcra;
-use sluicegate::kernel::rate::limit::{EXACT, LimitError, Tick, Worth};
+use sluicegate::kernel::rate::limit::{EXACT_BOUND, LimitError, Tick, RefillRate};
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::units::Nanos;
@@ -30,7 +30,7 @@ fn lowest_terms(n: u32, period: Nanos) -> Vec<(Tick, u128)> {
 }
 
 fn fits(burst: u32, period: u128) -> bool {
-    (u128::from(burst) + 1) * period < u128::from(EXACT)
+    (u128::from(burst) + 1) * period < u128::from(EXACT_BOUND)
 }
 
 proptest! {
@@ -43,7 +43,7 @@ proptest! {
         match (Gcra::new(n, period, burst), finest) {
             (Ok(limit), Some((tick, period))) => {
                 prop_assert_eq!(limit.tick(), *tick);
-                prop_assert_eq!(u128::from(limit.worth().ticks.get()), *period);
+                prop_assert_eq!(u128::from(limit.refill_rate().ticks.get()), *period);
             }
             (Err(LimitError::TooLarge { asked, largest, .. }), None) => {
                 prop_assert_eq!(asked, burst);
@@ -70,8 +70,8 @@ proptest! {
 fn a_common_limit_uses_microseconds_and_lowest_terms() {
     let limit = Gcra::new(600, Nanos::from_secs(60), 50).unwrap();
     assert_eq!(limit.tick(), Tick::Micro);
-    assert_eq!(limit.worth(), Worth { hits: 1, ticks: NonZeroU64::new(100_000).unwrap() });
-    assert_eq!(limit.worth().to_string(), "1/100000");
+    assert_eq!(limit.refill_rate(), RefillRate { hits: 1, ticks: NonZeroU64::new(100_000).unwrap() });
+    assert_eq!(limit.refill_rate().to_string(), "1/100000");
 }
 
 #[test]
@@ -133,5 +133,5 @@ fn a_tick_above_one_percent_of_burst_is_coarse() {
     assert!(!coarse(1_000_000, Nanos::SECOND, 100));
     assert!(!coarse(600, Nanos::from_secs(60), 1));
     let log = rate::Strategy::SlidingLog(SlidingLog::new(1, DAY).unwrap());
-    assert!(!log.is_coarse() && log.worth().is_none());
+    assert!(!log.is_coarse() && log.refill_rate().is_none());
 }

@@ -1,8 +1,8 @@
 //! A sliding log allows at most N hits in any half-open period, like a complete log.
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::Step;
-use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
+use sluicegate::kernel::rate::CounterDecision;
+use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
@@ -46,17 +46,17 @@ fn check_bound(limit: &SlidingLog, passed: &[(u64, u64)]) -> Result<(), TestCase
 }
 
 /// The final state of a trace, and its time.
-fn replay(limit: &SlidingLog, trace: &Trace) -> (Log, Nanos) {
-    let (mut state, mut client) = (Log::default(), Client::new());
+fn replay(limit: &SlidingLog, trace: &Trace) -> (ArrivalLog, Nanos) {
+    let (mut state, mut client) = (ArrivalLog::default(), Client::new());
     for check in trace {
         let hits = client.next(limit, &state, *check);
-        client.observe(limit.step(&mut state, client.now, hits));
+        client.observe(limit.charge(&mut state, client.now, hits));
     }
     (state, client.now)
 }
 
-fn left(limit: &SlidingLog, state: &Log, now: Nanos) -> u64 {
-    room(limit.ask(state, now, Hits(0))).unwrap().remaining.0
+fn left(limit: &SlidingLog, state: &ArrivalLog, now: Nanos) -> u64 {
+    room(limit.peek(state, now, Hits(0))).unwrap().remaining.0
 }
 
 proptest! {
@@ -70,13 +70,13 @@ proptest! {
         for decision in play(&limit, &trace) {
             let (now, hits) = (decision.at.0 / 1_000, decision.hits.0);
             match decision.step {
-                Step::Admit(room) => {
+                CounterDecision::Allow(room) => {
                     prop_assert!(naive.allows(&limit, now, hits));
                     naive.0.push((now, hits));
                     let in_period = naive.in_period(&limit, now);
                     prop_assert_eq!(room.remaining.0, u64::from(limit.limit()) - in_period);
                 }
-                Step::Deny { retry_after, .. } => {
+                CounterDecision::Deny { retry_after, .. } => {
                     prop_assert!(!naive.allows(&limit, now, hits));
                     prop_assert_eq!(retry_after.0 / 1_000, naive.wait(&limit, now, hits));
                 }
@@ -142,8 +142,8 @@ proptest! {
             naive.0.push((decision.at.0 / 1_000, decision.passed()));
         }
         let new = SlidingLog::new(new, old.period()).unwrap();
-        let peeked = new.ask(&state, now, Hits(hits));
-        prop_assert_eq!(peeked, new.step(&mut state, now, Hits(hits)));
+        let peeked = new.peek(&state, now, Hits(hits));
+        prop_assert_eq!(peeked, new.charge(&mut state, now, Hits(hits)));
         if is_allowed(peeked) {
             naive.0.push((now.0 / 1_000, hits));
         }
@@ -162,7 +162,7 @@ proptest! {
         backs in prop::collection::vec(0..1_500_u64, 1..4),
     ) {
         // The bound applies to true time, while the kernel clock lags further and further.
-        let (mut state, mut client, mut lag) = (Log::default(), Client::new(), Nanos(0));
+        let (mut state, mut client, mut lag) = (ArrivalLog::default(), Client::new(), Nanos(0));
         let mut passed = Vec::new();
         for (i, check) in trace.iter().enumerate() {
             let hits = client.next(&limit, &state, *check);
@@ -171,12 +171,12 @@ proptest! {
                 lag = lag.plus(Nanos(back * 1_000));
             }
             let kernel_now = Nanos(client.now.0.saturating_sub(lag.0));
-            let step = limit.step(&mut state, kernel_now, hits);
+            let step = limit.charge(&mut state, kernel_now, hits);
             client.observe(step);
             if is_allowed(step) {
                 passed.push((client.now.0 / 1_000, hits.0));
             }
-            prop_assert!(limit.rested(&state, kernel_now.plus(limit.period())));
+            prop_assert!(limit.is_empty(&state, kernel_now.plus(limit.period())));
         }
         check_bound(&limit, &passed)?;
     }
@@ -184,21 +184,21 @@ proptest! {
 
 #[test]
 fn a_zero_limit_allows_only_peeks() {
-    let (limit, mut state) = (SlidingLog::new(0, Nanos::SECOND).unwrap(), Log::default());
-    assert!(is_allowed(limit.step(&mut state, START, Hits(0))));
-    assert!(matches!(limit.step(&mut state, START, Hits(1)), Step::Never(_)));
-    assert!(limit.rested(&state, START));
+    let (limit, mut state) = (SlidingLog::new(0, Nanos::SECOND).unwrap(), ArrivalLog::default());
+    assert!(is_allowed(limit.charge(&mut state, START, Hits(0))));
+    assert!(matches!(limit.charge(&mut state, START, Hits(1)), CounterDecision::ExceedsLimit(_)));
+    assert!(limit.is_empty(&state, START));
 }
 
 #[test]
 fn a_lowered_limit_drops_the_oldest_hits() {
     let limit = |hits| SlidingLog::new(hits, Nanos::from_secs(10)).unwrap();
     let at = |second| START.plus(Nanos::from_secs(second));
-    let mut state = Log::default();
+    let mut state = ArrivalLog::default();
     for second in 0..5 {
-        limit(10).step(&mut state, at(second), Hits(2));
+        limit(10).charge(&mut state, at(second), Hits(2));
     }
-    assert!(!is_allowed(limit(3).step(&mut state, at(5), Hits(1))));
+    assert!(!is_allowed(limit(3).charge(&mut state, at(5), Hits(1))));
     // After a raise, the three newest hits remain, from seconds 4, 4 and 3.
     assert_eq!(left(&limit(10), &state, at(5)), 7);
     assert_eq!(left(&limit(10), &state, at(13)), 8);
@@ -207,9 +207,9 @@ fn a_lowered_limit_drops_the_oldest_hits() {
 
 #[test]
 fn hits_expire_exactly_one_period_later() {
-    let (limit, mut state) = (SlidingLog::new(1, Nanos::SECOND).unwrap(), Log::default());
-    assert!(is_allowed(limit.step(&mut state, START, Hits(1))));
+    let (limit, mut state) = (SlidingLog::new(1, Nanos::SECOND).unwrap(), ArrivalLog::default());
+    assert!(is_allowed(limit.charge(&mut state, START, Hits(1))));
     let end = Nanos(START.0 / 1_000 * 1_000).plus(Nanos::SECOND);
-    assert!(!is_allowed(limit.step(&mut state, Nanos(end.0 - 1), Hits(1))));
-    assert!(is_allowed(limit.step(&mut state, end, Hits(1))));
+    assert!(!is_allowed(limit.charge(&mut state, Nanos(end.0 - 1), Hits(1))));
+    assert!(is_allowed(limit.charge(&mut state, end, Hits(1))));
 }

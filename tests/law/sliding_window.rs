@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::Step;
-use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
+use sluicegate::kernel::rate::CounterDecision;
+use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{
@@ -21,7 +21,7 @@ struct Naive {
 
 impl Naive {
     fn new(limit: &SlidingWindow) -> Self {
-        let worth = limit.worth();
+        let worth = limit.refill_rate();
         Self { limit: u128::from(worth.hits), period: worth.ticks.get(), passed: HashMap::new() }
     }
 
@@ -93,8 +93,8 @@ proptest! {
         for decision in play(&limit, &trace) {
             let now = limit.tick().floor(decision.at);
             match decision.step {
-                Step::Admit(_) => naive.charge(now, decision.hits.0),
-                Step::Deny { retry_after, .. } => {
+                CounterDecision::Allow(_) => naive.charge(now, decision.hits.0),
+                CounterDecision::Deny { retry_after, .. } => {
                     let wait =
                         (1..=2 * period).find(|wait| naive.allows(now + wait, decision.hits.0));
                     prop_assert_eq!(retry_after, Nanos(wait.unwrap() * 1_000));
@@ -117,7 +117,7 @@ proptest! {
         denials in 1..15_usize,
     ) {
         let want = Hits((u64::from(limit.limit()) * share).div_ceil(1_000));
-        let late = limit.worth().ticks.get() / 1_000 * late;
+        let late = limit.refill_rate().ticks.get() / 1_000 * late;
         let start = START.plus(limit.tick().nanos(late));
         let passed = greedy_client(&limit, start, want, denials);
         check_bound(&limit, &passed)?;
@@ -129,14 +129,14 @@ proptest! {
         trace in traces(),
         jumps in prop::collection::vec(-2_000..1_000_i64, 1..6),
     ) {
-        let (mut state, mut client, mut latest) = (Pair::default(), Client::new(), 0);
-        let period = limit.worth().ticks.get();
+        let (mut state, mut client, mut latest) = (WindowPair::default(), Client::new(), 0);
+        let period = limit.refill_rate().ticks.get();
         let tick = i64::try_from(limit.tick().nanos(period).0 / 1_000).unwrap();
         for (check, jump) in trace.iter().zip(jumps.iter().cycle()) {
             let hits = client.next(&limit, &state, *check);
             client.now = Nanos(client.now.0.saturating_add_signed(tick * jump));
             let before = state;
-            let step = limit.step(&mut state, client.now, hits);
+            let step = limit.charge(&mut state, client.now, hits);
             client.observe(step);
             latest = latest.max(limit.tick().floor(client.now));
             let start = latest - latest % period;
@@ -154,11 +154,11 @@ proptest! {
         back in 0..u64::MAX,
     ) {
         let part = |share| Hits(u64::from(limit.limit()) * share / 1_000);
-        let period = limit.tick().nanos(limit.worth().ticks.get());
-        let mut state = Pair::default();
-        limit.step(&mut state, START, part(first));
+        let period = limit.tick().nanos(limit.refill_rate().ticks.get());
+        let mut state = WindowPair::default();
+        limit.charge(&mut state, START, part(first));
         let now = START.plus(period);
-        limit.step(&mut state, now, part(second));
+        limit.charge(&mut state, now, part(second));
         let before = state;
         prop_assert!(is_allowed(limit.refund(&mut state, now, Hits(back))));
         prop_assert_eq!(state.prev, before.prev);
@@ -173,13 +173,13 @@ proptest! {
         let minute = Nanos::from_secs(60);
         let (before, after) =
             (SlidingWindow::new(old, minute).unwrap(), SlidingWindow::new(new, minute).unwrap());
-        let (mut state, begin) = (Pair::default(), Nanos::from_secs(60_000_000));
+        let (mut state, begin) = (WindowPair::default(), Nanos::from_secs(60_000_000));
         let spent = Hits(u64::from(old * share / 1_000));
-        before.step(&mut state, begin, spent);
+        before.charge(&mut state, begin, spent);
         let now = begin.plus(minute).plus(Nanos(elapsed * 1_000));
         let mut naive = Naive::new(&after);
         naive.charge(after.tick().floor(begin), spent.0);
-        let step = after.step(&mut state, now, Hits(hits));
+        let step = after.charge(&mut state, now, Hits(hits));
         prop_assert_eq!(is_allowed(step), naive.allows(after.tick().floor(now), hits));
     }
 }
@@ -188,23 +188,23 @@ proptest! {
 fn counts_above_a_lowered_limit_deny_until_they_fade() {
     let second = SlidingWindow::new(1, Nanos::SECOND).unwrap();
     let begin = Nanos::from_secs(1_000);
-    let state = Pair { start: begin, prev: u32::MAX, cur: 0 };
+    let state = WindowPair { start: begin, prev: u32::MAX, cur: 0 };
     // 4,294,967,295·(P − e) ≤ 0 only if P = e.
-    let step = second.ask(&state, begin, Hits(1));
-    assert!(matches!(step, Step::Deny { retry_after: Nanos::SECOND, .. }), "{step:?}");
+    let step = second.peek(&state, begin, Hits(1));
+    assert!(matches!(step, CounterDecision::Deny { retry_after: Nanos::SECOND, .. }), "{step:?}");
     let year = Nanos::from_secs(31_536_000);
     let longest = SlidingWindow::new(285_616_413, year).unwrap();
-    let state = Pair { start: Nanos(0), prev: u32::MAX, cur: u32::MAX };
-    assert_eq!(room(longest.ask(&state, begin, Hits(1))).unwrap().remaining, Hits(0));
+    let state = WindowPair { start: Nanos(0), prev: u32::MAX, cur: u32::MAX };
+    assert_eq!(room(longest.peek(&state, begin, Hits(1))).unwrap().remaining, Hits(0));
 }
 
 #[test]
 fn a_weight_beyond_64_bits_still_denies() {
     // 2^31 hits with 2^33 of 2^51 µs left weigh 2^64 hit·ticks.
     let limit = SlidingWindow::new(1, Nanos((1 << 51) * 1_000)).unwrap();
-    let state = Pair { start: Nanos(0), prev: 1 << 31, cur: 0 };
+    let state = WindowPair { start: Nanos(0), prev: 1 << 31, cur: 0 };
     let now = Nanos(((1 << 51) - (1 << 33)) * 1_000);
-    assert!(!is_allowed(limit.ask(&state, now, Hits(1))));
+    assert!(!is_allowed(limit.peek(&state, now, Hits(1))));
 }
 
 #[test]
@@ -213,15 +213,15 @@ fn a_changed_period_keeps_the_overlapping_counts() {
     let (hour, minute) = (limit(3_600), limit(60));
     let at = |seconds: u64| Nanos::from_secs(3_600 * 1_000 + seconds);
     // 12:30: eight hits under minutes. Under hours they belong to the hour from 12:00.
-    let mut state = Pair::default();
-    minute.step(&mut state, at(1_800), Hits(8));
-    let left = |limit: &SlidingWindow, state: &Pair, seconds| {
-        room(limit.ask(state, at(seconds), Hits(0))).unwrap().remaining
+    let mut state = WindowPair::default();
+    minute.charge(&mut state, at(1_800), Hits(8));
+    let left = |limit: &SlidingWindow, state: &WindowPair, seconds| {
+        room(limit.peek(state, at(seconds), Hits(0))).unwrap().remaining
     };
     assert_eq!(left(&hour, &state, 1_800), Hits(2));
-    let reset_after = room(hour.ask(&state, at(1_800), Hits(0))).unwrap().reset_after;
+    let reset_after = room(hour.peek(&state, at(1_800), Hits(0))).unwrap().reset_after;
     assert_eq!(reset_after, Nanos::from_secs(1_800 + 3_600));
-    assert!(is_allowed(hour.step(&mut state, at(1_800), Hits(2))));
+    assert!(is_allowed(hour.charge(&mut state, at(1_800), Hits(2))));
     assert_eq!(left(&hour, &state, 3_599), Hits(0));
     // Half of the next hour has passed, so half of the ten hits has faded.
     assert_eq!(left(&hour, &state, 5_400), Hits(5));
@@ -234,10 +234,10 @@ fn a_changed_period_keeps_the_overlapping_counts() {
 fn the_bound_is_reached() {
     // Ten hits in the last microsecond of a window; half a window later five more have slid in.
     let limit = SlidingWindow::new(10, Nanos::SECOND).unwrap();
-    let (mut state, end) = (Pair::default(), Nanos::from_secs(2_000));
-    assert!(is_allowed(limit.step(&mut state, Nanos(end.0 - 1_000), Hits(10))));
-    assert!(!is_allowed(limit.step(&mut state, end, Hits(1))));
+    let (mut state, end) = (WindowPair::default(), Nanos::from_secs(2_000));
+    assert!(is_allowed(limit.charge(&mut state, Nanos(end.0 - 1_000), Hits(10))));
+    assert!(!is_allowed(limit.charge(&mut state, end, Hits(1))));
     let later = end.plus(Nanos(500_000_000));
-    assert!(is_allowed(limit.step(&mut state, later, Hits(5))));
-    assert!(!is_allowed(limit.step(&mut state, later, Hits(1))));
+    assert!(is_allowed(limit.charge(&mut state, later, Hits(5))));
+    assert!(!is_allowed(limit.charge(&mut state, later, Hits(1))));
 }

@@ -3,12 +3,12 @@
 use std::fmt::Debug;
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::limit::Tick;
-use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
-use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
-use sluicegate::kernel::rate::{self, Room, Step};
+use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
+use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
+use sluicegate::kernel::rate::{self, Headroom, CounterDecision};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 /// Start of all traces; not a boundary of any window.
@@ -23,9 +23,9 @@ pub(super) fn cases(cases: u32) -> ProptestConfig {
 pub(super) trait Limit: Copy + Debug {
     type State: Clone + Debug + Default + PartialEq;
 
-    fn ask(&self, state: &Self::State, now: Nanos, hits: Hits) -> Step;
-    fn step(&self, state: &mut Self::State, now: Nanos, hits: Hits) -> Step;
-    fn refund(&self, state: &mut Self::State, now: Nanos, hits: Hits) -> Step;
+    fn ask(&self, state: &Self::State, now: Nanos, hits: Hits) -> CounterDecision;
+    fn step(&self, state: &mut Self::State, now: Nanos, hits: Hits) -> CounterDecision;
+    fn refund(&self, state: &mut Self::State, now: Nanos, hits: Hits) -> CounterDecision;
     fn rested(&self, state: &Self::State, now: Nanos) -> bool;
     fn tick(&self) -> Tick;
     /// Maximum hits at one instant for an idle counter.
@@ -40,17 +40,17 @@ macro_rules! limit {
         impl Limit for $limit {
             type State = $state;
 
-            fn ask(&self, state: &$state, now: Nanos, hits: Hits) -> Step {
-                $limit::ask(self, state, now, hits)
+            fn ask(&self, state: &$state, now: Nanos, hits: Hits) -> CounterDecision {
+                $limit::peek(self, state, now, hits)
             }
-            fn step(&self, state: &mut $state, now: Nanos, hits: Hits) -> Step {
-                $limit::step(self, state, now, hits)
+            fn step(&self, state: &mut $state, now: Nanos, hits: Hits) -> CounterDecision {
+                $limit::charge(self, state, now, hits)
             }
-            fn refund(&self, state: &mut $state, now: Nanos, hits: Hits) -> Step {
+            fn refund(&self, state: &mut $state, now: Nanos, hits: Hits) -> CounterDecision {
                 $limit::refund(self, state, now, hits)
             }
             fn rested(&self, state: &$state, now: Nanos) -> bool {
-                $limit::rested(self, state, now)
+                $limit::is_empty(self, state, now)
             }
             fn tick(&self) -> Tick {
                 $tick(self)
@@ -69,19 +69,19 @@ macro_rules! limit {
 }
 
 limit!(Gcra, Tat, Gcra::tick, Gcra::burst, |limit: &Gcra| {
-    let drain = limit.worth().ticks.get() * u64::from(limit.burst());
-    limit.tick().nanos(drain / u64::from(limit.worth().hits) + 1)
+    let drain = limit.refill_rate().ticks.get() * u64::from(limit.burst());
+    limit.tick().nanos(drain / u64::from(limit.refill_rate().hits) + 1)
 });
-limit!(FixedWindow, Count, |_| Tick::Micro, FixedWindow::limit, |limit: &FixedWindow| {
+limit!(FixedWindow, WindowCount, |_| Tick::Micro, FixedWindow::limit, |limit: &FixedWindow| {
     match *limit.windows() {
         Windows::Every(length) => length,
         Windows::Calendar { starts } => starts[1].since(starts[0]),
     }
 });
-limit!(SlidingWindow, Pair, SlidingWindow::tick, SlidingWindow::limit, |limit: &SlidingWindow| {
-    limit.tick().nanos(limit.worth().ticks.get())
+limit!(SlidingWindow, WindowPair, SlidingWindow::tick, SlidingWindow::limit, |limit: &SlidingWindow| {
+    limit.tick().nanos(limit.refill_rate().ticks.get())
 });
-limit!(SlidingLog, Log, |_| Tick::Micro, SlidingLog::limit, SlidingLog::period);
+limit!(SlidingLog, ArrivalLog, |_| Tick::Micro, SlidingLog::limit, SlidingLog::period);
 
 /// Pause of a client before its next check.
 #[derive(Clone, Copy, Debug)]
@@ -128,13 +128,13 @@ pub(super) fn traces() -> impl Strategy<Value = Trace> {
 pub(super) struct Decision {
     pub(super) at: Nanos,
     pub(super) hits: Hits,
-    pub(super) step: Step,
+    pub(super) step: CounterDecision,
 }
 
 impl Decision {
     /// Allowed hits.
     pub(super) fn passed(&self) -> u64 {
-        if matches!(self.step, Step::Admit(_)) { self.hits.0 } else { 0 }
+        if matches!(self.step, CounterDecision::Allow(_)) { self.hits.0 } else { 0 }
     }
 }
 
@@ -175,8 +175,8 @@ impl Client {
         }
     }
 
-    pub(super) fn observe(&mut self, step: Step) {
-        if let Step::Deny { retry_after, .. } = step {
+    pub(super) fn observe(&mut self, step: CounterDecision) {
+        if let CounterDecision::Deny { retry_after, .. } = step {
             self.retry_at = self.now.plus(retry_after);
         }
     }
@@ -206,8 +206,8 @@ pub(super) fn greedy_client<L: Limit>(
     let (mut state, mut now, mut passed) = (L::State::default(), start, Vec::new());
     while denials != 0 {
         match limit.step(&mut state, now, want) {
-            Step::Admit(_) => passed.push((limit.tick().floor(now), want.0)),
-            Step::Deny { retry_after, .. } => {
+            CounterDecision::Allow(_) => passed.push((limit.tick().floor(now), want.0)),
+            CounterDecision::Deny { retry_after, .. } => {
                 now = now.plus(retry_after);
                 denials -= 1;
             }
@@ -219,15 +219,15 @@ pub(super) fn greedy_client<L: Limit>(
 }
 
 /// The headroom after any verdict.
-pub(super) fn room(step: Step) -> Option<Room> {
+pub(super) fn room(step: CounterDecision) -> Option<Headroom> {
     match step {
-        Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. } => Some(room),
-        Step::Stale => None,
+        CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. } => Some(room),
+        CounterDecision::OutsideWindows => None,
     }
 }
 
-pub(super) fn is_allowed(step: Step) -> bool {
-    matches!(step, Step::Admit(_))
+pub(super) fn is_allowed(step: CounterDecision) -> bool {
+    matches!(step, CounterDecision::Allow(_))
 }
 
 pub(super) fn periods() -> impl Strategy<Value = Nanos> {

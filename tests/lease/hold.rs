@@ -3,9 +3,9 @@
 //! Verified by mutation: `canceled_reservations_never_exceed_the_limit` fails if a cancel also
 //! refunds a reservation that is kept later.
 
-use sluicegate::kernel::lease::counter::Counter;
-use sluicegate::kernel::lease::hold::{Holds, Id};
-use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::lease::counter::AnyCounter;
+use sluicegate::kernel::lease::hold::{CounterReservations, ReservationId};
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -17,8 +17,8 @@ const START: Nanos = Nanos::from_secs(1_000_000);
 struct Simulation {
     limit: Gcra,
     tat: Tat,
-    holds: Holds,
-    open: Vec<(Id, Nanos, Hits)>,
+    holds: CounterReservations,
+    open: Vec<(ReservationId, Nanos, Hits)>,
     allowed: Vec<(Nanos, Hits)>,
 }
 
@@ -28,17 +28,17 @@ impl Simulation {
         Self { limit, tat, holds, open, allowed }
     }
 
-    fn hold(&mut self, now: Nanos, id: Id, hits: Hits, duration: Nanos) -> Option<Step> {
-        let mut counter = Counter::Gcra(&self.limit, &mut self.tat);
-        let step = self.holds.hold(&mut counter, now, id, hits, duration);
-        if let Some(Step::Admit(_)) = step {
+    fn hold(&mut self, now: Nanos, id: ReservationId, hits: Hits, duration: Nanos) -> Option<CounterDecision> {
+        let mut counter = AnyCounter::Gcra(&self.limit, &mut self.tat);
+        let step = self.holds.reserve(&mut counter, now, id, hits, duration);
+        if let Some(CounterDecision::Allow(_)) = step {
             self.open.push((id, now, hits));
         }
         step
     }
 
     fn charge(&mut self, now: Nanos, hits: Hits) {
-        if let Step::Admit(_) = self.limit.step(&mut self.tat, now, hits) {
+        if let CounterDecision::Allow(_) = self.limit.charge(&mut self.tat, now, hits) {
             self.allowed.push((now, hits));
         }
     }
@@ -54,8 +54,8 @@ impl Simulation {
                 self.allowed.push((reserved_at, hits));
             }
         } else if !dice.once_in(4) {
-            let mut counter = Counter::Gcra(&self.limit, &mut self.tat);
-            self.holds.give_back(&mut counter, now, id);
+            let mut counter = AnyCounter::Gcra(&self.limit, &mut self.tat);
+            self.holds.cancel(&mut counter, now, id);
         }
     }
 
@@ -64,7 +64,7 @@ impl Simulation {
         self.allowed.sort();
         let mut tat = Tat::default();
         let pass = |&(at, hits): &(Nanos, Hits)| {
-            matches!(self.limit.step(&mut tat, at, hits), Step::Admit(_))
+            matches!(self.limit.charge(&mut tat, at, hits), CounterDecision::Allow(_))
         };
         self.allowed.iter().all(pass)
     }
@@ -83,7 +83,7 @@ fn canceled_reservations_never_exceed_the_limit() {
             now = now.plus(Nanos(dice.pick(&[0, 0, 1, 50, 200, 700]) * 1_000_000));
             let hits = Hits(dice.pick(&[1, 1, 2, u64::from(burst)]));
             match dice.up_to(4) {
-                0 | 1 => drop(simulation.hold(now, Id(1, number), hits, duration)),
+                0 | 1 => drop(simulation.hold(now, ReservationId(1, number), hits, duration)),
                 2 => simulation.charge(now, hits),
                 _ => simulation.keep_or_cancel(&mut dice, now),
             }
@@ -97,7 +97,7 @@ fn canceled_reservations_are_fully_refunded() {
     let limit = Gcra::new(10, Nanos::SECOND, 100).unwrap();
     let mut simulation = Simulation::new(limit);
     simulation.charge(START, Hits(30));
-    let ids: Vec<_> = (0..50).map(|number| Id(1, number)).collect();
+    let ids: Vec<_> = (0..50).map(|number| ReservationId(1, number)).collect();
     for id in &ids {
         simulation.hold(START, *id, Hits(1), Nanos::SECOND);
     }
@@ -105,9 +105,9 @@ fn canceled_reservations_are_fully_refunded() {
     // Two hits of the first charge drain in the meantime.
     let now = START.plus(Nanos(200_000_000));
     for id in ids.iter().rev().filter(|id| **id != ids[7]) {
-        let mut counter = Counter::Gcra(&simulation.limit, &mut simulation.tat);
-        simulation.holds.give_back(&mut counter, now, *id);
+        let mut counter = AnyCounter::Gcra(&simulation.limit, &mut simulation.tat);
+        simulation.holds.cancel(&mut counter, now, *id);
     }
-    let Step::Admit(room) = limit.ask(&simulation.tat, now, Hits(0)) else { panic!() };
+    let CounterDecision::Allow(room) = limit.peek(&simulation.tat, now, Hits(0)) else { panic!() };
     assert_eq!(room.remaining, Hits(100 - 30 - 1 + 2));
 }

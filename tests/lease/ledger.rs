@@ -1,45 +1,45 @@
 //! Tests the lease balance of one replica: spending, refills, returns, expiry and denials.
 
-use sluicegate::kernel::lease::ledger::{Ledger, Spend};
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Answer, Borrow, Number, early};
+use sluicegate::kernel::lease::ledger::{LeaseBalance, SpendResult};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
-use sluicegate::kernel::rate::{Room, Step, Strategy};
+use sluicegate::kernel::rate::{Headroom, CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 const NOW: Nanos = Nanos(5_000_000_000);
 const TERM: Nanos = Nanos::SECOND;
-const ROOM: Room = Room { remaining: Hits(7), reset_after: Nanos::SECOND };
+const ROOM: Headroom = Headroom { remaining: Hits(7), reset_after: Nanos::SECOND };
 
 fn after(millis: u64) -> Nanos {
     NOW.plus(Nanos(millis * 1_000_000))
 }
 
-fn ledger() -> Ledger {
-    Ledger::new(Size::Fixed(Hits(10)), TERM, Hits(100))
+fn ledger() -> LeaseBalance {
+    LeaseBalance::new(LeaseSizing::Fixed(Hits(10)), TERM, Hits(100))
 }
 
-fn grant(number: u64, granted: u64, kept: u64) -> Answer {
-    Answer {
-        number: Number(number),
-        step: Step::Admit(ROOM),
+fn grant(number: u64, granted: u64, kept: u64) -> BorrowReply {
+    BorrowReply {
+        number: MessageNumber(number),
+        decision: CounterDecision::Allow(ROOM),
         granted: Hits(granted),
         kept: Hits(kept),
-        parked: Hits(0),
-        good_for: TERM,
+        outstanding_elsewhere: Hits(0),
+        valid_for: TERM,
     }
 }
 
-fn denial(number: u64, wait: Nanos, parked: u64) -> Answer {
-    let step = Step::Deny { retry_after: wait, room: ROOM };
-    Answer { step, parked: Hits(parked), ..grant(number, 0, 0) }
+fn denial(number: u64, wait: Nanos, parked: u64) -> BorrowReply {
+    let step = CounterDecision::Deny { retry_after: wait, headroom: ROOM };
+    BorrowReply { decision: step, outstanding_elsewhere: Hits(parked), ..grant(number, 0, 0) }
 }
 
-fn borrow_for(ledger: &mut Ledger, at: Nanos, number: u64, hits: u64) -> Borrow {
-    ledger.borrow(at, Number(number), Hits(hits)).unwrap()
+fn borrow_for(ledger: &mut LeaseBalance, at: Nanos, number: u64, hits: u64) -> BorrowRequest {
+    ledger.borrow(at, MessageNumber(number), Hits(hits)).unwrap()
 }
 
-fn with_ten() -> Ledger {
+fn with_ten() -> LeaseBalance {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.settle(NOW, &grant(1, 10, 0));
@@ -50,9 +50,9 @@ fn with_ten() -> Ledger {
 fn exactly_the_balance_is_spent_locally() {
     let mut ledger = with_ten();
     for _ in 0..5 {
-        assert!(matches!(ledger.spend(NOW, Hits(2)), Spend::Spent(_)));
+        assert!(matches!(ledger.spend(NOW, Hits(2)), SpendResult::Spent(_)));
     }
-    assert_eq!(ledger.spend(NOW, Hits(1)), Spend::Ask);
+    assert_eq!(ledger.spend(NOW, Hits(1)), SpendResult::NeedsStore);
 }
 
 #[test]
@@ -63,11 +63,11 @@ fn a_repeated_grant_is_settled_once() {
 }
 
 /// A balance of 10 with 4 hits of an undecided check.
-fn with_undecided_hits() -> Ledger {
+fn with_undecided_hits() -> LeaseBalance {
     let mut ledger = with_ten();
-    assert!(matches!(ledger.spend(NOW, Hits(4)), Spend::Spent(_)));
-    ledger.hold(Hits(4));
-    assert_eq!((ledger.balance(NOW), ledger.held(NOW)), (Hits(6), Hits(10)));
+    assert!(matches!(ledger.spend(NOW, Hits(4)), SpendResult::Spent(_)));
+    ledger.mark_undecided(Hits(4));
+    assert_eq!((ledger.balance(NOW), ledger.total(NOW)), (Hits(6), Hits(10)));
     ledger
 }
 
@@ -75,28 +75,28 @@ fn with_undecided_hits() -> Ledger {
 fn a_denial_during_an_undecided_check_is_not_remembered() {
     for is_back in [false, true] {
         let mut ledger = with_undecided_hits();
-        let grip = ledger.grip();
-        assert_eq!(borrow_for(&mut ledger, NOW, 2, 11).held, Hits(4));
+        let grip = ledger.undecided_epoch();
+        assert_eq!(borrow_for(&mut ledger, NOW, 2, 11).balance, Hits(4));
         if is_back {
             ledger.put_back(NOW, Hits(4), grip);
         }
-        ledger.settle(NOW, &Answer { kept: Hits(4), ..denial(2, TERM, 0) });
+        ledger.settle(NOW, &BorrowReply { kept: Hits(4), ..denial(2, TERM, 0) });
         ledger.put_back(NOW, Hits(if is_back { 0 } else { 4 }), grip);
         assert_eq!(ledger.balance(NOW), Hits(4));
         // The store reported 7 remaining hits.
-        assert_eq!(ledger.spend(NOW, Hits(11)), Spend::Ask);
+        assert_eq!(ledger.spend(NOW, Hits(11)), SpendResult::NeedsStore);
     }
 }
 
 #[test]
 fn undecided_hits_stay_local_and_expire_with_the_lease() {
     let mut ledger = with_undecided_hits();
-    let grip = ledger.grip();
-    let all = ledger.hand_back(after(500), Number(2)).unwrap();
-    assert_eq!((all.held, all.returned), (Hits(4), Hits(6)));
+    let grip = ledger.undecided_epoch();
+    let all = ledger.return_for_check(after(500), MessageNumber(2)).unwrap();
+    assert_eq!((all.balance, all.returned), (Hits(4), Hits(6)));
     ledger.settle(after(500), &grant(2, 0, 4));
     let (good, over) = (after(500 + 997), after(500 + 998));
-    assert_eq!((ledger.held(good), ledger.held(over)), (Hits(4), Hits(0)));
+    assert_eq!((ledger.total(good), ledger.total(over)), (Hits(4), Hits(0)));
     for (at, left) in [(good, 4), (over, 0)] {
         let mut ledger = ledger;
         ledger.put_back(at, Hits(4), grip);
@@ -108,11 +108,11 @@ fn undecided_hits_stay_local_and_expire_with_the_lease() {
 fn a_reply_to_an_abandoned_message_is_ignored() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 1);
-    ledger.lost(Number(1));
+    ledger.give_up(MessageNumber(1));
     ledger.settle(NOW, &grant(1, 10, 0));
     assert_eq!(ledger.balance(NOW), Hits(0));
     borrow_for(&mut ledger, NOW, 2, 1);
-    ledger.lost(Number(1));
+    ledger.give_up(MessageNumber(1));
     ledger.settle(NOW, &grant(1, 10, 0));
     assert_eq!(ledger.balance(NOW), Hits(0));
     ledger.settle(NOW, &grant(2, 4, 0));
@@ -121,23 +121,23 @@ fn a_reply_to_an_abandoned_message_is_ignored() {
 
 #[test]
 fn an_unsent_message_restores_the_balance_until_expiry() {
-    type Write = fn(&mut Ledger) -> Option<Borrow>;
+    type Write = fn(&mut LeaseBalance) -> Option<BorrowRequest>;
     let writes: [Write; 3] = [
-        |ledger| ledger.borrow(after(100), Number(2), Hits(11)),
-        |ledger| ledger.abandon(after(100), Number(2), TERM),
-        |ledger| ledger.give_back(after(100), Number(2)),
+        |ledger| ledger.borrow(after(100), MessageNumber(2), Hits(11)),
+        |ledger| ledger.return_if_idle(after(100), MessageNumber(2), TERM),
+        |ledger| ledger.return_all(after(100), MessageNumber(2)),
     ];
     for write in writes {
         let mut ledger = with_ten();
         assert_eq!(write(&mut ledger).unwrap().returned, Hits(10));
         for _ in 0..2 {
-            ledger.unsent(after(200), Number(2));
+            ledger.undo_unsent(after(200), MessageNumber(2));
             assert_eq!(
                 (ledger.balance(after(997)), ledger.balance(after(998))),
                 (Hits(10), Hits(0))
             );
         }
-        assert!(ledger.borrow(after(200), Number(3), Hits(11)).is_some(), "none is on its way");
+        assert!(ledger.borrow(after(200), MessageNumber(3), Hits(11)).is_some(), "none is on its way");
     }
 }
 
@@ -145,7 +145,7 @@ fn an_unsent_message_restores_the_balance_until_expiry() {
 fn an_unsent_message_restores_no_expired_lease() {
     let mut ledger = with_ten();
     borrow_for(&mut ledger, after(900), 2, 11);
-    ledger.unsent(after(998), Number(2));
+    ledger.undo_unsent(after(998), MessageNumber(2));
     assert_eq!(ledger.balance(after(998)), Hits(0));
     assert_eq!(ledger.expire(after(998)), Hits(0));
 }
@@ -153,9 +153,9 @@ fn an_unsent_message_restores_no_expired_lease() {
 #[test]
 fn an_unsent_message_restores_nothing_after_a_newer_one() {
     let mut ledger = with_ten();
-    ledger.abandon(NOW, Number(2), TERM).unwrap();
-    assert_eq!(borrow_for(&mut ledger, NOW, 3, 1).held, Hits(0));
-    ledger.unsent(NOW, Number(2));
+    ledger.return_if_idle(NOW, MessageNumber(2), TERM).unwrap();
+    assert_eq!(borrow_for(&mut ledger, NOW, 3, 1).balance, Hits(0));
+    ledger.undo_unsent(NOW, MessageNumber(2));
     assert_eq!(ledger.balance(NOW), Hits(0), "nothing is held, by what the store hears");
     ledger.settle(NOW, &grant(3, 4, 0));
     assert_eq!(ledger.balance(NOW), Hits(4), "nor was the other given up");
@@ -165,7 +165,7 @@ fn an_unsent_message_restores_nothing_after_a_newer_one() {
 fn a_lost_message_restores_nothing() {
     let mut ledger = with_ten();
     borrow_for(&mut ledger, NOW, 2, 11);
-    ledger.lost(Number(2));
+    ledger.give_up(MessageNumber(2));
     assert_eq!(ledger.balance(NOW), Hits(0));
 }
 
@@ -173,9 +173,9 @@ fn a_lost_message_restores_nothing() {
 fn an_unsent_surplus_is_not_counted_as_unspent() {
     let mut undone = with_learned_demand(80);
     let mut untouched = undone;
-    assert_eq!(undone.abandon(NOW, Number(2), TERM).unwrap().returned, Hits(80));
-    undone.unsent(NOW, Number(2));
-    let want = |ledger: &mut Ledger| borrow_for(ledger, NOW, 3, 1).want;
+    assert_eq!(undone.return_if_idle(NOW, MessageNumber(2), TERM).unwrap().returned, Hits(80));
+    undone.undo_unsent(NOW, MessageNumber(2));
+    let want = |ledger: &mut LeaseBalance| borrow_for(ledger, NOW, 3, 1).wanted;
     assert_eq!(want(&mut undone), want(&mut untouched));
 }
 
@@ -183,9 +183,9 @@ fn an_unsent_surplus_is_not_counted_as_unspent() {
 fn only_one_message_is_in_flight() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 1);
-    assert_eq!(ledger.borrow(NOW, Number(2), Hits(1)), None);
-    assert_eq!(ledger.ahead(NOW, Number(3)), None);
-    assert_eq!(ledger.surplus(NOW, Number(4)), None);
+    assert_eq!(ledger.borrow(NOW, MessageNumber(2), Hits(1)), None);
+    assert_eq!(ledger.refill(NOW, MessageNumber(3)), None);
+    assert_eq!(ledger.return_surplus(NOW, MessageNumber(4)), None);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_lease_expires_early_counted_from_sending() {
     assert_eq!(ledger.balance(after(997)), Hits(10));
     assert_eq!(ledger.balance(after(998)), Hits(0), "998 ms of 1 s");
     assert_eq!(ledger.expire(after(998)), Hits(10));
-    assert_eq!(ledger.spend(after(998), Hits(1)), Spend::Ask);
+    assert_eq!(ledger.spend(after(998), Hits(1)), SpendResult::NeedsStore);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_reply_after_lease_expiry_grants_nothing() {
 #[test]
 fn the_drift_margin_is_two_thousandths_rounded_up() {
     for (good_for, used) in [(0, 0), (1, 0), (500, 499), (501, 499), (1_000, 998)] {
-        assert_eq!(early(Nanos(good_for)), Nanos(used));
+        assert_eq!(safe_duration(Nanos(good_for)), Nanos(used));
     }
 }
 
@@ -218,31 +218,31 @@ fn the_drift_margin_is_two_thousandths_rounded_up() {
 fn a_too_small_balance_is_returned_with_the_check() {
     let mut ledger = with_ten();
     let borrow = borrow_for(&mut ledger, NOW, 2, 11);
-    let expected = (Hits(11), Hits(0), Hits(10), Number(1));
-    assert_eq!((borrow.hits, borrow.held, borrow.returned, borrow.lease), expected);
+    let expected = (Hits(11), Hits(0), Hits(10), MessageNumber(1));
+    assert_eq!((borrow.hits, borrow.balance, borrow.returned, borrow.last_lease), expected);
     assert_eq!(ledger.balance(NOW), Hits(0), "it is gone before the message leaves");
 }
 
 #[test]
 fn handing_back_returns_the_balance_and_awaits_a_reply() {
     let mut ledger = with_ten();
-    let back = ledger.hand_back(NOW, Number(2)).unwrap();
-    let expected = (Hits(0), Hits(0), Hits(0), Hits(10), Number(1));
-    assert_eq!((back.hits, back.want, back.held, back.returned, back.lease), expected);
+    let back = ledger.return_for_check(NOW, MessageNumber(2)).unwrap();
+    let expected = (Hits(0), Hits(0), Hits(0), Hits(10), MessageNumber(1));
+    assert_eq!((back.hits, back.wanted, back.balance, back.returned, back.last_lease), expected);
     assert_eq!(ledger.balance(NOW), Hits(0), "it is gone before the message leaves");
-    assert_eq!(ledger.borrow(NOW, Number(3), Hits(1)), None, "others wait for its answer");
+    assert_eq!(ledger.borrow(NOW, MessageNumber(3), Hits(1)), None, "others wait for its answer");
     ledger.settle(NOW, &grant(2, 0, 0));
-    assert_eq!(ledger.hand_back(NOW, Number(3)), None, "there is nothing");
+    assert_eq!(ledger.return_for_check(NOW, MessageNumber(3)), None, "there is nothing");
 }
 
 #[test]
 fn a_refill_keeps_the_balance_usable() {
     let mut ledger = with_ten();
-    assert_eq!(ledger.ahead(NOW, Number(2)), None, "there is enough");
+    assert_eq!(ledger.refill(NOW, MessageNumber(2)), None, "there is enough");
     ledger.spend(NOW, Hits(8));
-    let borrow = ledger.ahead(NOW, Number(2)).unwrap();
-    assert_eq!((borrow.hits, borrow.want, borrow.held), (Hits(0), Hits(10), Hits(2)));
-    assert!(matches!(ledger.spend(NOW, Hits(1)), Spend::Spent(_)));
+    let borrow = ledger.refill(NOW, MessageNumber(2)).unwrap();
+    assert_eq!((borrow.hits, borrow.wanted, borrow.balance), (Hits(0), Hits(10), Hits(2)));
+    assert!(matches!(ledger.spend(NOW, Hits(1)), SpendResult::Spent(_)));
     ledger.settle(NOW, &grant(2, 10, 2));
     assert_eq!(ledger.balance(NOW), Hits(11));
 }
@@ -252,15 +252,15 @@ fn a_lease_is_renewed_two_round_trips_early() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.settle(after(50), &grant(1, 10, 0));
-    assert_eq!(ledger.ahead(after(897), Number(2)), None);
-    assert!(ledger.ahead(after(898), Number(2)).is_some(), "998 − 2·50");
+    assert_eq!(ledger.refill(after(897), MessageNumber(2)), None);
+    assert!(ledger.refill(after(898), MessageNumber(2)).is_some(), "998 − 2·50");
 }
 
 #[test]
 fn unlisted_hits_leave_the_balance() {
     let mut ledger = with_ten();
     ledger.spend(NOW, Hits(8));
-    ledger.ahead(NOW, Number(2)).unwrap();
+    ledger.refill(NOW, MessageNumber(2)).unwrap();
     ledger.settle(NOW, &grant(2, 5, 1));
     assert_eq!(ledger.balance(NOW), Hits(6));
 }
@@ -269,58 +269,58 @@ fn unlisted_hits_leave_the_balance() {
 fn an_empty_grant_pauses_refills() {
     let mut ledger = with_ten();
     ledger.spend(NOW, Hits(8));
-    ledger.ahead(NOW, Number(2)).unwrap();
+    ledger.refill(NOW, MessageNumber(2)).unwrap();
     ledger.settle(NOW, &grant(2, 0, 2));
-    assert_eq!(ledger.ahead(after(124), Number(3)), None);
-    assert!(ledger.ahead(after(125), Number(3)).is_some(), "an eighth of the term");
+    assert_eq!(ledger.refill(after(124), MessageNumber(3)), None);
+    assert!(ledger.refill(after(125), MessageNumber(3)).is_some(), "an eighth of the term");
 }
 
 #[test]
 fn a_full_return_happens_once_and_ignores_pending_replies() {
     let mut ledger = with_ten();
     ledger.spend(NOW, Hits(8));
-    ledger.ahead(NOW, Number(2)).unwrap();
-    let back = ledger.give_back(NOW, Number(3)).unwrap();
-    assert_eq!((back.returned, back.held, back.lease), (Hits(2), Hits(0), Number(1)));
+    ledger.refill(NOW, MessageNumber(2)).unwrap();
+    let back = ledger.return_all(NOW, MessageNumber(3)).unwrap();
+    assert_eq!((back.returned, back.balance, back.last_lease), (Hits(2), Hits(0), MessageNumber(1)));
     ledger.settle(NOW, &grant(2, 10, 2));
     assert_eq!(ledger.balance(NOW), Hits(0));
-    assert_eq!(ledger.give_back(NOW, Number(4)), None);
+    assert_eq!(ledger.return_all(NOW, MessageNumber(4)), None);
 }
 
 #[test]
 fn an_expired_balance_is_not_returned() {
-    assert_eq!(with_ten().give_back(after(998), Number(2)), None);
+    assert_eq!(with_ten().return_all(after(998), MessageNumber(2)), None);
 }
 
 #[test]
 fn hits_above_expected_demand_are_surplus() {
-    let mut ledger = Ledger::new(Size::Learned, TERM, Hits(100));
+    let mut ledger = LeaseBalance::new(LeaseSizing::Learned, TERM, Hits(100));
     // 40 hits are requested in this lease duration.
     for number in 1..=40 {
-        if ledger.spend(NOW, Hits(1)) == Spend::Ask {
+        if ledger.spend(NOW, Hits(1)) == SpendResult::NeedsStore {
             borrow_for(&mut ledger, NOW, number, 1);
             ledger.settle(NOW, &grant(number, if number == 20 { 90 } else { 0 }, 0));
         }
     }
     assert_eq!(ledger.balance(NOW), Hits(70));
-    let back = ledger.surplus(after(499), Number(90)).unwrap();
+    let back = ledger.return_surplus(after(499), MessageNumber(90)).unwrap();
     // Expected demand until 998 ms: ⌊40·0.499⌋ = 19.
-    assert_eq!((back.returned, back.held), (Hits(51), Hits(19)));
+    assert_eq!((back.returned, back.balance), (Hits(51), Hits(19)));
     assert_eq!(ledger.balance(after(499)), Hits(19));
 }
 
 /// A balance with learned sizing: 64 hits requested, 80 leased, and `left` remaining at NOW.
-fn with_learned_demand(left: u64) -> Ledger {
+fn with_learned_demand(left: u64) -> LeaseBalance {
     with_learned_demand_for(left, TERM)
 }
 
-fn with_learned_demand_for(left: u64, good_for: Nanos) -> Ledger {
-    let mut ledger = Ledger::new(Size::Learned, TERM, Hits(100));
-    assert_eq!(ledger.spend(NOW, Hits(64 - (80 - left).min(64))), Spend::Ask);
+fn with_learned_demand_for(left: u64, good_for: Nanos) -> LeaseBalance {
+    let mut ledger = LeaseBalance::new(LeaseSizing::Learned, TERM, Hits(100));
+    assert_eq!(ledger.spend(NOW, Hits(64 - (80 - left).min(64))), SpendResult::NeedsStore);
     borrow_for(&mut ledger, NOW, 1, 1);
-    ledger.settle(NOW, &Answer { good_for, ..grant(1, 80, 0) });
+    ledger.settle(NOW, &BorrowReply { valid_for: good_for, ..grant(1, 80, 0) });
     for _ in left..80 {
-        assert!(matches!(ledger.spend(NOW, Hits(1)), Spend::Spent(_)));
+        assert!(matches!(ledger.spend(NOW, Hits(1)), SpendResult::Spent(_)));
     }
     ledger
 }
@@ -329,30 +329,30 @@ fn with_learned_demand_for(left: u64, good_for: Nanos) -> Ledger {
 fn a_low_balance_is_refilled_early() {
     // 64 hits per second are 16 in 250 ms.
     let time = Nanos(250_000_000);
-    assert_eq!(with_learned_demand(17).at_leisure(NOW, Number(2), time.plus(time)), None);
+    assert_eq!(with_learned_demand(17).refill_early(NOW, MessageNumber(2), time.plus(time)), None);
     let mut low = with_learned_demand(16);
-    assert_eq!(low.ahead(NOW, Number(2)), None, "there is time");
-    assert_eq!(low.at_leisure(NOW, Number(2), Nanos(249_000_000)), None, "15 in 249 ms");
-    let more = low.at_leisure(NOW, Number(2), time).unwrap();
+    assert_eq!(low.refill(NOW, MessageNumber(2)), None, "there is time");
+    assert_eq!(low.refill_early(NOW, MessageNumber(2), Nanos(249_000_000)), None, "15 in 249 ms");
+    let more = low.refill_early(NOW, MessageNumber(2), time).unwrap();
     let expected = (Hits(0), Hits(48), Hits(16), Hits(0));
-    assert_eq!((more.hits, more.want, more.held, more.returned), expected, "64 in all");
+    assert_eq!((more.hits, more.wanted, more.balance, more.returned), expected, "64 in all");
     assert_eq!(low.balance(NOW), Hits(16), "it stays usable");
-    assert_eq!(low.at_leisure(NOW, Number(3), time), None, "a message is on its way");
+    assert_eq!(low.refill_early(NOW, MessageNumber(3), time), None, "a message is on its way");
     low.settle(NOW, &grant(2, 0, 16));
-    assert_eq!(low.at_leisure(after(124), Number(3), TERM), None, "there was nothing to lend");
-    assert!(low.at_leisure(after(125), Number(3), TERM).is_some());
+    assert_eq!(low.refill_early(after(124), MessageNumber(3), TERM), None, "there was nothing to lend");
+    assert!(low.refill_early(after(125), MessageNumber(3), TERM).is_some());
 }
 
 #[test]
 fn a_lease_is_renewed_early_in_its_last_eighth() {
     let mut held = with_learned_demand(60);
-    assert_eq!(held.at_leisure(after(872), Number(2), Nanos::from_secs(9)), None);
+    assert_eq!(held.refill_early(after(872), MessageNumber(2), Nanos::from_secs(9)), None);
     assert!(
-        held.clone().at_leisure(after(873), Number(2), Nanos::from_secs(9)).is_some(),
+        held.clone().refill_early(after(873), MessageNumber(2), Nanos::from_secs(9)).is_some(),
         "998 − 125"
     );
-    assert_eq!(held.at_leisure(after(873), Number(2), Nanos(124_000_000)), None);
-    assert_eq!(held.at_leisure(after(998), Number(2), Nanos::from_secs(9)), None, "it is over");
+    assert_eq!(held.refill_early(after(873), MessageNumber(2), Nanos(124_000_000)), None);
+    assert_eq!(held.refill_early(after(998), MessageNumber(2), Nanos::from_secs(9)), None, "it is over");
 }
 
 #[test]
@@ -361,29 +361,29 @@ fn a_shortened_lease_is_refilled_but_not_renewed_early() {
     let time = Nanos(250_000_000);
     let mut held = with_learned_demand_for(60, cut_short);
     for millis in [0, 773, 897] {
-        assert_eq!(held.at_leisure(after(millis), Number(2), time), None, "{millis} ms");
+        assert_eq!(held.refill_early(after(millis), MessageNumber(2), time), None, "{millis} ms");
     }
-    assert!(with_learned_demand_for(16, cut_short).at_leisure(NOW, Number(2), time).is_some());
+    assert!(with_learned_demand_for(16, cut_short).refill_early(NOW, MessageNumber(2), time).is_some());
     // The lease in the next window has the full duration.
     borrow_for(&mut held, after(900), 2, 61);
     held.settle(after(900), &grant(2, 60, 0));
-    assert!(held.at_leisure(after(1_897), Number(3), time).is_some());
+    assert!(held.refill_early(after(1_897), MessageNumber(3), time).is_some());
 }
 
 #[test]
 fn a_full_return_reports_zero_demand() {
-    assert_eq!(with_ten().give_back(NOW, Number(2)).unwrap().demand, Hits(0));
+    assert_eq!(with_ten().return_all(NOW, MessageNumber(2)).unwrap().demand, Hits(0));
     let mut rare = with_ten();
-    assert_eq!(rare.abandon(after(900), Number(2), Nanos(999_000_000)), None);
-    assert!(rare.abandon(after(900), Number(2), TERM).is_some(), "nobody asked in a whole span");
+    assert_eq!(rare.return_if_idle(after(900), MessageNumber(2), Nanos(999_000_000)), None);
+    assert!(rare.return_if_idle(after(900), MessageNumber(2), TERM).is_some(), "nobody asked in a whole span");
 }
 
 #[test]
 fn a_key_is_abandoned_after_eight_missed_checks() {
     // 41 checks and 64 hits per second: eight checks in 196 ms, eight hits in 125 ms.
     let mut quiet = with_learned_demand(40);
-    assert_eq!(quiet.abandon(after(195), Number(2), Nanos(195_000_000)), None);
-    let gone = quiet.abandon(after(196), Number(2), Nanos(196_000_000)).unwrap();
+    assert_eq!(quiet.return_if_idle(after(195), MessageNumber(2), Nanos(195_000_000)), None);
+    let gone = quiet.return_if_idle(after(196), MessageNumber(2), Nanos(196_000_000)).unwrap();
     assert_eq!((gone.returned, gone.demand), (Hits(40), Hits(0)));
 }
 
@@ -392,13 +392,13 @@ fn a_remembered_denial_counts_its_wait_from_the_reply() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 5);
     ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
-    let expected = Spend::Denied {
+    let expected = SpendResult::Denied {
         retry_after: Nanos(920_000_000),
-        more: Hits(0),
-        room: Room { remaining: Hits(7), reset_after: Nanos(920_000_000) },
+        additional_hits: Hits(0),
+        headroom: Headroom { remaining: Hits(7), reset_after: Nanos(920_000_000) },
     };
     assert_eq!(ledger.spend(after(100), Hits(5)), expected);
-    assert_eq!(ledger.spend(after(1_000), Hits(5)), Spend::Ask);
+    assert_eq!(ledger.spend(after(1_000), Hits(5)), SpendResult::NeedsStore);
 }
 
 #[test]
@@ -406,8 +406,8 @@ fn a_denial_does_not_cover_cheaper_checks() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 5);
     ledger.settle(NOW, &denial(1, Nanos::SECOND, 0));
-    assert_eq!(ledger.spend(NOW, Hits(4)), Spend::Ask);
-    assert!(matches!(ledger.spend(NOW, Hits(6)), Spend::Denied { more: Hits(1), .. }));
+    assert_eq!(ledger.spend(NOW, Hits(4)), SpendResult::NeedsStore);
+    assert!(matches!(ledger.spend(NOW, Hits(6)), SpendResult::Denied { additional_hits: Hits(1), .. }));
 }
 
 #[test]
@@ -417,13 +417,13 @@ fn the_denial_of_the_fewest_hits_is_remembered() {
         borrow_for(&mut ledger, NOW, number, hits);
         ledger.settle(NOW, &denial(number, Nanos::SECOND, 0));
     }
-    assert!(matches!(ledger.spend(NOW, Hits(3)), Spend::Denied { .. }));
+    assert!(matches!(ledger.spend(NOW, Hits(3)), SpendResult::Denied { .. }));
     borrow_for(&mut ledger, NOW, 3, 2);
     ledger.settle(NOW, &grant(3, 0, 0));
-    assert!(matches!(ledger.spend(NOW, Hits(3)), Spend::Denied { .. }), "2 passed, 3 did not");
+    assert!(matches!(ledger.spend(NOW, Hits(3)), SpendResult::Denied { .. }), "2 passed, 3 did not");
     borrow_for(&mut ledger, NOW, 4, 3);
     ledger.settle(NOW, &grant(4, 0, 0));
-    assert_eq!(ledger.spend(NOW, Hits(3)), Spend::Ask, "3 passed");
+    assert_eq!(ledger.spend(NOW, Hits(3)), SpendResult::NeedsStore, "3 passed");
 }
 
 #[test]
@@ -432,10 +432,10 @@ fn a_denial_sent_before_a_refund_is_not_remembered() {
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.forget_denial(NOW);
     ledger.settle(after(20), &denial(1, Nanos::SECOND, 0));
-    assert_eq!(ledger.spend(after(20), Hits(1)), Spend::Ask);
+    assert_eq!(ledger.spend(after(20), Hits(1)), SpendResult::NeedsStore);
     borrow_for(&mut ledger, after(20), 2, 1);
     ledger.settle(after(40), &denial(2, Nanos::SECOND, 0));
-    assert!(matches!(ledger.spend(after(40), Hits(1)), Spend::Denied { .. }));
+    assert!(matches!(ledger.spend(after(40), Hits(1)), SpendResult::Denied { .. }));
 }
 
 #[test]
@@ -444,19 +444,19 @@ fn a_denial_is_rechecked_while_enough_hits_are_outstanding() {
     borrow_for(&mut ledger, NOW, 1, 11);
     // 7 hits remain, and other replicas may return 4.
     ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
-    let Spend::Denied { retry_after, .. } = ledger.spend(after(39), Hits(11)) else { panic!() };
+    let SpendResult::Denied { retry_after, .. } = ledger.spend(after(39), Hits(11)) else { panic!() };
     assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(39_000_000 - 20_000_000)));
-    assert_eq!(ledger.spend(after(40), Hits(11)), Spend::Ask);
+    assert_eq!(ledger.spend(after(40), Hits(11)), SpendResult::NeedsStore);
 }
 
 #[test]
 fn a_counted_denial_is_rechecked_eight_times_per_span() {
     let window = FixedWindow::new(100, Windows::Every(TERM)).unwrap();
-    let mut ledger = ledger().of(Strategy::FixedWindow(window));
+    let mut ledger = ledger().with_strategy(Strategy::FixedWindow(window));
     borrow_for(&mut ledger, NOW, 1, 11);
     ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
-    assert!(matches!(ledger.spend(after(124), Hits(11)), Spend::Denied { .. }));
-    assert_eq!(ledger.spend(after(125), Hits(11)), Spend::Ask);
+    assert!(matches!(ledger.spend(after(124), Hits(11)), SpendResult::Denied { .. }));
+    assert_eq!(ledger.spend(after(125), Hits(11)), SpendResult::NeedsStore);
 }
 
 #[test]
@@ -466,8 +466,8 @@ fn too_few_outstanding_hits_delay_the_recheck() {
     // 7 hits remain and 10 are missing; other replicas may return 4.
     // The limit frees 5 in half of the time, and may have freed part of one already.
     ledger.settle(NOW, &denial(1, Nanos::SECOND, 4));
-    assert!(matches!(ledger.spend(after(499), Hits(17)), Spend::Denied { .. }));
-    assert_eq!(ledger.spend(after(500), Hits(17)), Spend::Ask);
+    assert!(matches!(ledger.spend(after(499), Hits(17)), SpendResult::Denied { .. }));
+    assert_eq!(ledger.spend(after(500), Hits(17)), SpendResult::NeedsStore);
 }
 
 #[test]
@@ -477,13 +477,13 @@ fn the_balance_is_spent_despite_a_remembered_denial() {
     ledger.settle(NOW, &denial(2, Nanos::SECOND, 0));
     borrow_for(&mut ledger, NOW, 3, 0);
     ledger.settle(NOW, &grant(3, 10, 0));
-    assert!(matches!(ledger.spend(NOW, Hits(1)), Spend::Spent(_)));
+    assert!(matches!(ledger.spend(NOW, Hits(1)), SpendResult::Spent(_)));
 }
 
 #[test]
 fn remaining_adds_the_balance_to_the_store_headroom() {
     let mut ledger = with_ten();
-    let Spend::Spent(room) = ledger.spend(after(100), Hits(1)) else { panic!() };
-    let expected = Room { remaining: Hits(7 + 9), reset_after: Nanos(900_000_000) };
+    let SpendResult::Spent(room) = ledger.spend(after(100), Hits(1)) else { panic!() };
+    let expected = Headroom { remaining: Hits(7 + 9), reset_after: Nanos(900_000_000) };
     assert_eq!(room, expected);
 }

@@ -28,7 +28,7 @@ pub struct Overshoot {
 pub fn overshoot(counted: &Counted, log: &[Allowed]) -> Overshoot {
     match counted {
         Counted::Gcra(limit, _) => {
-            let (worth, burst) = (limit.worth(), limit.burst());
+            let (worth, burst) = (limit.refill_rate(), limit.burst());
             let limit_hits = move |from: u64, to: u64| {
                 let earned = u128::from(to - from) * u128::from(worth.hits);
                 Some(burst + u32::try_from(earned / u128::from(worth.ticks.get())).unwrap())
@@ -42,7 +42,7 @@ pub fn overshoot(counted: &Counted, log: &[Allowed]) -> Overshoot {
             over_intervals(log, Tick::Micro, limit_hits)
         }
         Counted::Sliding(limit, _) => {
-            let (period, most) = (limit.worth().ticks.get(), limit.limit());
+            let (period, most) = (limit.refill_rate().ticks.get(), limit.limit());
             let limit_hits = move |from: u64, to: u64| {
                 let slid = u128::from(most) * u128::from(to - from) / u128::from(period);
                 (to - from <= period).then(|| most + u32::try_from(slid).unwrap())

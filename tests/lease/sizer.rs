@@ -1,6 +1,6 @@
 //! Tests lease sizing from demand, unspent hits and fixed sizes.
 
-use sluicegate::kernel::lease::sizer::{Size, Sizer};
+use sluicegate::kernel::lease::sizer::{LeaseSizing, LeaseSizer};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 const NOW: Nanos = Nanos(5_000_000_000);
@@ -10,29 +10,29 @@ fn after(millis: u64) -> Nanos {
     NOW.plus(Nanos(millis * 1_000_000))
 }
 
-fn sizer(most: u64) -> Sizer {
-    Sizer::new(Size::Learned, TERM, Hits(most))
+fn sizer(most: u64) -> LeaseSizer {
+    LeaseSizer::new(LeaseSizing::Learned, TERM, Hits(most))
 }
 
 #[test]
 fn lease_size_is_demand_less_the_unspent_part() {
     let mut sizer = sizer(1_000);
-    sizer.asked(NOW, Hits(400));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(400));
-    sizer.stranded(NOW, Hits(50));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(355), "⌊400·400/450⌋");
+    sizer.record_check(NOW, Hits(400));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(400));
+    sizer.record_unspent(NOW, Hits(50));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(355), "⌊400·400/450⌋");
 }
 
 #[test]
 fn ten_second_demand_is_scaled_to_the_lease_duration() {
-    let mut sizer = Sizer::new(Size::Learned, Nanos::from_secs(30), Hits(1_000));
-    sizer.asked(NOW, Hits(63));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(63), "no more than were asked for, of so few");
-    sizer.asked(NOW, Hits(137));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(600), "200·30/10");
-    sizer.stranded(NOW, Hits(50));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(480), "⌊600·200/250⌋");
-    assert_eq!(sizer.expected(NOW, Nanos::SECOND), Hits(20));
+    let mut sizer = LeaseSizer::new(LeaseSizing::Learned, Nanos::from_secs(30), Hits(1_000));
+    sizer.record_check(NOW, Hits(63));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(63), "no more than were asked for, of so few");
+    sizer.record_check(NOW, Hits(137));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(600), "200·30/10");
+    sizer.record_unspent(NOW, Hits(50));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(480), "⌊600·200/250⌋");
+    assert_eq!(sizer.expected_hits(NOW, Nanos::SECOND), Hits(20));
     // A demand bucket began at 0, 5 s before NOW.
     for (at, demand) in [(0, 200), (4_999, 200), (7_500, 150), (15_000, 0)] {
         assert_eq!(sizer.demand(after(at)), Hits(demand), "after {at} ms");
@@ -43,8 +43,8 @@ fn ten_second_demand_is_scaled_to_the_lease_duration() {
 fn a_small_demand_is_leased_without_the_current_check() {
     let mut sizer = sizer(1_000);
     for (asked, want) in [(1, 0), (1, 1), (2, 3), (60, 63), (40, 103), (152, 255), (4, 259)] {
-        sizer.asked(NOW, Hits(asked));
-        assert_eq!(sizer.want(NOW, Hits(1)), Hits(want));
+        sizer.record_check(NOW, Hits(asked));
+        assert_eq!(sizer.next_lease(NOW, Hits(1)), Hits(want));
     }
 }
 
@@ -52,23 +52,23 @@ fn a_small_demand_is_leased_without_the_current_check() {
 fn one_check_per_lease_duration_gets_no_lease() {
     let mut sizer = sizer(1_000);
     for term in 0..5 {
-        sizer.asked(after(2_000 * term), Hits(3));
-        assert_eq!(sizer.want(after(2_000 * term), Hits(3)), Hits(0));
+        sizer.record_check(after(2_000 * term), Hits(3));
+        assert_eq!(sizer.next_lease(after(2_000 * term), Hits(3)), Hits(0));
     }
 }
 
 #[test]
 fn no_lease_exceeds_the_maximum() {
     let mut sizer = sizer(7);
-    sizer.asked(NOW, Hits(u64::MAX));
-    assert_eq!(sizer.want(NOW, Hits(0)), Hits(7));
-    assert_eq!(Sizer::new(Size::Fixed(Hits(9)), TERM, Hits(7)).want(NOW, Hits(0)), Hits(7));
+    sizer.record_check(NOW, Hits(u64::MAX));
+    assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(7));
+    assert_eq!(LeaseSizer::new(LeaseSizing::Fixed(Hits(9)), TERM, Hits(7)).next_lease(NOW, Hits(0)), Hits(7));
 }
 
 #[test]
 fn demand_is_forgotten_after_two_lease_durations() {
     let mut sizer = sizer(1_000);
-    sizer.asked(NOW, Hits(100));
+    sizer.record_check(NOW, Hits(100));
     for (at, demand) in [(0, 100), (999, 100), (1_000, 100), (1_250, 75), (1_999, 0), (2_000, 0)] {
         assert_eq!(sizer.demand(after(at)), Hits(demand), "after {at} ms");
     }
@@ -77,7 +77,7 @@ fn demand_is_forgotten_after_two_lease_durations() {
 #[test]
 fn hits_above_expected_demand_are_surplus() {
     let mut sizer = sizer(1_000);
-    sizer.asked(NOW, Hits(100));
+    sizer.record_check(NOW, Hits(100));
     let half = Nanos(TERM.0 / 2);
     assert_eq!(sizer.surplus(NOW, Hits(100), half), Hits(50));
     assert_eq!(sizer.surplus(NOW, Hits(101), half), Hits(51));
@@ -93,19 +93,19 @@ fn hits_above_expected_demand_are_surplus() {
 #[test]
 fn a_small_balance_runs_low_before_demand_exhausts_it() {
     let mut sizer = sizer(1_000);
-    sizer.asked(NOW, Hits(100));
+    sizer.record_check(NOW, Hits(100));
     let tenth = Nanos(TERM.0 / 10);
     assert!(!sizer.runs_low(NOW, Hits(1), tenth), "nothing was lent yet");
-    sizer.lent(NOW, Hits(80));
+    sizer.record_lease(NOW, Hits(80));
     assert!(sizer.runs_low(NOW, Hits(10), tenth) && !sizer.runs_low(NOW, Hits(11), tenth));
     assert!(sizer.runs_low(NOW, Hits(16), TERM) && !sizer.runs_low(NOW, Hits(17), TERM), "a fifth");
-    assert!(!Sizer::new(Size::Fixed(Hits(80)), TERM, Hits(100)).runs_low(NOW, Hits(1), TERM));
+    assert!(!LeaseSizer::new(LeaseSizing::Fixed(Hits(80)), TERM, Hits(100)).runs_low(NOW, Hits(1), TERM));
 }
 
 #[test]
 fn a_balance_runs_out_when_demand_reaches_it() {
     let mut sizer = sizer(1_000);
-    sizer.asked(NOW, Hits(100));
+    sizer.record_check(NOW, Hits(100));
     let tenth = Nanos(TERM.0 / 10);
     assert!(sizer.runs_out(NOW, Hits(10), tenth));
     assert!(!sizer.runs_out(NOW, Hits(11), tenth));
@@ -114,15 +114,15 @@ fn a_balance_runs_out_when_demand_reaches_it() {
 #[test]
 fn a_refill_is_due_below_the_largest_check() {
     let mut sizer = sizer(1_000);
-    let is_due = |sizer: &Sizer, balance| sizer.runs_out(NOW, Hits(balance), Nanos(0));
+    let is_due = |sizer: &LeaseSizer, balance| sizer.runs_out(NOW, Hits(balance), Nanos(0));
     for hits in [1, 30, 1] {
-        sizer.asked(NOW, Hits(hits));
+        sizer.record_check(NOW, Hits(hits));
     }
     assert!(!is_due(&sizer, 1), "nothing was lent yet");
-    sizer.lent(NOW, Hits(200));
+    sizer.record_lease(NOW, Hits(200));
     assert!(is_due(&sizer, 30) && !is_due(&sizer, 31), "the largest question");
     let mut small = sizer;
-    small.asked(NOW, Hits(64));
+    small.record_check(NOW, Hits(64));
     assert!(is_due(&small, 50) && !is_due(&small, 51), "a quarter of the largest lease");
     assert!(is_due(&sizer, 0));
     let later = after(2_000);
@@ -131,13 +131,13 @@ fn a_refill_is_due_below_the_largest_check() {
 
 #[test]
 fn a_fixed_size_ignores_demand() {
-    let fixed = Sizer::new(Size::Fixed(Hits(20)), TERM, Hits(100));
+    let fixed = LeaseSizer::new(LeaseSizing::Fixed(Hits(20)), TERM, Hits(100));
     let mut sizer = fixed;
-    sizer.asked(NOW, Hits(500));
-    sizer.stranded(NOW, Hits(500));
-    sizer.lent(NOW, Hits(500));
+    sizer.record_check(NOW, Hits(500));
+    sizer.record_unspent(NOW, Hits(500));
+    sizer.record_lease(NOW, Hits(500));
     assert_eq!(sizer, fixed);
-    assert_eq!((sizer.want(NOW, Hits(1)), sizer.demand(NOW)), (Hits(20), Hits(20)));
+    assert_eq!((sizer.next_lease(NOW, Hits(1)), sizer.demand(NOW)), (Hits(20), Hits(20)));
     assert!(sizer.runs_out(NOW, Hits(4), Nanos(0)));
     assert!(!sizer.runs_out(NOW, Hits(5), Nanos(0)));
 }

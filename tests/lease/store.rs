@@ -1,45 +1,45 @@
 //! A model store with one key: its limit, counter and lease table, for any strategy.
 
-use sluicegate::kernel::lease::book::Book;
-use sluicegate::kernel::lease::counter::Counter;
-use sluicegate::kernel::lease::{Answer, Borrow, Member, Overshoot, Terms};
-use sluicegate::kernel::rate::Step;
-use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use sluicegate::kernel::lease::book::LeaseTable;
+use sluicegate::kernel::lease::counter::AnyCounter;
+use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, Overshoot, LeaseTerms};
+use sluicegate::kernel::rate::CounterDecision;
+use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
-use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
-use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
+use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
+use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Counted {
     Gcra(Gcra, Tat),
-    Fixed(FixedWindow, Count),
+    Fixed(FixedWindow, WindowCount),
     /// A calendar limit with its window starts.
-    Calendar(u32, Vec<Nanos>, Count),
-    Sliding(SlidingWindow, Pair),
-    Log(SlidingLog, Log),
+    Calendar(u32, Vec<Nanos>, WindowCount),
+    Sliding(SlidingWindow, WindowPair),
+    Log(SlidingLog, ArrivalLog),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Store {
     pub counted: Counted,
-    pub book: Book,
-    pub terms: Terms,
+    pub book: LeaseTable,
+    pub terms: LeaseTerms,
 }
 
 impl Store {
-    pub fn new(counted: Counted, terms: Terms) -> Self {
-        Self { counted, book: Book::default(), terms }
+    pub fn new(counted: Counted, terms: LeaseTerms) -> Self {
+        Self { counted, book: LeaseTable::default(), terms }
     }
 
-    pub fn step(&mut self, now: Nanos, member: Member, borrow: &Borrow) -> Option<Answer> {
+    pub fn step(&mut self, now: Nanos, member: ReplicaIncarnation, borrow: &BorrowRequest) -> Option<BorrowReply> {
         let (book, terms) = (&mut self.book, &self.terms);
-        self.counted.with(now, |mut counter| book.step(&mut counter, terms, now, member, borrow))
+        self.counted.with(now, |mut counter| book.apply(&mut counter, terms, now, member, borrow))
     }
 
     /// Charges a check without borrowing.
-    pub fn charge(&mut self, now: Nanos, hits: Hits) -> Step {
-        self.counted.with(now, |mut counter| counter.step(now, hits))
+    pub fn charge(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
+        self.counted.with(now, |mut counter| counter.charge(now, hits))
     }
 
     /// The allowed overshoot in hits.
@@ -53,16 +53,16 @@ impl Store {
 
 impl Counted {
     /// Calls `act` with the counter as configured at `now`.
-    pub fn with<T>(&mut self, now: Nanos, act: impl FnOnce(Counter) -> T) -> T {
+    pub fn with<T>(&mut self, now: Nanos, act: impl FnOnce(AnyCounter) -> T) -> T {
         match self {
-            Self::Gcra(limit, state) => act(Counter::Gcra(limit, state)),
-            Self::Fixed(limit, state) => act(Counter::FixedWindow(limit, state)),
+            Self::Gcra(limit, state) => act(AnyCounter::Gcra(limit, state)),
+            Self::Fixed(limit, state) => act(AnyCounter::FixedWindow(limit, state)),
             Self::Calendar(limit, starts, state) => {
                 let limit = calendar(*limit, starts, now);
-                act(Counter::FixedWindow(&limit, state))
+                act(AnyCounter::FixedWindow(&limit, state))
             }
-            Self::Sliding(limit, state) => act(Counter::SlidingWindow(limit, state)),
-            Self::Log(limit, state) => act(Counter::SlidingLog(limit, state)),
+            Self::Sliding(limit, state) => act(AnyCounter::SlidingWindow(limit, state)),
+            Self::Log(limit, state) => act(AnyCounter::SlidingLog(limit, state)),
         }
     }
 
@@ -89,7 +89,7 @@ impl Counted {
                 Windows::Calendar { .. } => unreachable!(),
             },
             Self::Calendar(_, starts, _) => starts[starts.partition_point(|at| *at <= now) - 1].0,
-            Self::Sliding(limit, _) => aligned(limit.tick().nanos(limit.worth().ticks.get()).0),
+            Self::Sliding(limit, _) => aligned(limit.tick().nanos(limit.refill_rate().ticks.get()).0),
         }
     }
 

@@ -4,14 +4,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use sluicegate::kernel::lease::ledger::{Ledger, Spend};
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
-use sluicegate::kernel::rate::Step;
-use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use sluicegate::kernel::lease::ledger::{LeaseBalance, SpendResult};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::rate::CounterDecision;
+use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
-use sluicegate::kernel::rate::sliding_log::{Log, SlidingLog};
-use sluicegate::kernel::rate::sliding_window::{Pair, SlidingWindow};
+use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
+use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::oracle::{self, Allowed};
@@ -71,14 +71,14 @@ pub struct FleetSimulation {
     pub log: Vec<Allowed>,
     dice: Dice,
     flaw: Flaw,
-    size: Size,
+    size: LeaseSizing,
     /// Time scale of the limit.
     span: Nanos,
     /// The usual maximum time between two events.
     pace: Nanos,
     replicas_started: u64,
-    applied: HashSet<(Member, Number)>,
-    grant_windows: HashMap<(Member, Number), u64>,
+    applied: HashSet<(ReplicaIncarnation, MessageNumber)>,
+    grant_windows: HashMap<(ReplicaIncarnation, MessageNumber), u64>,
     pub counts: EventCounts,
     /// Outstanding hits at the start of this instant and of its window.
     outstanding: u64,
@@ -130,15 +130,15 @@ impl EventCounts {
 }
 
 struct Replica {
-    member: Member,
-    ledger: Ledger,
+    member: ReplicaIncarnation,
+    ledger: LeaseBalance,
     offset: u64,
     ppm: u64,
     /// Lag of the local clock behind the store clock.
     behind: Nanos,
-    last: Option<Borrow>,
+    last: Option<BorrowRequest>,
     /// An unsent message, not yet reported to the ledger.
-    unsent: Option<Borrow>,
+    unsent: Option<BorrowRequest>,
     numbers: u64,
     /// Checks that spent hits and may still be denied by another limit.
     undecided: Vec<Undecided>,
@@ -150,15 +150,15 @@ struct Undecided {
     /// The ledger epoch when the hits were spent.
     grip: u64,
     /// The last message sent before.
-    last_message: Option<Borrow>,
+    last_message: Option<BorrowRequest>,
     /// Index in the log.
     at: usize,
 }
 
 #[derive(Clone, Copy)]
 enum InTransit {
-    ToStore(Member, Borrow),
-    ToReplica(Member, Answer),
+    ToStore(ReplicaIncarnation, BorrowRequest),
+    ToReplica(ReplicaIncarnation, BorrowReply),
     Charge(Hits),
 }
 
@@ -168,9 +168,9 @@ impl Replica {
         Nanos(self.offset + u64::try_from(scaled).unwrap())
     }
 
-    fn number(&mut self) -> Number {
+    fn number(&mut self) -> MessageNumber {
         self.numbers += 1;
-        Number(self.numbers)
+        MessageNumber(self.numbers)
     }
 }
 
@@ -187,12 +187,12 @@ impl FleetSimulation {
         };
         let term = Nanos(1_000 * (span.0 * (2 + dice.up_to(30)) / 10_000));
         let size =
-            if dice.once_in(2) { Size::Learned } else { Size::Fixed(Hits(1 + dice.up_to(most))) };
+            if dice.once_in(2) { LeaseSizing::Learned } else { LeaseSizing::Fixed(Hits(1 + dice.up_to(most))) };
         // From three times the refill rate of the limit to a tenth of it.
         let pace = Nanos(span.0 / most * dice.pick(&[1, 3, 10, 30]) / 2);
         let members = 1 + dice.up_to(dice.clone().pick(&[1, 3, 9]));
         let mut simulation = Self {
-            store: Store::new(counted, Terms { overshoot, term, size: Size::Learned }),
+            store: Store::new(counted, LeaseTerms { overshoot, duration: term, sizing: LeaseSizing::Learned }),
             now,
             replicas: Vec::new(),
             in_transit: Vec::new(),
@@ -233,10 +233,10 @@ impl FleetSimulation {
 
     fn new_replica(&mut self) -> Replica {
         self.replicas_started += 1;
-        let (size, term) = (self.size, self.store.terms.term);
+        let (size, term) = (self.size, self.store.terms.duration);
         Replica {
-            member: Member(self.replicas_started),
-            ledger: Ledger::new(size, term, Hits(self.store.counted.most())),
+            member: ReplicaIncarnation(self.replicas_started),
+            ledger: LeaseBalance::new(size, term, Hits(self.store.counted.most())),
             offset: self.dice.up_to(1 << 40),
             ppm: self.dice.up_to(2 * DRIFT_PPM),
             behind: Nanos(self.dice.up_to(self.span.0 / 20)),
@@ -251,7 +251,7 @@ impl FleetSimulation {
     fn wait(&mut self, step: Nanos) {
         let window = self.store.counted.window(self.now);
         self.now = self.now.plus(step);
-        self.outstanding = self.store.book.out(self.now).0;
+        self.outstanding = self.store.book.outstanding(self.now).0;
         if self.store.counted.window(self.now) != window {
             self.outstanding_at_window_start = self.outstanding;
         }
@@ -296,15 +296,15 @@ impl FleetSimulation {
     fn check(&mut self, replica: usize, hits: Hits) {
         let now = self.replicas[replica].clock(self.now);
         match self.replicas[replica].ledger.spend(now, hits) {
-            Spend::Spent(_) => {
+            SpendResult::Spent(_) => {
                 self.counts.spent += 1;
                 if self.dice.once_in(3) {
                     self.mark_undecided(replica, hits);
                 }
                 self.record_allowed(hits);
             }
-            Spend::Denied { .. } => self.counts.denied_here += 1,
-            Spend::Ask => self.call_store(replica, hits),
+            SpendResult::Denied { .. } => self.counts.denied_here += 1,
+            SpendResult::NeedsStore => self.call_store(replica, hits),
         }
     }
 
@@ -323,9 +323,9 @@ impl FleetSimulation {
     fn mark_undecided(&mut self, replica: usize, hits: Hits) {
         let (at, replica) = (self.log.len(), &mut self.replicas[replica]);
         if self.flaw != Flaw::PutBackAfterReport {
-            replica.ledger.hold(hits);
+            replica.ledger.mark_undecided(hits);
         }
-        let (grip, last_message) = (replica.ledger.grip(), replica.last);
+        let (grip, last_message) = (replica.ledger.undecided_epoch(), replica.last);
         replica.undecided.push(Undecided { hits, grip, last_message, at });
     }
 
@@ -339,17 +339,17 @@ impl FleetSimulation {
         let Undecided { hits, grip, last_message, at } = replica.undecided.swap_remove(which);
         let is_allowed = self.dice.once_in(4);
         if is_allowed {
-            return replica.ledger.let_go(hits, grip);
+            return replica.ledger.mark_spent(hits, grip);
         }
         self.log[at].hits = 0;
         replica.ledger.expire(now);
         let before = replica.ledger.balance(now);
         let grip = match self.flaw {
-            Flaw::PutBackAfterReport | Flaw::PutBackThoughVoided => replica.ledger.grip(),
+            Flaw::PutBackAfterReport | Flaw::PutBackThoughVoided => replica.ledger.undecided_epoch(),
             _ => grip,
         };
         if self.flaw == Flaw::PutBackAfterReport {
-            replica.ledger.hold(hits);
+            replica.ledger.mark_undecided(hits);
         }
         replica.ledger.put_back(now, hits, grip);
         if before < replica.ledger.balance(now) {
@@ -364,12 +364,12 @@ impl FleetSimulation {
         let now = self.replicas[replica].clock(self.now);
         let number = self.replicas[replica].number();
         let at_leisure = self.dice.once_in(2);
-        let time = Nanos(self.dice.up_to(self.store.terms.term.0));
+        let time = Nanos(self.dice.up_to(self.store.terms.duration.0));
         let ledger = &mut self.replicas[replica].ledger;
         let borrow = if at_leisure {
-            ledger.at_leisure(now, number, time)
+            ledger.refill_early(now, number, time)
         } else {
-            ledger.ahead(now, number)
+            ledger.refill(now, number)
         };
         if let Some(borrow) = borrow {
             self.counts.ahead += 1;
@@ -381,12 +381,12 @@ impl FleetSimulation {
         let now = self.replicas[replica].clock(self.now);
         let number = self.replicas[replica].number();
         let is_quiet = self.dice.once_in(2);
-        let quiet = Nanos(self.dice.up_to(2 * self.store.terms.term.0));
+        let quiet = Nanos(self.dice.up_to(2 * self.store.terms.duration.0));
         let ledger = &mut self.replicas[replica].ledger;
         let message = match (with_all, is_quiet) {
-            (true, _) => ledger.give_back(now, number),
-            (false, true) => ledger.abandon(now, number, quiet),
-            (false, false) => ledger.surplus(now, number),
+            (true, _) => ledger.return_all(now, number),
+            (false, true) => ledger.return_if_idle(now, number, quiet),
+            (false, false) => ledger.return_surplus(now, number),
         };
         if let Some(message) = message {
             self.send(replica, message);
@@ -397,12 +397,12 @@ impl FleetSimulation {
     fn return_balance(&mut self, replica: usize) {
         let now = self.replicas[replica].clock(self.now);
         let number = self.replicas[replica].number();
-        if let Some(all) = self.replicas[replica].ledger.hand_back(now, number) {
+        if let Some(all) = self.replicas[replica].ledger.return_for_check(now, number) {
             self.send(replica, all);
         }
     }
 
-    fn send(&mut self, replica: usize, borrow: Borrow) {
+    fn send(&mut self, replica: usize, borrow: BorrowRequest) {
         let undoes_sent = self.flaw == Flaw::UndoneThoughSent;
         if self.dice.once_in(if undoes_sent { 2 } else { 12 }) {
             self.replicas[replica].unsent = Some(borrow);
@@ -429,7 +429,7 @@ impl FleetSimulation {
         let replica = &mut self.replicas[replica];
         let Some(borrow) = replica.unsent.take() else { return };
         let before = replica.ledger.balance(now);
-        replica.ledger.unsent(now, borrow.number);
+        replica.ledger.undo_unsent(now, borrow.number);
         if before < replica.ledger.balance(now) {
             self.counts.undone += 1;
         } else if borrow.returned != Hits(0) {
@@ -439,7 +439,7 @@ impl FleetSimulation {
 
     fn abandon_call(&mut self, replica: usize) {
         if let Some(borrow) = self.replicas[replica].last {
-            self.replicas[replica].ledger.lost(borrow.number);
+            self.replicas[replica].ledger.give_up(borrow.number);
         }
     }
 
@@ -454,7 +454,7 @@ impl FleetSimulation {
     fn transmit(&mut self, in_transit: InTransit) {
         for _ in 0..[1, 1, 1, 1, 1, 1, 1, 2, 0, 1][usize::try_from(self.dice.up_to(9)).unwrap()] {
             let slow = self.dice.once_in(15);
-            let longest = if slow { 3 * self.store.terms.term.0 } else { self.span.0 / 100 };
+            let longest = if slow { 3 * self.store.terms.duration.0 } else { self.span.0 / 100 };
             let due = Nanos(self.now.0 + self.dice.up_to(longest));
             self.in_transit.push((due, in_transit));
         }
@@ -473,14 +473,14 @@ impl FleetSimulation {
     }
 
     fn charge(&mut self, hits: Hits) {
-        if matches!(self.store.charge(self.now, hits), Step::Admit(_)) {
+        if matches!(self.store.charge(self.now, hits), CounterDecision::Allow(_)) {
             self.record_allowed(hits);
         }
     }
 
-    fn store_receives(&mut self, member: Member, borrow: Borrow) {
+    fn store_receives(&mut self, member: ReplicaIncarnation, borrow: BorrowRequest) {
         let borrow = self.apply_store_flaw(member, borrow);
-        let out_before = self.store.book.held_by(member, self.now);
+        let out_before = self.store.book.outstanding_of(member, self.now);
         let Some(answer) = self.store.step(self.now, member, &borrow) else {
             self.counts.superseded += 1;
             return;
@@ -499,7 +499,7 @@ impl FleetSimulation {
             };
             *count += 1;
         }
-        let is_allowed = borrow.hits != Hits(0) && matches!(answer.step, Step::Admit(_));
+        let is_allowed = borrow.hits != Hits(0) && matches!(answer.decision, CounterDecision::Allow(_));
         if is_allowed && !is_repeated {
             self.record_allowed(borrow.hits);
         }
@@ -510,14 +510,14 @@ impl FleetSimulation {
     }
 
     /// Delivers a reply, unless its replica has crashed.
-    fn replica_receives(&mut self, member: Member, mut answer: Answer) {
+    fn replica_receives(&mut self, member: ReplicaIncarnation, mut answer: BorrowReply) {
         let Some(replica) = self.replicas.iter_mut().find(|replica| replica.member == member)
         else {
             return;
         };
         let now = replica.clock(self.now);
         if self.flaw == Flaw::WindowOnReplicaClock {
-            answer.good_for = answer.good_for.plus(replica.behind);
+            answer.valid_for = answer.valid_for.plus(replica.behind);
         }
         if let (Flaw::OldReplyAccepted, Some(last)) = (self.flaw, replica.last) {
             answer.number = last.number;
@@ -531,9 +531,9 @@ impl FleetSimulation {
     }
 
     /// Simulates a store that refunds ended leases.
-    fn apply_store_flaw(&mut self, member: Member, borrow: Borrow) -> Borrow {
-        let listed = self.store.book.held_by(member, self.now) != Hits(0);
-        let grant_window = self.grant_windows.get(&(member, borrow.lease)).copied();
+    fn apply_store_flaw(&mut self, member: ReplicaIncarnation, borrow: BorrowRequest) -> BorrowRequest {
+        let listed = self.store.book.outstanding_of(member, self.now) != Hits(0);
+        let grant_window = self.grant_windows.get(&(member, borrow.last_lease)).copied();
         let rolled = grant_window
             .is_some_and(|grant_window| grant_window != self.store.counted.window(self.now));
         let is_flawed = match self.flaw {
@@ -545,7 +545,7 @@ impl FleetSimulation {
             return borrow;
         }
         self.store.counted.refund_blindly(self.now, borrow.returned);
-        Borrow { returned: Hits(0), ..borrow }
+        BorrowRequest { returned: Hits(0), ..borrow }
     }
 
     fn record_allowed(&mut self, hits: Hits) {
@@ -562,7 +562,7 @@ impl FleetSimulation {
     /// A phase without checks.
     fn idle_phase(&mut self) {
         for _ in 0..10 {
-            let longest = self.store.terms.term.0.min(self.span.0) / 10;
+            let longest = self.store.terms.duration.0.min(self.span.0) / 10;
             let step = self.dice.up_to(longest);
             self.wait(Nanos(step));
             self.deliver();
@@ -596,7 +596,7 @@ impl FleetSimulation {
                 self.check(replica, Hits(1));
             }
         }
-        while matches!(self.store.charge(self.now, Hits(1)), Step::Admit(_)) {
+        while matches!(self.store.charge(self.now, Hits(1)), CounterDecision::Allow(_)) {
             self.record_allowed(Hits(1));
         }
     }
@@ -604,7 +604,7 @@ impl FleetSimulation {
     /// Asserts the invariants of the proof. Flawed designs violate them, so only the overshoot
     /// counts.
     fn assert_invariants(&mut self) {
-        let outstanding = self.store.book.out(self.now).0;
+        let outstanding = self.store.book.outstanding(self.now).0;
         self.counts.most_out = self.counts.most_out.max(outstanding);
         if self.flaw != Flaw::None {
             return;
@@ -613,8 +613,8 @@ impl FleetSimulation {
             assert!(outstanding <= budget.0, "{outstanding} out of {budget}");
         }
         for replica in &self.replicas {
-            let held = replica.ledger.held(replica.clock(self.now));
-            let listed = self.store.book.held_by(replica.member, self.now);
+            let held = replica.ledger.total(replica.clock(self.now));
+            let listed = self.store.book.outstanding_of(replica.member, self.now);
             assert!(held <= listed, "a member may hold {held}, listed are {listed}");
         }
     }
@@ -629,16 +629,16 @@ fn counted(dice: &mut Dice, kind: Kind, span: Nanos) -> Counted {
             Counted::Gcra(Gcra::new(limit, span, burst).unwrap(), Tat::default())
         }
         Kind::FixedWindow | Kind::CoupledWindow => {
-            Counted::Fixed(FixedWindow::new(limit, windows).unwrap(), Count::default())
+            Counted::Fixed(FixedWindow::new(limit, windows).unwrap(), WindowCount::default())
         }
         Kind::CoupledCalendar => {
             // Months have different lengths.
             let start = |index: u64| Nanos(index * span.0 + index % 3 * (span.0 / 30_000) * 1_000);
-            Counted::Calendar(limit, (900..4_000).map(start).collect(), Count::default())
+            Counted::Calendar(limit, (900..4_000).map(start).collect(), WindowCount::default())
         }
         Kind::SlidingWindow => {
-            Counted::Sliding(SlidingWindow::new(limit, span).unwrap(), Pair::default())
+            Counted::Sliding(SlidingWindow::new(limit, span).unwrap(), WindowPair::default())
         }
-        Kind::SlidingLog => Counted::Log(SlidingLog::new(limit, span).unwrap(), Log::default()),
+        Kind::SlidingLog => Counted::Log(SlidingLog::new(limit, span).unwrap(), ArrivalLog::default()),
     }
 }

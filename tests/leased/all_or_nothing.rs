@@ -23,7 +23,7 @@ fn engine_all_or_nothing(store: &Arc<RemoteStore>, limits: &str) -> Engine {
 }
 
 async fn remaining(engine: &Engine, key: &str) -> u64 {
-    send_check(engine, &[(key, "v")], 0).await.unwrap().statuses[0].finding.room.remaining.0
+    send_check(engine, &[(key, "v")], 0).await.unwrap().statuses[0].decision.headroom.remaining.0
 }
 
 /// An engine with a balance of 10, and a store with `left` remaining hits of 100.
@@ -101,7 +101,7 @@ async fn an_expired_lease_is_not_spent_after_a_stale_calendar() {
     assert_eq!(total_balance(&engine), 0, "the lease has expired");
     store.receive(0);
     store.reply(0);
-    assert_eq!(verdict(pending).await, Verdict::Admit);
+    assert_eq!(verdict(pending).await, Verdict::Allow);
     run_other_tasks().await;
     assert_eq!(remaining(&engine, "k").await, 100 - 2 - 10 - 8);
 }
@@ -123,8 +123,8 @@ async fn a_denial_by_another_limit_returns_the_balance() {
 #[tokio::test]
 async fn repeated_counters_are_charged_in_order() {
     let cases = [
-        ([7, 3], Verdict::Admit),
-        ([7, 4], Verdict::Admit),
+        ([7, 3], Verdict::Allow),
+        ([7, 4], Verdict::Allow),
         ([7, 5], Verdict::Deny),
         ([11, 3], Verdict::Deny),
     ];
@@ -133,6 +133,6 @@ async fn repeated_counters_are_charged_in_order() {
         let mut twice = check(&[("k", "v"), ("k", "v")], Cost::Charge(Hits(hits[0])));
         twice.descriptors[1].cost = Cost::Charge(Hits(hits[1]));
         assert_eq!(engine.decide(&twice).await.unwrap().verdict, expected, "{hits:?}");
-        assert!(expected == Verdict::Admit || total_balance(&engine) == 10, "{hits:?}");
+        assert!(expected == Verdict::Allow || total_balance(&engine) == 10, "{hits:?}");
     }
 }

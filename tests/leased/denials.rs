@@ -94,7 +94,7 @@ async fn run(domain_fields: &str, mode: &str, replicas: usize, trace: &[TimedChe
         let answer = fleet[timed.replica].decide(&check).await.unwrap();
         run_background_tasks().await;
         (totals.checks, totals.asked) = (totals.checks + 1, totals.asked + timed.hits);
-        if answer.verdict == Verdict::Admit {
+        if answer.verdict == Verdict::Allow {
             model.charge(timed.hits);
             totals.admitted += timed.hits;
         } else if timed.hits + outstanding <= left {
@@ -107,7 +107,7 @@ async fn run(domain_fields: &str, mode: &str, replicas: usize, trace: &[TimedChe
 
 async fn tend(engine: &Engine) {
     if let Some(leases) = engine.leases() {
-        leases.tend().await;
+        leases.upkeep().await;
         run_background_tasks().await;
     }
 }

@@ -32,19 +32,19 @@ async fn a_forced_deny_spends_no_balance() {
         assert!(poll_once(&engine, leased_entries, 1).is_some(), "all of it is held");
         let left = async || {
             let peeked = send_check(&engine, leased_entries, 0).await.unwrap().statuses;
-            peeked.iter().map(|status| status.finding.room.remaining).collect::<Vec<Hits>>()
+            peeked.iter().map(|status| status.decision.headroom.remaining).collect::<Vec<Hits>>()
         };
         let (before, calls, all) = (total_balance(&engine), store.calls(), left().await);
-        engine.freeze(("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
+        engine.force_decision(("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
         let entries: Vec<_> = [&[FORCED_DENY], leased_entries].concat();
         for _ in 0..5 {
             let answer = send_check(&engine, &entries, 1).await.unwrap();
             assert_eq!(answer.verdict, Verdict::Deny);
             for (status, left) in answer.statuses[1..].iter().zip(&all) {
-                let decision = &status.finding;
-                assert_eq!(decision.verdict, Verdict::Admit);
+                let decision = &status.decision;
+                assert_eq!(decision.verdict, Verdict::Allow);
                 assert_eq!(decision.reason, Reason::WithinLimit);
-                assert_eq!(decision.room.remaining, *left, "as without the charge");
+                assert_eq!(decision.headroom.remaining, *left, "as without the charge");
             }
         }
         assert_eq!((total_balance(&engine), left().await), (before, all), "{leased_entries:?}");
@@ -61,7 +61,7 @@ async fn forced_deny_with_strict_limit() -> (Arc<RemoteStore>, Engine, u64) {
     for _ in 0..50 {
         send_check(&engine, &[("b", "v")], 1).await.unwrap();
     }
-    engine.freeze(("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    engine.force_decision(("d", &[FORCED_DENY]), Verdict::Deny, Nanos::from_secs(60)).unwrap();
     let local_balance = total_balance(&engine);
     assert!(5 <= local_balance, "{local_balance}");
     (store, engine, local_balance)
@@ -73,7 +73,7 @@ async fn a_forced_deny_with_a_strict_limit_spends_no_balance() {
     for _ in 0..3 {
         let answer = send_check(&engine, &[FORCED_DENY, ("b", "v"), ("s", "v")], 1).await.unwrap();
         assert_eq!(answer.verdict, Verdict::Deny);
-        let left = [1, 2].map(|at: usize| answer.statuses[at].finding.room.remaining);
+        let left = [1, 2].map(|at: usize| answer.statuses[at].decision.headroom.remaining);
         assert_eq!(left, [Hits(950), Hits(7)]);
         assert_eq!(total_balance(&engine), before);
     }
@@ -90,6 +90,6 @@ async fn a_forced_deny_reserves_nothing_during_a_store_call() {
     assert_eq!(total_balance(&engine), before);
     store.receive(0);
     store.reply(0);
-    assert_eq!(pending.await.unwrap().statuses[1].finding.room.remaining, Hits(950));
+    assert_eq!(pending.await.unwrap().statuses[1].decision.headroom.remaining, Hits(950));
     assert_eq!(total_balance(&engine), before);
 }

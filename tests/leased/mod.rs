@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::{Backend, Cause, Charges, Outcome, Outcomes, Reply};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::{Backend, StoreFailure, Charges, ChargeOutcome, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::{Answer, Engine, Policy, Refusal};
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Verdict};
-use sluicegate::kernel::rate::Step;
+use sluicegate::engine::{Decision, Engine, DecisionPolicy, CheckError};
+use sluicegate::kernel::decision::{Cost, Descriptor, Check, Verdict};
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::sync::Semaphore;
 
@@ -34,7 +34,7 @@ const NEW_YEAR: Nanos = Nanos::from_secs(1_767_225_600);
 /// An in-memory store that acts like a remote one: it counts, delays, loses or pauses calls.
 #[derive(Debug)]
 pub struct RemoteStore {
-    memory: Memory,
+    memory: MemoryStore,
     pub calls: AtomicU64,
     /// Number of `calls` that started in a batch.
     batched_calls: AtomicU64,
@@ -42,7 +42,7 @@ pub struct RemoteStore {
     /// `true`: the engine knows that the store is disconnected and sends nothing.
     pub is_disconnected: AtomicBool,
     /// If set, messages fail with this cause while they wait to be sent.
-    rejection: Mutex<Option<Cause>>,
+    rejection: Mutex<Option<StoreFailure>>,
     /// Delay between sending and receiving, in nanoseconds.
     pub delay_ns: AtomicU64,
     /// Lead of the store clock over the engine clocks, in nanoseconds.
@@ -67,7 +67,7 @@ struct PausedCall {
 impl RemoteStore {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
-            memory: Memory::new(1_000_000, WhenFull::Deny, [7; 16]),
+            memory: MemoryStore::new(1_000_000, WhenFull::Deny, [7; 16]),
             calls: AtomicU64::new(0),
             batched_calls: AtomicU64::new(0),
             is_unavailable: AtomicBool::new(false),
@@ -122,11 +122,11 @@ impl RemoteStore {
     fn reply_later<'a, T: Send + 'a>(
         &'a self,
         act: impl FnOnce() -> T + Send + 'a,
-    ) -> Reply<'a, T> {
+    ) -> StoreReply<'a, T> {
         self.calls.fetch_add(1, Relaxed);
         if !self.pauses_calls.load(Relaxed) {
             let result = act();
-            return Reply::Later(Box::pin(async move {
+            return StoreReply::Pending(Box::pin(async move {
                 tokio::task::yield_now().await;
                 result
             }));
@@ -135,7 +135,7 @@ impl RemoteStore {
         let answered = Semaphore::new(0);
         let call = Arc::new(PausedCall { taken, answered });
         self.paused.lock().push(Arc::clone(&call));
-        Reply::Later(Box::pin(async move {
+        StoreReply::Pending(Box::pin(async move {
             call.taken.acquire().await.unwrap().forget();
             let result = act();
             call.answered.acquire().await.unwrap().forget();
@@ -145,64 +145,64 @@ impl RemoteStore {
 }
 
 /// Unwraps the immediate reply of the in-memory store.
-fn immediate<T>(reply: Reply<'_, T>) -> T {
-    let Reply::Now(answer) = reply else { panic!("memory answers at once") };
+fn immediate<T>(reply: StoreReply<'_, T>) -> T {
+    let StoreReply::Ready(answer) = reply else { panic!("memory answers at once") };
     answer
 }
 
 impl Backend for RemoteStore {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         if self.is_disconnected.load(Relaxed) {
-            let failed = |_| Outcome::Failed(Cause::Unreachable);
-            return Reply::Now(charges.list.iter().map(failed).collect());
+            let failed = |_| ChargeOutcome::Failed(StoreFailure::Unreachable);
+            return StoreReply::Ready(charges.list.iter().map(failed).collect());
         }
         self.reply_later(move || {
             if self.is_unavailable() {
-                return charges.list.iter().map(|_| Outcome::Failed(Cause::Late)).collect();
+                return charges.list.iter().map(|_| ChargeOutcome::Failed(StoreFailure::TimedOut)).collect();
             }
             let at = self.time(now);
             let mut outcomes = immediate(self.memory.charge(at, charges));
             // Reports the store clock, like a store with its own clock.
-            for stale in outcomes.iter_mut().filter(|o| **o == Outcome::Stepped(Step::Stale)) {
-                *stale = Outcome::Stale(at);
+            for stale in outcomes.iter_mut().filter(|o| **o == ChargeOutcome::Decided(CounterDecision::OutsideWindows)) {
+                *stale = ChargeOutcome::Stale(at);
             }
             outcomes
         })
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
         if self.is_disconnected.load(Relaxed) {
-            return Reply::Now(Lent::Failed(Cause::Unreachable));
+            return StoreReply::Ready(LeaseOutcome::Failed(StoreFailure::Unreachable));
         }
         if let Some(cause) = *self.rejection.lock() {
-            return Reply::Later(Box::pin(async move {
+            return StoreReply::Pending(Box::pin(async move {
                 tokio::task::yield_now().await;
-                Lent::Failed(cause)
+                LeaseOutcome::Failed(cause)
             }));
         }
         self.reply_later(move || {
             if self.is_unavailable() {
-                return Lent::Failed(Cause::Late);
+                return LeaseOutcome::Failed(StoreFailure::TimedOut);
             }
             let taken = self.time(now).plus(Nanos(self.delay_ns.load(Relaxed)));
-            immediate(self.memory.borrow(taken, message))
+            immediate(self.memory.exchange_lease_message(taken, message))
         })
     }
 
-    fn together(&self, begin: &mut dyn FnMut()) {
+    fn batch_calls(&self, begin: &mut dyn FnMut()) {
         let before = self.calls();
         begin();
         self.batched_calls.fetch_add(self.calls() - before, Relaxed);
     }
 
-    fn deadline(&self) -> Option<Nanos> {
+    fn max_wait(&self) -> Option<Nanos> {
         Some(Nanos(self.timeout_ns.load(Relaxed))).filter(|deadline| *deadline != Nanos(0))
     }
 }
 
 /// An engine over `store` with a manual clock and these descriptors in domain `d`.
 fn engine(store: &Arc<RemoteStore>, descriptors: &str) -> Engine {
-    let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), Policy::default());
+    let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), DecisionPolicy::default());
     publish(&engine, "", descriptors);
     engine
 }
@@ -220,20 +220,20 @@ fn advance_clock(engine: &Engine, time: Nanos) {
 }
 
 /// A check with one descriptor per entry.
-fn check<'a>(entries: &[(&'a str, &'a str)], cost: Cost) -> Question<'a> {
+fn check<'a>(entries: &[(&'a str, &'a str)], cost: Cost) -> Check<'a> {
     let descriptor = |entry: &(&'a str, &'a str)| Descriptor {
         entries: [*entry].into_iter().collect(),
         cost,
         limit: None,
     };
-    Question { domain: "d", descriptors: entries.iter().map(descriptor).collect() }
+    Check { domain: "d", descriptors: entries.iter().map(descriptor).collect() }
 }
 
 async fn send_check(
     engine: &Engine,
     entries: &[(&str, &str)],
     hits: u64,
-) -> Result<Answer, Refusal> {
+) -> Result<Decision, CheckError> {
     let check = check(entries, Cost::Charge(Hits(hits)));
     let answer = engine.decide(&check).await;
     // Background borrows make progress here.
@@ -244,11 +244,11 @@ async fn send_check(
 }
 
 async fn is_allowed(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> bool {
-    send_check(engine, entries, hits).await.unwrap().verdict == Verdict::Admit
+    send_check(engine, entries, hits).await.unwrap().verdict == Verdict::Allow
 }
 
 /// Polls a check once and returns its decision if it is ready.
-fn poll_once(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> Option<Answer> {
+fn poll_once(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> Option<Decision> {
     let check = check(entries, Cost::Charge(Hits(hits)));
     let mut deciding = pin!(engine.decide(&check));
     match deciding.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -259,5 +259,5 @@ fn poll_once(engine: &Engine, entries: &[(&str, &str)], hits: u64) -> Option<Ans
 
 /// The sum of the balances of all keys.
 fn total_balance(engine: &Engine) -> u64 {
-    engine.leases().unwrap().sum().hits.0
+    engine.leases().unwrap().totals().hits.0
 }

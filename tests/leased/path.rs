@@ -4,9 +4,9 @@ use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
-use sluicegate::backend::Cause;
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::engine::leases::{MOST_BYTES, MOST_LEDGERS};
+use sluicegate::backend::StoreFailure;
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::engine::leases::{MAX_LEASED_KEY_BYTES, MAX_LEASED_KEYS};
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -45,12 +45,12 @@ async fn a_covered_check_needs_no_store_call() {
         let answer = poll_once(&engine, K, 1).unwrap();
         assert_eq!(
             (answer.verdict, store.calls(), total_balance(&engine)),
-            (Verdict::Admit, calls, before - 1)
+            (Verdict::Allow, calls, before - 1)
         );
-        let status = &answer.statuses[0].finding;
+        let status = &answer.statuses[0].decision;
         assert_eq!(status.reason, Reason::WithinLimit);
         assert_eq!(
-            status.room.remaining,
+            status.headroom.remaining,
             Hits(1000 - asked - 1),
             "of the key, not of what is held"
         );
@@ -69,7 +69,7 @@ async fn a_local_decision_allocates_nothing() {
         let allocated = allocation_counter::measure(|| {
             let mut deciding = pin!(engine.decide(&check));
             let polled = deciding.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            assert!(matches!(polled, Poll::Ready(Ok(answer)) if answer.verdict == Verdict::Admit));
+            assert!(matches!(polled, Poll::Ready(Ok(answer)) if answer.verdict == Verdict::Allow));
         });
         assert_eq!(allocated.count_total, 0, "{allocated:?}");
         assert_eq!(total_balance(&engine), before - 1);
@@ -91,12 +91,12 @@ async fn a_single_check_costs_one_call_and_leases_nothing() {
 #[tokio::test]
 async fn a_peek_reports_the_limit_and_spends_nothing() {
     for limits in [COUPLED, GCRA] {
-        let (store, peek) = (RemoteStore::new(), |answer: sluicegate::engine::Answer| {
-            answer.statuses[0].finding.room.remaining.0
+        let (store, peek) = (RemoteStore::new(), |answer: sluicegate::engine::Decision| {
+            answer.statuses[0].decision.headroom.remaining.0
         });
         let engine = engine(&store, limits);
         assert_eq!(peek(send_check(&engine, K, 0).await.unwrap()), 1000);
-        assert_eq!(engine.leases().unwrap().sum().keys, 0, "a peek begins nothing");
+        assert_eq!(engine.leases().unwrap().totals().keys, 0, "a peek begins nothing");
         let asked = fill_balance(&engine).await;
         let before = total_balance(&engine);
         assert_eq!(peek(send_check(&engine, K, 0).await.unwrap()), 1000 - asked);
@@ -111,8 +111,8 @@ async fn every_decision_reports_the_remaining_hits() {
         let engine = engine(&store, limits);
         for asked in 1..=1000 {
             let answer = send_check(&engine, K, 1).await.unwrap();
-            assert_eq!(answer.verdict, Verdict::Admit);
-            assert_eq!(answer.statuses[0].finding.room.remaining, Hits(1000 - asked));
+            assert_eq!(answer.verdict, Verdict::Allow);
+            assert_eq!(answer.statuses[0].decision.headroom.remaining, Hits(1000 - asked));
         }
         assert!(store.calls() < 500, "{} calls", store.calls());
     }
@@ -128,7 +128,7 @@ async fn a_check_above_the_balance_reports_total_remaining() {
         for hits in [total_balance(&engine) + 1, 1] {
             let answer = send_check(&engine, K, hits).await.unwrap();
             asked += hits;
-            assert_eq!(answer.statuses[0].finding.room.remaining, Hits(1000 - asked), "{hits}");
+            assert_eq!(answer.statuses[0].decision.headroom.remaining, Hits(1000 - asked), "{hits}");
         }
     }
 }
@@ -215,7 +215,7 @@ async fn a_peek_projects_headroom_to_the_current_time() {
         for (millis, left) in expected {
             advance_clock(&engine, Nanos((millis - now) * Nanos::MILLI.0));
             now = *millis;
-            let room = poll_once(&engine, K, 0).unwrap().statuses[0].finding.room;
+            let room = poll_once(&engine, K, 0).unwrap().statuses[0].decision.headroom;
             let reported = (room.remaining.0, room.reset_after.0 / Nanos::MILLI.0);
             assert_eq!(reported, *left, "{strategy}, {millis} ms");
         }
@@ -249,7 +249,7 @@ async fn remembered_denials_need_no_store_call() {
         assert!(!is_allowed(&engine, K, 1001).await);
         assert_eq!(store.calls(), calls);
         let answer = send_check(&engine, K, 1001).await.unwrap();
-        assert_eq!(answer.statuses[0].finding.reason, Reason::LargerThanLimit);
+        assert_eq!(answer.statuses[0].decision.reason, Reason::LargerThanLimit);
     }
 }
 
@@ -263,7 +263,7 @@ async fn retry_after_grows_with_the_denied_hits() {
     );
     assert!(is_allowed(&engine, K, 3).await);
     for hits in [1, 3, 2] {
-        let waits = send_check(&engine, K, hits).await.unwrap().statuses[0].finding.retry_after;
+        let waits = send_check(&engine, K, hits).await.unwrap().statuses[0].decision.retry_after;
         assert_eq!(waits, Some(Nanos::from_secs(3 * hits)), "{hits} hits");
     }
 }
@@ -278,12 +278,12 @@ async fn an_atomic_denial_spends_no_balance() {
         assert!(is_allowed(&engine, both, 1).await && is_allowed(&engine, both, 1).await);
         fill_balance(&engine).await;
         let before = total_balance(&engine);
-        let left = send_check(&engine, K, 0).await.unwrap().statuses[0].finding.room.remaining;
+        let left = send_check(&engine, K, 0).await.unwrap().statuses[0].decision.headroom.remaining;
         for _ in 0..3 {
             let answer = send_check(&engine, both, 1).await.unwrap();
             assert_eq!(answer.verdict, Verdict::Deny);
-            assert_eq!(answer.statuses[0].finding.verdict, Verdict::Admit);
-            assert_eq!(answer.statuses[0].finding.room.remaining, left, "as without the charge");
+            assert_eq!(answer.statuses[0].decision.verdict, Verdict::Allow);
+            assert_eq!(answer.statuses[0].decision.headroom.remaining, left, "as without the charge");
         }
         assert_eq!(total_balance(&engine), before);
     }
@@ -316,7 +316,7 @@ async fn atomic_checks_of_two_leases_need_few_calls() {
     }
     assert!((450..=500).contains(&admitted), "{admitted}");
     assert!(store.calls() < 300, "{} calls", store.calls());
-    let left = send_check(&engine, K, 0).await.unwrap().statuses[0].finding.room.remaining.0;
+    let left = send_check(&engine, K, 0).await.unwrap().statuses[0].decision.headroom.remaining.0;
     assert_eq!(left + admitted, 1000, "what the other denied was not charged here");
 }
 
@@ -329,7 +329,7 @@ async fn charge_each_charges_despite_another_denial() {
         assert_eq!(is_allowed(&engine, both, 1).await, asked <= 2);
     }
     assert_eq!(
-        send_check(&engine, K, 0).await.unwrap().statuses[0].finding.room.remaining,
+        send_check(&engine, K, 0).await.unwrap().statuses[0].decision.headroom.remaining,
         Hits(980)
     );
 }
@@ -363,7 +363,7 @@ async fn shadow_and_quota_modes_apply_to_leased_limits() {
 #[tokio::test]
 async fn an_outage_spends_the_balance_before_the_fallback() {
     for (fallback, after) in
-        [("allow", Some(Verdict::Admit)), ("deny", Some(Verdict::Deny)), ("error", None)]
+        [("allow", Some(Verdict::Allow)), ("deny", Some(Verdict::Deny)), ("error", None)]
     {
         let store = RemoteStore::new();
         let limits =
@@ -374,7 +374,7 @@ async fn an_outage_spends_the_balance_before_the_fallback() {
         store.is_unavailable.store(true, Relaxed);
         for _ in 0..total_balance {
             let answer = send_check(&engine, K, 1).await.unwrap();
-            assert_eq!(answer.statuses[0].finding.reason, Reason::WithinLimit);
+            assert_eq!(answer.statuses[0].decision.reason, Reason::WithinLimit);
         }
         assert_eq!(
             send_check(&engine, K, 1).await.ok().map(|answer| answer.verdict),
@@ -399,7 +399,7 @@ async fn a_disconnected_store_leaves_the_balance() {
         }
         for _ in 0..before {
             let answer = send_check(&engine, K, 1).await.unwrap();
-            assert_eq!(answer.statuses[0].finding.reason, Reason::WithinLimit);
+            assert_eq!(answer.statuses[0].decision.reason, Reason::WithinLimit);
         }
         assert!(!is_allowed(&engine, K, 1).await);
         store.is_disconnected.store(false, Relaxed);
@@ -409,7 +409,7 @@ async fn a_disconnected_store_leaves_the_balance() {
 
 #[tokio::test]
 async fn an_unsent_message_restores_the_balance() {
-    for cause in [Cause::Overloaded, Cause::BreakerOpen] {
+    for cause in [StoreFailure::Overloaded, StoreFailure::BreakerOpen] {
         let store = RemoteStore::new();
         let limits = GCRA.replace("unit: day", "on_backend_failure: deny, unit: day");
         let engine = engine(&store, &limits);
@@ -433,10 +433,10 @@ async fn an_unreturnable_balance_is_kept_until_expiry() {
     // Long enough for an idle key to return its balance.
     for _ in 0..20 {
         advance_clock(&engine, Nanos::SECOND);
-        engine.leases().unwrap().tend().await;
+        engine.leases().unwrap().upkeep().await;
         assert_eq!(total_balance(&engine), before);
     }
-    engine.leases().unwrap().give_back().await;
+    engine.leases().unwrap().return_all().await;
     assert_eq!(total_balance(&engine), before);
     advance_clock(&engine, Nanos::from_secs(10));
     assert_eq!(total_balance(&engine), 0);
@@ -462,10 +462,10 @@ async fn an_idle_key_returns_its_balance() {
     for _ in 0..40 {
         advance_clock(&one, Nanos::SECOND);
         advance_clock(&other, Nanos::SECOND);
-        one.leases().unwrap().tend().await;
+        one.leases().unwrap().upkeep().await;
     }
     assert_eq!(total_balance(&one), 0);
-    assert_eq!(one.leases().unwrap().sum().keys, 0, "and is forgotten");
+    assert_eq!(one.leases().unwrap().totals().keys, 0, "and is forgotten");
     assert!(is_allowed(&other, K, 1000 - asked).await, "another has all that is left");
 }
 
@@ -484,7 +484,7 @@ async fn lower_demand_returns_the_surplus() {
         advance_clock(&one, Nanos::SECOND);
         advance_clock(&other, Nanos::SECOND);
         assert!(is_allowed(&one, K, 1).await);
-        one.leases().unwrap().tend().await;
+        one.leases().unwrap().upkeep().await;
     }
     let kept = total_balance(&one);
     assert!(0 < kept && kept <= (DEMAND - SECONDS) / 2, "{kept}");
@@ -498,7 +498,7 @@ async fn lower_demand_returns_the_surplus() {
 async fn only_a_changed_leased_limit_returns_balances() {
     let store = RemoteStore::new();
     let engine = std::sync::Arc::new(engine(&store, COUPLED));
-    let tending = tokio::spawn(engine.leases().unwrap().clone().tend_on());
+    let tending = tokio::spawn(engine.leases().unwrap().clone().run_upkeep());
     tokio::task::yield_now().await;
     fill_balance(&engine).await;
     let before = total_balance(&engine);
@@ -521,7 +521,7 @@ async fn a_refund_clears_the_remembered_denial() {
     let engine = engine(&store, COUPLED);
     assert!(is_allowed(&engine, K, 1000).await && !is_allowed(&engine, K, 1).await);
     let back = check(K, Cost::Refund(Hits(5)));
-    assert_eq!(engine.decide(&back).await.unwrap().verdict, Verdict::Admit);
+    assert_eq!(engine.decide(&back).await.unwrap().verdict, Verdict::Allow);
     let mut admitted = 0;
     for _ in 0..10 {
         admitted += u64::from(is_allowed(&engine, K, 1).await);
@@ -533,15 +533,15 @@ async fn a_refund_clears_the_remembered_denial() {
 async fn balances_are_bounded_and_evicted_ones_are_returned() {
     let store = RemoteStore::new();
     let engine = engine(&store, COUPLED);
-    let names: Vec<String> = (0..MOST_LEDGERS + 3_000).map(|name| name.to_string()).collect();
+    let names: Vec<String> = (0..MAX_LEASED_KEYS + 3_000).map(|name| name.to_string()).collect();
     for name in &names {
         let check = check(&[("k", name)], Cost::Charge(Hits(1)));
         for _ in 0..3 {
-            assert_eq!(engine.decide(&check).await.unwrap().verdict, Verdict::Admit);
+            assert_eq!(engine.decide(&check).await.unwrap().verdict, Verdict::Allow);
         }
     }
-    let sum = engine.leases().unwrap().sum();
-    assert!(sum.keys <= MOST_LEDGERS, "{sum:?}");
+    let sum = engine.leases().unwrap().totals();
+    assert!(sum.keys <= MAX_LEASED_KEYS, "{sum:?}");
     for _ in 0..10_000 {
         tokio::task::yield_now().await;
     }
@@ -554,7 +554,7 @@ async fn balances_are_bounded_and_evicted_ones_are_returned() {
     assert!(!evicted.is_empty(), "{keys} keys");
     for name in evicted {
         let answer = send_check(&engine, &[("k", name)], 0).await.unwrap();
-        assert_eq!(answer.statuses[0].finding.room.remaining, Hits(997), "nothing of it is parked");
+        assert_eq!(answer.statuses[0].decision.headroom.remaining, Hits(997), "nothing of it is parked");
     }
 }
 
@@ -565,18 +565,18 @@ async fn balances_are_bounded_by_key_bytes() {
     for name in 0..700 {
         let name = format!("{name:0LONG$}");
         let check = check(&[("k", &name)], Cost::Charge(Hits(1)));
-        assert_eq!(engine.decide(&check).await.unwrap().verdict, Verdict::Admit);
+        assert_eq!(engine.decide(&check).await.unwrap().verdict, Verdict::Allow);
     }
-    let keys = engine.leases().unwrap().sum().keys;
-    assert!(0 < keys && keys * LONG <= MOST_BYTES, "{keys} keys");
+    let keys = engine.leases().unwrap().totals().keys;
+    assert!(0 < keys && keys * LONG <= MAX_LEASED_KEY_BYTES, "{keys} keys");
 }
 
 #[tokio::test]
 async fn a_local_store_makes_leased_limits_strict() {
-    let memory = std::sync::Arc::new(Memory::new(100, WhenFull::Deny, [7; 16]));
+    let memory = std::sync::Arc::new(MemoryStore::new(100, WhenFull::Deny, [7; 16]));
     let clock = sluicegate::clock::Clock::manual(super::NEW_YEAR);
     let engine =
-        sluicegate::engine::Engine::new(clock, memory, sluicegate::engine::Policy::default());
+        sluicegate::engine::Engine::new(clock, memory, sluicegate::engine::DecisionPolicy::default());
     publish(&engine, "", GCRA);
     for asked in 1..=1_010 {
         assert_eq!(is_allowed(&engine, K, 1).await, asked <= 1_000);

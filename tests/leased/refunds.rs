@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::engine::{Answer, Engine, Refusal};
-use sluicegate::kernel::decision::{Cost, Override, Verdict};
+use sluicegate::engine::{Decision, Engine, CheckError};
+use sluicegate::kernel::decision::{Cost, LimitOverride, Verdict};
 use sluicegate::kernel::units::{Hits, Unit};
 use tokio::task::JoinHandle;
 
@@ -26,8 +26,8 @@ async fn spent_window() -> (Arc<RemoteStore>, Arc<Engine>) {
 /// Refunds five hits in the background.
 async fn spawn_refund(
     engine: &Arc<Engine>,
-    limit: Option<Override>,
-) -> JoinHandle<Result<Answer, Refusal>> {
+    limit: Option<LimitOverride>,
+) -> JoinHandle<Result<Decision, CheckError>> {
     let engine = Arc::clone(engine);
     let pending = tokio::spawn(async move {
         let mut back = check(K, Cost::Refund(Hits(5)));
@@ -45,7 +45,7 @@ async fn a_denial_pending_during_a_refund_is_not_remembered() {
     store.receive(0);
     run_other_tasks().await;
     store.pauses_calls.store(false, Relaxed);
-    assert_eq!(verdict(spawn_refund(&engine, None).await).await, Verdict::Admit);
+    assert_eq!(verdict(spawn_refund(&engine, None).await).await, Verdict::Allow);
     store.reply(0);
     assert_eq!(verdict(denied).await, Verdict::Deny);
     assert!(
@@ -68,7 +68,7 @@ async fn a_denial_overtaking_a_refund_is_not_remembered() {
             store.reply(at);
             run_other_tasks().await;
         }
-        assert_eq!((verdict(back).await, verdict(denied).await), (Verdict::Admit, Verdict::Deny));
+        assert_eq!((verdict(back).await, verdict(denied).await), (Verdict::Allow, Verdict::Deny));
         store.pauses_calls.store(false, Relaxed);
         assert!(is_allowed(&engine, K, 1).await, "{is_answered_first}");
     }
@@ -82,7 +82,7 @@ async fn a_refund_with_an_override_clears_the_remembered_denial() {
     let calls = store.calls();
     assert!(!is_allowed(&engine, K, 1).await);
     assert_eq!(store.calls(), calls, "it is remembered");
-    let limit = Override { requests: 1000, unit: Unit::Hour };
-    assert_eq!(verdict(spawn_refund(&engine, Some(limit)).await).await, Verdict::Admit);
+    let limit = LimitOverride { requests: 1000, unit: Unit::Hour };
+    assert_eq!(verdict(spawn_refund(&engine, Some(limit)).await).await, Verdict::Allow);
     assert!(is_allowed(&engine, K, 1).await);
 }

@@ -74,7 +74,7 @@ async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -
             let engine = &fleet[demand.next_replica(replicas, tenth, dice)];
             let check = check(&[("k", "v")], Cost::Charge(Hits(1)));
             let answer = engine.decide(&check).await.unwrap();
-            allowed += u64::from(answer.verdict == Verdict::Admit);
+            allowed += u64::from(answer.verdict == Verdict::Allow);
             checks += 1;
             tokio::task::yield_now().await;
         }
@@ -83,7 +83,7 @@ async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -
         }
         if tenth % 10 == 9 {
             for engine in &fleet {
-                engine.leases().unwrap().tend().await;
+                engine.leases().unwrap().upkeep().await;
             }
         }
     }

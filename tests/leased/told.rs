@@ -34,12 +34,12 @@ async fn a_remembered_denial_has_an_exact_retry_after() {
         store.pauses_calls.store(false, Relaxed);
         store.delay_ns.store(0, Relaxed);
         let calls = store.calls();
-        let finding = send_check(&engine, K, 1).await.unwrap().statuses.remove(0).finding;
+        let finding = send_check(&engine, K, 1).await.unwrap().statuses.remove(0).decision;
         assert_eq!((finding.verdict, store.calls()), (Verdict::Deny, calls), "it is remembered");
         let wait = finding.retry_after.unwrap();
         assert_eq!(wait, Nanos::from_secs(waits).since(CALL_DELAY), "{strategy}");
         assert_eq!(
-            finding.room.reset_after,
+            finding.headroom.reset_after,
             Nanos::from_secs(3_600).since(CALL_DELAY),
             "{strategy}"
         );
@@ -63,12 +63,12 @@ async fn remaining_after_a_direct_charge_includes_the_balance() {
     advance_clock(&engine, Nanos::from_secs(11));
     store.receive(0);
     store.reply(0);
-    assert_eq!(verdict(first).await, Verdict::Admit);
+    assert_eq!(verdict(first).await, Verdict::Allow);
     run_other_tasks().await;
     assert_eq!((store.calls(), super::total_balance(&engine)), (3, 5), "a charge and a message");
     store.receive(1);
     store.reply(1);
     let answer = second.await.unwrap().unwrap();
-    assert_eq!(answer.verdict, Verdict::Admit);
-    assert_eq!(answer.statuses[0].finding.room.remaining, Hits(100 - 1 - 1 - 8));
+    assert_eq!(answer.verdict, Verdict::Allow);
+    assert_eq!(answer.statuses[0].decision.headroom.remaining, Hits(100 - 1 - 1 - 8));
 }

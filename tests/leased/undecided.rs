@@ -46,7 +46,7 @@ async fn total_left(store: &Arc<RemoteStore>, engine: &Engine) -> u64 {
     store.pauses_calls.store(false, Relaxed);
     let other = super::engine(store, LIMITS);
     publish(&other, ALL_OR_NOTHING, LIMITS);
-    let in_store = send_check(&other, B, 0).await.unwrap().statuses[0].finding.room.remaining.0;
+    let in_store = send_check(&other, B, 0).await.unwrap().statuses[0].decision.headroom.remaining.0;
     in_store + total_balance(engine)
 }
 
@@ -93,8 +93,8 @@ async fn hits_of_a_dropped_check_are_returned() {
     assert!(poll_immediate(&mut pending).await.is_none(), "it is asked for `s`");
     store.pauses_calls.store(false, Relaxed);
     let leases = engine.leases().unwrap();
-    leases.give_back().await;
+    leases.return_all().await;
     drop(pending);
-    leases.give_back().await;
+    leases.return_all().await;
     assert_eq!((total_balance(&engine), total_left(&store, &engine).await), (0, 1_000 - admitted));
 }

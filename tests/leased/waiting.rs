@@ -4,12 +4,12 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::backend::memory::{Memory, WhenFull};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
-use sluicegate::engine::leases::MOST_AT_LEISURE;
-use sluicegate::engine::{Answer, Engine, Local, Membership, Policy, Refusal};
+use sluicegate::engine::leases::MAX_EARLY_REFILLS;
+use sluicegate::engine::{Decision, Engine, LocalFallback, Membership, DecisionPolicy, CheckError};
 use sluicegate::kernel::decision::{Cost, Verdict};
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
 
@@ -28,7 +28,7 @@ pub(super) const K: &[(&str, &str)] = &[("k", "v")];
 pub(super) async fn spawn_check(
     engine: &Arc<Engine>,
     hits: u64,
-) -> JoinHandle<Result<Answer, Refusal>> {
+) -> JoinHandle<Result<Decision, CheckError>> {
     let engine = Arc::clone(engine);
     let pending = tokio::spawn(async move { send_check(&engine, K, hits).await });
     run_other_tasks().await;
@@ -48,7 +48,7 @@ pub(super) fn paused_store(limits: &str) -> (Arc<RemoteStore>, Arc<Engine>) {
     (store, engine)
 }
 
-pub(super) async fn verdict(pending: JoinHandle<Result<Answer, Refusal>>) -> Verdict {
+pub(super) async fn verdict(pending: JoinHandle<Result<Decision, CheckError>>) -> Verdict {
     let answered = tokio::time::timeout(PATIENCE, pending).await.expect("it waits for nothing");
     answered.unwrap().unwrap().verdict
 }
@@ -61,9 +61,9 @@ async fn waiting_checks_use_the_lease_of_a_pending_message() {
     assert_eq!(store.calls(), 1, "the others wait");
     store.receive(0);
     store.reply(0);
-    assert_eq!(verdict(first).await, Verdict::Admit);
+    assert_eq!(verdict(first).await, Verdict::Allow);
     for other in others {
-        assert_eq!(verdict(other).await, Verdict::Admit);
+        assert_eq!(verdict(other).await, Verdict::Allow);
     }
     assert_eq!((store.calls(), total_balance(&engine)), (1, 0), "ten were lent");
 }
@@ -77,8 +77,8 @@ async fn the_lease_of_a_canceled_check_serves_the_next() {
     assert_eq!(store.calls(), 1, "the next waits for it");
     store.receive(0);
     store.reply(0);
-    assert_eq!(verdict(next).await, Verdict::Admit);
-    assert_eq!(poll_once(&engine, K, 1).map(|answer| answer.verdict), Some(Verdict::Admit));
+    assert_eq!(verdict(next).await, Verdict::Allow);
+    assert_eq!(poll_once(&engine, K, 1).map(|answer| answer.verdict), Some(Verdict::Allow));
     assert_eq!((store.calls(), total_balance(&engine)), (1, 10 - 4 - 1));
 }
 
@@ -125,10 +125,10 @@ async fn a_failed_message_also_fails_its_waiting_checks() {
 
 /// An engine whose own memory decides while the store does not answer.
 fn engine_with_local_fallback(store: &Arc<RemoteStore>) -> Arc<Engine> {
-    let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
-    let local = Local::new(memory, Arc::new(Membership::new("me", 1, NonZeroU32::MIN)));
-    let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), Policy::default());
-    let engine = Arc::new(engine.with_local(local));
+    let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
+    let local = LocalFallback::new(memory, Arc::new(Membership::new("me", 1, NonZeroU32::MIN)));
+    let engine = Engine::new(Clock::manual(NEW_YEAR), store.clone(), DecisionPolicy::default());
+    let engine = Arc::new(engine.with_local_fallback(local));
     publish(&engine, "", &TEN.replace("unit: day", "on_backend_failure: local, unit: day"));
     store.pauses_calls.store(true, Relaxed);
     engine
@@ -139,11 +139,11 @@ async fn remaining_after_debt_is_paid(store: &Arc<RemoteStore>, engine: &Arc<Eng
     store.is_unavailable.store(false, Relaxed);
     store.pauses_calls.store(false, Relaxed);
     let paying = Arc::clone(engine);
-    let paying = tokio::spawn(async move { paying.pay_on().await });
+    let paying = tokio::spawn(async move { paying.repay_forever().await });
     run_other_tasks().await;
     paying.abort();
     let other = super::engine(store, TEN);
-    send_check(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining
+    send_check(&other, K, 0).await.unwrap().statuses[0].decision.headroom.remaining
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn only_waiting_checks_become_fallback_debt() {
     store.receive(0);
     store.reply(0);
     for pending in std::iter::once(first).chain(others) {
-        assert_eq!(verdict(pending).await, Verdict::Admit);
+        assert_eq!(verdict(pending).await, Verdict::Allow);
     }
     assert_eq!(remaining_after_debt_is_paid(&store, &engine).await, Hits(100 - 3));
 }
@@ -171,7 +171,7 @@ async fn a_timed_out_wait_becomes_fallback_debt() {
     store.timeout_ns.store(Nanos::from_secs(10).0, Relaxed);
     let all = (store.clone(), engine_with_local_fallback(&store));
     for pending in queue_two_checks(&all, 50, [11, 11], Nanos(0)).await {
-        assert_eq!(verdict(pending).await, Verdict::Admit);
+        assert_eq!(verdict(pending).await, Verdict::Allow);
     }
     assert_eq!(remaining_after_debt_is_paid(&store, &all.1).await, Hits(100 - 50 - 10 - 22));
 }
@@ -191,14 +191,14 @@ async fn queue_two_checks(
     first: u64,
     hits: [u64; 2],
     left: Nanos,
-) -> [JoinHandle<Result<Answer, Refusal>>; 2] {
+) -> [JoinHandle<Result<Decision, CheckError>>; 2] {
     let first = spawn_check(engine, first).await;
     let both = [spawn_check(engine, hits[0]).await, spawn_check(engine, hits[1]).await];
     assert_eq!(store.calls(), 1, "both wait");
     advance_clock(engine, Nanos::from_secs(10).since(left));
     store.receive(0);
     store.reply(0);
-    assert_eq!(verdict(first).await, Verdict::Admit);
+    assert_eq!(verdict(first).await, Verdict::Allow);
     both
 }
 
@@ -208,7 +208,7 @@ async fn a_second_message_waits_only_the_remaining_timeout() {
     // 3 hits remain and 10 are leased; one check spends 6 of them.
     let [one, other] = queue_two_checks(&all, 87, [6, 6], Nanos::MILLI).await;
     let verdicts = [verdict(one).await, verdict(other).await];
-    assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Admit).count(), 1);
+    assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Allow).count(), 1);
     let (store, engine) = all;
     assert_eq!((store.calls(), total_balance(&engine)), (2, 0), "its message is not answered");
     store.receive(1);
@@ -250,7 +250,7 @@ async fn a_second_message_includes_the_remaining_balance() {
     // check.
     store.receive(0);
     store.reply(0);
-    assert_eq!(verdict(first).await, Verdict::Admit);
+    assert_eq!(verdict(first).await, Verdict::Allow);
     run_other_tasks().await;
     assert_eq!(store.calls(), 2);
     store.receive(1);
@@ -258,7 +258,7 @@ async fn a_second_message_includes_the_remaining_balance() {
     run_other_tasks().await;
     assert_eq!(store.calls(), 2, "one call for it");
     for pending in both {
-        assert_eq!(verdict(pending).await, Verdict::Admit);
+        assert_eq!(verdict(pending).await, Verdict::Allow);
     }
 }
 
@@ -276,7 +276,7 @@ async fn a_denied_direct_charge_retries_with_the_balance() {
     // 10 of 24 hits are leased, too few for either check. Both send again, one with the balance.
     store.receive(0);
     store.reply(0);
-    assert_eq!(verdict(first).await, Verdict::Admit);
+    assert_eq!(verdict(first).await, Verdict::Allow);
     run_other_tasks().await;
     assert_eq!(store.calls(), 4);
     // 11 of the 24 are charged and 6 are leased. 7 remain, so a check of 11 is denied.
@@ -291,7 +291,7 @@ async fn a_denied_direct_charge_retries_with_the_balance() {
     store.receive(3);
     store.reply(3);
     for pending in both {
-        assert_eq!(verdict(pending).await, Verdict::Admit);
+        assert_eq!(verdict(pending).await, Verdict::Allow);
     }
 }
 
@@ -310,7 +310,7 @@ async fn a_low_balance_is_refilled_in_the_background() {
         assert!(is_allowed(&engine, K, 1).await);
     }
     let (calls, left) = (store.calls(), total_balance(&engine));
-    engine.leases().unwrap().tend().await;
+    engine.leases().unwrap().upkeep().await;
     run_other_tasks().await;
     assert_eq!(store.calls(), calls + 1);
     assert!(left < total_balance(&engine), "{left} before");
@@ -322,7 +322,7 @@ async fn a_refill_batches_other_low_balances_periodically() {
     let store = RemoteStore::new();
     let engine = engine(&store, &limits);
     let balance = |name| {
-        let key = CounterKey::injective("d", [("k", name)].into_iter(), Counting::Gcra);
+        let key = CounterKey::unique("d", [("k", name)].into_iter(), KeyStrategy::Gcra);
         engine.leases().unwrap().balance(&key).0
     };
     let until = async |name, fits: &dyn Fn(u64) -> bool| {
@@ -365,8 +365,8 @@ async fn early_refills_are_limited_per_pass() {
     advance_clock(&engine, Nanos::SECOND);
     assert_eq!((store.calls(), total_balance(&engine)), (KEYS, KEYS * 9));
     store.pauses_calls.store(true, Relaxed);
-    for sent in [MOST_AT_LEISURE as u64, KEYS] {
-        engine.leases().unwrap().tend().await;
+    for sent in [MAX_EARLY_REFILLS as u64, KEYS] {
+        engine.leases().unwrap().upkeep().await;
         run_other_tasks().await;
         assert_eq!((store.calls(), store.batched_calls.load(Relaxed)), (KEYS + sent, sent));
         store.resume_all();
@@ -393,7 +393,7 @@ async fn remaining_early_refills_start_without_another_check() {
         assert!(is_allowed(&engine, &[("k", "0")], 1).await);
     }
     run_other_tasks().await;
-    assert_eq!(store.calls(), KEYS + 1 + MOST_AT_LEISURE as u64);
+    assert_eq!(store.calls(), KEYS + 1 + MAX_EARLY_REFILLS as u64);
     advance_clock(&engine, Nanos(100_000_000));
     let other_refills = async {
         while store.calls() != KEYS + KEYS {
@@ -412,7 +412,7 @@ async fn returns_of_many_keys_are_batched() {
         assert!(is_allowed(&engine, &[("k", &name.to_string())], 1).await);
     }
     assert_eq!((total_balance(&engine), store.batched_calls.load(Relaxed)), (KEYS * 10, 0));
-    engine.leases().unwrap().give_back().await;
+    engine.leases().unwrap().return_all().await;
     assert_eq!((total_balance(&engine), store.batched_calls.load(Relaxed)), (0, KEYS));
 }
 
@@ -426,7 +426,7 @@ async fn a_changed_limit_returns_the_old_balance() {
     for engine in [&one, &other] {
         publish(engine, "", &changed);
     }
-    let peek = async || send_check(&other, K, 0).await.unwrap().statuses[0].finding.room.remaining;
+    let peek = async || send_check(&other, K, 0).await.unwrap().statuses[0].decision.headroom.remaining;
     assert_eq!(peek().await, Hits(89));
     assert!(is_allowed(&one, K, 1).await);
     run_other_tasks().await;
@@ -438,8 +438,8 @@ async fn a_changed_limit_returns_the_old_balance() {
 async fn remaining_under(store: &Arc<RemoteStore>, limits: &str) -> u64 {
     store.pauses_calls.store(false, Relaxed);
     send_check(&super::engine(store, limits), K, 0).await.unwrap().statuses[0]
-        .finding
-        .room
+        .decision
+        .headroom
         .remaining
         .0
 }
@@ -450,7 +450,7 @@ fn reloaded_limit() -> String {
 }
 
 fn spawn_tending(engine: &Engine) -> JoinHandle<()> {
-    tokio::spawn(Arc::clone(engine.leases().unwrap()).tend_on())
+    tokio::spawn(Arc::clone(engine.leases().unwrap()).run_upkeep())
 }
 
 #[tokio::test]
@@ -463,7 +463,7 @@ async fn a_lease_granted_after_a_reload_is_returned() {
     store.receive(0);
     store.pauses_calls.store(false, Relaxed);
     store.reply(0);
-    assert_eq!(verdict(pending).await, Verdict::Admit);
+    assert_eq!(verdict(pending).await, Verdict::Allow);
     run_other_tasks().await;
     assert_eq!((total_balance(&engine), remaining_under(&store, &reloaded_limit()).await), (0, 99));
     tending.abort();
@@ -522,7 +522,7 @@ async fn drain_returns_the_balance_after_pending_borrows_settle() {
         let asked = start_refill(&all).await;
         let (store, engine) = all;
         let leases = Arc::clone(engine.leases().unwrap());
-        let draining = tokio::spawn(async move { leases.give_back().await });
+        let draining = tokio::spawn(async move { leases.return_all().await });
         run_other_tasks().await;
         assert_eq!(store.calls(), 2, "it waits for the answer");
         finish_refill(&store, is_lost).await;
@@ -548,21 +548,21 @@ async fn no_early_refill_starts_during_a_drain() {
     let second = spawn_check(&engine, 4).await;
     advance_clock(&engine, Nanos::SECOND);
     let leases = Arc::clone(engine.leases().unwrap());
-    let draining = tokio::spawn(async move { leases.give_back().await });
+    let draining = tokio::spawn(async move { leases.return_all().await });
     run_other_tasks().await;
     store.receive(0);
     store.reply(0);
     for pending in [first, second] {
-        assert_eq!(verdict(pending).await, Verdict::Admit);
+        assert_eq!(verdict(pending).await, Verdict::Allow);
     }
     assert_eq!(total_balance(&engine), 10 - 4);
-    engine.leases().unwrap().tend().await;
+    engine.leases().unwrap().upkeep().await;
     run_other_tasks().await;
     assert_eq!(store.calls(), 2, "it would be given back before it is there");
     store.pauses_calls.store(false, Relaxed);
     store.receive(1);
     store.reply(1);
-    assert_eq!(verdict(slow).await, Verdict::Admit);
+    assert_eq!(verdict(slow).await, Verdict::Allow);
     tokio::time::timeout(PATIENCE, draining).await.expect("it waits for nothing").unwrap();
     assert_eq!((total_balance(&engine), remaining_under(&store, TEN).await), (0, 100 - 1 - 4));
 }
@@ -577,9 +577,9 @@ async fn a_reload_during_a_borrow_strands_no_hits() {
         store.receive(0);
         store.receive(1);
         store.reply(1);
-        assert_eq!(verdict(second).await, Verdict::Admit, "it waits for no other");
+        assert_eq!(verdict(second).await, Verdict::Allow, "it waits for no other");
         store.reply(0);
-        assert_eq!(verdict(first).await, Verdict::Admit);
+        assert_eq!(verdict(first).await, Verdict::Allow);
         store.pauses_calls.store(false, Relaxed);
         assert!(is_allowed(&engine, K, 1).await);
         run_other_tasks().await;
@@ -609,6 +609,6 @@ async fn a_leased_quota_rule_keeps_its_group_allowed() {
     }
     assert!(is_allowed(&engine, &[("full", "v")], 1).await);
     assert!(is_allowed(&engine, &[("k", "v"), ("full", "v"), ("plain", "v")], 1).await);
-    let left = send_check(&engine, &[("plain", "v")], 0).await.unwrap().statuses[0].finding.room;
+    let left = send_check(&engine, &[("plain", "v")], 0).await.unwrap().statuses[0].decision.headroom;
     assert_eq!(left.remaining, Hits(49), "what is admitted is charged");
 }

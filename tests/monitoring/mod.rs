@@ -24,7 +24,7 @@ use sluicegate::edge::grpc::permits::api::{
     AcquireRequest, Descriptor, Entry, Outcome, ReleaseRequest,
 };
 use sluicegate::kernel::units::Nanos;
-use sluicegate::telemetry::metrics::{Ceiling, Gauges, Metrics, Process};
+use sluicegate::telemetry::metrics::{ConcurrencyGauges, Gauges, Metrics, ProcessUsage};
 
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Channel;
@@ -198,14 +198,14 @@ const NOT_ON_A_DASHBOARD: [&str; 1] = ["process_virtual_memory_bytes"];
 
 #[test]
 fn every_metric_is_on_a_dashboard() {
-    let ceiling = Ceiling {
+    let ceiling = ConcurrencyGauges {
         rtt: Some(Nanos(1)),
         min_rtt: Some(Nanos(1)),
         gradient: Some(1),
-        ..Ceiling::default()
+        ..ConcurrencyGauges::default()
     };
     let gauges =
-        Gauges { in_use: vec![ceiling], process: Some(Process::default()), ..Gauges::default() };
+        Gauges { concurrency_limits: vec![ceiling], process: Some(ProcessUsage::default()), ..Gauges::default() };
     let page = Metrics::new().page(gauges).to_string();
     let part_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let queries = queries();

@@ -10,17 +10,17 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::redis::{Address, Batching, Options, Place, Redis, Stores};
-use sluicegate::backend::{Backend, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
-use sluicegate::kernel::decision::{Cost, Standing};
-use sluicegate::kernel::key::{CounterKey, Counting};
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Borrow, Member, Number, Overshoot, Terms};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::redis::{Address, Batching, RedisOptions, RedisTopology, RedisStore, StoreGroup};
+use sluicegate::backend::{Backend, StoreFailure, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use sluicegate::kernel::decision::{Cost, Enforcement};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -44,29 +44,29 @@ fn test_runtime() -> Runtime {
 }
 
 pub(super) struct Connected {
-    redis: Redis,
+    redis: RedisStore,
     _connection: JoinSet<()>,
 }
 
 impl Deref for Connected {
-    type Target = Redis;
+    type Target = RedisStore;
 
-    fn deref(&self) -> &Redis {
+    fn deref(&self) -> &RedisStore {
         &self.redis
     }
 }
 
 pub(super) fn connected(store: &Store, batching: Batching) -> Connected {
-    connected_at(Place::Unix(store.socket()), Duration::from_secs(60), batching)
+    connected_at(RedisTopology::Unix(store.socket()), Duration::from_secs(60), batching)
 }
 
-fn connected_at(place: Place, deadline: Duration, batching: Batching) -> Connected {
+fn connected_at(place: RedisTopology, deadline: Duration, batching: Batching) -> Connected {
     for_a_day_with_a_minute_left();
     let options = redis_at(place, deadline);
-    let (redis, connection) = Redis::new(Options { batching, ..options });
+    let (redis, connection) = RedisStore::new(RedisOptions { batching, ..options });
     let mut kept = JoinSet::new();
     kept.spawn_on(connection, CONNECTION_RUNTIME.handle());
-    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
     Connected { redis, _connection: kept }
 }
@@ -75,23 +75,23 @@ pub(super) fn window() -> Strategy {
     Strategy::FixedWindow(FixedWindow::new(LIMIT, Windows::Every(DAY)).unwrap())
 }
 
-pub(super) fn charges(name: &str, strategy: Strategy, rule: Rule) -> Charges {
+pub(super) fn charges(name: &str, strategy: Strategy, rule: ChargeMode) -> Charges {
     let counting = match strategy {
-        Strategy::SlidingLog(_) => Counting::SlidingLog,
-        Strategy::Gcra(_) => Counting::Gcra,
-        _ => Counting::FixedWindow(DAY),
+        Strategy::SlidingLog(_) => KeyStrategy::SlidingLog,
+        Strategy::Gcra(_) => KeyStrategy::Gcra,
+        _ => KeyStrategy::FixedWindow(DAY),
     };
-    let key = CounterKey::injective("d", [("k", name)].into_iter(), counting);
+    let key = CounterKey::unique("d", [("k", name)].into_iter(), counting);
     let cost = Cost::Charge(Hits(1));
-    let (home, standing) = (Home::Itself, Standing::default());
-    let charge = Charge { key, home, strategy, cost, standing, per_second: false };
-    Charges { list: [charge].into_iter().collect(), rule }
+    let (home, standing) = (Placement::ByKey, Enforcement::default());
+    let charge = Charge { key, placement: home, strategy, cost, standing, per_second: false };
+    Charges { list: [charge].into_iter().collect(), mode: rule }
 }
 
-pub(super) fn charge<'r>(redis: &'r Redis, charges: &'r Charges) -> PendingCharge<'r> {
+pub(super) fn charge<'r>(redis: &'r RedisStore, charges: &'r Charges) -> PendingCharge<'r> {
     match redis.charge(Nanos(0), charges) {
-        Reply::Later(reply) => reply,
-        Reply::Now(outcomes) => Box::pin(std::future::ready(outcomes)),
+        StoreReply::Pending(reply) => reply,
+        StoreReply::Ready(outcomes) => Box::pin(std::future::ready(outcomes)),
     }
 }
 
@@ -100,10 +100,10 @@ fn poll_once(asked: &mut PendingCharge<'_>) {
 }
 
 /// Starts all charges while Redis is stopped, then resumes it and awaits them.
-pub(super) fn all_at_once(store: &Store, asked: Vec<PendingCharge<'_>>) -> Vec<Outcome> {
+pub(super) fn all_at_once(store: &Store, asked: Vec<PendingCharge<'_>>) -> Vec<ChargeOutcome> {
     test_runtime().block_on(async {
         store.signal("STOP");
-        let mut open: Vec<(PendingCharge<'_>, Option<Outcome>)> =
+        let mut open: Vec<(PendingCharge<'_>, Option<ChargeOutcome>)> =
             asked.into_iter().map(|asked| (asked, None)).collect();
         poll_all(&mut open, &mut Context::from_waker(Waker::noop()));
         store.signal("CONT");
@@ -117,7 +117,7 @@ pub(super) fn all_at_once(store: &Store, asked: Vec<PendingCharge<'_>>) -> Vec<O
     })
 }
 
-fn poll_all(open: &mut [(PendingCharge<'_>, Option<Outcome>)], context: &mut Context<'_>) {
+fn poll_all(open: &mut [(PendingCharge<'_>, Option<ChargeOutcome>)], context: &mut Context<'_>) {
     for (asked, outcome) in open.iter_mut().filter(|(_, outcome)| outcome.is_none()) {
         if let Poll::Ready(outcomes) = asked.as_mut().poll(context) {
             *outcome = Some(outcomes[0]);
@@ -132,23 +132,23 @@ fn calls(store: &Store) -> u64 {
 }
 
 /// The remaining hits of `name`, before the one hit that this function charges.
-pub(super) fn remaining(redis: &Redis, name: &str) -> u64 {
-    let charges = charges(name, window(), Rule::Each);
+pub(super) fn remaining(redis: &RedisStore, name: &str) -> u64 {
+    let charges = charges(name, window(), ChargeMode::Each);
     match test_runtime().block_on(charge(redis, &charges))[0] {
-        Outcome::Stepped(Step::Admit(room)) => room.remaining.0 + 1,
+        ChargeOutcome::Decided(CounterDecision::Allow(room)) => room.remaining.0 + 1,
         other => panic!("{other:?}"),
     }
 }
 
-fn is_allowed(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Stepped(Step::Admit(_)))
+fn is_allowed(outcome: ChargeOutcome) -> bool {
+    matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_)))
 }
 
 #[test]
 fn a_single_check_is_sent_without_delay() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    let (test_runtime, charges) = (test_runtime(), charges("lone", window(), Rule::Each));
+    let (test_runtime, charges) = (test_runtime(), charges("lone", window(), ChargeMode::Each));
     let took = (0..200).map(|_| {
         let began = now();
         assert!(is_allowed(test_runtime.block_on(charge(&redis, &charges))[0]));
@@ -164,10 +164,10 @@ fn a_single_check_is_sent_without_delay() {
 fn checks_during_a_call_share_the_next_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    let all_or_nothing = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+    let all_or_nothing = ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
     let questions: Vec<_> = (0..60)
         .map(|number| {
-            let rule = if number % 3 == 0 { all_or_nothing } else { Rule::Each };
+            let rule = if number % 3 == 0 { all_or_nothing } else { ChargeMode::Each };
             charges(["a", "b"][number % 2], window(), rule)
         })
         .collect();
@@ -178,39 +178,39 @@ fn checks_during_a_call_share_the_next_call() {
 }
 
 /// A lease message for one hit now and nine more for the balance.
-fn message(name: &str, member: u64) -> Message {
-    let charge = charges(name, window(), Rule::Each).list.remove(0);
-    let terms = Terms {
+fn message(name: &str, member: u64) -> LeaseMessage {
+    let charge = charges(name, window(), ChargeMode::Each).list.remove(0);
+    let terms = LeaseTerms {
         overshoot: Overshoot::AtMost(Hits(100_000)),
-        term: Nanos::from_secs(600),
-        size: Size::Learned,
+        duration: Nanos::from_secs(600),
+        sizing: LeaseSizing::Learned,
     };
-    let (number, none) = (Number(1), Hits(0));
-    let borrow = Borrow {
+    let (number, none) = (MessageNumber(1), Hits(0));
+    let borrow = BorrowRequest {
         number,
         hits: Hits(1),
-        want: Hits(9),
+        wanted: Hits(9),
         demand: Hits(1),
-        held: none,
+        balance: none,
         returned: none,
-        lease: Number(0),
+        last_lease: MessageNumber(0),
     };
-    let (key, home, strategy) = (charge.key, charge.home, charge.strategy);
-    Message { key, home, per_second: false, strategy, terms, member: Member(member), borrow }
+    let (key, home, strategy) = (charge.key, charge.placement, charge.strategy);
+    LeaseMessage { key, placement: home, per_second: false, strategy, terms, sender: ReplicaIncarnation(member), borrow }
 }
 
 fn borrow<'r>(
     redis: &'r dyn Backend,
-    message: &'r Message,
-) -> Pin<Box<dyn Future<Output = Lent> + Send + 'r>> {
-    match redis.borrow(Nanos(0), message) {
-        Reply::Later(reply) => reply,
-        Reply::Now(lent) => Box::pin(std::future::ready(lent)),
+    message: &'r LeaseMessage,
+) -> Pin<Box<dyn Future<Output = LeaseOutcome> + Send + 'r>> {
+    match redis.exchange_lease_message(Nanos(0), message) {
+        StoreReply::Pending(reply) => reply,
+        StoreReply::Ready(lent) => Box::pin(std::future::ready(lent)),
     }
 }
 
 /// Sends all messages while Redis is stopped. Returns the number of granted leases.
-fn borrow_all_at_once(store: &Store, redis: &Redis, messages: &[Message]) -> usize {
+fn borrow_all_at_once(store: &Store, redis: &RedisStore, messages: &[LeaseMessage]) -> usize {
     test_runtime().block_on(async {
         store.signal("STOP");
         let all = join_all(messages.iter().map(|message| borrow(redis, message)));
@@ -218,7 +218,7 @@ fn borrow_all_at_once(store: &Store, redis: &Redis, messages: &[Message]) -> usi
         assert!(all.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         store.signal("CONT");
         let is_granted =
-            |its: &&Lent| matches!(its, Lent::Answered(answer) if answer.granted != Hits(0));
+            |its: &&LeaseOutcome| matches!(its, LeaseOutcome::Applied(answer) if answer.granted != Hits(0));
         all.await.iter().filter(is_granted).count()
     })
 }
@@ -233,16 +233,16 @@ fn lease_messages_for_many_keys_share_a_call() {
     assert!((0..60).all(|key| remaining(&redis, &key.to_string()) == u64::from(LIMIT) - 10));
 }
 
-/// Starts all messages in one `together` block. Returns the number of granted leases.
-fn borrow_together(redis: &dyn Backend, messages: &[Message]) -> usize {
+/// Starts all messages in one `batch_calls` block. Returns the number of granted leases.
+fn borrow_together(redis: &dyn Backend, messages: &[LeaseMessage]) -> usize {
     test_runtime().block_on(async {
         let mut all =
             std::pin::pin!(join_all(messages.iter().map(|message| borrow(redis, message))));
-        redis.together(&mut || {
+        redis.batch_calls(&mut || {
             assert!(all.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         });
         let is_granted =
-            |its: &&Lent| matches!(its, Lent::Answered(answer) if answer.granted != Hits(0));
+            |its: &&LeaseOutcome| matches!(its, LeaseOutcome::Applied(answer) if answer.granted != Hits(0));
         all.await.iter().filter(is_granted).count()
     })
 }
@@ -259,7 +259,7 @@ fn lease_messages_started_together_fill_each_call() {
     }
     // A later message is sent immediately.
     let (lone, before) = (message("lone", 1), calls(&store));
-    assert!(matches!(test_runtime().block_on(borrow(&*redis, &lone)), Lent::Answered(_)));
+    assert!(matches!(test_runtime().block_on(borrow(&*redis, &lone)), LeaseOutcome::Applied(_)));
     assert_eq!(calls(&store) - before, 1);
 }
 
@@ -269,9 +269,9 @@ fn lease_messages_started_together_send_one_call_per_store() {
     let [main, seconds] = both.each_ref().map(|store| connected(store, Batching::On));
     let Connected { redis: main, _connection: its } = main;
     let Connected { redis: seconds, _connection: theirs } = seconds;
-    let stores = Stores::new(main).with_per_second(seconds);
+    let stores = StoreGroup::new(main).with_per_second(seconds);
     let messages: Vec<_> = (0..60)
-        .map(|key| Message { per_second: key % 2 == 0, ..message(&key.to_string(), 1) })
+        .map(|key| LeaseMessage { per_second: key % 2 == 0, ..message(&key.to_string(), 1) })
         .collect();
     assert_eq!(borrow_together(&stores, &messages), 60);
     assert_eq!(both.each_ref().map(calls), [1, 1]);
@@ -285,14 +285,14 @@ fn cancelled_lease_message_does_not_block_others() {
     let messages = ["a", "b"].map(|key| message(key, 1));
     test_runtime().block_on(async {
         let mut stays = borrow(&*redis, &messages[1]);
-        redis.together(&mut || {
+        redis.batch_calls(&mut || {
             let mut begun = borrow(&*redis, &messages[0]);
             let context = &mut Context::from_waker(Waker::noop());
             assert!(begun.as_mut().poll(context).is_pending());
-            redis.together(&mut || assert!(stays.as_mut().poll(context).is_pending()));
+            redis.batch_calls(&mut || assert!(stays.as_mut().poll(context).is_pending()));
             assert_eq!(calls(&store), 0, "not before all have begun");
         });
-        assert!(matches!(stays.await, Lent::Answered(_)));
+        assert!(matches!(stays.await, LeaseOutcome::Applied(_)));
     });
     assert_eq!(calls(&store), 1);
     assert_eq!(remaining(&redis, "a"), u64::from(LIMIT));
@@ -325,20 +325,20 @@ fn late_call_keeps_earlier_replies_of_the_batch() {
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let address = proxy.address();
     let address = Address { host: address.ip().to_string(), port: address.port() };
-    let redis = connected_at(Place::Tcp(address), Duration::from_secs(2), Batching::On);
+    let redis = connected_at(RedisTopology::Tcp(address), Duration::from_secs(2), Batching::On);
     proxy.set(Way::FromStore, Flow::Delay(Duration::from_millis(700)));
     let messages: Vec<_> = ["d"].iter().chain(&keys).map(|key| message(key, members)).collect();
     let lent = test_runtime().block_on(join_all(messages.iter().map(|one| borrow(&*redis, one))));
-    let said = lent.iter().map(|one| matches!(one, Lent::Answered(_)));
+    let said = lent.iter().map(|one| matches!(one, LeaseOutcome::Applied(_)));
     assert_eq!(said.collect::<Vec<_>>(), [true, true, true, false], "{lent:?}");
-    assert!(matches!(lent[3], Lent::Failed(Cause::Late)));
+    assert!(matches!(lent[3], LeaseOutcome::Failed(StoreFailure::TimedOut)));
 }
 
 #[test]
 fn without_batching_each_check_is_one_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::Off);
-    let charges = charges("a", window(), Rule::Each);
+    let charges = charges("a", window(), ChargeMode::Each);
     let outcomes = all_at_once(&store, (0..60).map(|_| charge(&redis, &charges)).collect());
     assert!(outcomes.into_iter().all(is_allowed));
     assert_eq!(calls(&store), 60);
@@ -348,7 +348,7 @@ fn without_batching_each_check_is_one_call() {
 fn checks_cancelled_before_sending_are_not_charged() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    let charges = charges("a", window(), Rule::Each);
+    let charges = charges("a", window(), ChargeMode::Each);
     test_runtime().block_on(async {
         store.signal("STOP");
         let mut asked: Vec<_> = (0..10).map(|_| charge(&redis, &charges)).collect();
@@ -369,7 +369,7 @@ fn checks_cancelled_before_sending_are_not_charged() {
 fn cancelling_the_first_check_leaves_the_others_answered() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    let charges = charges("a", window(), Rule::Each);
+    let charges = charges("a", window(), ChargeMode::Each);
     test_runtime().block_on(async {
         store.signal("STOP");
         let mut asked: Vec<_> = (0..10).map(|_| charge(&redis, &charges)).collect();
@@ -389,10 +389,10 @@ fn batch_size_depends_on_the_cost_of_a_check() {
     let redis = connected(&store, Batching::On);
     let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
     let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
-    let both = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+    let both = ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
     // The first goes alone. Then a call fits 250 steps, 83 all-or-nothing steps or 41 log steps.
     for (strategy, rule, wanted) in
-        [(gcra, Rule::Each, 1 + 4), (gcra, both, 1 + 13), (log, Rule::Each, 1 + 25)]
+        [(gcra, ChargeMode::Each, 1 + 4), (gcra, both, 1 + 13), (log, ChargeMode::Each, 1 + 25)]
     {
         let before = calls(&store);
         let charges = charges("a", strategy, rule);
@@ -406,13 +406,13 @@ fn batch_size_depends_on_the_cost_of_a_check() {
 fn checks_beyond_the_queue_are_refused_as_overloaded() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    let charges = charges("a", window(), Rule::Each);
+    let charges = charges("a", window(), ChargeMode::Each);
     // Accepted: 1 alone, 31 full calls in flight, 64 full calls waiting, and 1 that crosses the
     // bound.
     let accepted = 1 + 31 * 250 + 64 * 250 + 1;
     let asked = (0..accepted + 100).map(|_| charge(&redis, &charges)).collect();
     let outcomes = all_at_once(&store, asked);
-    let refused = |outcome: &&Outcome| **outcome == Outcome::Failed(Cause::Overloaded);
+    let refused = |outcome: &&ChargeOutcome| **outcome == ChargeOutcome::Failed(StoreFailure::Overloaded);
     assert_eq!(outcomes.iter().filter(refused).count(), 100);
     assert_eq!(outcomes.iter().filter(|outcome| is_allowed(**outcome)).count(), accepted);
     assert_eq!(remaining(&redis, "a"), u64::from(LIMIT) - accepted as u64);
@@ -423,9 +423,9 @@ fn a_failed_call_fails_all_its_checks() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     store.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let charges = charges("a", window(), Rule::Each);
+    let charges = charges("a", window(), ChargeMode::Each);
     let outcomes = all_at_once(&store, (0..10).map(|_| charge(&redis, &charges)).collect());
-    assert_eq!(outcomes, [Outcome::Failed(Cause::OutOfMemory); 10]);
+    assert_eq!(outcomes, [ChargeOutcome::Failed(StoreFailure::OutOfMemory); 10]);
     store.command(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(remaining(&redis, "a"), u64::from(LIMIT));
 }

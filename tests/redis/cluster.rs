@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::fleet::Beat;
-use sluicegate::backend::redis::{Options, Place, Redis, beat, codec, inspect};
-use sluicegate::backend::{Backend as _, Cause, Home, Reply};
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::backend::fleet::MembershipHeartbeat;
+use sluicegate::backend::redis::{RedisOptions, RedisTopology, RedisStore, beat, codec, inspect};
+use sluicegate::backend::{Backend as _, StoreFailure, Placement, StoreReply};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::Nanos;
 use tokio::time::timeout;
 
@@ -32,10 +32,10 @@ const LIMIT: u32 = 10;
 const LOST_PRIMARY: usize = 1;
 
 fn key_of(domain: &str) -> Vec<u8> {
-    let day = Counting::FixedWindow(Nanos::from_secs(86_400));
-    codec::key(
-        &CounterKey::injective(domain, [("many", "load")].into_iter(), day),
-        Home::of_all(domain),
+    let day = KeyStrategy::FixedWindow(Nanos::from_secs(86_400));
+    codec::counter_key(
+        &CounterKey::unique(domain, [("many", "load")].into_iter(), day),
+        Placement::by_domain(domain),
         b"sluicegate",
     )
 }
@@ -44,7 +44,7 @@ fn key_of(domain: &str) -> Vec<u8> {
 fn domains(cluster: &Cluster) -> [String; 3] {
     let of = |number: usize| {
         let mut names = (0..).map(|name| format!("d{name}"));
-        let is_there = |name: &String| cluster.owner_of_slot(codec::slot(&key_of(name))) == number;
+        let is_there = |name: &String| cluster.owner_of_slot(codec::cluster_slot(&key_of(name))) == number;
         names.find(is_there).unwrap()
     };
     [of(0), of(1), of(2)]
@@ -139,7 +139,7 @@ fn unassigned_slot_does_not_disturb_other_slots() {
     for node in cluster.nodes() {
         node.order(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
     }
-    let slot_of = |name: &String| codec::slot(&key_of(name));
+    let slot_of = |name: &String| codec::cluster_slot(&key_of(name));
     let mut names = (0..).map(|name| format!("d{name}"));
     let lost = names.find(|name| cluster.owner_of_slot(slot_of(name)) == LOST_PRIMARY).unwrap();
     let is_beside = |name: &String| cluster.owner_of_slot(slot_of(name)) == LOST_PRIMARY;
@@ -184,7 +184,7 @@ fn moving_slot_loses_no_checks_or_hits() {
                 scope.spawn(move || (0..300).filter(|_| check() == 200).count())
             })
             .collect();
-        let slot = codec::slot(&key_of(&domains[0]));
+        let slot = codec::cluster_slot(&key_of(&domains[0]));
         for (from, to) in [(0, 1), (1, 2), (2, 0)] {
             cluster.move_slot(slot, from, to);
         }
@@ -243,23 +243,23 @@ fn all_or_nothing_makes_one_call_per_slot_and_step() {
     assert_eq!(calls(3, 429, &[("z", "a")]), 1);
 }
 
-async fn members(redis: &Redis) -> Result<Vec<String>, Cause> {
-    let beat = Beat { node: "one".into(), record: Some("{}".into()) };
-    let fleet = match redis.beat(&beat) {
-        Reply::Now(fleet) => fleet,
-        Reply::Later(fleet) => timeout(PATIENCE, fleet).await.unwrap(),
+async fn members(redis: &RedisStore) -> Result<Vec<String>, StoreFailure> {
+    let beat = MembershipHeartbeat { node: "one".into(), record: Some("{}".into()) };
+    let fleet = match redis.update_membership(&beat) {
+        StoreReply::Ready(fleet) => fleet,
+        StoreReply::Pending(fleet) => timeout(PATIENCE, fleet).await.unwrap(),
     };
-    Ok(fleet?.members.into_iter().map(|member| member.node.into()).collect())
+    Ok(fleet?.replicas.into_iter().map(|member| member.node.into()).collect())
 }
 
 /// Sends one heartbeat while the slot moves, and one after the move that the client has not seen.
 async fn heartbeat_follows_slot(flags: &[&str]) {
     let cluster = Cluster::of(flags, false);
-    let at = redis_at(Place::Cluster(cluster.addresses()), Duration::from_secs(20));
-    let slot = codec::slot(beat::key(&at.key_prefix).as_bytes());
-    let (redis, connection) = Redis::new(at);
+    let at = redis_at(RedisTopology::Cluster(cluster.addresses()), Duration::from_secs(20));
+    let slot = codec::cluster_slot(beat::members_key(&at.key_prefix).as_bytes());
+    let (redis, connection) = RedisStore::new(at);
     let task = tokio::spawn(connection);
-    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("the cluster is connected", answers).unwrap();
     let from = cluster.owner_of_slot(slot);
     let to = (from + 1) % cluster.primaries.len();
@@ -294,7 +294,7 @@ fn late_cluster_is_used_despite_an_unassigned_slot() {
     assert!(ready(&service).text().contains("does not answer (unreachable)"));
     cluster.nodes().for_each(|node| node.signal("CONT"));
     wait_until_ready(&service);
-    let slot = codec::slot(&key_of(domains[2])).to_string();
+    let slot = codec::cluster_slot(&key_of(domains[2])).to_string();
     cluster.nodes().for_each(|node| node.order(&["CLUSTER", "DELSLOTS", &slot]));
     let fails = || match check_domain(&service, domains[2], &[("error", "v")]).status {
         400 => Ok(()),
@@ -331,14 +331,14 @@ fn readiness_reports_a_cluster_that_rejects_the_password() {
 async fn inspection_reaches_every_primary_from_any_node() {
     let cluster = Cluster::start();
     let seed = cluster.addresses()[2..].to_vec();
-    let nodes = inspect::open(&Options::at(Place::Cluster(seed))).await.unwrap();
-    let mut found: Vec<_> = nodes.iter().map(|node| node.at.clone()).collect();
+    let nodes = inspect::connect_all(&RedisOptions::new(RedisTopology::Cluster(seed))).await.unwrap();
+    let mut found: Vec<_> = nodes.iter().map(|node| node.address.clone()).collect();
     let mut wanted: Vec<_> = cluster.nodes().map(Process::address).collect();
     found.sort();
     wanted.sort();
     assert_eq!(found, wanted);
     for node in &nodes {
-        let said = format!("{:?}", node.ask(&["INFO", "replication"]).await);
+        let said = format!("{:?}", node.run_command(&["INFO", "replication"]).await);
         assert!(said.contains("role:master"), "{said}");
     }
 }

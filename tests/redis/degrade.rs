@@ -8,16 +8,16 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Options, Place, Redis};
-use sluicegate::backend::{Backend, Cause};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::redis::{RedisOptions, RedisTopology, RedisStore};
+use sluicegate::backend::{Backend, StoreFailure};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::edge::Reporting;
+use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::grpc::convert;
-use sluicegate::edge::grpc::rls::patience;
-use sluicegate::engine::{Answer, Engine, Local, Membership, Policy, Refusal};
-use sluicegate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Verdict};
+use sluicegate::edge::grpc::rls::caller_timeout;
+use sluicegate::engine::{Decision, Engine, LocalFallback, Membership, DecisionPolicy, CheckError};
+use sluicegate::kernel::decision::{Cost, Descriptor, LimitOverride, Check, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 use tonic::metadata::MetadataMap;
 
@@ -31,9 +31,9 @@ descriptors:
 - {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1, on_backend_failure: deny}}
 ";
 
-pub(super) fn redis_at(place: Place, deadline: Duration) -> Options {
+pub(super) fn redis_at(place: RedisTopology, deadline: Duration) -> RedisOptions {
     let key_prefix = "t".to_owned();
-    Options { key_prefix, deadline, jitter: 1, ..Options::at(place) }
+    RedisOptions { key_prefix, call_timeout: deadline, jitter_seed: 1, ..RedisOptions::new(place) }
 }
 
 pub(super) fn engine_over(
@@ -42,81 +42,81 @@ pub(super) fn engine_over(
     limits: &str,
     replicas: u32,
 ) -> Engine {
-    let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
+    let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
     let membership = Membership::new("me", 1, NonZeroU32::new(replicas).unwrap());
-    let local = Local::new(memory, Arc::new(membership));
-    let engine = Engine::new(clock, Arc::new(backend), Policy::default()).with_local(local);
+    let local = LocalFallback::new(memory, Arc::new(membership));
+    let engine = Engine::new(clock, Arc::new(backend), DecisionPolicy::default()).with_local_fallback(local);
     engine.publish(Arc::new(load([("d.yaml", limits.as_bytes())], Revision(1), false).unwrap().0));
     engine
 }
 
 fn engine(replicas: u32, limits: &str) -> Engine {
-    let nowhere = redis_at(Place::Unix("/nowhere".into()), Duration::from_secs(20));
-    let (redis, _never_run) = Redis::new(nowhere);
-    assert_eq!(redis.trouble(), Some(Cause::Unreachable));
+    let nowhere = redis_at(RedisTopology::Unix("/nowhere".into()), Duration::from_secs(20));
+    let (redis, _never_run) = RedisStore::new(nowhere);
+    assert_eq!(redis.current_failure(), Some(StoreFailure::Unreachable));
     engine_over(redis, Clock::manual(Nanos::from_secs(1_000_000)), limits, replicas)
 }
 
-pub(super) fn new_check<'a>(keys: &[&'a str], hits: u64) -> Question<'a> {
+pub(super) fn new_check<'a>(keys: &[&'a str], hits: u64) -> Check<'a> {
     let descriptor = |&key: &&'a str| Descriptor {
         entries: [(key, "v")].into_iter().collect(),
         cost: Cost::Charge(Hits(hits)),
         limit: None,
     };
-    Question { domain: "d", descriptors: keys.iter().map(descriptor).collect() }
+    Check { domain: "d", descriptors: keys.iter().map(descriptor).collect() }
 }
 
-async fn check(engine: &Engine, keys: &[&str]) -> Result<Answer, Refusal> {
+async fn check(engine: &Engine, keys: &[&str]) -> Result<Decision, CheckError> {
     engine.decide(&new_check(keys, 1)).await
 }
 
-fn verdicts(answer: &Answer) -> Vec<(Verdict, Reason)> {
-    answer.statuses.iter().map(|s| (s.finding.verdict, s.finding.reason)).collect()
+fn verdicts(answer: &Decision) -> Vec<(Verdict, Reason)> {
+    answer.statuses.iter().map(|s| (s.decision.verdict, s.decision.reason)).collect()
 }
 
 #[tokio::test]
 async fn each_limit_uses_its_own_fallback() {
     let engine = engine(1, LIMITS);
     let answer = check(&engine, &["allow", "local", "shadow", "nothing"]).await.unwrap();
-    assert_eq!(answer.verdict, Verdict::Admit);
+    assert_eq!(answer.verdict, Verdict::Allow);
     assert_eq!(
         verdicts(&answer),
         [
-            (Verdict::Admit, Reason::BackendDownAllowed),
-            (Verdict::Admit, Reason::BackendDownLocal),
-            (Verdict::Admit, Reason::BackendDownDenied),
-            (Verdict::Admit, Reason::NoLimit),
+            (Verdict::Allow, Reason::StoreDownAllowed),
+            (Verdict::Allow, Reason::StoreDownLocal),
+            (Verdict::Allow, Reason::StoreDownDenied),
+            (Verdict::Allow, Reason::NoLimit),
         ]
     );
     let denied = check(&engine, &["allow", "deny"]).await.unwrap();
     assert_eq!(denied.verdict, Verdict::Deny);
-    assert_eq!(verdicts(&denied)[1], (Verdict::Deny, Reason::BackendDownDenied));
+    assert_eq!(verdicts(&denied)[1], (Verdict::Deny, Reason::StoreDownDenied));
     assert_eq!(denied.retry_after, None, "nobody knows when it is back");
 }
 
 /// Sends one hit with an override of five requests per day.
-async fn check_with_override(engine: &Engine, key: &str) -> Result<(Verdict, Reason), Refusal> {
+async fn check_with_override(engine: &Engine, key: &str) -> Result<(Verdict, Reason), CheckError> {
     let mut asked = new_check(&[key], 1);
-    asked.descriptors[0].limit = Some(Override { requests: 5, unit: Unit::Day });
+    asked.descriptors[0].limit = Some(LimitOverride { requests: 5, unit: Unit::Day });
     engine.decide(&asked).await.map(|answer| verdicts(&answer)[0])
 }
 
 #[tokio::test]
 async fn override_keeps_the_fallback_of_its_limit() {
     let engine = engine(1, LIMITS);
-    let refused = Err(Refusal::BackendDown(Cause::Unreachable));
+    let refused = Err(CheckError::StoreUnavailable(StoreFailure::Unreachable));
     for (key, wanted) in [
-        ("allow", Ok((Verdict::Admit, Reason::BackendDownAllowed))),
-        ("deny", Ok((Verdict::Deny, Reason::BackendDownDenied))),
+        ("allow", Ok((Verdict::Allow, Reason::StoreDownAllowed))),
+        ("deny", Ok((Verdict::Deny, Reason::StoreDownDenied))),
         ("error", refused.clone()),
         ("nothing", refused),
     ] {
         assert_eq!(check_with_override(&engine, key).await, wanted, "{key}");
     }
     for number in 1..=10 {
-        let wanted = if number <= 5 { Verdict::Admit } else { Verdict::Deny };
+        let wanted = if number <= 5 { Verdict::Allow } else { Verdict::Deny };
         let found = check_with_override(&engine, "local").await.unwrap();
-        assert_eq!(found, (wanted, Reason::BackendDownLocal), "{number}: by its own number");
+        assert_eq!(found, (wanted, Reason::StoreDownLocal), "{number}: by its own number");
     }
 }
 
@@ -132,11 +132,11 @@ async fn override_without_a_limit_uses_the_domain_fallback() {
     );
     for key in ["nothing", "free"] {
         let found = check_with_override(&engine, key).await;
-        assert_eq!(found, Ok((Verdict::Admit, Reason::BackendDownAllowed)), "{key}");
+        assert_eq!(found, Ok((Verdict::Allow, Reason::StoreDownAllowed)), "{key}");
     }
     assert_eq!(
         check_with_override(&engine, "deny").await,
-        Ok((Verdict::Deny, Reason::BackendDownDenied))
+        Ok((Verdict::Deny, Reason::StoreDownDenied))
     );
 }
 
@@ -145,14 +145,14 @@ async fn error_fallback_refuses_the_check_without_charging() {
     let engine = engine(1, LIMITS);
     for _ in 0..20 {
         let refused = check(&engine, &["local", "error"]).await;
-        assert_eq!(refused.map(|_| ()), Err(Refusal::BackendDown(Cause::Unreachable)));
+        assert_eq!(refused.map(|_| ()), Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)));
     }
-    let left = check(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
+    let left = check(&engine, &["local"]).await.unwrap().statuses[0].decision.headroom.remaining;
     assert_eq!(left, Hits(9));
 }
 
 fn force_decision(engine: &Engine, key: &str, verdict: Verdict) {
-    engine.freeze(("d", &[(key, "v")]), verdict, Nanos::from_secs(60)).unwrap();
+    engine.force_decision(("d", &[(key, "v")]), verdict, Nanos::from_secs(60)).unwrap();
 }
 
 #[tokio::test]
@@ -165,13 +165,13 @@ async fn a_forced_denial_overrides_an_error_fallback() {
         assert_eq!(
             verdicts(&denied),
             [
-                (Verdict::Admit, Reason::NotAsked),
-                (Verdict::Deny, Reason::Frozen),
-                (Verdict::Deny, Reason::BackendDownDenied),
+                (Verdict::Allow, Reason::Skipped),
+                (Verdict::Deny, Reason::Forced),
+                (Verdict::Deny, Reason::StoreDownDenied),
             ]
         );
         let refused = check(&engine, &["error"]).await.map(|_| ());
-        assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)), "{charge}");
+        assert_eq!(refused, Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)), "{charge}");
     }
 }
 
@@ -183,17 +183,17 @@ async fn failed_refund_is_an_error_despite_a_forced_denial() {
     let mut asked = new_check(&["allow", "error"], 1);
     asked.descriptors[1].cost = Cost::Refund(Hits(3));
     let refused = engine.decide(&asked).await.map(|_| ());
-    assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)));
+    assert_eq!(refused, Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)));
 }
 
 #[tokio::test]
 async fn forced_allow_does_not_override_an_error_fallback() {
     let engine = engine(1, LIMITS);
-    force_decision(&engine, "allow", Verdict::Admit);
+    force_decision(&engine, "allow", Verdict::Allow);
     force_decision(&engine, "shadow", Verdict::Deny);
     for forced in ["allow", "shadow"] {
         let refused = check(&engine, &[forced, "error"]).await.map(|_| ());
-        assert_eq!(refused, Err(Refusal::BackendDown(Cause::Unreachable)), "{forced}");
+        assert_eq!(refused, Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)), "{forced}");
     }
 }
 
@@ -203,9 +203,9 @@ async fn local_share_is_whole_hits_or_nothing() {
     for (key, whole_hits) in [("local", 3), ("few", 0)] {
         for number in 0..6 {
             let answer = check(&engine, &[key]).await.unwrap();
-            let admitted = answer.verdict == Verdict::Admit;
+            let admitted = answer.verdict == Verdict::Allow;
             assert_eq!(admitted, number < whole_hits, "{key} {number}");
-            assert_eq!(verdicts(&answer)[0].1, Reason::BackendDownLocal);
+            assert_eq!(verdicts(&answer)[0].1, Reason::StoreDownLocal);
         }
     }
 }
@@ -217,7 +217,7 @@ async fn all_or_nothing_applies_to_local_shares() {
         engine.decide(&new_check(&["local", "few"], 3)).await.unwrap().verdict,
         Verdict::Deny
     );
-    let left = check(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
+    let left = check(&engine, &["local"]).await.unwrap().statuses[0].decision.headroom.remaining;
     assert_eq!(left, Hits(9), "the denied question charged nothing");
 }
 
@@ -226,7 +226,7 @@ async fn empty_local_share_denies_all_or_nothing_without_charging() {
     let engine = engine(3, &format!("charge: all_or_nothing\n{LIMITS}"));
     let denied = check(&engine, &["local", "few"]).await.unwrap();
     assert_eq!(denied.verdict, Verdict::Deny);
-    let left = check(&engine, &["local"]).await.unwrap().statuses[0].finding.room.remaining;
+    let left = check(&engine, &["local"]).await.unwrap().statuses[0].decision.headroom.remaining;
     assert_eq!(left, Hits(2), "three, less the one that just passed");
 }
 
@@ -238,8 +238,8 @@ async fn dynamic_metadata_contains_each_fallback_reason() {
         hits_addend: 0,
     };
     let answer = check(&engine(1, LIMITS), &["allow", "local", "nothing", "deny"]).await.unwrap();
-    let reporting = Reporting { dynamic_metadata: true, ..Reporting::default() };
-    let metadata = convert::reply(&asked, &answer, &reporting).dynamic_metadata.unwrap();
+    let reporting = ReplyOptions { dynamic_metadata: true, ..ReplyOptions::default() };
+    let metadata = convert::to_response(&asked, &answer, &reporting).dynamic_metadata.unwrap();
     let Some(Kind::ListValue(list)) = &metadata.fields["degraded"].kind else { panic!() };
     let said: Vec<_> = list.values.iter().map(|value| value.kind.clone().unwrap()).collect();
     let wanted = ["backend_down_allowed", "backend_down_local", "", "backend_down_denied"];
@@ -261,7 +261,7 @@ fn grpc_timeout_is_shortened_by_a_margin() {
     let of = |text: &str| {
         let mut headers = MetadataMap::new();
         headers.insert("grpc-timeout", text.parse().unwrap());
-        patience(&headers)
+        caller_timeout(&headers)
     };
     assert_eq!(of("20m"), Some(Nanos(18_000_000)));
     assert_eq!(of("20000u"), Some(Nanos(18_000_000)));
@@ -273,5 +273,5 @@ fn grpc_timeout_is_shortened_by_a_margin() {
     for wrong in ["20", "m", "20x", "-1S", "123456789S", ""] {
         assert_eq!(of(wrong), None, "{wrong}");
     }
-    assert_eq!(patience(&MetadataMap::new()), None);
+    assert_eq!(caller_timeout(&MetadataMap::new()), None);
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use sluicegate::cli::{self, Outcome, Terminal};
+use sluicegate::cli::{self, CommandOutcome, Terminal};
 
 use super::{Store, limits, serve, wait_until_ready};
 use crate::support::cluster::Cluster;
@@ -10,11 +10,11 @@ use crate::support::resp::Value;
 use crate::support::sentinel::Watched;
 use crate::waiting::until;
 
-fn doctor(store: &Store, more: &[&str]) -> (Outcome, String, String) {
+fn doctor(store: &Store, more: &[&str]) -> (CommandOutcome, String, String) {
     doctor_at(&store.url(), more)
 }
 
-pub(super) fn doctor_at(url: &str, more: &[&str]) -> (Outcome, String, String) {
+pub(super) fn doctor_at(url: &str, more: &[&str]) -> (CommandOutcome, String, String) {
     // A loaded machine must not look like a distant Redis.
     let line = ["sluicegate", "doctor", "--backend", url, "--backend-deadline", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();
@@ -44,24 +44,24 @@ fn running(flags: &[&str]) -> Store {
 fn missing_persistence_is_only_a_warning() {
     let store = running(&["--appendonly", "yes"]);
     let (outcome, out, err) = doctor(&store, &[]);
-    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""), "{out}");
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""), "{out}");
     assert!(out.ends_with("findings: 0 errors, 0 warnings\n"), "{out}");
     assert_eq!(store.command(&["DBSIZE"]), Value::Int(0), "nothing is left behind");
     store.command(&["CONFIG", "SET", "appendonly", "no"]);
     let (outcome, out, _) = doctor(&store, &[]);
-    assert_eq!(outcome, Outcome::Yes, "a warning makes no store unfit: {out}");
+    assert_eq!(outcome, CommandOutcome::Success, "a warning makes no store unfit: {out}");
     let path = store.socket();
     let report =
         format!("warning[persistence]: {}: nothing is kept over a restart;", path.display());
     assert!(out.starts_with(&report), "{out}");
-    assert_eq!(doctor(&store, &["--warnings-as-errors"]).0, Outcome::No);
+    assert_eq!(doctor(&store, &["--warnings-as-errors"]).0, CommandOutcome::Negative);
 }
 
 #[test]
 fn each_problem_of_a_store_is_reported() {
     let store = running(&["--appendonly", "yes", "--maxmemory-policy", "allkeys-lru"]);
     let (outcome, out, _) = doctor(&store, &[]);
-    assert_eq!(outcome, Outcome::No);
+    assert_eq!(outcome, CommandOutcome::Negative);
     assert!(out.contains("error[eviction]") && out.contains("set `maxmemory-policy noeviction`"));
     store.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     assert!(codes(&store).is_empty());
@@ -106,11 +106,11 @@ fn a_cluster_without_slots_is_an_error() {
 fn every_cluster_primary_is_examined() {
     let cluster = Cluster::start();
     let (outcome, out, err) = doctor_at(&cluster.url(), &[]);
-    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""), "{out}");
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""), "{out}");
     assert_eq!(out.matches(": looked at").count(), 3, "{out}");
     cluster.primaries[1].order(&["ACL", "SETUSER", "default", "-eval"]);
     let (outcome, out, _) = doctor_at(&cluster.url(), &[]);
-    assert_eq!(outcome, Outcome::No);
+    assert_eq!(outcome, CommandOutcome::Negative);
     let expected = format!("error[scripts]: {}", cluster.primaries[1].address());
     assert!(out.contains(&expected) && out.matches("error[").count() == 1, "{out}");
 }
@@ -122,7 +122,7 @@ fn sentinel_primary_writing_without_replicas_is_a_warning() {
     let inspect = || doctor_at(&watched.url("redis+sentinel://"), &[]);
     let warns = || inspect().1.contains("warning[two_primaries]");
     let (outcome, out, _) = inspect();
-    assert_eq!(outcome, Outcome::Yes, "{out}");
+    assert_eq!(outcome, CommandOutcome::Success, "{out}");
     assert!(warns() && out.contains("set `min-replicas-to-write 1`"), "{out}");
     watched.primary.order(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     assert!(!warns());
@@ -136,17 +136,17 @@ fn sentinel_primary_writing_without_replicas_is_a_warning() {
 fn an_unreachable_store_is_a_clear_error() {
     let absent = Store::absent();
     let (outcome, out, err) = doctor(&absent, &[]);
-    assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+    assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     assert!(err.starts_with("error: ") && err.contains("redis.sock"), "{err}");
     // The operating system's message and a fix, without the debug form.
     assert!(err.contains(": No such file or directory") && !err.contains("Os {"), "{err}");
     assert!(err.contains("--backend"), "{err}");
     let (outcome, _, err) = doctor(&absent, &["--no-such-flag"]);
-    assert_eq!(outcome, Outcome::CouldNotSay, "{err}");
+    assert_eq!(outcome, CommandOutcome::Failed, "{err}");
     let memory = ["sluicegate", "doctor"].map(OsString::from).to_vec();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let outcome = cli::run(memory, [], &mut Terminal { out: &mut out, err: &mut err });
-    assert_eq!(outcome, Outcome::CouldNotSay);
+    assert_eq!(outcome, CommandOutcome::Failed);
     assert!(String::from_utf8(err).unwrap().contains("name one with --backend"));
 }
 

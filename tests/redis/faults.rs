@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use sluicegate::backend::redis::Batching;
-use sluicegate::backend::{Backend as _, Cause, Outcome, Rule};
+use sluicegate::backend::{Backend as _, StoreFailure, ChargeOutcome, ChargeMode};
 use tokio::runtime::Runtime;
 
 use super::observed::{FaultWatch, print_row};
@@ -285,7 +285,7 @@ fn redis_out_of_memory_is_logged_once_per_outage() {
     let wide = ["CONFIG", "SET", "maxmemory", "0"];
     assert_rejected_writes_are_reported(
         [&full, &wide],
-        Cause::OutOfMemory,
+        StoreFailure::OutOfMemory,
         "redis is out of memory",
     );
 }
@@ -295,12 +295,12 @@ fn redis_lacking_replicas_is_logged_once_per_outage() {
     let lonely = ["CONFIG", "SET", "min-replicas-to-write", "1"];
     let content = ["CONFIG", "SET", "min-replicas-to-write", "0"];
     let logged = "redis refuses to count: on_backend_failure answers error=NOREPLICAS ";
-    assert_rejected_writes_are_reported([&lonely, &content], Cause::Failing, logged);
+    assert_rejected_writes_are_reported([&lonely, &content], StoreFailure::Other, logged);
 }
 
 /// After `refuse`, Redis rejects writes with `cause`. After `take`, it accepts them. Each outage
 /// logs `line` once.
-fn assert_rejected_writes_are_reported([refuse, take]: [&[&str]; 2], cause: Cause, line: &str) {
+fn assert_rejected_writes_are_reported([refuse, take]: [&[&str]; 2], cause: StoreFailure, line: &str) {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
@@ -354,7 +354,7 @@ fn missing_rights_mark_redis_down_but_bad_keys_do_not() {
     let redis = batch::connected(&store, Batching::Off);
     let runtime = Runtime::new().unwrap();
     let asks = |name: &str| {
-        let charges = batch::charges(name, batch::window(), Rule::Each);
+        let charges = batch::charges(name, batch::window(), ChargeMode::Each);
         runtime.block_on(batch::charge(&redis, &charges))[0]
     };
     asks("odd");
@@ -364,19 +364,19 @@ fn missing_rights_mark_redis_down_but_bad_keys_do_not() {
     client.call(&[b"DEL".as_slice(), key]);
     client.call(&[b"HSET".as_slice(), key, b"field", b"value"]);
     for round in 0..50 {
-        assert_eq!(asks("odd"), Outcome::Failed(Cause::WrongType));
-        assert!(matches!(asks("even"), Outcome::Stepped(_)), "{round}");
-        assert_eq!(redis.trouble(), None, "{round}");
+        assert_eq!(asks("odd"), ChargeOutcome::Failed(StoreFailure::WrongType));
+        assert!(matches!(asks("even"), ChargeOutcome::Decided(_)), "{round}");
+        assert_eq!(redis.current_failure(), None, "{round}");
     }
     store.command(&["ACL", "SETUSER", "default", "-set"]);
-    until("it is known", || match (asks("new"), redis.trouble()) {
-        (Outcome::Failed(Cause::Failing), Some(Cause::Failing)) => Ok(()),
+    until("it is known", || match (asks("new"), redis.current_failure()) {
+        (ChargeOutcome::Failed(StoreFailure::Other), Some(StoreFailure::Other)) => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .unwrap();
     store.command(&["ACL", "SETUSER", "default", "+set"]);
-    until("it is known to count again", || match (asks("new"), redis.trouble()) {
-        (Outcome::Stepped(_), None) => Ok(()),
+    until("it is known to count again", || match (asks("new"), redis.current_failure()) {
+        (ChargeOutcome::Decided(_), None) => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .unwrap();
@@ -386,15 +386,15 @@ fn missing_rights_mark_redis_down_but_bad_keys_do_not() {
 fn many_read_only_errors_cause_one_reconnect() {
     let store = Store::running();
     let redis = batch::connected(&store, Batching::Off);
-    let made = || redis.inside().connections.unwrap().made;
+    let made = || redis.stats().connections.unwrap().opened;
     assert_eq!(made(), 1);
     store.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    let asked = batch::charges("many", batch::window(), Rule::Each);
+    let asked = batch::charges("many", batch::window(), ChargeMode::Each);
     let asked = (0..16).map(|_| batch::charge(&redis, &asked)).collect();
     let outcomes = batch::all_at_once(&store, asked);
-    assert!(outcomes.contains(&Outcome::Failed(Cause::ReadOnly)), "{outcomes:?}");
+    assert!(outcomes.contains(&ChargeOutcome::Failed(StoreFailure::ReadOnly)), "{outcomes:?}");
     store.command(&["REPLICAOF", "NO", "ONE"]);
-    until("it is connected anew", || match redis.trouble() {
+    until("it is connected anew", || match redis.current_failure() {
         None if 1 < made() => Ok(()),
         trouble => Err(format!("{trouble:?}, {} made", made())),
     })

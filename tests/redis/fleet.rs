@@ -3,13 +3,13 @@
 use std::num::NonZeroU32;
 
 use serde_json::Value as Json;
-use sluicegate::backend::fleet::{Beat, Fleet, Member};
-use sluicegate::backend::redis::{Batching, Redis, beat};
-use sluicegate::backend::{Backend as _, Cause, Outcome, Reply, Rule};
+use sluicegate::backend::fleet::{MembershipHeartbeat, MembershipReply, LiveReplica};
+use sluicegate::backend::redis::{Batching, RedisStore, beat};
+use sluicegate::backend::{Backend as _, StoreFailure, ChargeOutcome, StoreReply, ChargeMode};
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry};
 use sluicegate::engine::Membership;
-use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::Nanos;
 
 use super::{Store, batch, check, limits, ready, serve, wait_until_ready};
@@ -151,12 +151,12 @@ fn replicas_choose_distinct_default_node_ids() {
     .unwrap();
 }
 
-fn send_heartbeat(redis: &Redis, node: &str, record: Option<&str>) -> Result<Fleet, Cause> {
-    let said = Beat { node: node.into(), record: record.map(Into::into) };
-    let reply = redis.beat(&said);
+fn send_heartbeat(redis: &RedisStore, node: &str, record: Option<&str>) -> Result<MembershipReply, StoreFailure> {
+    let said = MembershipHeartbeat { node: node.into(), record: record.map(Into::into) };
+    let reply = redis.update_membership(&said);
     match reply {
-        Reply::Later(reply) => tokio::runtime::Runtime::new().unwrap().block_on(reply),
-        Reply::Now(fleet) => fleet,
+        StoreReply::Pending(reply) => tokio::runtime::Runtime::new().unwrap().block_on(reply),
+        StoreReply::Ready(fleet) => fleet,
     }
 }
 
@@ -164,26 +164,26 @@ fn send_heartbeat(redis: &Redis, node: &str, record: Option<&str>) -> Result<Fle
 fn a_full_store_keeps_other_replicas_records() {
     let store = Store::running();
     let redis = batch::connected(&store, Batching::Off);
-    let key = beat::key("t");
+    let key = beat::members_key("t");
     // The last heartbeat of this record is from 1970.
     store.command(&["HSET", &key, "silent", "1:{}"]);
     store.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(send_heartbeat(&redis, "me", Some("{}")), Err(Cause::OutOfMemory));
+    assert_eq!(send_heartbeat(&redis, "me", Some("{}")), Err(StoreFailure::OutOfMemory));
     let names = || {
         let names = store.command(&["HKEYS", &key]);
         names.array().iter().map(Value::text).collect::<Vec<_>>()
     };
     assert_eq!(names(), ["silent"]);
     store.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    let me = Member { node: "me".into(), silent: Nanos(0), record: "{}".into() };
-    let alone = Fleet { members: vec![me], before: None };
+    let me = LiveReplica { node: "me".into(), silent_for: Nanos(0), record: "{}".into() };
+    let alone = MembershipReply { replicas: vec![me], previous_record: None };
     assert_eq!(send_heartbeat(&redis, "me", Some("{}")), Ok(alone));
     assert_eq!(names(), ["me"], "with memory a silent one goes");
     // Its own record from 1970 does not count as alive.
     store.command(&["HSET", &key, "me", "1:old"]);
-    assert_eq!(send_heartbeat(&redis, "me", Some("{}")).unwrap().before, None);
+    assert_eq!(send_heartbeat(&redis, "me", Some("{}")).unwrap().previous_record, None);
     assert_eq!(names(), ["me"]);
-    let left = Fleet { members: Vec::new(), before: Some("{}".into()) };
+    let left = MembershipReply { replicas: Vec::new(), previous_record: Some("{}".into()) };
     assert_eq!(send_heartbeat(&redis, "me", None), Ok(left));
     assert_eq!(names(), Vec::<String>::new());
 }
@@ -199,22 +199,22 @@ fn forbidden_heartbeat_script_keeps_the_counting_connection() {
         line.unwrap().parse::<u64>().unwrap()
     };
     let before = made();
-    for (denied, why) in [("-pexpire", Cause::Failing), ("-eval", Cause::NotPermitted)] {
+    for (denied, why) in [("-pexpire", StoreFailure::Other), ("-eval", StoreFailure::NotPermitted)] {
         store.command(&["ACL", "SETUSER", "default", denied]);
         assert_eq!(send_heartbeat(&redis, "me", Some("{}")), Err(why));
-        assert_eq!(redis.trouble(), None);
-        let charges = batch::charges("one", batch::window(), Rule::Each);
+        assert_eq!(redis.current_failure(), None);
+        let charges = batch::charges("one", batch::window(), ChargeMode::Each);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let outcomes = runtime.block_on(batch::charge(&redis, &charges));
-        assert!(matches!(outcomes[0], Outcome::Stepped(Step::Admit(_))), "{outcomes:?}");
+        assert!(matches!(outcomes[0], ChargeOutcome::Decided(CounterDecision::Allow(_))), "{outcomes:?}");
     }
     // All three connections belong to this test.
     assert_eq!(made() - before, 3);
 }
 
-fn fleet_of(nodes: &[&str], before: Option<&str>) -> Fleet {
-    let member = |&node: &&str| Member { node: node.into(), silent: Nanos(0), record: "{}".into() };
-    Fleet { members: nodes.iter().map(member).collect(), before: before.map(Into::into) }
+fn fleet_of(nodes: &[&str], before: Option<&str>) -> MembershipReply {
+    let member = |&node: &&str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: "{}".into() };
+    MembershipReply { replicas: nodes.iter().map(member).collect(), previous_record: before.map(Into::into) }
 }
 
 #[test]
@@ -222,16 +222,16 @@ fn replica_count_briefly_survives_store_data_loss() {
     let at = Nanos::from_secs;
     let membership = Membership::new("a", 0, NonZeroU32::MIN);
     assert_eq!(membership.replicas().get(), 1);
-    membership.learn(fleet_of(&["a"], None), at(100));
-    membership.learn(fleet_of(&["a", "b", "c"], Some("{}")), at(106));
+    membership.apply_reply(fleet_of(&["a"], None), at(100));
+    membership.apply_reply(fleet_of(&["a", "b", "c"], Some("{}")), at(106));
     assert_eq!(membership.replicas().get(), 3);
-    membership.learn(fleet_of(&["a", "b"], Some("{}")), at(107));
+    membership.apply_reply(fleet_of(&["a", "b"], Some("{}")), at(107));
     assert_eq!(membership.replicas().get(), 2, "one left");
-    membership.learn(fleet_of(&["a"], None), at(110));
+    membership.apply_reply(fleet_of(&["a"], None), at(110));
     assert_eq!(membership.replicas().get(), 2, "forgotten, not gone");
-    membership.learn(fleet_of(&["a", "d"], Some("{}")), at(114));
+    membership.apply_reply(fleet_of(&["a", "d"], Some("{}")), at(114));
     assert_eq!(membership.replicas().get(), 3, "a new one, and one that may yet speak");
-    membership.learn(fleet_of(&["a", "d"], Some("{}")), at(115));
+    membership.apply_reply(fleet_of(&["a", "d"], Some("{}")), at(115));
     assert_eq!(membership.replicas().get(), 2, "it had its time");
 }
 

@@ -5,9 +5,9 @@
 use std::pin::{Pin, pin};
 use std::task::{Context, Waker};
 
-use sluicegate::backend::redis::{Address, Place, Redis, Stores, reference};
-use sluicegate::backend::{Backend as _, Charge, Outcome, Rule};
-use sluicegate::kernel::decision::{Cost, Standing};
+use sluicegate::backend::redis::{Address, RedisTopology, RedisStore, StoreGroup, reference};
+use sluicegate::backend::{Backend as _, Charge, ChargeOutcome, ChargeMode};
+use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::units::Hits;
 use tokio::task::JoinHandle;
 
@@ -23,7 +23,7 @@ use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, until};
 const MAX_COUNT: u64 = 9_223_372_036_854_775_807;
 
 struct Scene {
-    stores: Stores,
+    stores: StoreGroup,
     main: Store,
     proxy: Proxy,
     _second: Store,
@@ -47,17 +47,17 @@ fn scene(denied_bytes: usize) -> Scene {
     let (main, second, proxy) = std::thread::spawn(servers).join().unwrap();
     let connected = |place| {
         // Three steps, each with the full timeout of a test.
-        let (redis, connection) = Redis::new(redis_at(place, PATIENCE * 3));
+        let (redis, connection) = RedisStore::new(redis_at(place, PATIENCE * 3));
         (redis, tokio::spawn(connection))
     };
     let address = proxy.address();
     let address = Address { host: address.ip().to_string(), port: address.port() };
-    let (first, its_task) = connected(Place::Tcp(address));
-    let (other, other_task) = connected(Place::Unix(second.socket()));
-    let options = reference::Options { denied_bytes, ..reference::Options::default() };
-    let stores = Stores::new(first).with_per_second(other).with_reference(options);
+    let (first, its_task) = connected(RedisTopology::Tcp(address));
+    let (other, other_task) = connected(RedisTopology::Unix(second.socket()));
+    let options = reference::CompatOptions { deny_cache_bytes: denied_bytes, ..reference::CompatOptions::default() };
+    let stores = StoreGroup::new(first).with_per_second(other).with_reference(options);
     let scene = Scene { stores, main, proxy, _second: second, tasks: [its_task, other_task] };
-    let answers = || scene.stores.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers = || scene.stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("both are connected", answers).unwrap();
     scene
 }
@@ -79,7 +79,7 @@ async fn denial_in_the_second_step_refunds_all_keys() {
         let key = |name| format!("d_k_{name}_{}", now.0 / DAY.0 * 86_400);
         scene.main.command(&["SET", &key("full"), &MAX_COUNT.to_string()]);
         let elsewhere = |hits| Charge { per_second: true, ..native_charge("log", 10, hits) };
-        let reported = Standing { shadow: true, ..Standing::default() };
+        let reported = Enforcement { shadow: true, ..Enforcement::default() };
         let full = Charge { standing: reported, ..charge("full", 10, 7) };
         let asked = charges([charge("few", 10, 7), full, elsewhere(7)], ALL);
         scene.proxy.set(Way::FromStore, Flow::Hold);
@@ -102,7 +102,7 @@ async fn denial_in_the_second_step_refunds_all_keys() {
         assert_eq!(stored_count(&scene.main, "full", now), Some(MAX_COUNT), "it took nothing");
         let rest = charges([charge("few", 10, 5), elsewhere(10)], ALL);
         let outcomes = charge_all(&scene.stores, now, &rest).await;
-        assert!(outcomes.iter().all(|outcome| !outcome.denies()), "{outcomes:?}");
+        assert!(outcomes.iter().all(|outcome| !outcome.is_denial()), "{outcomes:?}");
         assert_eq!(stored_count(&scene.main, "few", now), Some(10));
     }
 }
@@ -112,7 +112,7 @@ async fn refund_clears_an_earlier_denial_in_any_reply_order() {
     let (scene, now) = (scene(100_000), now());
     for denial_arrives_first in [true, false] {
         let name = if denial_arrives_first { "before" } else { "after" };
-        let of = |charge| charges([charge], Rule::Each);
+        let of = |charge| charges([charge], ChargeMode::Each);
         let (all, one) = (of(charge(name, 10, 10)), of(charge(name, 10, 1)));
         let back = of(Charge { cost: Cost::Refund(Hits(5)), ..charge(name, 10, 0) });
         charge_all(&scene.stores, now, &all).await;
@@ -134,7 +134,7 @@ async fn refund_clears_an_earlier_denial_in_any_reply_order() {
             (denied.await, refunded)
         };
         assert_eq!(verdict_and_remaining(denied[0]), (true, Some(0)), "{name}");
-        assert!(matches!(refunded[0], Outcome::Refunded(_)), "{name}: {refunded:?}");
+        assert!(matches!(refunded[0], ChargeOutcome::Refunded(_)), "{name}: {refunded:?}");
         let outcome = charge_all(&scene.stores, now, &one).await[0];
         assert_eq!(
             verdict_and_remaining(outcome),

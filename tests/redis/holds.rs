@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::{Address, Place, Redis, Stores};
-use sluicegate::backend::{Backend as _, Cause, Charge, Charges, Outcome, Rule};
+use sluicegate::backend::redis::{Address, RedisTopology, RedisStore, StoreGroup};
+use sluicegate::backend::{Backend as _, StoreFailure, Charge, Charges, ChargeOutcome, ChargeMode};
 use sluicegate::clock::Clock;
-use sluicegate::engine::{Answer, Engine};
+use sluicegate::engine::{Decision, Engine};
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
@@ -43,17 +43,17 @@ impl TwoStores {
         std::thread::spawn(Self::new).join().unwrap()
     }
 
-    fn connected(&self, deadline: Duration) -> (Stores, [JoinHandle<()>; 2]) {
+    fn connected(&self, deadline: Duration) -> (StoreGroup, [JoinHandle<()>; 2]) {
         let address = self.proxy.address();
         let second = Address { host: address.ip().to_string(), port: address.port() };
         let redis = |place| {
-            let (redis, connection) = Redis::new(redis_at(place, deadline));
+            let (redis, connection) = RedisStore::new(redis_at(place, deadline));
             (redis, tokio::spawn(connection))
         };
-        let (main, first) = redis(Place::Unix(self.main.socket()));
-        let (second, other) = redis(Place::Tcp(second));
-        let stores = Stores::new(main).with_per_second(second);
-        let answers = || stores.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let (main, first) = redis(RedisTopology::Unix(self.main.socket()));
+        let (second, other) = redis(RedisTopology::Tcp(second));
+        let stores = StoreGroup::new(main).with_per_second(second);
+        let answers = || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("both are connected", answers).unwrap();
         (stores, [first, other])
     }
@@ -149,11 +149,11 @@ descriptors:
 - {key: second, rate_limit: {unit: second, requests_per_unit: 1000}}
 ";
 
-fn replica(stores: Stores) -> Engine {
+fn replica(stores: StoreGroup) -> Engine {
     engine_over(stores, Clock::manual(Nanos::from_secs(1_000_000_000)), CACHED, 1)
 }
 
-async fn check_cached(replica: &Engine, hits: u64) -> Answer {
+async fn check_cached(replica: &Engine, hits: u64) -> Decision {
     replica.decide(&new_check(&["cached"], hits)).await.unwrap()
 }
 
@@ -163,7 +163,7 @@ async fn denial_caused_by_a_reservation_expires_with_it() {
     let two = TwoStores::new_in_async_test();
     let [(asks, _asking), (holds, _holding)] = [two.connected(PATIENCE), two.connected(PATIENCE)];
     let (asks, holds) = (replica(asks), replica(holds));
-    assert_eq!(check_cached(&asks, 9).await.verdict, Verdict::Admit);
+    assert_eq!(check_cached(&asks, 9).await.verdict, Verdict::Allow);
     two.proxy.set(Way::FromStore, Flow::Hold);
     let before = two.keys();
     let both = new_check(&["cached", "second"], 1);
@@ -185,7 +185,7 @@ async fn denial_caused_by_a_reservation_expires_with_it() {
     drop(holding);
     two.proxy.pass();
     let given_back = async {
-        while check_cached(&asks, 0).await.statuses[0].finding.room.remaining != Hits(1) {
+        while check_cached(&asks, 0).await.statuses[0].decision.headroom.remaining != Hits(1) {
             tokio::task::yield_now().await;
         }
     };
@@ -195,7 +195,7 @@ async fn denial_caused_by_a_reservation_expires_with_it() {
     clock.advance(Nanos(term.0 - 1));
     assert_eq!(check_cached(&asks, 1).await.verdict, Verdict::Deny, "remembered");
     clock.advance(Nanos(1));
-    assert_eq!(check_cached(&asks, 1).await.verdict, Verdict::Admit, "one was left all the while");
+    assert_eq!(check_cached(&asks, 1).await.verdict, Verdict::Allow, "one was left all the while");
 }
 
 fn charges_in_both(hits: u64) -> Charges {
@@ -223,7 +223,7 @@ async fn check_cancelled_between_steps_returns_its_reservation() {
     let given_back = async {
         loop {
             let left =
-                charge_all(&stores, now, &charges([native_charge("main", 10, 0)], Rule::Each))
+                charge_all(&stores, now, &charges([native_charge("main", 10, 0)], ChargeMode::Each))
                     .await;
             if verdict_and_remaining(left[0]).1 == Some(10) {
                 break;
@@ -248,13 +248,13 @@ async fn two_steps_share_one_timeout() {
     // Each step has half of the timeout.
     two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3));
     let (outcomes, took) = timed().await;
-    assert!(outcomes.iter().all(|outcome| !outcome.denies()), "{outcomes:?}");
-    assert!(matches!(outcomes[1], Outcome::Stepped(_)), "{outcomes:?}");
+    assert!(outcomes.iter().all(|outcome| !outcome.is_denial()), "{outcomes:?}");
+    assert!(matches!(outcomes[1], ChargeOutcome::Decided(_)), "{outcomes:?}");
     assert!(deadline / 3 * 2 <= took && took < deadline + deadline / 3, "{took:?}");
     two.proxy.set(Way::FromStore, Flow::Hold);
     let (outcomes, took) = timed().await;
-    assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
-    assert!(matches!(outcomes[0], Outcome::Stepped(_)), "the other counts: {outcomes:?}");
+    assert_eq!(outcomes[1], ChargeOutcome::Failed(StoreFailure::TimedOut));
+    assert!(matches!(outcomes[0], ChargeOutcome::Decided(_)), "the other counts: {outcomes:?}");
     assert!(took < deadline + deadline / 3, "{took:?}");
 }
 
@@ -265,7 +265,7 @@ async fn each_step_has_half_of_the_timeout() {
     let (stores, _tasks) = two.connected(deadline);
     two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3 * 2));
     let outcomes = charge_all(&stores, today(), &charges_in_both(1)).await;
-    assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
+    assert_eq!(outcomes[1], ChargeOutcome::Failed(StoreFailure::TimedOut));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -284,8 +284,8 @@ async fn lost_reservation_is_not_reported_as_charged() {
     };
     let both = async { tokio::join!(charge_all(&stores, today, &asked), forgets) };
     let (outcomes, ()) = tokio::time::timeout(3 * PATIENCE, both).await.expect("both steps");
-    assert_eq!(outcomes[0], Outcome::Failed(Cause::Late));
-    assert!(matches!(outcomes[1], Outcome::Stepped(_)), "{outcomes:?}");
+    assert_eq!(outcomes[0], ChargeOutcome::Failed(StoreFailure::TimedOut));
+    assert!(matches!(outcomes[1], ChargeOutcome::Decided(_)), "{outcomes:?}");
 }
 
 /// A cancelled check does not report a silent store. The return of its reservation does, but only
@@ -300,11 +300,11 @@ async fn silent_store_is_detected_despite_cancelled_reservations() {
         let (stores, _tasks) = two.connected(hurry * 4);
         two.proxy.set(Way::FromStore, Flow::Hold);
         let (began, mut all_gave_up) = (now(), true);
-        while stores.trouble().is_none() {
+        while stores.current_failure().is_none() {
             let given_up =
                 tokio::time::timeout(hurry, charge_all(&stores, today(), &charges_in_both(1)))
                     .await;
-            all_gave_up &= given_up.is_err() || stores.trouble().is_some();
+            all_gave_up &= given_up.is_err() || stores.current_failure().is_some();
             assert!(began.elapsed() < PATIENCE, "nobody knows");
         }
         took.push((began.elapsed(), all_gave_up));
@@ -331,7 +331,7 @@ async fn a_reservation_without_a_reply_is_returned() {
     let before = calls();
     two.proxy.set(Way::FromStore, Flow::Lose);
     let outcomes = charge_all(&stores, today(), &charges_in_both(4)).await;
-    assert_eq!(outcomes[1], Outcome::Failed(Cause::Late));
+    assert_eq!(outcomes[1], ChargeOutcome::Failed(StoreFailure::TimedOut));
     let has_returned = || match calls() - before {
         2 => Ok(()),
         other => Err(format!("{other} calls")),

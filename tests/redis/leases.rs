@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use sluicegate::backend::redis::{self, Redis};
-use sluicegate::backend::{Backend as _, Charge, Home, Outcome, Outcomes};
+use sluicegate::backend::redis::{self, RedisStore};
+use sluicegate::backend::{Backend as _, Charge, Placement, ChargeOutcome, Outcomes};
 use sluicegate::clock::Clock;
-use sluicegate::engine::leases::{Leased, Leases};
-use sluicegate::kernel::decision::{Cost, Standing};
-use sluicegate::kernel::key::{CounterKey, Counting};
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Overshoot, Terms};
+use sluicegate::engine::leases::{LeasedCounter, LeaseManager};
+use sluicegate::kernel::decision::{Cost, Enforcement};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{Overshoot, LeaseTerms};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::time::timeout;
 
@@ -31,50 +31,50 @@ const LIMIT: u32 = 10_000;
 const MEMBERS: usize = 3;
 const TASKS: usize = 8;
 
-fn member(store: &Store) -> Arc<Leases> {
-    let options = redis::Options {
-        deadline: Duration::from_secs(20),
-        ..redis::Options::at(redis::Place::Unix(store.socket()))
+fn member(store: &Store) -> Arc<LeaseManager> {
+    let options = redis::RedisOptions {
+        call_timeout: Duration::from_secs(20),
+        ..redis::RedisOptions::new(redis::RedisTopology::Unix(store.socket()))
     };
-    let (redis, connection) = Redis::new(options);
+    let (redis, connection) = RedisStore::new(options);
     tokio::spawn(connection);
-    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
-    Leases::new(Arc::new(Clock::system()), Arc::new(redis))
+    LeaseManager::new(Arc::new(Clock::system()), Arc::new(redis))
 }
 
 #[derive(Clone)]
-struct Counter(Charge, Terms);
+struct Counter(Charge, LeaseTerms);
 
 impl Counter {
-    fn leased(&self) -> Leased<'_> {
-        Leased { charge: &self.0, terms: self.1 }
+    fn leased(&self) -> LeasedCounter<'_> {
+        LeasedCounter { charge: &self.0, terms: self.1 }
     }
 
-    async fn check(&self, member: &Arc<Leases>) -> Outcome {
+    async fn check(&self, member: &Arc<LeaseManager>) -> ChargeOutcome {
         let mut spent = Outcomes::new();
-        match member.spend(Clock::system().now(), self.leased(), Hits(1), &mut spent) {
+        match member.try_spend(Clock::system().now(), self.leased(), Hits(1), &mut spent) {
             Some(()) => spent[0],
-            None => member.ask(self.leased(), Hits(1)).await,
+            None => member.charge_leased(self.leased(), Hits(1)).await,
         }
     }
 }
 
-fn leased(strategy: Strategy, counting: Counting, overshoot: Overshoot) -> Counter {
+fn leased(strategy: Strategy, counting: KeyStrategy, overshoot: Overshoot) -> Counter {
     let charge = Charge {
-        key: CounterKey::injective("d", [("k", "v")].into_iter(), counting),
-        home: Home::default(),
+        key: CounterKey::unique("d", [("k", "v")].into_iter(), counting),
+        placement: Placement::default(),
         strategy,
         cost: Cost::Charge(Hits(1)),
-        standing: Standing::default(),
+        standing: Enforcement::default(),
         per_second: false,
     };
-    Counter(charge, Terms { overshoot, term: Nanos::from_secs(20), size: Size::Learned })
+    Counter(charge, LeaseTerms { overshoot, duration: Nanos::from_secs(20), sizing: LeaseSizing::Learned })
 }
 
 fn fixed_window(overshoot: Overshoot) -> Counter {
     let limit = FixedWindow::new(LIMIT, Windows::Every(DAY)).unwrap();
-    leased(Strategy::FixedWindow(limit), Counting::FixedWindow(DAY), overshoot)
+    leased(Strategy::FixedWindow(limit), KeyStrategy::FixedWindow(DAY), overshoot)
 }
 
 fn all_strategies(overshoot: Overshoot) -> [Counter; 4] {
@@ -83,14 +83,14 @@ fn all_strategies(overshoot: Overshoot) -> [Counter; 4] {
     let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
     [
         fixed_window(overshoot),
-        leased(gcra, Counting::Gcra, overshoot),
-        leased(window, Counting::SlidingWindow(DAY), overshoot),
-        leased(log, Counting::SlidingLog, overshoot),
+        leased(gcra, KeyStrategy::Gcra, overshoot),
+        leased(window, KeyStrategy::SlidingWindow(DAY), overshoot),
+        leased(log, KeyStrategy::SlidingLog, overshoot),
     ]
 }
 
 /// Sends checks of one hit from concurrent tasks. Returns the number of allowed checks.
-async fn count_allowed(members: &[Arc<Leases>], leased: &Counter, checks: u64) -> u64 {
+async fn count_allowed(members: &[Arc<LeaseManager>], leased: &Counter, checks: u64) -> u64 {
     let (admitted, left) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(checks)));
     let tasks: Vec<_> = (0..TASKS * members.len())
         .map(|task| {
@@ -99,8 +99,8 @@ async fn count_allowed(members: &[Arc<Leases>], leased: &Counter, checks: u64) -
             tokio::spawn(async move {
                 while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
                     let outcome = leased.check(&member).await;
-                    let Outcome::Stepped(step) = outcome else { panic!("{outcome:?}") };
-                    admitted.fetch_add(u64::from(matches!(step, Step::Admit(_))), Relaxed);
+                    let ChargeOutcome::Decided(step) = outcome else { panic!("{outcome:?}") };
+                    admitted.fetch_add(u64::from(matches!(step, CounterDecision::Allow(_))), Relaxed);
                     tokio::task::yield_now().await;
                 }
             })
@@ -165,7 +165,7 @@ async fn returned_hits_are_usable_by_another_replica() {
         let admitted = count_allowed(&[Arc::clone(&one)], &leased, 2_000).await;
         let held = one.balance(&leased.0.key).0;
         assert!(0 < held, "{:?}", leased.0.strategy);
-        one.give_back().await;
+        one.return_all().await;
         assert_eq!(one.balance(&leased.0.key), Hits(0));
         let rest = count_allowed(&[Arc::clone(&other)], &leased, u64::from(LIMIT)).await;
         let left = other.balance(&leased.0.key).0;
@@ -184,18 +184,18 @@ async fn cancelled_lease_call_does_not_block_waiting_checks() {
     let in_time = Duration::from_secs(20);
     // No reply can arrive before the check is cancelled.
     store.signal("STOP");
-    let mut first = Box::pin(member.ask(leased.leased(), Hits(1)));
+    let mut first = Box::pin(member.charge_leased(leased.leased(), Hits(1)));
     assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");
-    let mut second = Box::pin(member.ask(leased.leased(), Hits(1)));
+    let mut second = Box::pin(member.charge_leased(leased.leased(), Hits(1)));
     assert!((&mut second).now_or_never().is_none());
     drop(first);
     store.signal("CONT");
     assert!(is_admitted(timeout(in_time, second).await.unwrap()));
     for _ in 0..3 {
-        assert!(is_admitted(timeout(in_time, member.ask(leased.leased(), Hits(1))).await.unwrap()));
+        assert!(is_admitted(timeout(in_time, member.charge_leased(leased.leased(), Hits(1))).await.unwrap()));
     }
 }
 
-fn is_admitted(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Stepped(Step::Admit(_)))
+fn is_admitted(outcome: ChargeOutcome) -> bool {
+    matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_)))
 }

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::redis::{Address, Place, Redis};
-use sluicegate::backend::{Backend as _, Outcome, Rule};
+use sluicegate::backend::redis::{Address, RedisTopology, RedisStore};
+use sluicegate::backend::{Backend as _, ChargeOutcome, ChargeMode};
 
 use super::degrade::redis_at;
 use super::faults::{DEADLINE, FLAGS, LIMIT, assert_limit_enforced};
@@ -136,18 +136,18 @@ async fn concurrent_checks_share_round_trips_to_a_distant_store() {
     .unwrap();
     proxy.both(Flow::Delay(Duration::from_millis(40)));
     let address = proxy.address();
-    let place = Place::Tcp(Address { host: address.ip().to_string(), port: address.port() });
-    let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(5)));
+    let place = RedisTopology::Tcp(Address { host: address.ip().to_string(), port: address.port() });
+    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(5)));
     let _kept = tokio::spawn(connection);
-    let answers = || redis.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
-    let (today, asked) = (today(), charges([native_charge("far", 1_000, 1)], Rule::Each));
+    let (today, asked) = (today(), charges([native_charge("far", 1_000, 1)], ChargeMode::Each));
     let began = now();
     let outcomes = join_all((0..3_000).map(|_| charge_all(&redis, today, &asked))).await;
     let took = began.elapsed();
-    let stepped = outcomes.iter().filter(|its| matches!(its[0], Outcome::Stepped(_))).count();
+    let stepped = outcomes.iter().filter(|its| matches!(its[0], ChargeOutcome::Decided(_))).count();
     assert_eq!(stepped, 3_000, "every question is answered by the store");
-    assert_eq!(outcomes.iter().filter(|its| !its[0].denies()).count(), 1_000);
+    assert_eq!(outcomes.iter().filter(|its| !its[0].is_denial()).count(), 1_000);
     // Sequential round trips would take four minutes.
     assert!(took < Duration::from_secs(4), "{took:?}");
     println!("observed: 3,000 questions at once to a store 80 ms away: {took:?}");

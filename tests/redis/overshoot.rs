@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use sluicegate::clock::SHIFT;
+use sluicegate::clock::SHIFT_VARIABLE;
 
 use super::{Store, wait_until_ready};
 use crate::http1;
@@ -193,7 +193,7 @@ impl Fleet {
         let flags = ["--backend", &url, "--backend-deadline", "200ms"];
         let flags = [&flags[..], &["--log-level", "trace", "--log-format", "json"]].concat();
         let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
-        let shift = [(SHIFT, &*clock_error_ms.to_string())];
+        let shift = [(SHIFT_VARIABLE, &*clock_error_ms.to_string())];
         let service = Service::start_under(self.limits.path(), &flags, &shift).unwrap();
         wait_until_ready(&service);
         *self.addresses[at].write().unwrap() = Some(service.http);

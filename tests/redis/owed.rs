@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::backend::Backend;
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Address, Place, Redis, Stores};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::redis::{Address, RedisTopology, RedisStore, StoreGroup};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::engine::{Engine, Local, Membership, Policy};
+use sluicegate::engine::{Engine, LocalFallback, Membership, DecisionPolicy};
 use sluicegate::kernel::decision::{Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::task::JoinSet;
@@ -41,7 +41,7 @@ const KEYS: [&str; 5] = ["window", "month", "debt", "two", "log"];
 struct Replica {
     store: Store,
     engine: Arc<Engine>,
-    memory: Arc<Memory>,
+    memory: Arc<MemoryStore>,
     _tasks: JoinSet<()>,
 }
 
@@ -49,23 +49,23 @@ struct Replica {
 fn replica() -> Replica {
     for_a_day_with_a_minute_left();
     let store = Store::running();
-    let place = Place::Unix(store.socket());
-    let (redis, connection) = Redis::new(redis_at(place, Duration::from_millis(500)));
+    let place = RedisTopology::Unix(store.socket());
+    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_millis(500)));
     let mut tasks = JoinSet::new();
     tasks.spawn(connection);
     replica_over(store, redis, tasks)
 }
 
 fn replica_over(store: Store, backend: impl Backend + 'static, mut tasks: JoinSet<()>) -> Replica {
-    let memory = Arc::new(Memory::new(100, WhenFull::Deny, [1; 16]));
+    let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
     let membership = Arc::new(Membership::new("me", 1, NonZeroU32::MIN));
-    let local = Local::new(Arc::clone(&memory), membership);
+    let local = LocalFallback::new(Arc::clone(&memory), membership);
     let now = Nanos::from_secs(crate::waiting::unix_seconds());
-    let engine = Engine::new(Clock::manual(now), Arc::new(backend), Policy::default());
-    let engine = Arc::new(engine.with_local(local));
+    let engine = Engine::new(Clock::manual(now), Arc::new(backend), DecisionPolicy::default());
+    let engine = Arc::new(engine.with_local_fallback(local));
     publish(&engine, RULES);
     let repaying = Arc::clone(&engine);
-    tasks.spawn(async move { repaying.pay_on().await });
+    tasks.spawn(async move { repaying.repay_forever().await });
     let replica = Replica { store, engine, memory, _tasks: tasks };
     replica.wait_until_ready();
     replica
@@ -79,14 +79,14 @@ fn publish(engine: &Engine, rules: &str) {
 impl Replica {
     fn wait_until_ready(&self) {
         let answers =
-            || self.engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+            || self.engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("redis answers", answers).unwrap();
     }
 
     async fn check(&self, key: &str, hits: u64) -> (Verdict, Reason, Hits) {
         let answer = self.engine.decide(&new_check(&[key], hits)).await.unwrap();
-        let finding = &answer.statuses[0].finding;
-        (answer.verdict, finding.reason, finding.room.remaining)
+        let finding = &answer.statuses[0].decision;
+        (answer.verdict, finding.reason, finding.headroom.remaining)
     }
 
     /// Stops Redis. Returns once the engine has noticed the outage.
@@ -97,7 +97,7 @@ impl Replica {
     async fn stop_with_checks(&self, key: &str, hits: u64) {
         self.store.signal("STOP");
         let noticed = async {
-            while self.engine.trouble().is_none() {
+            while self.engine.store_failure().is_none() {
                 self.check(key, hits).await;
             }
         };
@@ -109,7 +109,7 @@ impl Replica {
         let mut found = Vec::new();
         for _ in 0..2_000 {
             found = vec![self.check(key, 0).await];
-            if !found[0].1.is_degraded() && found[0].2 == Hits(left) {
+            if !found[0].1.is_fallback() && found[0].2 == Hits(left) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -142,7 +142,7 @@ async fn fallback_debt_is_charged_to_every_strategy() {
     for key in KEYS {
         assert_eq!(
             replica.check(key, 4).await,
-            (Verdict::Admit, Reason::BackendDownLocal, Hits(6))
+            (Verdict::Allow, Reason::StoreDownLocal, Hits(6))
         );
         assert_eq!(replica.check(key, 7).await.0, Verdict::Deny, "{key}: it owes no denied hits");
     }
@@ -201,15 +201,15 @@ async fn forced_denials_add_no_fallback_debt() {
     replica.store.signal("CONT");
     replica.wait_for_remaining("window", 6).await;
     let shut = ("d", &[("other", "v")][..]);
-    replica.engine.freeze(shut, Verdict::Deny, Nanos::from_secs(600)).unwrap();
+    replica.engine.force_decision(shut, Verdict::Deny, Nanos::from_secs(600)).unwrap();
     // Checks of no hits keep the repaid hits counted locally. Redis is never charged more than the
     // local count.
     replica.stop_with_checks("window", 0).await;
     for _ in 0..5 {
         let answer = replica.engine.decide(&new_check(&["other", "window"], 1)).await.unwrap();
-        let found = &answer.statuses[1].finding;
-        assert_eq!((answer.verdict, found.verdict), (Verdict::Deny, Verdict::Admit));
-        assert_eq!((found.reason, found.room.remaining), (Reason::BackendDownLocal, Hits(6)));
+        let found = &answer.statuses[1].decision;
+        assert_eq!((answer.verdict, found.verdict), (Verdict::Deny, Verdict::Allow));
+        assert_eq!((found.reason, found.headroom.remaining), (Reason::StoreDownLocal, Hits(6)));
     }
     assert_eq!(replica.check("window", 1).await.2, Hits(5));
     replica.store.signal("CONT");
@@ -227,8 +227,8 @@ async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
     // A separate thread, because the proxy has its own runtime.
     let (store, proxy) = std::thread::spawn(behind_a_proxy).join().unwrap();
     let at = proxy.address();
-    let place = Place::Tcp(Address { host: at.ip().to_string(), port: at.port() });
-    let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(5)));
+    let place = RedisTopology::Tcp(Address { host: at.ip().to_string(), port: at.port() });
+    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(5)));
     let mut tasks = JoinSet::new();
     tasks.spawn(connection);
     let replica = replica_over(store, redis, tasks);
@@ -242,7 +242,7 @@ async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
         proxy.cut();
     };
     let (answer, ()) = tokio::join!(replica.check("window", 1), cut);
-    assert_eq!(answer, (Verdict::Admit, Reason::BackendDownLocal, Hits(9)));
+    assert_eq!(answer, (Verdict::Allow, Reason::StoreDownLocal, Hits(9)));
     proxy.pass();
     replica.wait_until_ready();
     replica.wait_until_repaid();
@@ -255,18 +255,18 @@ async fn each_store_is_repaid_independently() {
     let (main, mut second) = (Store::running(), Store::running());
     let mut tasks = JoinSet::new();
     let mut redis = |store: &Store| {
-        let place = Place::Unix(store.socket());
-        let (redis, connection) = Redis::new(redis_at(place, Duration::from_millis(500)));
+        let place = RedisTopology::Unix(store.socket());
+        let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_millis(500)));
         tasks.spawn(connection);
         redis
     };
-    let stores = Stores::new(redis(&main)).with_per_second(redis(&second));
+    let stores = StoreGroup::new(redis(&main)).with_per_second(redis(&second));
     let mut replica = replica_over(main, stores, tasks);
     replica.store.kill();
     second.kill();
     until("both are lost", || {
-        let inside = replica.engine.inside();
-        match [inside.connections, inside.per_second].map(|seen| seen.unwrap().gone) {
+        let inside = replica.engine.store_stats();
+        match [inside.connections, inside.per_second_connections].map(|seen| seen.unwrap().closed) {
             [1, 1] => Ok(()),
             gone => Err(format!("{gone:?}")),
         }
@@ -275,14 +275,14 @@ async fn each_store_is_repaid_independently() {
     for key in ["second", "window", "log"] {
         assert_eq!(
             replica.check(key, 4).await,
-            (Verdict::Admit, Reason::BackendDownLocal, Hits(6))
+            (Verdict::Allow, Reason::StoreDownLocal, Hits(6))
         );
     }
     replica.store.start(&["--port", "0"]);
     for key in ["window", "log"] {
         replica.wait_for_remaining(key, 6).await;
     }
-    assert_eq!(replica.check("second", 1).await.1, Reason::BackendDownLocal);
+    assert_eq!(replica.check("second", 1).await.1, Reason::StoreDownLocal);
 }
 
 fn stored_hits(store: &Store) -> i64 {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use sluicegate::engine::parts::{Division, part, rank};
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::engine::parts::{FleetDivision, local_share, rank};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
@@ -16,7 +16,7 @@ use crate::support::dice::{Dice, seed};
 
 fn key(value: u64) -> CounterKey {
     let value = value.to_string();
-    CounterKey::injective("d", [("k", &*value)].into_iter(), Counting::Gcra)
+    CounterKey::unique("d", [("k", &*value)].into_iter(), KeyStrategy::Gcra)
 }
 
 fn strategy(dice: &mut Dice) -> Strategy {
@@ -34,8 +34,8 @@ fn strategy(dice: &mut Dice) -> Strategy {
 
 /// Hits, and the nanoseconds in which GCRA earns them.
 fn rate(gcra: &Gcra) -> (u128, u128) {
-    let nanos = u128::from(gcra.worth().ticks.get()) * u128::from(gcra.tick().size().0);
-    (gcra.worth().hits.into(), nanos)
+    let nanos = u128::from(gcra.refill_rate().ticks.get()) * u128::from(gcra.tick().size().0);
+    (gcra.refill_rate().hits.into(), nanos)
 }
 
 /// The local shares of all `members`, each computed by its own replica.
@@ -43,7 +43,7 @@ fn parts(whole: &Strategy, key: &CounterKey, members: &[String], replicas: u32) 
     let replicas = NonZeroU32::new(replicas).unwrap();
     let each = members.iter().filter_map(|me| {
         let rank = rank(key, me, members.iter().map(String::as_str));
-        part(whole, Division { replicas, rank: Some(rank) })
+        local_share(whole, FleetDivision { replicas, rank: Some(rank) })
     });
     each.collect()
 }
@@ -59,10 +59,10 @@ fn shares_add_up_to_the_limit_and_rate() {
         let members: Vec<_> = (0..count).map(|n| format!("m{n}-{}", dice.up_to(999))).collect();
         let replicas = u32::try_from(members.len()).unwrap();
         let parts = parts(&whole, &key(dice.roll()), &members, replicas);
-        let sum: u32 = parts.iter().map(Strategy::most).sum();
-        assert_eq!(sum, whole.most(), "{round}: {whole:?} over {replicas}: {parts:?}");
+        let sum: u32 = parts.iter().map(Strategy::max_at_once).sum();
+        assert_eq!(sum, whole.max_at_once(), "{round}: {whole:?} over {replicas}: {parts:?}");
         let holders = u32::try_from(parts.len()).unwrap();
-        assert_eq!(holders, replicas.min(whole.most()), "nobody goes without who need not");
+        assert_eq!(holders, replicas.min(whole.max_at_once()), "nobody goes without who need not");
         for one in &parts {
             let (Strategy::Gcra(one), Strategy::Gcra(whole)) = (one, &whole) else { continue };
             let ((hits, nanos), (all_hits, all_nanos)) = (rate(one), rate(whole));
@@ -82,11 +82,11 @@ fn shares_never_exceed_the_limit_with_unknown_replicas() {
         let members: Vec<_> = (0..known_to_all).map(|n| format!("m{n}")).collect();
         let replicas = u32::try_from(known_to_all + unseen).unwrap();
         let known: u32 =
-            parts(&whole, &key(dice.roll()), &members, replicas).iter().map(Strategy::most).sum();
-        let division = Division { replicas: NonZeroU32::new(replicas).unwrap(), rank: None };
-        let lonely = part(&whole, division).map_or(0, |part| part.most());
-        assert_eq!(lonely, if replicas == 1 { whole.most() } else { whole.most() / replicas });
-        assert!(known + lonely * u32::try_from(unseen).unwrap() <= whole.most());
+            parts(&whole, &key(dice.roll()), &members, replicas).iter().map(Strategy::max_at_once).sum();
+        let division = FleetDivision { replicas: NonZeroU32::new(replicas).unwrap(), rank: None };
+        let lonely = local_share(&whole, division).map_or(0, |part| part.max_at_once());
+        assert_eq!(lonely, if replicas == 1 { whole.max_at_once() } else { whole.max_at_once() / replicas });
+        assert!(known + lonely * u32::try_from(unseen).unwrap() <= whole.max_at_once());
     }
 }
 

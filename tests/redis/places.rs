@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
-use sluicegate::cli::Outcome;
+use sluicegate::cli::CommandOutcome;
 
 use super::doctor::doctor_at;
 use super::{Store, check, failures, limits, move_to_subfolder, ready, serve, wait_until_ready};
@@ -194,7 +194,7 @@ fn unknown_auth_command_is_reported_without_the_password() {
         };
         until("the log says what failed", is_reported).unwrap();
         let (outcome, out, err) = doctor_at(&url, more);
-        assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+        assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
         assert!(err.contains("ERR unknown command 'AUTH'"), "{err}");
         for text in [service.log(), service.said.clone(), err] {
             assert!(!text.contains("sesame"), "{text}");

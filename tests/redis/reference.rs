@@ -19,15 +19,15 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Place, Redis, Stores, reference};
-use sluicegate::backend::{Backend, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
-use sluicegate::kernel::decision::{Cost, Group, Standing, Verdict, combine};
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::redis::{RedisTopology, RedisStore, StoreGroup, reference};
+use sluicegate::backend::{Backend, StoreFailure, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use sluicegate::kernel::decision::{Cost, VoteGroup, Enforcement, Verdict, combine};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
-use sluicegate::kernel::rate::{Step, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::task::JoinHandle;
 
@@ -40,7 +40,7 @@ use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 pub(super) const DAY: Nanos = Nanos::from_secs(86_400);
 
 struct Connected {
-    stores: Stores,
+    stores: StoreGroup,
     main: Store,
     second: Store,
     tasks: Vec<JoinHandle<()>>,
@@ -52,7 +52,7 @@ impl Drop for Connected {
     }
 }
 
-fn connected(options: reference::Options) -> Connected {
+fn connected(options: reference::CompatOptions) -> Connected {
     for_a_day_with_a_minute_left();
     let (main, second) = (Store::running(), Store::running());
     let mut tasks = Vec::new();
@@ -63,22 +63,22 @@ fn connected(options: reference::Options) -> Connected {
 fn over(
     main: &Store,
     second: Option<&Store>,
-    options: reference::Options,
+    options: reference::CompatOptions,
     tasks: &mut Vec<JoinHandle<()>>,
-) -> Stores {
+) -> StoreGroup {
     let mut redis = |store: &Store| {
-        let place = Place::Unix(store.socket());
-        let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(20)));
+        let place = RedisTopology::Unix(store.socket());
+        let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(20)));
         tasks.push(tokio::spawn(connection));
         redis
     };
-    let stores = Stores::new(redis(main));
+    let stores = StoreGroup::new(redis(main));
     let stores = match second {
         Some(second) => stores.with_per_second(redis(second)),
         None => stores,
     };
     let stores = stores.with_reference(options);
-    let answers = || stores.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers = || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
     stores
 }
@@ -90,11 +90,11 @@ pub(super) fn now() -> Nanos {
 /// Charges all. Omits the stored count from the outcomes, because memory does not report it.
 pub(super) async fn charge_all(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
     let outcomes = match backend.charge(now, charges) {
-        Reply::Now(outcomes) => outcomes,
-        Reply::Later(reply) => reply.await,
+        StoreReply::Ready(outcomes) => outcomes,
+        StoreReply::Pending(reply) => reply.await,
     };
     let plain = |outcome| match outcome {
-        Outcome::Counted(step, _) => Outcome::Stepped(step),
+        ChargeOutcome::Counted(step, _) => ChargeOutcome::Decided(step),
         other => other,
     };
     outcomes.into_iter().map(plain).collect()
@@ -104,11 +104,11 @@ pub(super) async fn charge_all(backend: &dyn Backend, now: Nanos, charges: &Char
 pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
     let entries = [("k", name)].into_iter();
     Charge {
-        key: CounterKey::joined("d", entries, Counting::FixedWindow(DAY)),
+        key: CounterKey::compatible("d", entries, KeyStrategy::FixedWindow(DAY)),
         strategy: Strategy::FixedWindow(FixedWindow::new(limit, Windows::Every(DAY)).unwrap()),
         cost: Cost::Charge(Hits(hits)),
-        standing: Standing::default(),
-        home: Home::default(),
+        standing: Enforcement::default(),
+        placement: Placement::default(),
         per_second: false,
     }
 }
@@ -116,33 +116,33 @@ pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
 /// The same limit with a native key. The parity of the name's length selects the strategy.
 pub(super) fn native_charge(name: &str, limit: u32, hits: u64) -> Charge {
     let gcra = name.len().is_multiple_of(2);
-    let counting = if gcra { Counting::Gcra } else { Counting::SlidingLog };
+    let counting = if gcra { KeyStrategy::Gcra } else { KeyStrategy::SlidingLog };
     Charge {
-        key: CounterKey::injective("d", [("k", name)].into_iter(), counting),
+        key: CounterKey::unique("d", [("k", name)].into_iter(), counting),
         strategy: match counting {
-            Counting::Gcra => Strategy::Gcra(Gcra::new(limit, DAY, limit).unwrap()),
+            KeyStrategy::Gcra => Strategy::Gcra(Gcra::new(limit, DAY, limit).unwrap()),
             _ => Strategy::SlidingLog(SlidingLog::new(limit, DAY).unwrap()),
         },
         ..charge(name, limit, hits)
     }
 }
 
-pub(super) fn charges(list: impl IntoIterator<Item = Charge>, rule: Rule) -> Charges {
-    Charges { list: list.into_iter().collect(), rule }
+pub(super) fn charges(list: impl IntoIterator<Item = Charge>, rule: ChargeMode) -> Charges {
+    Charges { list: list.into_iter().collect(), mode: rule }
 }
 
-pub(super) const ALL: Rule = Rule::AllOrNothing { quota_for_all: false, rescued: false };
+pub(super) const ALL: ChargeMode = ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
 
-pub(super) fn any_standing(dice: &mut Dice) -> Standing {
-    let group = dice.pick(&[Group::Enforced, Group::Enforced, Group::Quota, Group::Aside]);
-    Standing { group, shadow: dice.once_in(5) }
+pub(super) fn any_standing(dice: &mut Dice) -> Enforcement {
+    let group = dice.pick(&[VoteGroup::Enforced, VoteGroup::Enforced, VoteGroup::Quota, VoteGroup::Unlimited]);
+    Enforcement { group, shadow: dice.once_in(5) }
 }
 
-pub(super) fn any_rule(dice: &mut Dice) -> Rule {
+pub(super) fn any_rule(dice: &mut Dice) -> ChargeMode {
     match dice.up_to(5) {
-        0 => Rule::Ask,
-        1 | 2 => Rule::Each,
-        _ => Rule::AllOrNothing { quota_for_all: dice.once_in(4), rescued: dice.once_in(4) },
+        0 => ChargeMode::Preview,
+        1 | 2 => ChargeMode::Each,
+        _ => ChargeMode::AllOrNothing { quota_for_all: dice.once_in(4), quota_cannot_deny: dice.once_in(4) },
     }
 }
 
@@ -156,8 +156,8 @@ pub(super) fn stored_count(store: &Store, name: &str, now: Nanos) -> Option<u64>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_and_memory_agree_on_every_rule() {
-    let at = connected(reference::Options::default());
-    let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
+    let at = connected(reference::CompatOptions::default());
+    let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
     for trace in 0..60 {
@@ -192,14 +192,14 @@ fn random_charges(name: &str, counters: u32, dice: &mut Dice) -> Vec<Charge> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_and_memory_agree_on_a_thousand_charges() {
-    let at = connected(reference::Options::default());
-    let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
+    let at = connected(reference::CompatOptions::default());
+    let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
     for trace in 0..6 {
         for step in 0..3 {
             let list = random_charges(&trace.to_string(), 1 + trace % 3, &mut dice);
-            let asked = charges(list, dice.pick(&[ALL, Rule::Ask]));
+            let asked = charges(list, dice.pick(&[ALL, ChargeMode::Preview]));
             let expected = charge_all(&memory, now, &asked).await;
             let got = charge_all(&at.stores, now, &asked).await;
             assert!(got == expected, "SLUICEGATE_SEED={seed} {trace}.{step}");
@@ -227,7 +227,7 @@ async fn script_micros(at: &Connected, charged: usize) -> u64 {
 /// many.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn script_time_grows_linearly_with_charges() {
-    let at = connected(reference::Options::default());
+    let at = connected(reference::CompatOptions::default());
     // Loads the script first.
     script_micros(&at, 1).await;
     let (few, more) = (script_micros(&at, 125).await, script_micros(&at, 1_000).await);
@@ -235,19 +235,19 @@ async fn script_time_grows_linearly_with_charges() {
 }
 
 /// The part of an outcome that does not depend on the clocks of two machines.
-pub(super) fn verdict_and_remaining(outcome: Outcome) -> (bool, Option<u64>) {
+pub(super) fn verdict_and_remaining(outcome: ChargeOutcome) -> (bool, Option<u64>) {
     match outcome {
-        Outcome::Stepped(Step::Admit(room) | Step::Never(room) | Step::Deny { room, .. }) => {
-            (outcome.denies(), Some(room.remaining.0))
+        ChargeOutcome::Decided(CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. }) => {
+            (outcome.is_denial(), Some(room.remaining.0))
         }
-        _ => (outcome.denies(), None),
+        _ => (outcome.is_denial(), None),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mixed_keys_and_stores_match_memory() {
-    let at = connected(reference::Options::default());
-    let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
+    let at = connected(reference::CompatOptions::default());
+    let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
     for trace in 0..40 {
@@ -273,7 +273,7 @@ async fn mixed_keys_and_stores_match_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_when_over_charges_only_the_denying_limits() {
-    let options = reference::Options { stop_when_over: true, ..reference::Options::default() };
+    let options = reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
     let at = connected(options);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
@@ -293,14 +293,14 @@ async fn stop_when_over_charges_only_the_denying_limits() {
             let list: Vec<_> = list.into_iter().map(|which| one(which, &mut dice)).collect();
             let over = |which: usize, hits: u64| u64::from(limits[which]) < counts[which] + hits;
             let votes = list.iter().map(|(which, hits, charge)| {
-                (charge.standing.group, charge.standing.verdict(over(*which, *hits)))
+                (charge.standing.group, charge.standing.enforced_verdict(over(*which, *hits)))
             });
             let denied = combine(votes, false) == Verdict::Deny;
             let added: Vec<_> = list
                 .iter()
                 .map(|(which, hits, _)| if denied && !over(*which, *hits) { 0 } else { *hits })
                 .collect();
-            let asked = charges(list.iter().map(|it| it.2.clone()), Rule::Each);
+            let asked = charges(list.iter().map(|it| it.2.clone()), ChargeMode::Each);
             let answered = charge_all(&at.stores, now, &asked).await;
             for ((which, _, charge), (added, outcome)) in
                 list.iter().zip(added.iter().zip(answered))
@@ -324,8 +324,8 @@ async fn checks_on_one_node_are_atomic() {
     let main = Store::running();
     let mut tasks = Vec::new();
     let now = now();
-    for (name, stop, rule) in [("all", false, ALL), ("stop", true, Rule::Each)] {
-        let options = reference::Options { stop_when_over: stop, ..reference::Options::default() };
+    for (name, stop, rule) in [("all", false, ALL), ("stop", true, ChargeMode::Each)] {
+        let options = reference::CompatOptions { stop_when_over: stop, ..reference::CompatOptions::default() };
         let fleet =
             [0, 1].map(|_| std::sync::Arc::new(over(&main, None, options.clone(), &mut tasks)));
         let asks: Vec<_> = (0..400)
@@ -337,7 +337,7 @@ async fn checks_on_one_node_are_atomic() {
                 ];
                 tokio::spawn(async move {
                     let outcomes = charge_all(&*stores, now, &charges(list, rule)).await;
-                    !outcomes.iter().any(Outcome::denies)
+                    !outcomes.iter().any(ChargeOutcome::is_denial)
                 })
             })
             .collect();
@@ -353,7 +353,7 @@ async fn checks_on_one_node_are_atomic() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_counters_fail_alone_and_full_ones_deny() {
-    let at = connected(reference::Options::default());
+    let at = connected(reference::CompatOptions::default());
     let now = now();
     let start = now.0 / DAY.0 * 86_400;
     let put = |name: &str, words: &[&str]| {
@@ -365,14 +365,14 @@ async fn invalid_counters_fail_alone_and_full_ones_deny() {
     put("less", &["SET", "-5"]);
     put("full", &["SET", "9223372036854775807"]);
     let names = ["text", "list", "less", "full", "good"];
-    for rule in [Rule::Each, ALL, Rule::Ask] {
+    for rule in [ChargeMode::Each, ALL, ChargeMode::Preview] {
         let asked = charges(names.map(|name| charge(name, 10, 1)), rule);
         let outcomes = charge_all(&at.stores, now, &asked).await;
         for outcome in &outcomes[..3] {
-            assert_eq!(*outcome, Outcome::Failed(Cause::WrongType), "{rule:?}");
+            assert_eq!(*outcome, ChargeOutcome::Failed(StoreFailure::WrongType), "{rule:?}");
         }
         assert_eq!(verdict_and_remaining(outcomes[3]), (true, Some(0)), "{rule:?}");
-        assert!(!outcomes[4].denies(), "{rule:?}");
+        assert!(!outcomes[4].is_denial(), "{rule:?}");
     }
     assert_eq!(stored_count(&at.main, "good", now), Some(1), "charged under `each` alone");
     assert_eq!(stored_count(&at.main, "full", now), Some(9_223_372_036_854_775_807));
@@ -382,31 +382,31 @@ async fn invalid_counters_fail_alone_and_full_ones_deny() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_rejecting_writes_is_marked_down() {
-    let at = connected(reference::Options::default());
-    let known = |wanted: Option<Cause>| {
-        let is_known = || match at.stores.trouble() {
+    let at = connected(reference::CompatOptions::default());
+    let known = |wanted: Option<StoreFailure>| {
+        let is_known = || match at.stores.current_failure() {
             trouble if trouble == wanted => Ok(()),
             trouble => Err(format!("{trouble:?}")),
         };
         until("it is known", is_known).unwrap();
     };
-    // `Rule::Each` uses a pipeline, and `ALL` uses a script.
-    for rule in [Rule::Each, ALL] {
+    // `ChargeMode::Each` uses a pipeline, and `ALL` uses a script.
+    for rule in [ChargeMode::Each, ALL] {
         let asked = charges([charge("k", 10, 1)], rule);
         at.main.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
         let outcome = charge_all(&at.stores, now(), &asked).await[0];
-        assert_eq!(outcome, Outcome::Failed(Cause::Failing), "{rule:?}");
-        known(Some(Cause::Failing));
+        assert_eq!(outcome, ChargeOutcome::Failed(StoreFailure::Other), "{rule:?}");
+        known(Some(StoreFailure::Other));
         at.main.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
         known(None);
-        assert!(!charge_all(&at.stores, now(), &asked).await[0].denies(), "{rule:?}");
+        assert!(!charge_all(&at.stores, now(), &asked).await[0].is_denial(), "{rule:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sluicegate_and_envoyproxy_ratelimit_share_counters() {
     let prefix = "rl:".to_owned();
-    let at = connected(reference::Options { prefix, jitter_secs: 300, ..Default::default() });
+    let at = connected(reference::CompatOptions { prefix, jitter_secs: 300, ..Default::default() });
     let now = now();
     let key = format!("rl:d_k_shared_{}", now.0 / DAY.0 * 86_400);
     for turn in 0..6 {
@@ -414,7 +414,7 @@ async fn sluicegate_and_envoyproxy_ratelimit_share_counters() {
         let theirs = at.main.command(&["INCRBY", &key, "1"]).int();
         at.main.command(&["EXPIRE", &key, "86400"]);
         assert_eq!(theirs, 2 * turn + 1);
-        let asked = charges([charge("shared", 10, 1)], Rule::Each);
+        let asked = charges([charge("shared", 10, 1)], ChargeMode::Each);
         let outcome = charge_all(&at.stores, now, &asked).await[0];
         let count = u64::try_from(2 * turn + 2).unwrap();
         assert_eq!(
@@ -429,12 +429,12 @@ async fn sluicegate_and_envoyproxy_ratelimit_share_counters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jitter_extends_each_key_expiry() {
     let expiries = async |jitter_secs| {
-        let at = connected(reference::Options { jitter_secs, seed: seed(), ..Default::default() });
+        let at = connected(reference::CompatOptions { jitter_secs, seed: seed(), ..Default::default() });
         let now = now();
         let key = format!("d_k_a_{}", now.0 / DAY.0 * 86_400);
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..40 {
-            charge_all(&at.stores, now, &charges([charge("a", 10, 1)], Rule::Each)).await;
+            charge_all(&at.stores, now, &charges([charge("a", 10, 1)], ChargeMode::Each)).await;
             seen.insert(at.main.command(&["TTL", &key]).int());
         }
         seen
@@ -446,26 +446,26 @@ async fn jitter_extends_each_key_expiry() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn per_second_limits_use_only_their_own_store() {
-    let mut at = connected(reference::Options::default());
+    let mut at = connected(reference::CompatOptions::default());
     let now = now();
     let both = |per_second: bool, name: &str| {
         [charge(name, 10, 1), native_charge(name, 10, 1)].map(|it| Charge { per_second, ..it })
     };
     let list = [both(true, "second"), both(false, "day")].concat();
-    let asked = charges(list, Rule::Each);
-    assert!(charge_all(&at.stores, now, &asked).await.iter().all(|it| !it.denies()));
+    let asked = charges(list, ChargeMode::Each);
+    assert!(charge_all(&at.stores, now, &asked).await.iter().all(|it| !it.is_denial()));
     for (store, name) in [(&at.second, "second"), (&at.main, "day")] {
         assert_eq!(stored_count(store, name, now), Some(1), "{name}");
         assert_eq!(store.command(&["DBSIZE"]).int(), 2, "{name}");
     }
     at.second.kill();
-    until("the loss is seen", || match at.stores.trouble() {
+    until("the loss is seen", || match at.stores.current_failure() {
         Some(_) => Ok(()),
         None => Err("nothing seen".to_owned()),
     })
     .unwrap();
     let outcomes = charge_all(&at.stores, now, &asked).await;
-    assert_eq!(outcomes[..2], [Outcome::Failed(Cause::Unreachable); 2]);
+    assert_eq!(outcomes[..2], [ChargeOutcome::Failed(StoreFailure::Unreachable); 2]);
     assert_eq!(stored_count(&at.main, "day", now), Some(2));
     assert!(
         outcomes[2..].iter().all(|it| verdict_and_remaining(*it) == (false, Some(8))),
@@ -475,12 +475,12 @@ async fn per_second_limits_use_only_their_own_store() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denied_expire_is_reported_while_counting_continues() {
-    let at = connected(reference::Options::default());
-    let (now, one) = (now(), charges([charge("a", 10, 1)], Rule::Each));
+    let at = connected(reference::CompatOptions::default());
+    let (now, one) = (now(), charges([charge("a", 10, 1)], ChargeMode::Each));
     at.main.command(&["ACL", "SETUSER", "default", "-expire"]);
     assert_eq!(verdict_and_remaining(charge_all(&at.stores, now, &one).await[0]), (false, Some(9)));
-    until("it is told", || match at.stores.trouble() {
-        Some(Cause::NotPermitted) => Ok(()),
+    until("it is told", || match at.stores.current_failure() {
+        Some(StoreFailure::NotPermitted) => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .unwrap();
@@ -491,14 +491,14 @@ async fn denied_expire_is_reported_while_counting_continues() {
         );
     }
     assert_eq!(stored_count(&at.main, "a", now), Some(10));
-    assert_eq!(at.stores.trouble(), Some(Cause::NotPermitted));
+    assert_eq!(at.stores.current_failure(), Some(StoreFailure::NotPermitted));
     at.main.command(&["ACL", "SETUSER", "default", "+expire"]);
-    let another = charges([charge("b", 10, 1)], Rule::Each);
+    let another = charges([charge("b", 10, 1)], ChargeMode::Each);
     assert_eq!(
         verdict_and_remaining(charge_all(&at.stores, now, &another).await[0]),
         (false, Some(9))
     );
-    until("all is well", || match at.stores.trouble() {
+    until("all is well", || match at.stores.current_failure() {
         None => Ok(()),
         Some(other) => Err(other.as_str().to_owned()),
     })
@@ -507,36 +507,36 @@ async fn denied_expire_is_reported_while_counting_continues() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remembered_denial_needs_no_redis_until_a_refund() {
-    let mut at = connected(reference::Options { denied_bytes: 100_000, ..Default::default() });
+    let mut at = connected(reference::CompatOptions { deny_cache_bytes: 100_000, ..Default::default() });
     let now = now();
-    let one = |name: &str, hits| charges([charge(name, 1, hits)], Rule::Each);
+    let one = |name: &str, hits| charges([charge(name, 1, hits)], ChargeMode::Each);
     charge_all(&at.stores, now, &one("a", 2)).await;
     charge_all(&at.stores, now, &one("b", 2)).await;
     let back = Charge { cost: Cost::Refund(Hits(2)), ..charge("b", 1, 0) };
-    charge_all(&at.stores, now, &charges([back], Rule::Each)).await;
+    charge_all(&at.stores, now, &charges([back], ChargeMode::Each)).await;
     assert_eq!(
         verdict_and_remaining(charge_all(&at.stores, now, &one("b", 1)).await[0]),
         (false, Some(0))
     );
     charge_all(&at.stores, now, &one("b", 1)).await;
     at.main.kill();
-    until("the loss is seen", || at.stores.trouble().map(|_| ()).ok_or("not".to_owned())).unwrap();
+    until("the loss is seen", || at.stores.current_failure().map(|_| ()).ok_or("not".to_owned())).unwrap();
     for (hits, name) in [(0, "a"), (1, "a"), (1, "b")] {
         let outcome = charge_all(&at.stores, now, &one(name, hits)).await[0];
         assert_eq!(verdict_and_remaining(outcome), (true, Some(0)), "{name} {hits}");
     }
     let tomorrow = charge_all(&at.stores, now.plus(DAY), &one("a", 1)).await[0];
-    assert_eq!(tomorrow, Outcome::Failed(Cause::Unreachable), "another window, another key");
+    assert_eq!(tomorrow, ChargeOutcome::Failed(StoreFailure::Unreachable), "another window, another key");
 }
 
 /// Another replica may charge the counter and then refund it, because another store or slot denies
 /// its check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denials_that_a_refund_may_undo_are_forgotten_early() {
-    let at = connected(reference::Options { denied_bytes: 100_000, ..Default::default() });
+    let at = connected(reference::CompatOptions { deny_cache_bytes: 100_000, ..Default::default() });
     let now = now();
     let term = Nanos::from_secs(40);
-    for (name, rule, is_forgotten) in [("as one", ALL, true), ("each", Rule::Each, false)] {
+    for (name, rule, is_forgotten) in [("as one", ALL, true), ("each", ChargeMode::Each, false)] {
         let asks = async |now, hits| {
             let asked = charges([charge(name, 10, hits)], rule);
             verdict_and_remaining(charge_all(&at.stores, now, &asked).await[0])

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use sluicegate::config::load;
-use sluicegate::engine::Answer;
-use sluicegate::kernel::decision::{Cost, Finding, Question, Reason, Verdict};
+use sluicegate::engine::Decision;
+use sluicegate::kernel::decision::{Cost, DescriptorDecision, Check, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::degrade::new_check;
@@ -27,13 +27,13 @@ descriptors:
 
 const DAY: Nanos = Nanos::from_secs(86_400);
 
-async fn decide(on: &Connected, question: &Question<'_>) -> Answer {
+async fn decide(on: &Connected, question: &Check<'_>) -> Decision {
     on.engine.decide(question).await.unwrap()
 }
 
-async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Finding>) {
+async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<DescriptorDecision>) {
     let answer = decide(on, &new_check(keys, hits)).await;
-    (answer.verdict, answer.statuses.into_iter().map(|status| status.finding).collect())
+    (answer.verdict, answer.statuses.into_iter().map(|status| status.decision).collect())
 }
 
 async fn refund(on: &Connected, key: &str, hits: u64) {
@@ -53,7 +53,7 @@ fn advance(on: &Connected, by: Nanos) {
     clock.advance(by);
 }
 
-async fn assert_denied_without_call(on: &Connected, key: &str, hits: u64) -> Finding {
+async fn assert_denied_without_call(on: &Connected, key: &str, hits: u64) -> DescriptorDecision {
     let before = script_calls(&on.store);
     let (verdict, mut found) = check(on, &[key], hits).await;
     assert_eq!((verdict, found[0].reason), (Verdict::Deny, Reason::OverLimit), "{key} {hits}");
@@ -61,15 +61,15 @@ async fn assert_denied_without_call(on: &Connected, key: &str, hits: u64) -> Fin
     found.remove(0)
 }
 
-async fn assert_one_call(on: &Connected, key: &str, hits: u64) -> Finding {
+async fn assert_one_call(on: &Connected, key: &str, hits: u64) -> DescriptorDecision {
     let before = script_calls(&on.store);
     let (_, mut found) = check(on, &[key], hits).await;
     assert_eq!(script_calls(&on.store), before + 1, "{key} {hits}");
     found.remove(0)
 }
 
-async fn exhaust(on: &Connected, key: &str) -> Finding {
-    assert_eq!(assert_one_call(on, key, 10).await.verdict, Verdict::Admit);
+async fn exhaust(on: &Connected, key: &str) -> DescriptorDecision {
+    assert_eq!(assert_one_call(on, key, 10).await.verdict, Verdict::Allow);
     assert_one_call(on, key, 1).await
 }
 
@@ -81,32 +81,32 @@ async fn cached_denials_need_no_call_and_count_down() {
         for _ in 0..100 {
             let again = assert_denied_without_call(&on, key, 1).await;
             assert_eq!(again.retry_after, first.retry_after);
-            assert_eq!(again.room, first.room);
+            assert_eq!(again.headroom, first.headroom);
         }
         advance(&on, Nanos::from_secs(1));
         let later = assert_denied_without_call(&on, key, 1).await;
         assert_eq!(later.retry_after.map(|left| left.plus(Nanos::SECOND)), first.retry_after);
-        assert_eq!(later.room.reset_after.plus(Nanos::SECOND), first.room.reset_after);
+        assert_eq!(later.headroom.reset_after.plus(Nanos::SECOND), first.headroom.reset_after);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cached_denial_covers_equal_or_more_hits() {
     let on = connected(RULES);
-    assert_eq!(assert_one_call(&on, "debt", 8).await.verdict, Verdict::Admit);
+    assert_eq!(assert_one_call(&on, "debt", 8).await.verdict, Verdict::Allow);
     let five = assert_one_call(&on, "debt", 5).await;
-    assert_eq!((five.verdict, five.room.remaining), (Verdict::Deny, Hits(2)));
-    assert_eq!(assert_denied_without_call(&on, "debt", 5).await.room.remaining, Hits(2));
+    assert_eq!((five.verdict, five.headroom.remaining), (Verdict::Deny, Hits(2)));
+    assert_eq!(assert_denied_without_call(&on, "debt", 5).await.headroom.remaining, Hits(2));
     let six = assert_denied_without_call(&on, "debt", 6).await;
     let hit = Nanos(10 * DAY.0);
     assert_eq!(six.retry_after, five.retry_after.map(|wait| wait.plus(hit)), "one hit in ten days");
     let never = check(&on, &["debt"], 11).await.1.remove(0);
     assert_eq!((never.reason, never.retry_after), (Reason::LargerThanLimit, None));
-    assert_eq!(assert_one_call(&on, "debt", 0).await.verdict, Verdict::Admit);
-    assert_eq!(assert_one_call(&on, "debt", 2).await.verdict, Verdict::Admit);
+    assert_eq!(assert_one_call(&on, "debt", 0).await.verdict, Verdict::Allow);
+    assert_eq!(assert_one_call(&on, "debt", 2).await.verdict, Verdict::Allow);
     exhaust(&on, "cached").await;
     assert_one_call(&on, "cached", 0).await;
-    assert_eq!(assert_one_call(&on, "log", 8).await.verdict, Verdict::Admit);
+    assert_eq!(assert_one_call(&on, "log", 8).await.verdict, Verdict::Allow);
     assert_one_call(&on, "log", 5).await;
     assert_denied_without_call(&on, "log", 5).await;
     assert_eq!(
@@ -139,13 +139,13 @@ async fn reloads_and_refunds_clear_cached_denials() {
     let more = RULES.replace("requests_per_unit: 10", "requests_per_unit: 20");
     let config = load([("d.yaml", more.as_bytes())], Revision(2), false).unwrap().0;
     on.engine.publish(Arc::new(config));
-    assert_eq!(assert_one_call(&on, "cached", 1).await.verdict, Verdict::Admit);
+    assert_eq!(assert_one_call(&on, "cached", 1).await.verdict, Verdict::Allow);
     assert_one_call(&on, "cached", 9).await;
     assert_denied_without_call(&on, "cached", 9).await;
     refund(&on, "cached", 5).await;
     advance(&on, Nanos(1));
     let asked = assert_one_call(&on, "cached", 4).await;
-    assert_eq!(asked.verdict, Verdict::Admit, "12 counted and 9 denied, 5 back, 4 make 20");
+    assert_eq!(asked.verdict, Verdict::Allow, "12 counted and 9 denied, 5 back, 4 make 20");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,13 +168,13 @@ async fn cached_denial_still_charges_the_other_limits() {
         assert_eq!(verdict, Verdict::Deny);
         let reasons: Vec<_> = found.iter().map(|one| one.reason).collect();
         assert_eq!(reasons, [Reason::OverLimit, Reason::WithinLimit, Reason::OverLimit]);
-        assert_eq!(found[1].room.remaining, Hits(left));
-        assert_eq!(found[2].verdict, Verdict::Admit, "shadow");
+        assert_eq!(found[1].headroom.remaining, Hits(left));
+        assert_eq!(found[2].verdict, Verdict::Allow, "shadow");
         assert_eq!(script_calls(&on.store), before + 1);
     }
     let before = script_calls(&on.store);
     assert_eq!(check(&on, &["cached", "shadow"], 1).await.0, Verdict::Deny);
-    assert_eq!(check(&on, &["shadow"], 1).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["shadow"], 1).await.0, Verdict::Allow);
     assert_eq!(script_calls(&on.store), before);
 }
 
@@ -188,36 +188,36 @@ async fn enforced_cached_denial_decides_all_or_nothing() {
     let (verdict, found) = check(&on, &["strict", "cached", "shadow"], 1).await;
     assert_eq!(verdict, Verdict::Deny);
     let reasons: Vec<_> = found.iter().map(|one| one.reason).collect();
-    assert_eq!(reasons, [Reason::NotAsked, Reason::OverLimit, Reason::OverLimit]);
+    assert_eq!(reasons, [Reason::Skipped, Reason::OverLimit, Reason::OverLimit]);
     assert!(found[0].limit.is_none() && found[1].limit.is_some());
     assert_eq!(script_calls(&on.store), before);
     // Shadow and quota limits do not deny alone, so the whole check reaches the store.
-    assert_eq!(check(&on, &["strict", "shadow"], 1).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["strict", "shadow"], 1).await.0, Verdict::Allow);
     assert_eq!(check(&on, &["strict", "quota"], 1).await.0, Verdict::Deny);
     assert_eq!(check(&on, &["other", "quota"], 1).await.0, Verdict::Deny);
     assert_eq!(script_calls(&on.store), before + 3);
-    let left = check(&on, &["strict"], 0).await.1[0].room.remaining;
+    let left = check(&on, &["strict"], 0).await.1[0].headroom.remaining;
     assert_eq!(left, Hits(9), "only the question that was admitted was charged");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn denials_by_combined_charges_are_not_cached() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
-    assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Allow);
     assert_eq!(check(&on, &["cached", "cached"], 1).await.0, Verdict::Deny, "one is left for two");
-    assert_eq!(check(&on, &["cached"], 1).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["cached"], 1).await.0, Verdict::Allow);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn combined_denials_beside_a_forced_denial_are_not_cached() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
-    assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Allow);
     let minute = Nanos::from_secs(60);
-    on.engine.freeze(("d", &[("strict", "v")]), Verdict::Deny, minute).unwrap();
+    on.engine.force_decision(("d", &[("strict", "v")]), Verdict::Deny, minute).unwrap();
     let (verdict, found) = check(&on, &["strict", "cached", "cached"], 1).await;
     assert_eq!(verdict, Verdict::Deny);
     assert_eq!(found[2].reason, Reason::OverLimit, "one is left for two");
-    assert_eq!(check(&on, &["cached"], 1).await.0, Verdict::Admit);
+    assert_eq!(check(&on, &["cached"], 1).await.0, Verdict::Allow);
     assert_eq!(check(&on, &["strict", "cached"], 1).await.1[1].verdict, Verdict::Deny);
     assert_denied_without_call(&on, "cached", 1).await;
 }

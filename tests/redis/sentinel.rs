@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use sluicegate::backend::redis::{Address, Options, Place, Sentinels, inspect};
+use sluicegate::backend::redis::{Address, RedisOptions, RedisTopology, SentinelOptions, inspect};
 
 use super::load::{counted_hits, under_load};
 use super::observed::print_row;
@@ -162,15 +162,15 @@ async fn an_unknown_primary_name_is_reported() {
         .sentinels
         .iter()
         .map(|sentinel| Address { host: "127.0.0.1".to_owned(), port: sentinel.port });
-    let of = |primary: &str| Sentinels {
+    let of = |primary: &str| SentinelOptions {
         addresses: addresses.clone().collect(),
-        primary: primary.to_owned(),
+        primary_name: primary.to_owned(),
         user: None,
         password: None,
     };
-    let nodes = inspect::open(&Options::at(Place::Sentinel(of(NAME)))).await.unwrap();
-    assert_eq!(nodes[0].at, watched.primary.address());
-    let refused = inspect::open(&Options::at(Place::Sentinel(of("shoe")))).await.unwrap_err();
+    let nodes = inspect::connect_all(&RedisOptions::new(RedisTopology::Sentinel(of(NAME)))).await.unwrap();
+    assert_eq!(nodes[0].address, watched.primary.address());
+    let refused = inspect::connect_all(&RedisOptions::new(RedisTopology::Sentinel(of("shoe")))).await.unwrap_err();
     assert!(refused.0.contains("knows no primary called shoe"), "{refused}");
 }
 

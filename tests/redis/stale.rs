@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::{Place, Redis};
+use sluicegate::backend::redis::{RedisTopology, RedisStore};
 use sluicegate::clock::Clock;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::Verdict;
@@ -46,18 +46,18 @@ pub(super) fn connected(rules: &str) -> Connected {
 fn connected_within(rules: &str, deadline: Duration) -> Connected {
     for_a_day_with_a_minute_left();
     let store = Store::running();
-    let at = redis_at(Place::Unix(store.socket()), deadline);
-    let (redis, connection) = Redis::new(at);
+    let at = redis_at(RedisTopology::Unix(store.socket()), deadline);
+    let (redis, connection) = RedisStore::new(at);
     let connection = tokio::spawn(connection);
     let engine = engine_over(redis, Clock::manual(LONG_AGO), rules, 1);
-    let answers = || engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers = || engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
     Connected { store, engine, connection }
 }
 
 async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>) {
     let answer = on.engine.decide(&new_check(keys, hits)).await.unwrap();
-    let left = answer.statuses.iter().map(|status| status.finding.room.remaining).collect();
+    let left = answer.statuses.iter().map(|status| status.decision.headroom.remaining).collect();
     (answer.verdict, left)
 }
 
@@ -66,7 +66,7 @@ async fn a_calendar_retry_charges_other_limits_once() {
     let on = connected(RULES);
     for left in [9, 8, 7] {
         let both = check(&on, &["plain", "month"], 1).await;
-        assert_eq!(both, (Verdict::Admit, vec![Hits(left), Hits(left)]));
+        assert_eq!(both, (Verdict::Allow, vec![Hits(left), Hits(left)]));
     }
 }
 
@@ -75,12 +75,12 @@ async fn forced_decision_stays_through_a_calendar_retry() {
     let on = connected(RULES);
     let plain = ("d", &[("plain", "v")][..]);
     // By the clock of Redis, this forced decision expired long ago.
-    on.engine.freeze(plain, Verdict::Admit, Nanos::from_secs(60)).unwrap();
+    on.engine.force_decision(plain, Verdict::Allow, Nanos::from_secs(60)).unwrap();
     for left in [9, 8, 7] {
         let (verdict, both) = check(&on, &["plain", "month"], 1).await;
-        assert_eq!((verdict, both[1]), (Verdict::Admit, Hits(left)));
+        assert_eq!((verdict, both[1]), (Verdict::Allow, Hits(left)));
     }
-    on.engine.thaw(plain.0, plain.1).unwrap();
+    on.engine.end_forced_decision(plain.0, plain.1).unwrap();
     assert_eq!(check(&on, &["plain"], 0).await.1, [Hits(10)], "it counts nothing meanwhile");
 }
 
@@ -88,7 +88,7 @@ async fn forced_decision_stays_through_a_calendar_retry() {
 async fn all_or_nothing_survives_a_calendar_retry() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let both = check(&on, &["plain", "month"], 1).await;
-    assert_eq!(both, (Verdict::Admit, vec![Hits(9), Hits(9)]));
+    assert_eq!(both, (Verdict::Allow, vec![Hits(9), Hits(9)]));
     let denied = check(&on, &["plain", "month", "tight"], 3).await;
     assert_eq!(denied, (Verdict::Deny, vec![Hits(9), Hits(9), Hits(0)]));
     let peeked = check(&on, &["plain", "month", "tight"], 0).await;
@@ -100,20 +100,20 @@ async fn calendar_retry_spends_a_lease_balance_once() {
     const LENT: &str = "- {key: lent, rate_limit: {unit: day, requests_per_unit: 100, mode: leased, max_overshoot: 0, lease_hits: 10}}\n";
     let on = connected(&format!("charge: all_or_nothing\n{RULES}{LENT}"));
     for hits in [89, 1] {
-        assert_eq!(check(&on, &["lent"], hits).await.0, Verdict::Admit);
+        assert_eq!(check(&on, &["lent"], hits).await.0, Verdict::Allow);
     }
-    let held = || on.engine.leases().map_or(Hits(0), |leases| leases.sum().hits);
+    let held = || on.engine.leases().map_or(Hits(0), |leases| leases.totals().hits);
     let all = || if held() == Hits(10) { Ok(()) } else { Err(held().to_string()) };
     until("all that is left is held here", all).unwrap();
     let both = check(&on, &["month", "lent"], 4).await;
-    assert_eq!(both, (Verdict::Admit, vec![Hits(6), Hits(6)]));
+    assert_eq!(both, (Verdict::Allow, vec![Hits(6), Hits(6)]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forced_denial_charges_nothing_in_a_calendar_retry() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let plain = ("d", &[("plain", "v")][..]);
-    on.engine.freeze(plain, Verdict::Deny, Nanos::from_secs(60)).unwrap();
+    on.engine.force_decision(plain, Verdict::Deny, Nanos::from_secs(60)).unwrap();
     for _ in 0..3 {
         let (verdict, left) = check(&on, &["plain", "month", "tight"], 1).await;
         assert_eq!((verdict, &left[1..]), (Verdict::Deny, &[Hits(10), Hits(2)][..]));
@@ -127,20 +127,20 @@ async fn silent_store_is_detected_despite_short_caller_timeouts() {
     // One check alone, and one behind a call in flight.
     for together in [1, 2] {
         let on = connected_within(&allows, Duration::from_millis(200));
-        assert_eq!(on.engine.trouble(), None);
+        assert_eq!(on.engine.store_failure(), None);
         on.store.signal("STOP");
         let began = now();
         let soon = Some(Nanos(20_000_000));
-        while on.engine.trouble().is_none() {
+        while on.engine.store_failure().is_none() {
             let asked = new_check(&["plain"], 1);
             let asking = (0..together).map(|_| on.engine.decide_within(&asked, soon));
             for answer in futures_util::future::join_all(asking).await {
-                assert_eq!(answer.unwrap().verdict, Verdict::Admit);
+                assert_eq!(answer.unwrap().verdict, Verdict::Allow);
             }
             assert!(began.elapsed() < PATIENCE, "nobody knows");
         }
         on.store.signal("CONT");
-        let answers = || on.engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let answers = || on.engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("redis answers again", answers).unwrap();
     }
 }
@@ -153,9 +153,9 @@ async fn short_caller_timeout_opens_no_circuit_breaker() {
     for _ in 0..10 {
         let soon = Some(Nanos(20_000_000));
         let answer = on.engine.decide_within(&new_check(&["plain"], 1), soon).await.unwrap();
-        assert_eq!(answer.verdict, Verdict::Admit);
+        assert_eq!(answer.verdict, Verdict::Allow);
         assert!(began.elapsed() < PATIENCE, "the deadline is as long as that");
     }
-    assert_eq!(on.engine.trouble(), None);
+    assert_eq!(on.engine.store_failure(), None);
     on.store.signal("CONT");
 }

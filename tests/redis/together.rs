@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::redis::{Place, Redis, Stores, codec, reference};
-use sluicegate::backend::{Backend, Charge, Outcome, Outcomes, Rule};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::redis::{RedisTopology, RedisStore, StoreGroup, codec, reference};
+use sluicegate::backend::{Backend, Charge, ChargeOutcome, Outcomes, ChargeMode};
 use sluicegate::clock::Clock;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Nanos;
@@ -34,7 +34,7 @@ const CACHED: &str = "descriptors:
 ";
 
 struct Connected {
-    stores: Arc<Stores>,
+    stores: Arc<StoreGroup>,
     task: JoinHandle<()>,
 }
 
@@ -44,19 +44,19 @@ impl Drop for Connected {
     }
 }
 
-fn connected(cluster: &Cluster, options: reference::Options) -> Connected {
+fn connected(cluster: &Cluster, options: reference::CompatOptions) -> Connected {
     for_a_day_with_a_minute_left();
-    let place = Place::Cluster(cluster.addresses());
-    let (redis, connection) = Redis::new(redis_at(place, Duration::from_secs(20)));
+    let place = RedisTopology::Cluster(cluster.addresses());
+    let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(20)));
     let task = tokio::spawn(connection);
-    let stores = Stores::new(redis).with_reference(options);
-    let answers = || stores.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let stores = StoreGroup::new(redis).with_reference(options);
+    let answers = || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("the cluster is connected", answers).unwrap();
     Connected { stores: Arc::new(stores), task }
 }
 
-async fn left(stores: &Stores, now: Nanos, peek: Charge) -> u64 {
-    verdict_and_remaining(charge_all(stores, now, &charges([peek], Rule::Each)).await[0]).1.unwrap()
+async fn left(stores: &StoreGroup, now: Nanos, peek: Charge) -> u64 {
+    verdict_and_remaining(charge_all(stores, now, &charges([peek], ChargeMode::Each)).await[0]).1.unwrap()
 }
 
 type Kind = fn(&str, u32, u64) -> Charge;
@@ -64,8 +64,8 @@ type Kind = fn(&str, u32, u64) -> Charge;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_slots_decide_like_memory() {
     let cluster = Cluster::start();
-    let at = connected(&cluster, reference::Options::default());
-    let memory = Memory::new(10_000, WhenFull::Deny, [3; 16]);
+    let at = connected(&cluster, reference::CompatOptions::default());
+    let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
     for trace in 0..40 {
@@ -91,13 +91,13 @@ async fn several_slots_decide_like_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denied_check_charges_only_the_denying_slots() {
-    let options = reference::Options { stop_when_over: true, ..reference::Options::default() };
+    let options = reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
     let cluster = Cluster::start();
     let at = connected(&cluster, options);
     let now = now();
     for passed in 0..6 {
         let list = ["few", "many"].map(|name| charge(name, if name == "few" { 3 } else { 9 }, 1));
-        let outcomes = charge_all(&*at.stores, now, &charges(list, Rule::Each)).await;
+        let outcomes = charge_all(&*at.stores, now, &charges(list, ChargeMode::Each)).await;
         assert_eq!(verdict_and_remaining(outcomes[0]).0, 3 <= passed);
     }
     assert_eq!(left(&at.stores, now, charge("many", 9, 0)).await, 6);
@@ -107,17 +107,17 @@ async fn denied_check_charges_only_the_denying_slots() {
 async fn denial_across_slots_is_cached_only_briefly() {
     for_a_day_with_a_minute_left();
     let (cluster, deadline) = (Cluster::start(), Duration::from_secs(10));
-    for (colocate, verdict) in [("", Verdict::Deny), ("colocate: k\n", Verdict::Admit)] {
-        let place = Place::Cluster(cluster.addresses());
-        let (redis, connection) = Redis::new(redis_at(place, deadline));
+    for (colocate, verdict) in [("", Verdict::Deny), ("colocate: k\n", Verdict::Allow)] {
+        let place = RedisTopology::Cluster(cluster.addresses());
+        let (redis, connection) = RedisStore::new(redis_at(place, deadline));
         let _connection = tokio::spawn(connection);
         let clock = Clock::manual(Nanos::from_secs(1_000_000_000));
         let rules = format!("domain: d\ncharge: all_or_nothing\n{colocate}{CACHED}");
         let engine = engine_over(redis, clock, &rules, 1);
-        let answers = || engine.trouble().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let answers = || engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("the cluster is connected", answers).unwrap();
         let asks = async |hits| engine.decide(&new_check(&["k"], hits)).await.unwrap().verdict;
-        assert_eq!((asks(10).await, asks(1).await), (Verdict::Admit, Verdict::Deny));
+        assert_eq!((asks(10).await, asks(1).await), (Verdict::Allow, Verdict::Deny));
         for node in &cluster.primaries {
             node.tell(&["FLUSHALL"]);
         }
@@ -135,7 +135,7 @@ async fn rush(at: &Connected, now: Nanos, kind: Kind, name: &str) -> (u64, u64) 
         let stores = Arc::clone(&at.stores);
         let asked = charges([kind(&many, 1_000, 1), kind(&few, 10, 1)], ALL);
         tokio::spawn(
-            async move { !charge_all(&*stores, now, &asked).await.iter().any(Outcome::denies) },
+            async move { !charge_all(&*stores, now, &asked).await.iter().any(ChargeOutcome::is_denial) },
         )
     });
     let passed = join_all(asks).await.into_iter().map(|asked| u64::from(asked.unwrap())).sum();
@@ -149,7 +149,7 @@ async fn concurrent_checks_across_slots_lose_no_hits() {
     for turn in 0..10 {
         // A remembered denial is not charged, so it must not be refunded.
         let denied_bytes = if turn % 2 == 0 { 0 } else { 100_000 };
-        let at = connected(&cluster, reference::Options { denied_bytes, ..Default::default() });
+        let at = connected(&cluster, reference::CompatOptions { deny_cache_bytes: denied_bytes, ..Default::default() });
         let (passed, left) = rush(&at, now, charge, &format!("theirs {turn}")).await;
         assert!(passed <= 10, "{passed}");
         assert_eq!(left, 1_000 - passed, "what was taken in vain is back");
@@ -164,10 +164,10 @@ async fn concurrent_checks_across_slots_lose_no_hits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_moving_slot_loses_no_hits() {
     let cluster = Cluster::start();
-    let at = connected(&cluster, reference::Options::default());
+    let at = connected(&cluster, reference::CompatOptions::default());
     let now = now();
     let start = now.0 / DAY.0 * 86_400;
-    let slot = codec::slot(format!("d_k_moving_{start}").as_bytes());
+    let slot = codec::cluster_slot(format!("d_k_moving_{start}").as_bytes());
     let clients: Vec<_> = (0..4)
         .map(|_| {
             let stores = Arc::clone(&at.stores);
@@ -175,17 +175,17 @@ async fn a_moving_slot_loses_no_hits() {
                 let mut passed = 0;
                 for number in 0..300_u64 {
                     // A third of the calls are single commands, and a third are scripts.
-                    let (hits, rule) = if number % 3 == 0 { (0, Rule::Ask) } else { (1, ALL) };
+                    let (hits, rule) = if number % 3 == 0 { (0, ChargeMode::Preview) } else { (1, ALL) };
                     let asked = charges([charge("moving", 500, hits)], rule);
                     let outcome = charge_all(&*stores, now, &asked).await[0];
-                    let rule = if number % 3 == 1 { Rule::Each } else { ALL };
+                    let rule = if number % 3 == 1 { ChargeMode::Each } else { ALL };
                     let outcomes =
                         charge_all(&*stores, now, &charges([charge("moving", 500, 1)], rule)).await;
                     for outcome in [outcome, outcomes[0]] {
-                        assert!(matches!(outcome, Outcome::Stepped(_)), "{outcome:?}");
+                        assert!(matches!(outcome, ChargeOutcome::Decided(_)), "{outcome:?}");
                     }
-                    passed += u64::from(hits == 1 && !outcome.denies());
-                    passed += u64::from(!outcomes[0].denies());
+                    passed += u64::from(hits == 1 && !outcome.is_denial());
+                    passed += u64::from(!outcomes[0].is_denial());
                 }
                 passed
             })
@@ -202,9 +202,9 @@ async fn a_moving_slot_loses_no_hits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn counter_in_a_moving_slot_still_expires() {
     let cluster = Cluster::start();
-    let at = connected(&cluster, reference::Options::default());
+    let at = connected(&cluster, reference::CompatOptions::default());
     let now = now();
-    let slot = codec::slot(b"{moving}");
+    let slot = codec::cluster_slot(b"{moving}");
     // Each key is counted once, in pipelines longer than one read of a node.
     let clients: Vec<_> = (0..4)
         .map(|client| {
@@ -213,7 +213,7 @@ async fn counter_in_a_moving_slot_still_expires() {
                 for question in 0..12 {
                     let name = |number| format!("{{moving}} {client} {question} {number}");
                     let list = (0..300).map(|number| charge(&name(number), 10, 1));
-                    charge_all(&*stores, now, &charges(list, Rule::Each)).await;
+                    charge_all(&*stores, now, &charges(list, ChargeMode::Each)).await;
                 }
             })
         })

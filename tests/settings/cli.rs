@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::fs;
 
-use sluicegate::cli::{self, Outcome, Terminal};
+use sluicegate::cli::{self, CommandOutcome, Terminal};
 
-fn run(line: &[&str], environment: &[(&str, &str)]) -> (Outcome, String, String) {
+fn run(line: &[&str], environment: &[(&str, &str)]) -> (CommandOutcome, String, String) {
     let argv = ["sluicegate"].iter().chain(line).map(OsString::from).collect();
     let environment: Vec<_> =
         environment.iter().map(|(name, text)| (name.into(), text.into())).collect();
@@ -19,7 +19,7 @@ fn run(line: &[&str], environment: &[(&str, &str)]) -> (Outcome, String, String)
 fn printed(line: &[&str], name: &str) -> String {
     let line = [&["serve", "--print-config"], line].concat();
     let (outcome, out, err) = run(&line, &[]);
-    assert_eq!((outcome, err.as_str()), (Outcome::Yes, ""));
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
     let line = out.lines().find(|line| line.starts_with(&format!("{name}:"))).expect("a line");
     line.split(" #").next().unwrap_or_default().trim().to_owned()
 }
@@ -44,7 +44,7 @@ fn tls_options_require_the_tls_flag() {
     let pair = ["--tls-cert-file", "/c", "--tls-key-file", "/k"];
     for given in [&pair[..], &["--tls-ca-file", "/c"], &["--tls-server-name", "a"]] {
         let (outcome, _, err) = run(&[&command, given].concat(), &[]);
-        assert_eq!(outcome, Outcome::CouldNotSay);
+        assert_eq!(outcome, CommandOutcome::Failed);
         assert!(err.contains("--tls\n"), "{given:?}: {err}");
     }
 }
@@ -58,7 +58,7 @@ fn limits_flag_may_repeat() {
 fn misspelt_flags_are_reported_with_other_errors() {
     let line = ["serve", "--grpc-prot", "1", "--http-prot=2", "--threads", "many"];
     let (outcome, out, err) = run(&line, &[("SLUICEGATE_LOG_LEVEL", "loud")]);
-    assert_eq!((outcome, out.as_str()), (Outcome::CouldNotSay, ""));
+    assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     let starts = ["error: SLUICEGATE_LOG_LEVEL:", "error: --threads:", "error: --grpc-prot:"];
     for start in starts.iter().chain(&["error: --http-prot:"]) {
         assert!(err.lines().any(|line| line.starts_with(start)), "{start} in {err}");
@@ -69,7 +69,7 @@ fn misspelt_flags_are_reported_with_other_errors() {
 #[test]
 fn check_refuses_a_misspelt_flag_with_a_suggestion() {
     let (outcome, _, err) = run(&["check", "--formt", "json", "a.yaml"], &[]);
-    assert_eq!(outcome, Outcome::CouldNotSay);
+    assert_eq!(outcome, CommandOutcome::Failed);
     assert!(err.contains("--formt") && err.contains("--format"), "{err}");
 }
 
@@ -80,20 +80,20 @@ fn settings_file_errors_name_the_file() {
     fs::write(&path, "grpc_port: 0\nhttp_prot: 1\n").unwrap();
     let path = path.to_str().unwrap();
     let (outcome, _, err) = run(&["serve", "--print-config", "--settings", path], &[]);
-    assert_eq!(outcome, Outcome::CouldNotSay);
+    assert_eq!(outcome, CommandOutcome::Failed);
     assert_eq!(
         err,
         format!("error: {path}:2:1: there is no such setting; did you mean `http_port`?\n")
     );
     let (outcome, _, err) = run(&["serve", "--settings", "/no/such/file.yaml"], &[]);
-    assert_eq!(outcome, Outcome::CouldNotSay);
+    assert_eq!(outcome, CommandOutcome::Failed);
     assert!(err.contains("/no/such/file.yaml"), "{err}");
 }
 
 #[test]
 fn serve_help_lists_every_setting() {
     let (outcome, out, _) = run(&["serve", "--help"], &[]);
-    assert_eq!(outcome, Outcome::Yes);
+    assert_eq!(outcome, CommandOutcome::Success);
     for row in sluicegate::config::settings::table() {
         assert!(out.contains(&format!("--{} ", row.flag)), "--{}", row.flag);
     }
@@ -103,7 +103,7 @@ fn serve_help_lists_every_setting() {
 #[test]
 fn schema_command_prints_the_server_schema() {
     let (outcome, out, _) = run(&["schema", "server"], &[]);
-    assert_eq!(outcome, Outcome::Yes);
+    assert_eq!(outcome, CommandOutcome::Success);
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(parsed, sluicegate::config::settings::schema());
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    Address, Backend, Doors, HeaderName, LATER, LogLevel, Named, Origin, Place, Ratio,
+    HostPort, StoreSetting, SettingsInput, HeaderName, RESERVED_NAMES, LogLevel, RatelimitValue, SettingOrigin, RedisEndpoint, UnitFraction,
     ResponseHeaders, Settings, Shape, WhenFull, print_config, read, table,
 };
 use sluicegate::kernel::units::Nanos;
@@ -12,7 +12,7 @@ use super::{environment, file, flags, load_valid, messages, pairs, read_errors};
 
 #[test]
 fn empty_input_gives_the_defaults() {
-    let loaded = load_valid(&Doors::default());
+    let loaded = load_valid(&SettingsInput::default());
     assert_eq!(loaded.settings, Settings::default());
     assert!(loaded.origins.is_empty() && loaded.warnings.is_empty());
 }
@@ -25,9 +25,9 @@ fn precedence_is_flag_variable_file_default() {
     let loaded = load_valid(&doors);
     let Settings { grpc_port, http_port, admin_port, metrics_port, .. } = loaded.settings;
     assert_eq!([grpc_port, http_port, admin_port, metrics_port], [3, 2, 1, 9090]);
-    assert_eq!(loaded.origins["grpc_port"], Origin::Flag("grpc-port".to_owned()));
-    assert_eq!(loaded.origins["http_port"], Origin::Environment("SLUICEGATE_HTTP_PORT".to_owned()));
-    assert_eq!(loaded.origins["admin_port"], Origin::File("server.yaml".into(), 3, 13));
+    assert_eq!(loaded.origins["grpc_port"], SettingOrigin::Flag("grpc-port".to_owned()));
+    assert_eq!(loaded.origins["http_port"], SettingOrigin::Environment("SLUICEGATE_HTTP_PORT".to_owned()));
+    assert_eq!(loaded.origins["admin_port"], SettingOrigin::File("server.yaml".into(), 3, 13));
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn flags_variables_and_file_accept_the_same_values() {
         response_headers: ResponseHeaders::Draft,
         reset_header: HeaderName::new("").unwrap(),
         limit_header: HeaderName::new("X-Limit").unwrap(),
-        near_limit_ratio: Ratio::new(0.5).unwrap(),
+        near_limit_ratio: UnitFraction::new(0.5).unwrap(),
         shadow_mode: true,
         drain_delay: Nanos(250_000_000),
         drain_timeout: Nanos(120_000_000_000),
@@ -73,7 +73,7 @@ fn flags_variables_and_file_accept_the_same_values() {
         .map(|(name, text)| (name.to_lowercase().replace('_', "-"), vec![(*text).to_owned()]))
         .collect();
     flags.push(("limits".to_owned(), vec!["a".to_owned(), "b/c.yaml".to_owned()]));
-    assert_eq!(load_valid(&Doors { flags, ..Doors::default() }).settings, wanted);
+    assert_eq!(load_valid(&SettingsInput { flags, ..SettingsInput::default() }).settings, wanted);
 }
 
 /// Texts that YAML reads as numbers or booleans unless a setting expects text.
@@ -91,7 +91,7 @@ const SPELT: [&str; 10] = [
 ];
 
 /// The settings, or the error messages without places.
-fn settings_or_messages(doors: &Doors) -> Result<Settings, Vec<String>> {
+fn settings_or_messages(doors: &SettingsInput) -> Result<Settings, Vec<String>> {
     match read(doors) {
         Ok(loaded) => Ok(loaded.settings),
         Err(problems) => Err(problems.into_iter().map(|it| it.message).collect()),
@@ -162,7 +162,7 @@ fn file_numbers_and_booleans_follow_yaml() {
     let Settings { grpc_port, http_port, max_keys, shadow_mode, near_limit_ratio, .. } =
         load_valid(&file(text)).settings;
     assert_eq!((grpc_port, http_port, max_keys, shadow_mode), (16, 80, 1_000, true));
-    assert_eq!(near_limit_ratio, Ratio::new(0.5).unwrap());
+    assert_eq!(near_limit_ratio, UnitFraction::new(0.5).unwrap());
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn kubernetes_service_variables_are_ignored_unless_they_name_settings() {
 
 #[test]
 fn settings_of_later_versions_are_refused() {
-    for word in LATER {
+    for word in RESERVED_NAMES {
         let variable = format!("SLUICEGATE_{}", word.to_uppercase());
         let doors = [
             file(&format!("{word}: 1\n")),
@@ -239,23 +239,23 @@ fn settings_of_later_versions_are_refused() {
 #[test]
 fn redis_urls_parse_and_hide_the_password() {
     let of = |url: &str| match load_valid(&flags(&[("backend", url)])).settings.backend {
-        Backend::Redis(url) => url,
-        Backend::Memory => panic!("{url}"),
+        StoreSetting::Redis(url) => url,
+        StoreSetting::Memory => panic!("{url}"),
     };
     let tcp = of("redis://me:p%40ss:w@redis.shop:6380/3");
-    assert_eq!(tcp.place, Place::Tcp(address("redis.shop", 6380)));
+    assert_eq!(tcp.endpoint, RedisEndpoint::Tcp(address("redis.shop", 6380)));
     assert_eq!((tcp.user.as_deref(), tcp.password.as_deref()), (Some("me"), Some("p@ss:w")));
     assert_eq!(tcp.database, 3);
-    assert_eq!(of("redis://[::1]").place, Place::Tcp(address("::1", 6379)));
+    assert_eq!(of("redis://[::1]").endpoint, RedisEndpoint::Tcp(address("::1", 6379)));
     let unix = of("redis+unix://:pass@/run/redis.sock?db=2");
-    assert_eq!(unix.place, Place::Unix("/run/redis.sock".into()));
+    assert_eq!(unix.endpoint, RedisEndpoint::Unix("/run/redis.sock".into()));
     assert_eq!((unix.user, unix.password.as_deref(), unix.database), (None, Some("pass"), 2));
     let sentinel = of("rediss+sentinel://me:pass@one,two:1/shop/4");
     let (one, two) = (address("one", 26379), address("two", 1));
-    assert_eq!(sentinel.place, Place::Sentinel(vec![one, two], "shop".to_owned()));
+    assert_eq!(sentinel.endpoint, RedisEndpoint::Sentinel(vec![one, two], "shop".to_owned()));
     assert_eq!((sentinel.tls, sentinel.database), (true, 4));
     let cluster = of("redis+cluster://one,[::1]:7");
-    assert_eq!(cluster.place, Place::Cluster(vec![address("one", 6379), address("::1", 7)]));
+    assert_eq!(cluster.endpoint, RedisEndpoint::Cluster(vec![address("one", 6379), address("::1", 7)]));
     assert!(!cluster.tls && of("rediss://one").tls && of("rediss+cluster://one").tls);
     for (url, shown) in [
         (
@@ -346,8 +346,8 @@ fn refused_url_shows_only_scheme_and_host() {
     assert!(link[0].contains("got `tcp://…`; Kubernetes sets this"), "{link:?}");
 }
 
-fn address(host: &str, port: u16) -> Address {
-    Address { host: host.to_owned(), port }
+fn address(host: &str, port: u16) -> HostPort {
+    HostPort { host: host.to_owned(), port }
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn xds_backoff_max_below_min_is_refused() {
 /// Sluicegate's own variables are still checked.
 #[test]
 fn contradictory_compatibility_variables_are_accepted() {
-    let named = |setting, text: &str, is_set| Named {
+    let named = |setting, text: &str, is_set| RatelimitValue {
         setting,
         texts: vec![text.to_owned()],
         variable: "ANY",
@@ -502,10 +502,10 @@ fn contradictory_compatibility_variables_are_accepted() {
     let by_default = by_default.map(|(setting, text)| named(setting, text, false));
     let waits = [("xds_backoff_min", "2m"), ("xds_backoff_max", "1m")];
     let waits = waits.map(|(setting, text)| named(setting, text, true));
-    let doors = Doors { named: [by_default, waits].concat(), ..file(&format!("{XDS}\n")) };
+    let doors = SettingsInput { ratelimit_values: [by_default, waits].concat(), ..file(&format!("{XDS}\n")) };
     assert_eq!(load_valid(&doors).settings.xds_backoff_min, Nanos::from_secs(120));
     let environment = pairs(&[("SLUICEGATE_XDS_BACKOFF_MAX", "1m")]);
-    assert_eq!(read_errors(&Doors { environment, ..doors }).len(), 1);
+    assert_eq!(read_errors(&SettingsInput { environment, ..doors }).len(), 1);
 }
 
 #[test]

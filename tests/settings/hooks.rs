@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use sluicegate::config::hooks::{Attributes, Hook, Hooks, MetadataKey};
+use sluicegate::config::hooks::{RequestAttributes, Hook, Hooks, MetadataKey};
 use sluicegate::config::settings::Settings;
 
 use super::{environment, file, load_valid, read_errors};
@@ -33,8 +33,8 @@ impl Request {
         let (path, remote_address) = (self.path, self.address);
         let (header, joined) = (&header, &header);
         let metadata = &metadata;
-        let attributes = Attributes { header, joined, path, remote_address, metadata };
-        let made = hook.descriptors(&attributes);
+        let attributes = RequestAttributes { first_header_value: header, joined_header_values: joined, path, remote_address, metadata };
+        let made = hook.build_descriptors(&attributes);
         let entry = |(key, value): &(&str, Cow<'_, str>)| format!("{key}={value}");
         made.iter().flat_map(|entries| entries.iter().map(entry)).collect()
     }
@@ -59,9 +59,9 @@ fn file_and_variable_give_the_same_hooks() {
     let json = serde_json::to_string(&in_file).unwrap();
     let in_environment = load_valid(&environment(&[("SLUICEGATE_HOOKS", &json)])).settings.hooks;
     assert_eq!(in_file, in_environment);
-    assert_eq!(in_file.named(None).unwrap().name, "edge");
-    assert!(in_file.named(Some("other")).is_none());
-    assert!(Settings::default().hooks.named(None).is_none());
+    assert_eq!(in_file.find_or_first(None).unwrap().name, "edge");
+    assert!(in_file.find_or_first(Some("other")).is_none());
+    assert!(Settings::default().hooks.find_or_first(None).is_none());
 }
 
 #[test]

@@ -6,33 +6,33 @@ mod doors;
 mod hooks;
 mod shipped;
 
-use sluicegate::config::settings::{Doors, Loaded, Problem, read};
+use sluicegate::config::settings::{SettingsInput, LoadedSettings, SettingProblem, read};
 
 fn pairs(of: &[(&str, &str)]) -> Vec<(String, String)> {
     of.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
 }
 
-fn file(text: &str) -> Doors {
-    Doors { file: Some(("server.yaml".to_owned(), text.to_owned())), ..Doors::default() }
+fn file(text: &str) -> SettingsInput {
+    SettingsInput { file: Some(("server.yaml".to_owned(), text.to_owned())), ..SettingsInput::default() }
 }
 
-fn environment(variables: &[(&str, &str)]) -> Doors {
-    Doors { environment: pairs(variables), ..Doors::default() }
+fn environment(variables: &[(&str, &str)]) -> SettingsInput {
+    SettingsInput { environment: pairs(variables), ..SettingsInput::default() }
 }
 
-fn flags(flags: &[(&str, &str)]) -> Doors {
+fn flags(flags: &[(&str, &str)]) -> SettingsInput {
     let flags = pairs(flags).into_iter().map(|(flag, text)| (flag, vec![text])).collect();
-    Doors { flags, ..Doors::default() }
+    SettingsInput { flags, ..SettingsInput::default() }
 }
 
-fn load_valid(doors: &Doors) -> Loaded {
+fn load_valid(doors: &SettingsInput) -> LoadedSettings {
     read(doors).unwrap_or_else(|problems| panic!("{}", messages(&problems).join("\n")))
 }
 
-fn read_errors(doors: &Doors) -> Vec<String> {
+fn read_errors(doors: &SettingsInput) -> Vec<String> {
     messages(&read(doors).expect_err("these doors hold an error"))
 }
 
-fn messages(problems: &[Problem]) -> Vec<String> {
+fn messages(problems: &[SettingProblem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }

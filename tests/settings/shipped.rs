@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use sluicegate::config::settings::{HeaderName, LATER, Settings, schema, server_yaml, table};
+use sluicegate::config::settings::{HeaderName, RESERVED_NAMES, Settings, schema, server_yaml, table};
 
 use super::{file, load_valid};
 use sluicegate::config;
@@ -62,7 +62,7 @@ fn defaults_match_envoyproxy_ratelimit() {
 fn settings_have_unique_names_and_documentation() {
     let names: BTreeSet<_> = table().iter().map(|row| row.name).collect();
     assert_eq!(names.len(), table().len());
-    assert!(LATER.iter().all(|later| !names.contains(later)));
+    assert!(RESERVED_NAMES.iter().all(|later| !names.contains(later)));
     for row in table() {
         assert!(row.doc.ends_with('.') && !row.unit.is_empty(), "{}", row.name);
         assert_eq!(row.flag.replace('-', "_"), row.name);
@@ -101,6 +101,6 @@ fn hooks_yaml_uses_the_shipped_concurrency_domain() {
     let text = fs::read(root.join("config/ceilings/edge.yaml")).unwrap();
     let (config, findings) = config::load([("edge.yaml", &*text)], Revision(1), false).unwrap();
     assert!(findings.is_empty(), "{findings}");
-    let hook = loaded.settings.hooks.named(Some("edge")).unwrap();
-    assert_eq!(config.domains[&*hook.domain].tree.ceilings().len(), 2);
+    let hook = loaded.settings.hooks.find_or_first(Some("edge")).unwrap();
+    assert_eq!(config.domains[&*hook.domain].tree.concurrency_limits().len(), 2);
 }

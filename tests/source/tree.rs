@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use sluicegate::source::SourceError;
-use sluicegate::source::file::{DEEPEST, LARGEST_FILE, LARGEST_TOGETHER, MOST_FILES, read_tree};
+use sluicegate::source::SourceReadError;
+use sluicegate::source::file::{MAX_DEPTH, MAX_FILE_BYTES, MAX_TOTAL_BYTES, MAX_FILES, read_tree};
 
 fn names(root: &Path) -> Vec<String> {
     let texts = read_tree(&[root.to_owned()]).unwrap();
@@ -96,58 +96,58 @@ fn missing_paths_and_dangling_links_are_named_errors() {
     symlink("nowhere", root.path().join("dangling.yaml")).unwrap();
     let error = read_tree(&[root.path().to_owned()]).unwrap_err();
     assert!(
-        matches!(&error, SourceError::Unreadable { path, .. } if path.ends_with("dangling.yaml"))
+        matches!(&error, SourceReadError::Unreadable { path, .. } if path.ends_with("dangling.yaml"))
     );
 }
 
 #[test]
 fn devices_are_refused() {
     let error = read_tree(&[PathBuf::from("/dev/zero")]).unwrap_err();
-    assert!(matches!(error, SourceError::NeitherFileNorDirectory { .. }));
+    assert!(matches!(error, SourceReadError::NeitherFileNorDirectory { .. }));
 }
 
 #[test]
 fn files_above_the_size_limit_are_refused() {
     let root = tempfile::tempdir().unwrap();
     let file = File::create(root.path().join("a.yaml")).unwrap();
-    file.set_len(LARGEST_FILE).unwrap();
-    assert_eq!(read_tree(&[root.path().to_owned()]).unwrap()[0].bytes.len() as u64, LARGEST_FILE);
-    file.set_len(LARGEST_FILE + 1).unwrap();
+    file.set_len(MAX_FILE_BYTES).unwrap();
+    assert_eq!(read_tree(&[root.path().to_owned()]).unwrap()[0].bytes.len() as u64, MAX_FILE_BYTES);
+    file.set_len(MAX_FILE_BYTES + 1).unwrap();
     let error = read_tree(&[root.path().to_owned()]).unwrap_err();
-    assert!(matches!(error, SourceError::TooLarge { most: LARGEST_FILE, .. }));
+    assert!(matches!(error, SourceReadError::TooLarge { most: MAX_FILE_BYTES, .. }));
 }
 
 #[test]
 fn trees_above_the_total_size_limit_are_refused() {
     let root = tempfile::tempdir().unwrap();
-    for number in 0..=LARGEST_TOGETHER / LARGEST_FILE {
-        File::create(root.path().join(number.to_string())).unwrap().set_len(LARGEST_FILE).unwrap();
+    for number in 0..=MAX_TOTAL_BYTES / MAX_FILE_BYTES {
+        File::create(root.path().join(number.to_string())).unwrap().set_len(MAX_FILE_BYTES).unwrap();
     }
     let error = read_tree(&[root.path().to_owned()]).unwrap_err();
-    assert!(matches!(error, SourceError::TooLargeTogether { most: LARGEST_TOGETHER, .. }));
+    assert!(matches!(error, SourceReadError::TotalTooLarge { most: MAX_TOTAL_BYTES, .. }));
 }
 
 #[test]
 fn trees_above_the_file_count_limit_are_refused() {
     let root = tempfile::tempdir().unwrap();
     // Five digits, because a file named `4913` is ignored as a temporary file of Vim.
-    for number in 0..MOST_FILES {
+    for number in 0..MAX_FILES {
         File::create(root.path().join(format!("{number:05}"))).unwrap();
     }
-    assert_eq!(read_tree(&[root.path().to_owned()]).unwrap().len(), MOST_FILES);
+    assert_eq!(read_tree(&[root.path().to_owned()]).unwrap().len(), MAX_FILES);
     File::create(root.path().join("one-more")).unwrap();
     let error = read_tree(&[root.path().to_owned()]).unwrap_err();
-    assert!(matches!(error, SourceError::TooMany { most: MOST_FILES, .. }));
+    assert!(matches!(error, SourceReadError::TooManyFiles { most: MAX_FILES, .. }));
 }
 
 #[test]
 fn directories_below_the_depth_limit_are_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut deepest = PathBuf::new();
-    (0..DEEPEST).for_each(|_| deepest.push("d"));
+    (0..MAX_DEPTH).for_each(|_| deepest.push("d"));
     write(root.path(), deepest.join("a.yaml").to_str().unwrap());
     assert_eq!(names(root.path()).len(), 1);
     write(root.path(), deepest.join("d/a.yaml").to_str().unwrap());
     let error = read_tree(&[root.path().to_owned()]).unwrap_err();
-    assert!(matches!(error, SourceError::TooDeep { most: DEEPEST, .. }));
+    assert!(matches!(error, SourceReadError::TooDeep { most: MAX_DEPTH, .. }));
 }

@@ -14,9 +14,9 @@ use std::time::Duration;
 use sluicegate::config::Config;
 use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::kernel::units::{Nanos, Revision};
-use sluicegate::source::Source;
-use sluicegate::source::file::{Options, Tree, start};
-use sluicegate::source::{Load, Published, SourceError, TextFile, Why};
+use sluicegate::source::ConfigSource;
+use sluicegate::source::file::{FileSourceOptions, FileFilter, start};
+use sluicegate::source::{ConfigParser, PublishedConfig, SourceReadError, TextFile, LoadFailure};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
@@ -34,12 +34,12 @@ type Accepted = Arc<Mutex<HashMap<Revision, Vec<String>>>>;
 
 /// A source under test and the texts that its loader accepted.
 struct Watched {
-    source: Source,
+    source: ConfigSource,
     accepted: Accepted,
 }
 
 /// A loader that refuses texts that begin with `bad`.
-fn loader(accepted: &Accepted) -> Arc<Load> {
+fn loader(accepted: &Accepted) -> Arc<ConfigParser> {
     let accepted = Arc::clone(accepted);
     Arc::new(move |texts: &[TextFile], revision| {
         assert!(texts.iter().all(|text| text.bytes != b"panic"), "a test asks for it");
@@ -57,19 +57,19 @@ async fn watching(path: &Path) -> Watched {
     watching_as(options(path)).await
 }
 
-async fn watching_as(options: Options) -> Watched {
+async fn watching_as(options: FileSourceOptions) -> Watched {
     let accepted = Accepted::default();
     let source = start(options, loader(&accepted), || NOW).await;
     Watched { source, accepted }
 }
 
-fn options(path: &Path) -> Options {
+fn options(path: &Path) -> FileSourceOptions {
     let (paths, debounce) = (vec![path.to_owned()], Duration::from_millis(5));
-    Options { paths, debounce, look: NEVER, tree: Tree::default() }
+    FileSourceOptions { paths, debounce, poll_interval: NEVER, filter: FileFilter::default() }
 }
 
 impl Watched {
-    fn published(&self) -> Published {
+    fn published(&self) -> PublishedConfig {
         self.source.published.borrow().clone()
     }
 
@@ -78,7 +78,7 @@ impl Watched {
         self.accepted.lock().unwrap().get(&revision).cloned().unwrap_or_default()
     }
 
-    async fn until(&mut self, wanted: impl FnMut(&Published) -> bool) -> Published {
+    async fn until(&mut self, wanted: impl FnMut(&PublishedConfig) -> bool) -> PublishedConfig {
         if let Ok(published) = timeout(DEADLINE, self.source.published.wait_for(wanted)).await {
             return published.expect("the source runs").clone();
         }
@@ -86,9 +86,9 @@ impl Watched {
     }
 
     /// Waits until exactly these texts are in force and the last load had no error.
-    async fn until_in_force(&mut self, wanted: &[&str]) -> Published {
+    async fn until_in_force(&mut self, wanted: &[&str]) -> PublishedConfig {
         let accepted = Arc::clone(&self.accepted);
-        self.until(move |Published { status, .. }| {
+        self.until(move |PublishedConfig { status, .. }| {
             let accepted = accepted.lock().unwrap();
             accepted.get(&status.revision).is_some_and(|texts| texts == wanted)
                 && status.last_error.is_none()
@@ -96,7 +96,7 @@ impl Watched {
         .await
     }
 
-    async fn until_refused(&mut self) -> Published {
+    async fn until_refused(&mut self) -> PublishedConfig {
         self.until(|published| published.status.last_error.is_some()).await
     }
 }
@@ -126,7 +126,7 @@ async fn first_load_is_published_at_start() {
     assert_eq!(source.in_force(), ["a"]);
     assert_eq!(published.config.as_ref().unwrap().revision, Revision(1));
     let status = published.status;
-    assert_eq!((status.revision, status.loads, status.refused), (Revision(1), 1, 0));
+    assert_eq!((status.revision, status.successful_loads, status.failed_loads), (Revision(1), 1, 0));
     assert_eq!(status.loaded_at, Some(NOW));
     assert_eq!(*status.files, [Arc::from(limits.join("a.yaml").to_str().unwrap())]);
 }
@@ -189,7 +189,7 @@ async fn config_map_swap_is_applied_without_an_error() {
     fs::remove_dir_all(volume.join("..v1")).unwrap();
     whole.until_in_force(&["two"]).await;
     single.until_in_force(&["two"]).await;
-    assert_eq!(whole.published().status.refused, 0);
+    assert_eq!(whole.published().status.failed_loads, 0);
 }
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn half_written_file_is_refused_until_complete() {
 async fn debounce_hides_a_half_written_file() {
     let (_root, limits) = limits_directory();
     let debounce = Duration::from_secs(1);
-    let mut source = watching_as(Options { debounce, ..options(&limits) }).await;
+    let mut source = watching_as(FileSourceOptions { debounce, ..options(&limits) }).await;
     source.source.published.mark_unchanged();
     fs::write(limits.join("a.yaml"), "bad").unwrap();
     // Without the debounce, the source would read the file within this time.
@@ -217,14 +217,14 @@ async fn debounce_hides_a_half_written_file() {
     fs::write(limits.join("a.yaml"), "good").unwrap();
     assert!(early.is_err());
     let published = source.until_in_force(&["good"]).await;
-    assert_eq!((published.status.refused, published.status.revision), (0, Revision(2)));
+    assert_eq!((published.status.failed_loads, published.status.revision), (0, Revision(2)));
 }
 
 #[tokio::test]
 async fn continuous_writes_do_not_block_loads() {
     let (_root, limits) = limits_directory();
     let debounce = Duration::from_millis(100);
-    let mut source = watching_as(Options { debounce, ..options(&limits) }).await;
+    let mut source = watching_as(FileSourceOptions { debounce, ..options(&limits) }).await;
     source.source.published.mark_unchanged();
     let restless = async {
         for number in 0.. {
@@ -250,7 +250,7 @@ async fn one_bad_file_keeps_the_last_good_revision() {
     assert_eq!(published.status.revision, Revision(1));
     let refused = published.status.last_error.unwrap();
     assert_eq!(refused.at, NOW);
-    assert!(matches!(refused.why, Why::Diagnostics(_)), "{refused:?}");
+    assert!(matches!(refused.reason, LoadFailure::Invalid(_)), "{refused:?}");
     fs::remove_file(limits.join("b.yaml")).unwrap();
     let published = source.until_in_force(&["a", "c"]).await;
     assert_eq!(published.status.revision, Revision(2));
@@ -276,7 +276,7 @@ async fn removed_directory_is_refused_and_reloaded_on_return() {
     let published = source
         .until(|published| {
             published.status.last_error.as_ref().is_some_and(|refused| {
-                matches!(&refused.why, Why::Source(error) if error.to_string().contains("limits"))
+                matches!(&refused.reason, LoadFailure::Unreadable(error) if error.to_string().contains("limits"))
             })
         })
         .await;
@@ -302,16 +302,16 @@ async fn optional_tree_is_empty_if_missing_refused_if_unreadable() {
     let (root, _limits) = limits_directory();
     let (current, next) = (root.path().join("current"), root.path().join("next"));
     symlink("limits", &current).unwrap();
-    let tree = Tree { optional: true, ..Tree::default() };
-    let mut source = watching_as(Options { tree, ..options(&current) }).await;
+    let tree = FileFilter { optional: true, ..FileFilter::default() };
+    let mut source = watching_as(FileSourceOptions { filter: tree, ..options(&current) }).await;
     let before = source.published().config.clone().unwrap();
     // A link to itself exists, but it cannot be followed.
     symlink("current", &next).unwrap();
     fs::rename(&next, &current).unwrap();
     let published = source.until_refused().await;
     assert!(Arc::ptr_eq(published.config.as_ref().unwrap(), &before));
-    let why = &published.status.last_error.as_ref().unwrap().why;
-    assert!(matches!(why, Why::Source(SourceError::Unreadable { .. })), "{why:?}");
+    let why = &published.status.last_error.as_ref().unwrap().reason;
+    assert!(matches!(why, LoadFailure::Unreadable(SourceReadError::Unreadable { .. })), "{why:?}");
     fs::remove_file(&current).unwrap();
     source.until_in_force(&[]).await;
 }
@@ -364,7 +364,7 @@ async fn polling_finds_changes_without_events() {
     fs::write(outside.join("b.yaml"), "b").unwrap();
     symlink(outside.join("b.yaml"), limits.join("b.yaml")).unwrap();
     let look = Duration::from_millis(20);
-    let mut source = watching_as(Options { look, ..options(&limits) }).await;
+    let mut source = watching_as(FileSourceOptions { poll_interval: look, ..options(&limits) }).await;
     fs::write(outside.join("b.yaml"), "b2").unwrap();
     source.until_in_force(&["a", "b2"]).await;
 }
@@ -374,8 +374,8 @@ async fn unchanged_reload_counts_but_keeps_the_configuration() {
     let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     let before = source.published().config.clone().unwrap();
-    source.source.reload.now();
-    let published = source.until(|published| published.status.loads == 2).await;
+    source.source.reload.request();
+    let published = source.until(|published| published.status.successful_loads == 2).await;
     assert!(Arc::ptr_eq(published.config.as_ref().unwrap(), &before));
     assert_eq!(published.status.revision, Revision(1));
 }
@@ -386,12 +386,12 @@ async fn explicit_reload_reports_unchanged_bad_files_again() {
     let mut source = watching(&limits).await;
     put(&limits.join("a.yaml"), "bad");
     let first = source.until_refused().await.status.last_error.unwrap();
-    let refused = source.published().status.refused;
+    let refused = source.published().status.failed_loads;
     put(&limits.join("a.yaml"), "bad");
-    let touched = source.until(|published| published.status.refused > refused).await;
+    let touched = source.until(|published| published.status.failed_loads > refused).await;
     assert!(Arc::ptr_eq(&touched.status.last_error.unwrap(), &first));
-    source.source.reload.now();
-    let is_reported_again = |published: &Published| {
+    source.source.reload.request();
+    let is_reported_again = |published: &PublishedConfig| {
         published.status.last_error.as_ref().is_some_and(|error| !Arc::ptr_eq(error, &first))
     };
     source.until(is_reported_again).await;
@@ -406,9 +406,9 @@ async fn bad_files_are_reported_again_after_read_errors() {
     let (root, limits) = limits_directory();
     put(&limits.join("a.yaml"), "bad");
     let mut source = watching(&limits).await;
-    let bad = |published: &Published| {
+    let bad = |published: &PublishedConfig| {
         let refused = published.status.last_error.as_ref();
-        refused.is_some_and(|refused| matches!(refused.why, Why::Diagnostics(_)))
+        refused.is_some_and(|refused| matches!(refused.reason, LoadFailure::Invalid(_)))
     };
     assert!(bad(&source.published()));
     fs::rename(&limits, root.path().join("away")).unwrap();
@@ -424,11 +424,11 @@ async fn polling_reports_an_unreadable_file_once() {
     // A regular file whose first byte is unreadable.
     symlink("/proc/self/mem", limits.join("b.yaml")).unwrap();
     let look = Duration::from_millis(5);
-    let mut source = watching_as(Options { look, ..options(&limits) }).await;
+    let mut source = watching_as(FileSourceOptions { poll_interval: look, ..options(&limits) }).await;
     let status = source.published().status;
-    let why = &status.last_error.as_ref().unwrap().why;
-    assert!(matches!(why, Why::Source(SourceError::Unreadable { .. })), "{why:?}");
-    let again = source.source.published.wait_for(|published| published.status.refused > 1);
+    let why = &status.last_error.as_ref().unwrap().reason;
+    assert!(matches!(why, LoadFailure::Unreadable(SourceReadError::Unreadable { .. })), "{why:?}");
+    let again = source.source.published.wait_for(|published| published.status.failed_loads > 1);
     assert!(timeout(Duration::from_millis(300), again).await.is_err());
     fs::remove_file(limits.join("b.yaml")).unwrap();
     source.until_in_force(&["a"]).await;
@@ -543,11 +543,11 @@ fn unknown_hook_domain_warns_once_per_loss() {
 async fn reading_files_triggers_no_load() {
     let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
-    source.source.reload.now();
-    source.until(|published| published.status.loads == 2).await;
+    source.source.reload.request();
+    source.until(|published| published.status.successful_loads == 2).await;
     fs::read(limits.join("a.yaml")).unwrap();
     // Otherwise each load would trigger the next one after the debounce of 5 ms.
-    let third = source.source.published.wait_for(|published| published.status.loads > 2);
+    let third = source.source.published.wait_for(|published| published.status.successful_loads > 2);
     assert!(timeout(Duration::from_millis(300), third).await.is_err());
 }
 
@@ -557,7 +557,7 @@ async fn loader_panic_is_a_refused_load() {
     let mut source = watching(&limits).await;
     fs::write(limits.join("a.yaml"), "panic").unwrap();
     let published = source.until_refused().await;
-    assert!(matches!(published.status.last_error.unwrap().why, Why::Broke));
+    assert!(matches!(published.status.last_error.unwrap().reason, LoadFailure::ParserPanicked));
     fs::write(limits.join("a.yaml"), "calm").unwrap();
     source.until_in_force(&["calm"]).await;
 }
@@ -565,7 +565,7 @@ async fn loader_panic_is_a_refused_load() {
 #[tokio::test]
 async fn source_stops_without_receivers() {
     let (_root, limits) = limits_directory();
-    let Source { published, task, .. } = watching(&limits).await.source;
+    let ConfigSource { published, task, .. } = watching(&limits).await.source;
     drop(published);
     timeout(DEADLINE, task).await.expect("it stops in time").expect("it stops in order");
 }

@@ -49,7 +49,7 @@ struct Received {
 }
 
 /// Detects HTTP/1 or HTTP/2 on each connection.
-async fn serve(listener: TcpListener, tls: Option<Arc<tls::Tls>>, router: Router) {
+async fn serve(listener: TcpListener, tls: Option<Arc<tls::ServerTls>>, router: Router) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         let (tls, service) = (tls.clone(), TowerToHyperService::new(router.clone()));
@@ -59,7 +59,7 @@ async fn serve(listener: TcpListener, tls: Option<Arc<tls::Tls>>, router: Router
                 drop(server.serve_connection(TokioIo::new(stream), service).await);
                 return;
             };
-            let mut config = (*tls::Tls::current(&tls).await).clone();
+            let mut config = (*tls::ServerTls::current(&tls).await).clone();
             config.alpn_protocols.push(b"http/1.1".to_vec());
             if let Ok(stream) = TlsAcceptor::from(Arc::new(config)).accept(stream).await {
                 drop(server.serve_connection(TokioIo::new(stream), service).await);
@@ -97,16 +97,16 @@ impl Collector {
 
     /// Starts a collector with TLS. It requires client certificates signed by `clients`, if set.
     pub fn start_with_tls(own: &Files, clients: Option<String>) -> Self {
-        let files = tls::Files {
+        let files = tls::TlsFiles {
             certificate: own.certificate.clone().into(),
             key: own.key.clone().into(),
             client_ca: clients.map(Into::into),
             client_name: None,
         };
-        Self::over(Some(tls::Tls::new(files).unwrap()))
+        Self::over(Some(tls::ServerTls::new(files).unwrap()))
     }
 
-    fn over(tls: Option<tls::Tls>) -> Self {
+    fn over(tls: Option<tls::ServerTls>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()

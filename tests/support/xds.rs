@@ -15,8 +15,8 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 };
 use envoy_types::pb::google::protobuf::Any;
 use prost::Message as _;
-use sluicegate::edge::grpc::incoming::{Incoming, Listener};
-use sluicegate::edge::grpc::tls::{Files, Tls};
+use sluicegate::edge::grpc::incoming::{IncomingConnections, GrpcListener};
+use sluicegate::edge::grpc::tls::{TlsFiles, ServerTls};
 use sluicegate::source::xds::message::{RateLimitConfig, TYPE_URL};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -55,12 +55,12 @@ impl Xds {
         Self::start_at("127.0.0.1:0".parse().unwrap(), None)
     }
 
-    pub fn start_with_tls(files: Files) -> Self {
-        Self::start_at("127.0.0.1:0".parse().unwrap(), Some(Arc::new(Tls::new(files).unwrap())))
+    pub fn start_with_tls(files: TlsFiles) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), Some(Arc::new(ServerTls::new(files).unwrap())))
     }
 
     /// Starts a server on an address, for example that of a stopped one.
-    pub fn start_at(address: SocketAddr, tls: Option<Arc<Tls>>) -> Self {
+    pub fn start_at(address: SocketAddr, tls: Option<Arc<ServerTls>>) -> Self {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
         let listener = until("the port is free", || {
@@ -76,7 +76,7 @@ impl Xds {
         let (stop, stopped) = oneshot::channel();
         let service = AggregatedDiscoveryServiceServer::new(state.clone());
         runtime.spawn(async move {
-            let incoming = Incoming::new(Listener::Tcp(listener), tls, None, 64);
+            let incoming = IncomingConnections::new(GrpcListener::Tcp(listener), tls, None, 64);
             let server = tonic::transport::Server::builder().add_service(service);
             tokio::select! {
                 ended = server.serve_with_incoming(incoming) => ended.unwrap(),

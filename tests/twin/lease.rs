@@ -7,10 +7,10 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use sluicegate::kernel::lease::ledger::{Ledger, Spend};
-use sluicegate::kernel::lease::sizer::Size;
-use sluicegate::kernel::lease::{Answer, Borrow, Member, Number, Overshoot, Terms};
-use sluicegate::kernel::rate::Step;
+use sluicegate::kernel::lease::ledger::{LeaseBalance, SpendResult};
+use sluicegate::kernel::lease::sizer::LeaseSizing;
+use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos};
 use stateright::{Model, Property};
 
@@ -72,10 +72,10 @@ pub struct State {
     now: Nanos,
     store: Store,
     nodes: Vec<Node>,
-    asks: BTreeSet<(Member, Borrow)>,
-    answers: Vec<(Member, Answer)>,
+    asks: BTreeSet<(ReplicaIncarnation, BorrowRequest)>,
+    answers: Vec<(ReplicaIncarnation, BorrowReply)>,
     /// Checks whose hits were allowed, so that each counts once.
-    passed: BTreeSet<(Member, Number)>,
+    passed: BTreeSet<(ReplicaIncarnation, MessageNumber)>,
     /// The hits that every interval until now still allows: by the limit, and the hits outstanding
     /// at its start.
     room: i64,
@@ -92,8 +92,8 @@ impl State {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Node {
-    member: Member,
-    ledger: Ledger,
+    member: ReplicaIncarnation,
+    ledger: LeaseBalance,
     numbers: u64,
     /// The number of messages left to send.
     left: u64,
@@ -108,8 +108,8 @@ pub enum Action {
     GiveBack(usize),
     Lost(usize),
     Crash(usize),
-    Receive(Member, Borrow),
-    Settle(Member, Answer),
+    Receive(ReplicaIncarnation, BorrowRequest),
+    Settle(ReplicaIncarnation, BorrowReply),
 }
 
 impl Twin {
@@ -155,7 +155,7 @@ impl Twin {
                 self.note(Happens::EndedUnspent);
             }
         }
-        let out = i64::try_from(state.store.book.out(state.now).0).unwrap();
+        let out = i64::try_from(state.store.book.outstanding(state.now).0).unwrap();
         let begins = match &self.counted {
             // One hit drains per tick.
             Counted::Gcra(..) => Some((1, true)),
@@ -182,12 +182,12 @@ impl Twin {
 
     fn question(&self, state: &mut State, node: usize, hits: Hits) {
         match state.nodes[node].ledger.spend(state.now, hits) {
-            Spend::Spent(_) => {
+            SpendResult::Spent(_) => {
                 self.note(Happens::Spent);
                 self.admit(state, hits);
             }
-            Spend::Denied { .. } => self.note(Happens::DeniedHere),
-            Spend::Ask => {
+            SpendResult::Denied { .. } => self.note(Happens::DeniedHere),
+            SpendResult::NeedsStore => {
                 let now = state.now;
                 self.send(state, node, |ledger, number| ledger.borrow(now, number, hits));
             }
@@ -198,11 +198,11 @@ impl Twin {
         &self,
         state: &mut State,
         node: usize,
-        message: impl FnOnce(&mut Ledger, Number) -> Option<Borrow>,
+        message: impl FnOnce(&mut LeaseBalance, MessageNumber) -> Option<BorrowRequest>,
     ) {
         let node = &mut state.nodes[node];
         if 0 < node.left
-            && let Some(borrow) = message(&mut node.ledger, Number(node.numbers + 1))
+            && let Some(borrow) = message(&mut node.ledger, MessageNumber(node.numbers + 1))
         {
             node.numbers += 1;
             node.left -= 1;
@@ -216,13 +216,13 @@ impl Twin {
         let nodes = &state.nodes;
         state.answers.retain(|(member, answer)| {
             let to = nodes.iter().find(|node| node.member == *member && node.lives);
-            let last = to.map(|node| Number(node.numbers));
+            let last = to.map(|node| MessageNumber(node.numbers));
             last.is_some() && (self.flaw == Flaw::OldAnswerTaken || last == Some(answer.number))
         });
     }
 
-    fn receive(&self, state: &mut State, member: Member, mut borrow: Borrow) {
-        let listed = state.store.book.held_by(member, state.now) != Hits(0);
+    fn receive(&self, state: &mut State, member: ReplicaIncarnation, mut borrow: BorrowRequest) {
+        let listed = state.store.book.outstanding_of(member, state.now) != Hits(0);
         let again = state.passed.contains(&(member, borrow.number));
         if self.flaw == Flaw::GivenBackTooLate && !listed {
             state.store.counted.refund_blindly(state.now, borrow.returned);
@@ -234,16 +234,16 @@ impl Twin {
         if borrow.returned != Hits(0) && !again {
             self.note(if listed { Happens::GivenBack } else { Happens::GivenBackInVain });
         }
-        self.note(match (answer.step, answer.granted) {
-            (Step::Deny { .. } | Step::Never(_), _) if borrow.hits != Hits(0) => {
+        self.note(match (answer.decision, answer.granted) {
+            (CounterDecision::Deny { .. } | CounterDecision::ExceedsLimit(_), _) if borrow.hits != Hits(0) => {
                 Happens::DeniedByTheStore
             }
             _ if again => Happens::AnsweredAgain,
             (_, Hits(0)) => Happens::NothingLent,
-            (_, granted) if granted < borrow.want => Happens::LentInPart,
+            (_, granted) if granted < borrow.wanted => Happens::LentInPart,
             _ => Happens::LentInFull,
         });
-        let passes = borrow.hits == Hits(0) || matches!(answer.step, Step::Admit(_));
+        let passes = borrow.hits == Hits(0) || matches!(answer.decision, CounterDecision::Allow(_));
         if passes && !again {
             self.admit(state, borrow.hits);
             state.passed.insert((member, borrow.number));
@@ -254,14 +254,14 @@ impl Twin {
         self.forget_old_answers(state);
     }
 
-    fn settle(&self, state: &mut State, member: Member, mut answer: Answer) {
+    fn settle(&self, state: &mut State, member: ReplicaIncarnation, mut answer: BorrowReply) {
         let Some(node) = state.nodes.iter_mut().find(|node| node.member == member && node.lives)
         else {
             return self.note(Happens::AnswerIgnored);
         };
         match self.flaw {
-            Flaw::OldAnswerTaken => answer.number = Number(node.numbers),
-            Flaw::WindowOnMembersClock => answer.good_for = answer.good_for.plus(TICK),
+            Flaw::OldAnswerTaken => answer.number = MessageNumber(node.numbers),
+            Flaw::WindowOnMembersClock => answer.valid_for = answer.valid_for.plus(TICK),
             _ => {}
         }
         let before = node.ledger.balance(state.now);
@@ -284,9 +284,9 @@ impl Twin {
         self.forget_old_answers(state);
     }
 
-    fn ledger(&self) -> Ledger {
+    fn ledger(&self) -> LeaseBalance {
         let term = Nanos(self.term * TICK.0);
-        Ledger::new(Size::Fixed(Hits(self.want)), term, Hits(self.want))
+        LeaseBalance::new(LeaseSizing::Fixed(Hits(self.want)), term, Hits(self.want))
     }
 }
 
@@ -295,17 +295,17 @@ impl Model for Twin {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let terms = Terms {
+        let terms = LeaseTerms {
             overshoot: match self.flaw {
                 // Leases last the whole term, and only the limit bounds the outstanding hits.
                 Flaw::OutlivesItsWindow => Overshoot::AtMost(Hits(u64::MAX)),
                 _ => self.overshoot,
             },
-            term: Nanos(self.term * TICK.0),
-            size: Size::Learned,
+            duration: Nanos(self.term * TICK.0),
+            sizing: LeaseSizing::Learned,
         };
         let node = |(member, left): (u64, &u64)| Node {
-            member: Member(member),
+            member: ReplicaIncarnation(member),
             ledger: self.ledger(),
             numbers: 0,
             left: *left,
@@ -333,7 +333,7 @@ impl Model for Twin {
             actions.extend([Action::Lost(at), Action::Crash(at)]);
         }
         actions.extend(state.asks.iter().map(|(member, ask)| Action::Receive(*member, *ask)));
-        let settle = |(member, answer): &(Member, Answer)| Action::Settle(*member, *answer);
+        let settle = |(member, answer): &(ReplicaIncarnation, BorrowReply)| Action::Settle(*member, *answer);
         actions.extend(state.answers.iter().map(settle));
     }
 
@@ -344,14 +344,14 @@ impl Model for Twin {
             Action::Tick => self.tick(&mut state),
             Action::Question(node, hits) => self.question(&mut state, node, hits),
             Action::Ahead(node) => {
-                self.send(&mut state, node, |ledger, number| ledger.ahead(now, number));
+                self.send(&mut state, node, |ledger, number| ledger.refill(now, number));
             }
             Action::GiveBack(node) => {
-                self.send(&mut state, node, |ledger, number| ledger.give_back(now, number));
+                self.send(&mut state, node, |ledger, number| ledger.return_all(now, number));
             }
             Action::Lost(node) => {
-                let number = Number(state.nodes[node].numbers);
-                state.nodes[node].ledger.lost(number);
+                let number = MessageNumber(state.nodes[node].numbers);
+                state.nodes[node].ledger.give_up(number);
             }
             Action::Crash(node) => self.crash(&mut state, node),
             Action::Receive(member, borrow) => self.receive(&mut state, member, borrow),
@@ -365,13 +365,13 @@ impl Model for Twin {
             Property::always("theorem", |_, state: &State| state.keeps_the_bound()),
             Property::always("within the limit", Self::keeps_the_limit),
             Property::always("within budget", |twin: &Self, state: &State| match twin.overshoot {
-                Overshoot::AtMost(budget) => state.store.book.out(state.now) <= budget,
+                Overshoot::AtMost(budget) => state.store.book.outstanding(state.now) <= budget,
                 Overshoot::InWindow => true,
             }),
             Property::always("listed", |twin: &Self, state: &State| {
                 twin.flaw != Flaw::None
                     || state.nodes.iter().all(|node| {
-                        let listed = state.store.book.held_by(node.member, state.now);
+                        let listed = state.store.book.outstanding_of(node.member, state.now);
                         node.ledger.balance(state.now) <= listed
                     })
             }),
@@ -387,22 +387,22 @@ impl Twin {
     fn is_served_again(&self, state: &State) -> bool {
         let mut state = state.clone();
         state.now = state.now.plus(Nanos(10 * (self.term + self.horizon) * TICK.0));
-        let stranger = Borrow {
-            number: Number(1),
+        let stranger = BorrowRequest {
+            number: MessageNumber(1),
             hits: Hits(1),
-            want: Hits(0),
+            wanted: Hits(0),
             demand: Hits(1),
-            held: Hits(0),
+            balance: Hits(0),
             returned: Hits(0),
-            lease: Number(0),
+            last_lease: MessageNumber(0),
         };
-        let answer = state.store.step(state.now, Member(u64::MAX), &stranger);
-        let passes = answer.is_some_and(|answer| matches!(answer.step, Step::Admit(_)));
+        let answer = state.store.step(state.now, ReplicaIncarnation(u64::MAX), &stranger);
+        let passes = answer.is_some_and(|answer| matches!(answer.decision, CounterDecision::Allow(_)));
         passes
-            && state.store.book.out(state.now) == Hits(0)
+            && state.store.book.outstanding(state.now) == Hits(0)
             && state
                 .nodes
                 .iter_mut()
-                .all(|node| node.ledger.spend(state.now, Hits(1)) == Spend::Ask)
+                .all(|node| node.ledger.spend(state.now, Hits(1)) == SpendResult::NeedsStore)
     }
 }

@@ -10,7 +10,7 @@ mod lease;
 use std::sync::atomic::AtomicU32;
 
 use sluicegate::kernel::lease::Overshoot;
-use sluicegate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 use stateright::{Checker as _, HasDiscoveries, Model as _};
@@ -24,7 +24,7 @@ const MAX_WALKS: u64 = 10_000;
 
 fn window(limit: u32, ticks: u64) -> Counted {
     let windows = Windows::Every(Nanos(ticks * TICK.0));
-    Counted::Fixed(FixedWindow::new(limit, windows).unwrap(), Count::default())
+    Counted::Fixed(FixedWindow::new(limit, windows).unwrap(), WindowCount::default())
 }
 
 /// One hit drains per tick.

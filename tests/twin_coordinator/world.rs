@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluicegate::kernel::coordinator::life::Record;
-use sluicegate::kernel::coordinator::member::{Applied, Load};
+use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
 use sluicegate::kernel::coordinator::{
-    Coordinator, Grant, Heartbeat, Law, Life, Member, Reply, Terms,
+    Coordinator, Grant, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, ShareClient, HeartbeatReply, ShareTiming,
 };
-use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
 use stateright::{Model, Property};
 
 /// Late enough that a fleet table since 0 is complete.
@@ -79,17 +79,17 @@ impl Twin {
 
     /// A share of 3 ticks with a margin of 1, and by default requests of one tick. This allows a
     /// clock that loses 2: a request that is admitted within a tick ends with the next.
-    fn law(&self, ceiling: u64, reloads: usize) -> Law {
+    fn law(&self, ceiling: u64, reloads: usize) -> CoordinatorConfig {
         let (heartbeat, term, max_duration) = (Nanos(1), Nanos(3), Nanos(self.lasts[reloads]));
-        let terms = Terms { heartbeat, term, margin: Nanos(1), max_duration };
+        let terms = ShareTiming { heartbeat, share_lifetime: term, margin: Nanos(1), max_duration };
         let ceiling = Share(ceiling);
-        Law::new(terms, ceiling, ceiling, ceiling).unwrap()
+        CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap()
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Replica {
-    member: Member,
+    member: ShareClient,
     life: u64,
     beats: u64,
     lag: u64,
@@ -115,7 +115,7 @@ pub struct FleetState {
     /// The most permits that may be in use: the limit, or the use when it decreased.
     bound: u64,
     coordinator: Coordinator,
-    life: Life,
+    life: CoordinatorIncarnation,
     /// The fleet table: a line for each incarnation of each replica.
     under: BTreeMap<(u64, u64), Option<Incarnation>>,
     replicas: Vec<Replica>,
@@ -150,7 +150,7 @@ impl FleetState {
     }
 
     fn in_force(&self, at: usize) -> u64 {
-        self.replicas[at].member.in_force(self.clock(at)).0
+        self.replicas[at].member.usable_share(self.clock(at)).0
     }
 
     fn shares(&self) -> u64 {
@@ -167,7 +167,7 @@ impl FleetState {
         let replica = &mut self.replicas[at];
         replica.beats += 1;
         let in_flight = Share(replica.ends.len() as u64);
-        let beat = replica.member.beat(now, &Load { in_flight, wanted: Share(9), vote: None });
+        let beat = replica.member.next_heartbeat(now, &LoadReport { in_flight, demand: Share(9), vote: None });
         self.post(beat, late);
     }
 
@@ -178,14 +178,14 @@ impl FleetState {
         replica.left = true;
         let hides = twin.leaving == Leaving::Hiding;
         let in_flight = if hides { 0 } else { replica.ends.len() as u64 };
-        let beat = replica.member.leave(now, Share(in_flight));
+        let beat = replica.member.last_heartbeat(now, Share(in_flight));
         self.post(beat, twin.late);
     }
 
     fn come_back(&mut self, at: usize) {
         let replica = &mut self.replicas[at];
         replica.left = false;
-        replica.member.come_back();
+        replica.member.cancel_leave();
     }
 
     fn post(&mut self, beat: Heartbeat, late: bool) {
@@ -194,39 +194,39 @@ impl FleetState {
     }
 
     /// Applies a heartbeat at the store. Returns `true` if anything changed.
-    fn apply_heartbeat(&mut self, law: &Law, beat: &Heartbeat) -> bool {
-        let name = (beat.member.0, beat.life.0);
-        if beat.leaves && beat.in_flight == Share(0) {
+    fn apply_heartbeat(&mut self, law: &CoordinatorConfig, beat: &Heartbeat) -> bool {
+        let name = (beat.replica.0, beat.incarnation.0);
+        if beat.is_leaving && beat.in_flight == Share(0) {
             self.under.remove(&name);
         } else {
-            self.under.insert(name, beat.holds.map(|holds| holds.coordinator));
+            self.under.insert(name, beat.grant_in_use.map(|holds| holds.coordinator_incarnation));
         }
-        let records: Vec<Record> = self.records();
-        self.life.settle(Nanos(self.now), law.terms.longest(), Nanos(0), &records);
-        match self.coordinator.on_heartbeat(Nanos(self.now), &self.life, law, beat) {
-            Reply::Grant(grant) => self.messages.insert(Message::Grant(grant)),
-            Reply::Left => true,
-            Reply::Late | Reply::Superseded => false,
+        let records: Vec<IncarnationRecord> = self.records();
+        self.life.settle(Nanos(self.now), law.timing.longest_use(), Nanos(0), &records);
+        match self.coordinator.apply_heartbeat(Nanos(self.now), &self.life, law, beat) {
+            HeartbeatReply::Grant(grant) => self.messages.insert(Message::Grant(grant)),
+            HeartbeatReply::Left => true,
+            HeartbeatReply::Stale | HeartbeatReply::Superseded => false,
             other => panic!("{other:?}"),
         }
     }
 
-    fn records(&self) -> Vec<Record> {
-        let record = |(&(member, life), &under): (&(u64, u64), &Option<Incarnation>)| Record {
-            member: MemberId(member),
-            life: Incarnation(life),
-            under,
+    fn records(&self) -> Vec<IncarnationRecord> {
+        let record = |(&(member, life), &under): (&(u64, u64), &Option<Incarnation>)| IncarnationRecord {
+            replica: ReplicaId(member),
+            incarnation: Incarnation(life),
+            coordinator_incarnation: under,
         };
         self.under.iter().map(record).collect()
     }
 
     /// Applies a grant at its replica. Returns `true` if anything changed.
     fn apply_grant(&mut self, grant: &Grant) -> bool {
-        let at = usize::try_from(grant.member.0).unwrap();
+        let at = usize::try_from(grant.replica.0).unwrap();
         let now = self.clock(at);
-        match self.replicas[at].member.on_grant(now, grant) {
-            Applied::Late => false,
-            Applied::From(before) => {
+        match self.replicas[at].member.apply_grant(now, grant) {
+            GrantOutcome::Ignored => false,
+            GrantOutcome::Applied(before) => {
                 self.replicas[at].lost_some |= grant.share < before;
                 let others = self.replicas.iter().enumerate().filter(|(other, _)| *other != at);
                 self.moved |= before < grant.share && others.into_iter().any(|(_, r)| r.lost_some);
@@ -235,7 +235,7 @@ impl FleetState {
         }
     }
 
-    fn crash(&mut self, at: usize, terms: Terms) {
+    fn crash(&mut self, at: usize, terms: ShareTiming) {
         let replica = &mut self.replicas[at];
         let (life, lag) = (replica.life + 1, replica.lag);
         self.orphans.extend(replica.ends.iter().map(|end| end + lag));
@@ -257,14 +257,14 @@ impl FleetState {
     /// Returns `true` if the replica has no grant from before the decrease, and none can arrive.
     fn is_aware(&self, at: usize) -> bool {
         let (now, member) = (self.clock(at), &self.replicas[at].member);
-        let is_old = |grant: &Grant| Share(self.ceiling) < grant.ceiling;
+        let is_old = |grant: &Grant| Share(self.ceiling) < grant.limit;
         let may_come = |message: &Message| match message {
             Message::Grant(grant) if is_old(grant) => {
-                member.clone().on_grant(now, grant) != Applied::Late
+                member.clone().apply_grant(now, grant) != GrantOutcome::Ignored
             }
             _ => false,
         };
-        !member.grant(now).is_some_and(is_old) && !self.messages.iter().any(may_come)
+        !member.current_grant(now).is_some_and(is_old) && !self.messages.iter().any(may_come)
     }
 
     fn in_use(&self) -> u64 {
@@ -283,7 +283,7 @@ impl FleetState {
 
     /// The replica's share expired by its clock, and was not reduced by a grant.
     fn is_fenced(&self, at: usize) -> bool {
-        let granted = self.replicas[at].member.grant(Nanos(START)).map(|grant| grant.share);
+        let granted = self.replicas[at].member.current_grant(Nanos(START)).map(|grant| grant.share);
         granted.is_some_and(|share| Share(0) < share) && self.in_force(at) == 0
     }
 
@@ -304,15 +304,15 @@ impl Message {
     /// do not arrive, either.
     fn is_void(&self, newer: &Heartbeat, late: bool) -> bool {
         let (member, life, number, lost) = match self {
-            Self::Grant(grant) => (grant.member, grant.life, grant.number, true),
-            Self::Beat(beat) => (beat.member, beat.life, beat.number, !late),
+            Self::Grant(grant) => (grant.replica, grant.incarnation, grant.heartbeat_number, true),
+            Self::Beat(beat) => (beat.replica, beat.incarnation, beat.number, !late),
         };
-        lost && member == newer.member && (life, number) < (newer.life, newer.number)
+        lost && member == newer.replica && (life, number) < (newer.incarnation, newer.number)
     }
 }
 
-fn replica_of(id: u64, life: u64, lag: u64, terms: Terms) -> Replica {
-    let member = Member::new(MemberId(id), Incarnation(life), terms);
+fn replica_of(id: u64, life: u64, lag: u64, terms: ShareTiming) -> Replica {
+    let member = ShareClient::new(ReplicaId(id), Incarnation(life), terms);
     Replica { member, life, beats: 0, lag, ends: Vec::new(), lost_some: false, left: false }
 }
 
@@ -321,7 +321,7 @@ impl Model for Twin {
     type Action = Act;
 
     fn init_states(&self) -> Vec<FleetState> {
-        let replica = |id| replica_of(id, 1, 0, self.law(self.ceiling, 0).terms);
+        let replica = |id| replica_of(id, 1, 0, self.law(self.ceiling, 0).timing);
         let members = 0..self.beats.len() as u64;
         vec![FleetState {
             now: START,
@@ -330,7 +330,7 @@ impl Model for Twin {
             reloads: 0,
             bound: self.ceiling,
             coordinator: Coordinator::default(),
-            life: Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) },
+            life: CoordinatorIncarnation { is_settled: true, ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0)) },
             under: members.clone().map(|id| ((id, 1), None)).collect(),
             replicas: members.map(replica).collect(),
             orphans: Vec::new(),
@@ -385,7 +385,7 @@ impl Model for Twin {
         let law = self.law(fleet.ceiling, fleet.reloads);
         match act {
             Act::Admit(at) => {
-                let end = next.clock(at).plus(law.terms.max_duration).0;
+                let end = next.clock(at).plus(law.timing.max_duration).0;
                 next.replicas[at].ends.push(end);
             }
             Act::End(at) => drop(next.replicas[at].ends.pop()),
@@ -409,14 +409,14 @@ impl Model for Twin {
             }
             Act::Reload => {
                 next.reloads += 1;
-                let terms = self.law(next.ceiling, next.reloads).terms;
+                let terms = self.law(next.ceiling, next.reloads).timing;
                 next.replicas.iter_mut().for_each(|replica| replica.member.reload(terms));
             }
-            Act::Crash(at) => next.crash(at, law.terms),
+            Act::Crash(at) => next.crash(at, law.timing),
             Act::Tick(loses) => next.tick(loses),
             Act::Forget => {
-                let born = Life::begin(Incarnation(next.life.incarnation.0 + 1), Nanos(next.now));
-                next.life = Life { settled: self.trusts, ..born };
+                let born = CoordinatorIncarnation::start(Incarnation(next.life.incarnation.0 + 1), Nanos(next.now));
+                next.life = CoordinatorIncarnation { is_settled: self.trusts, ..born };
             }
         }
         next.watch();
@@ -441,7 +441,7 @@ impl Model for Twin {
                 (0..fleet.replicas.len()).any(|at| fleet.is_fenced(at))
             }),
             Property::sometimes("an amnesia is survived", |_, fleet: &FleetState| {
-                let knows = 1 < fleet.life.incarnation.0 && fleet.life.settled;
+                let knows = 1 < fleet.life.incarnation.0 && fleet.life.is_settled;
                 knows && fleet.shares() == fleet.ceiling
             }),
             Property::sometimes(

@@ -5,78 +5,78 @@
 //! - A list stays while a lease is valid; a sweep drops it once all records expire.
 //!
 //! Not covered:
-//! - The lease rules ([`Book`]).
+//! - The lease rules ([`LeaseTable`]).
 
-use super::counters::{Counters, Places as _};
-use super::table::{Hashed, KeyHash, Table};
-use crate::kernel::lease::book::Book;
-use crate::kernel::lease::{Overshoot, Terms};
+use super::counters::{CounterCapacity, PlaceSource as _};
+use super::table::{HasKeyHash, KeyHash, CounterTable};
+use crate::kernel::lease::book::LeaseTable;
+use crate::kernel::lease::{Overshoot, LeaseTerms};
 use crate::kernel::units::{Hits, Nanos};
 
 #[derive(Debug, Default)]
-pub(super) struct Books(Table<Listed>);
+pub(super) struct LeaseLists(CounterTable<LeaseListEntry>);
 
 #[derive(Debug)]
-struct Listed {
+struct LeaseListEntry {
     hash: KeyHash,
-    book: Book,
+    book: LeaseTable,
 }
 
-impl Hashed for Listed {
+impl HasKeyHash for LeaseListEntry {
     fn hash(&self) -> KeyHash {
         self.hash
     }
 }
 
 /// A lease list that is taken out of its table for one message.
-pub(super) struct Open {
+pub(super) struct OpenLeaseList {
     hash: KeyHash,
-    pub(super) book: Book,
+    pub(super) leases: LeaseTable,
     /// The terms for this message. Without a place for the list they lend nothing.
-    pub(super) terms: Terms,
-    place: Place,
+    pub(super) terms: LeaseTerms,
+    origin: ListOrigin,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Old,
-    New,
-    None,
+enum ListOrigin {
+    Stored,
+    Created,
+    Temporary,
 }
 
-impl Books {
+impl LeaseLists {
     /// Takes the list of `hash` out of the table, or creates one.
     /// Without a place the list is temporary and its terms lend nothing.
-    pub(super) fn open(&mut self, hash: KeyHash, terms: &Terms, counters: &Counters) -> Open {
+    pub(super) fn take_or_create(&mut self, hash: KeyHash, terms: &LeaseTerms, counters: &CounterCapacity) -> OpenLeaseList {
         let old = self.0.get_mut(hash).map(|listed| std::mem::take(&mut listed.book));
         let place = match &old {
-            Some(_) => Place::Old,
-            None if counters.take() => Place::New,
-            None => Place::None,
+            Some(_) => ListOrigin::Stored,
+            None if counters.try_take() => ListOrigin::Created,
+            None => ListOrigin::Temporary,
         };
-        let nothing = Terms { overshoot: Overshoot::AtMost(Hits(0)), ..*terms };
-        let terms = if place == Place::None { nothing } else { *terms };
-        Open { hash, book: old.unwrap_or_default(), terms, place }
+        let nothing = LeaseTerms { overshoot: Overshoot::AtMost(Hits(0)), ..*terms };
+        let terms = if place == ListOrigin::Temporary { nothing } else { *terms };
+        OpenLeaseList { hash, leases: old.unwrap_or_default(), terms, origin: place }
     }
 
     /// Stores the list. Drops a new list that stayed empty, and frees its place.
-    pub(super) fn close(&mut self, open: Open, now: Nanos, counters: &Counters) {
-        let Open { hash, book, place, .. } = open;
+    pub(super) fn put_back(&mut self, open: OpenLeaseList, now: Nanos, counters: &CounterCapacity) {
+        let OpenLeaseList { hash, leases: book, origin: place, .. } = open;
         match place {
-            Place::None => {}
-            Place::Old => {
+            ListOrigin::Temporary => {}
+            ListOrigin::Stored => {
                 if let Some(listed) = self.0.get_mut(hash) {
                     listed.book = book;
                 }
             }
-            Place::New if book.is_blank(now) => counters.give_back(1),
-            Place::New => self.0.insert(Listed { hash, book }),
+            ListOrigin::Created if book.is_expired(now) => counters.release(1),
+            ListOrigin::Created => self.0.insert(LeaseListEntry { hash, book }),
         }
     }
 
     /// Drops the lists in which every record has expired.
-    pub(super) fn sweep(&mut self, now: Nanos) {
-        self.0.retain(|listed| !listed.book.is_blank(now));
+    pub(super) fn drop_expired(&mut self, now: Nanos) {
+        self.0.retain(|listed| !listed.book.is_expired(now));
     }
 
     pub(super) const fn len(&self) -> usize {

@@ -1,88 +1,88 @@
 //! The number of counters in use.
 //!
 //! Guarantees:
-//! - All shards together never use more than `most` places.
+//! - All shards together never use more than `max` places.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-pub(super) trait Places {
-    fn take(&self) -> bool;
+pub(super) trait PlaceSource {
+    fn try_take(&self) -> bool;
 }
 
 #[derive(Debug)]
-pub(super) struct Counters {
-    live: AtomicUsize,
-    most: usize,
+pub(super) struct CounterCapacity {
+    used: AtomicUsize,
+    max: usize,
 }
 
-impl Counters {
+impl CounterCapacity {
     pub(super) const fn new(most: usize) -> Self {
-        Self { live: AtomicUsize::new(0), most }
+        Self { used: AtomicUsize::new(0), max: most }
     }
 
-    pub(super) fn live(&self) -> usize {
-        self.live.load(Relaxed)
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Relaxed)
     }
 
-    pub(super) const fn most(&self) -> usize {
-        self.most
+    pub(super) const fn max(&self) -> usize {
+        self.max
     }
 
-    pub(super) fn are_full(&self) -> bool {
-        self.most <= self.live()
+    pub(super) fn is_full(&self) -> bool {
+        self.max <= self.used()
     }
 
     /// Takes `wanted` places, or fewer if the store is full.
-    pub(super) fn reserve(&self, wanted: usize) -> Reserved<'_> {
+    pub(super) fn reserve(&self, wanted: usize) -> ReservedPlaces<'_> {
         // All shards write to this number, and most checks create no counter.
         if wanted == 0 {
-            return Reserved { counters: self, left: Cell::new(0) };
+            return ReservedPlaces { counters: self, left: Cell::new(0) };
         }
-        let there_are = |live: usize| wanted.min(self.most.saturating_sub(live));
-        let more = |live| Some(live + there_are(live));
-        let before = self.live.fetch_update(Relaxed, Relaxed, more);
-        let left = before.map_or(0, there_are);
-        Reserved { counters: self, left: Cell::new(left) }
+        let free_for = |live: usize| wanted.min(self.max.saturating_sub(live));
+        let more = |live| Some(live + free_for(live));
+        let before = self.used.fetch_update(Relaxed, Relaxed, more);
+        let left = before.map_or(0, free_for);
+        ReservedPlaces { counters: self, left: Cell::new(left) }
     }
 
-    pub(super) fn give_back(&self, dropped: usize) {
-        self.live.fetch_sub(dropped, Relaxed);
+    pub(super) fn release(&self, dropped: usize) {
+        self.used.fetch_sub(dropped, Relaxed);
     }
 }
 
-impl Places for Counters {
-    fn take(&self) -> bool {
-        let more = |live| (live < self.most).then_some(live + 1);
-        self.live.fetch_update(Relaxed, Relaxed, more).is_ok()
+impl PlaceSource for CounterCapacity {
+    fn try_take(&self) -> bool {
+        let more = |live| (live < self.max).then_some(live + 1);
+        self.used.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 }
 
 /// Places that were taken before it is known how many are needed. A drop frees the unused ones.
 #[derive(Debug)]
-pub(super) struct Reserved<'c> {
-    counters: &'c Counters,
+pub(super) struct ReservedPlaces<'c> {
+    counters: &'c CounterCapacity,
     left: Cell<usize>,
 }
 
-impl Reserved<'_> {
+impl ReservedPlaces<'_> {
     pub(super) const fn left(&self) -> usize {
         self.left.get()
     }
 }
 
-impl Places for Reserved<'_> {
-    fn take(&self) -> bool {
+impl PlaceSource for ReservedPlaces<'_> {
+    fn try_take(&self) -> bool {
         let left = self.left.get();
         self.left.set(left.saturating_sub(1));
         left != 0
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for ReservedPlaces<'_> {
     fn drop(&mut self) {
         if self.left.get() != 0 {
-            self.counters.give_back(self.left.get());
+            self.counters.release(self.left.get());
         }
     }
 }

@@ -16,46 +16,46 @@ use std::num::NonZeroU64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyHash {
     /// The position: the low bits select the shard, the high bits select the slot.
-    pub(super) place: u64,
+    pub(super) position: u64,
     /// The other half of the hash. It is never zero, so that an empty slot needs no flag.
-    pub(super) rest: NonZeroU64,
+    pub(super) tag: NonZeroU64,
 }
 
-pub(super) trait Hashed {
+pub(super) trait HasKeyHash {
     fn hash(&self) -> KeyHash;
 }
 
 /// A table of entries by hash, with open addressing and linear probing.
 #[derive(Debug)]
-pub(super) struct Table<E> {
+pub(super) struct CounterTable<E> {
     /// An entry is in its home slot or behind it, with no empty slot between. The end wraps around.
     slots: Box<[Option<E>]>,
     len: usize,
 }
 
-const FEWEST: usize = 4;
+const MIN_SLOTS: usize = 4;
 
-const WORTH_SHRINKING: usize = 64;
+const MIN_SLOTS_TO_SHRINK: usize = 64;
 
-impl<E> Default for Table<E> {
+impl<E> Default for CounterTable<E> {
     fn default() -> Self {
         Self { slots: Box::default(), len: 0 }
     }
 }
 
-impl<E: Hashed> Table<E> {
+impl<E: HasKeyHash> CounterTable<E> {
     pub(super) const fn len(&self) -> usize {
         self.len
     }
 
     pub(super) fn get(&self, hash: KeyHash) -> Option<&E> {
-        let (before, behind) = self.slots.split_at(self.home(hash));
+        let (before, behind) = self.slots.split_at(self.home_slot(hash));
         let found = behind.iter().chain(before).map_while(Option::as_ref);
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
     pub(super) fn get_mut(&mut self, hash: KeyHash) -> Option<&mut E> {
-        let (before, behind) = self.slots.split_at_mut(self.home(hash));
+        let (before, behind) = self.slots.split_at_mut(self.home_slot(hash));
         let found = behind.iter_mut().chain(before).map_while(Option::as_mut);
         found.into_iter().find(|entry| entry.hash() == hash)
     }
@@ -66,7 +66,7 @@ impl<E: Hashed> Table<E> {
         if self.slots.len() * 4 < (self.len + 1) * 5 {
             self.resize(slots_for(self.slots.len() + 1));
         }
-        self.put(entry);
+        self.insert_unchecked(entry);
         self.len += 1;
     }
 
@@ -81,20 +81,20 @@ impl<E: Hashed> Table<E> {
                 Some(_) | None => at += 1,
             }
         }
-        if WORTH_SHRINKING < self.slots.len() && self.len < self.slots.len() / 4 {
+        if MIN_SLOTS_TO_SHRINK < self.slots.len() && self.len < self.slots.len() / 4 {
             self.resize(slots_for(self.len * 3 / 2));
         }
     }
 
     /// Returns the first slot of the search, at the same
     /// fraction of the table as the hash of its range.
-    fn home(&self, hash: KeyHash) -> usize {
-        let scaled = u128::from(hash.place) * self.slots.len() as u128;
+    fn home_slot(&self, hash: KeyHash) -> usize {
+        let scaled = u128::from(hash.position) * self.slots.len() as u128;
         usize::try_from(scaled >> u64::BITS).unwrap_or(0)
     }
 
-    fn put(&mut self, entry: E) {
-        let (before, behind) = self.slots.split_at_mut(self.home(entry.hash()));
+    fn insert_unchecked(&mut self, entry: E) {
+        let (before, behind) = self.slots.split_at_mut(self.home_slot(entry.hash()));
         if let Some(slot) = behind.iter_mut().chain(before).find(|slot| slot.is_none()) {
             *slot = Some(entry);
         }
@@ -102,7 +102,7 @@ impl<E: Hashed> Table<E> {
 
     fn resize(&mut self, slots: usize) {
         let empty = (0..slots).map(|_| None).collect();
-        std::mem::replace(&mut self.slots, empty).into_iter().flatten().for_each(|e| self.put(e));
+        std::mem::replace(&mut self.slots, empty).into_iter().flatten().for_each(|e| self.insert_unchecked(e));
     }
 
     /// Empties the slot at `gap` and moves later entries up, so that no search ends too early.
@@ -115,7 +115,7 @@ impl<E: Hashed> Table<E> {
         self.len -= 1;
         let mut at = after(gap);
         while let Some(entry) = &self.slots[at] {
-            if distance(gap, at) <= distance(self.home(entry.hash()), at) {
+            if distance(gap, at) <= distance(self.home_slot(entry.hash()), at) {
                 self.slots.swap(gap, at);
                 gap = at;
             }
@@ -127,9 +127,9 @@ impl<E: Hashed> Table<E> {
 /// Returns at least `wanted` slots: a power of two, or one and a half times a power of
 /// two. Entries have a power-of-two size, and allocators serve these sizes without waste.
 fn slots_for(wanted: usize) -> usize {
-    let power = wanted.next_power_of_two().max(FEWEST);
+    let power = wanted.next_power_of_two().max(MIN_SLOTS);
     let less = power / 4 * 3;
-    if wanted <= less && FEWEST <= less { less } else { power }
+    if wanted <= less && MIN_SLOTS <= less { less } else { power }
 }
 
 #[cfg(test)]
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    impl Hashed for (KeyHash, u32) {
+    impl HasKeyHash for (KeyHash, u32) {
         fn hash(&self) -> KeyHash {
             self.0
         }
@@ -147,7 +147,7 @@ mod tests {
     /// Few home slots, so that entries collide and wrap around the end of the table.
     fn hash(number: u64) -> KeyHash {
         let place = (number % 7).wrapping_mul(u64::MAX / 6);
-        KeyHash { place, rest: NonZeroU64::MIN.saturating_add(number) }
+        KeyHash { position: place, tag: NonZeroU64::MIN.saturating_add(number) }
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn table_agrees_with_a_hash_map() {
-        let (mut table, mut model) = (Table::default(), HashMap::new());
+        let (mut table, mut model) = (CounterTable::default(), HashMap::new());
         for round in 0_u32..200 {
             for number in (0..40).map(|n| n * u64::from(round % 5 + 1)) {
                 let hash = hash(number);
@@ -171,7 +171,7 @@ mod tests {
                 }
                 model.entry(number).or_insert(round);
             }
-            table.retain(|(hash, _)| hash.rest.get() % 11 != u64::from(round % 11));
+            table.retain(|(hash, _)| hash.tag.get() % 11 != u64::from(round % 11));
             model.retain(|number, _| (number + 1) % 11 != u64::from(round % 11));
             assert_eq!(table.len(), model.len());
             for number in 0..250 {
@@ -183,13 +183,13 @@ mod tests {
 
     #[test]
     fn load_factor_is_bounded_and_sparse_tables_shrink() {
-        let mut table = Table::default();
+        let mut table = CounterTable::default();
         for number in 0..2_000 {
             table.insert((hash(number), 0));
             assert!(table.len() * 5 <= table.slots.len() * 4);
         }
-        table.retain(|(hash, _)| hash.rest.get() <= 10);
+        table.retain(|(hash, _)| hash.tag.get() <= 10);
         assert_eq!(table.len(), 10);
-        assert!(table.slots.len() < WORTH_SHRINKING);
+        assert!(table.slots.len() < MIN_SLOTS_TO_SHRINK);
     }
 }

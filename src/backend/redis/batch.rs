@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Without a call in flight, an item is sent at once in its caller's task.
-//! - During a call, items wait for its end, for [`LINGER`], or for a full batch.
+//! - During a call, items wait for its end, for [`MAX_DELAY`], or for a full batch.
 //! - Items of one Redis that start together are sent together.
 //! - Call sizes, calls in flight and waiting items are bounded.
 //! - An item that was abandoned before it was sent is never sent.
@@ -26,176 +26,176 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::connection::Live;
+use super::connection::LiveConnection;
 use super::route::Route;
-use super::{Batching, Cause};
+use super::{Batching, StoreFailure};
 
 /// The longest time that a call delays later items. A store on the same
 /// machine replies sooner. For a distant store, an item waits this long and
 /// not a whole round trip, and the store receives one call per millisecond.
-const LINGER: Duration = Duration::from_millis(1);
+const MAX_DELAY: Duration = Duration::from_millis(1);
 
 /// The longest script in microseconds. Redis serves no other client meanwhile.
-const LONGEST_SCRIPT: usize = 1_000;
+const MAX_SCRIPT_MICROS: usize = 1_000;
 
 /// The most calls in flight in one lane. At one call per millisecond this suffices for a
 /// store 32 ms away. Full calls carry 100,000 checks per second to a store 80 ms away.
-const MOST_UNDER_WAY: usize = 32;
+const MAX_CALLS_IN_FLIGHT: usize = 32;
 
 /// The most script time that may wait in one lane, in microseconds: more than any deadline allows.
-const MOST_WAITING: usize = 64 * LONGEST_SCRIPT;
+const MAX_WAITING_MICROS: usize = 64 * MAX_SCRIPT_MICROS;
 
-const SLOTS: u16 = 16_384;
+const CLUSTER_SLOTS: u16 = 16_384;
 
 /// A check or a lease message that one script executes.
-pub(super) trait Asked: Sized + Send + Sync + 'static {
-    type Share: Debug + Send + 'static;
+pub(super) trait BatchItem: Sized + Send + Sync + 'static {
+    type Output: Debug + Send + 'static;
 
     /// The estimated script time in microseconds.
-    fn micros(&self) -> usize;
+    fn script_micros(&self) -> usize;
 
     /// Makes one call for all items.
     ///
     /// # Errors
     /// The reason for the missing reply.
-    fn call(
-        live: &Live,
+    fn run_batch(
+        live: &LiveConnection,
         questions: Vec<Self>,
-    ) -> impl Future<Output = Result<Come<Self>, Cause>> + Send;
+    ) -> impl Future<Output = Result<BatchReplies<Self>, StoreFailure>> + Send;
 }
 
 /// The results of the first items (at least one), and the remaining items, which need another call.
-pub(super) type Come<Q> = (Vec<<Q as Asked>::Share>, Vec<Q>);
+pub(super) type BatchReplies<Q> = (Vec<<Q as BatchItem>::Output>, Vec<Q>);
 
 /// The batched calls of one script to one store.
 #[derive(Debug)]
-pub(super) struct Calls<Q: Asked> {
+pub(super) struct Batcher<Q: BatchItem> {
     route: Route,
     deadline: Duration,
     batching: Batching,
-    lanes: Box<[Mutex<Lane<Q>>]>,
+    lanes: Box<[Mutex<BatchLane<Q>>]>,
 }
 
 /// The waiting items and the calls in flight of one lane.
 #[derive(Debug)]
-struct Lane<Q: Asked> {
-    waiting: VecDeque<Waiting<Q>>,
+struct BatchLane<Q: BatchItem> {
+    waiting: VecDeque<QueuedItem<Q>>,
     /// The script time of the waiting items, in microseconds.
-    micros: usize,
+    waiting_micros: usize,
     /// An upper bound of the abandoned items in `waiting`.
-    given_up: usize,
-    under_way: usize,
-    calls: u64,
+    abandoned: usize,
+    in_flight: usize,
+    call_count: u64,
     /// The number of the call that delays the others.
-    held_by: Option<u64>,
-    /// The number of [`Calls::together`] blocks in progress.
-    gathering: usize,
+    delaying_call: Option<u64>,
+    /// The number of [`Batcher::send_together`] blocks in progress.
+    open_groups: usize,
 }
 
 #[derive(Debug)]
-struct Waiting<Q: Asked> {
-    question: Q,
-    answer: oneshot::Sender<Result<Q::Share, Cause>>,
+struct QueuedItem<Q: BatchItem> {
+    item: Q,
+    sender: oneshot::Sender<Result<Q::Output, StoreFailure>>,
 }
 
 /// The right to have one call in flight. Dropping it releases the right.
-struct Turn<Q: Asked> {
-    calls: Arc<Calls<Q>>,
+struct CallGuard<Q: BatchItem> {
+    calls: Arc<Batcher<Q>>,
     slot: u16,
     /// The number of the call; `None` after its end.
     number: Option<u64>,
 }
 
 /// Delays the sending of items until it is dropped.
-struct Gathering<'c, Q: Asked>(&'c Arc<Calls<Q>>);
+struct GroupGuard<'c, Q: BatchItem>(&'c Arc<Batcher<Q>>);
 
 /// The items of one call, and its number.
-type Batch<Q> = (Vec<Waiting<Q>>, u64);
+type NumberedBatch<Q> = (Vec<QueuedItem<Q>>, u64);
 
-enum Arrival<Q: Asked> {
+enum Submission<Q: BatchItem> {
     /// Sent at once and alone.
-    Alone(Q, Turn<Q>),
+    SendNow(Q, CallGuard<Q>),
     /// Queued. The second field is the batch that it completed, if any.
-    Waits(oneshot::Receiver<Result<Q::Share, Cause>>, Option<(Vec<Waiting<Q>>, Turn<Q>)>),
+    Queued(oneshot::Receiver<Result<Q::Output, StoreFailure>>, Option<(Vec<QueuedItem<Q>>, CallGuard<Q>)>),
 }
 
-impl<Q: Asked> Default for Lane<Q> {
+impl<Q: BatchItem> Default for BatchLane<Q> {
     fn default() -> Self {
         let (waiting, held_by) = (VecDeque::new(), None);
-        Self { waiting, micros: 0, given_up: 0, under_way: 0, calls: 0, held_by, gathering: 0 }
+        Self { waiting, waiting_micros: 0, abandoned: 0, in_flight: 0, call_count: 0, delaying_call: held_by, open_groups: 0 }
     }
 }
 
-impl<Q: Asked> Calls<Q> {
+impl<Q: BatchItem> Batcher<Q> {
     pub(super) fn new(route: Route, deadline: Duration, batching: Batching) -> Arc<Self> {
-        let lanes = if route.is_clustered() { SLOTS } else { 1 };
+        let lanes = if route.is_clustered() { CLUSTER_SLOTS } else { 1 };
         let lanes = (0..lanes).map(|_| Mutex::default()).collect();
         Arc::new(Self { route, deadline, batching, lanes })
     }
 
     /// Sends an item to the store of `slot`, and waits for the result.
-    pub(super) async fn ask(self: &Arc<Self>, slot: u16, question: Q) -> Result<Q::Share, Cause> {
-        let arrival = self.arrive(slot, question)?;
-        let unanswered = self.route.unanswered(slot);
+    pub(super) async fn submit(self: &Arc<Self>, slot: u16, question: Q) -> Result<Q::Output, StoreFailure> {
+        let arrival = self.enqueue(slot, question)?;
+        let unanswered = self.route.start_call(slot);
         match arrival {
-            Arrival::Alone(question, turn) => {
-                let shares = turn.run(vec![question]).await;
+            Submission::SendNow(question, turn) => {
+                let shares = turn.run_call(vec![question]).await;
                 unanswered.settle();
-                self.route.saw(slot, shares.as_ref().err().copied());
-                shares.and_then(|(mut shares, _)| shares.pop().ok_or(Cause::NotUnderstood))
+                self.route.record_result(slot, shares.as_ref().err().copied());
+                shares.and_then(|(mut shares, _)| shares.pop().ok_or(StoreFailure::InvalidReply))
             }
-            Arrival::Waits(answer, full) => {
+            Submission::Queued(answer, full) => {
                 if let Some((batch, turn)) = full {
                     tokio::spawn(turn.drive(batch));
                 }
-                let answer = Waiter { calls: self, slot, answer, is_told: false }.wait().await;
+                let answer = WaitingCaller { calls: self, slot, receiver: answer, has_result: false }.wait().await;
                 unanswered.settle();
-                if matches!(answer, Err(Cause::Late)) {
-                    self.route.saw(slot, Some(Cause::Late));
+                if matches!(answer, Err(StoreFailure::TimedOut)) {
+                    self.route.record_result(slot, Some(StoreFailure::TimedOut));
                 }
                 answer
             }
         }
     }
 
-    /// Runs `begin`, which polls items for the first time, and sends them only afterwards.
+    /// Runs `begin_call`, which polls items for the first time, and sends them only afterwards.
     /// In a Cluster they are sent as usual, because each key has its own slot.
-    pub(super) fn together(self: &Arc<Self>, begin: &mut dyn FnMut()) {
+    pub(super) fn send_together(self: &Arc<Self>, begin: &mut dyn FnMut()) {
         if self.route.is_clustered() {
             return begin();
         }
-        self.lane(0).lock().gathering += 1;
-        let gathering = Gathering(self);
+        self.lane(0).lock().open_groups += 1;
+        let gathering = GroupGuard(self);
         begin();
         drop(gathering);
     }
 
-    fn arrive(self: &Arc<Self>, slot: u16, question: Q) -> Result<Arrival<Q>, Cause> {
-        let turn = |number| Turn { calls: Arc::clone(self), slot, number: Some(number) };
+    fn enqueue(self: &Arc<Self>, slot: u16, question: Q) -> Result<Submission<Q>, StoreFailure> {
+        let turn = |number| CallGuard { calls: Arc::clone(self), slot, number: Some(number) };
         let mut lane = self.lane(slot).lock();
-        let alone = lane.waiting.is_empty() && lane.may_go();
+        let alone = lane.waiting.is_empty() && lane.can_start();
         if alone || self.batching == Batching::Off {
-            let number = lane.begin();
-            return Ok(Arrival::Alone(question, turn(number)));
+            let number = lane.begin_call();
+            return Ok(Submission::SendNow(question, turn(number)));
         }
-        if MOST_WAITING < lane.micros {
-            return Err(Cause::Overloaded);
+        if MAX_WAITING_MICROS < lane.waiting_micros {
+            return Err(StoreFailure::Overloaded);
         }
         let (sender, receiver) = oneshot::channel();
-        lane.micros += question.micros();
-        lane.waiting.push_back(Waiting { question, answer: sender });
-        let full = lane.next();
+        lane.waiting_micros += question.script_micros();
+        lane.waiting.push_back(QueuedItem { item: question, sender });
+        let full = lane.next_batch();
         drop(lane);
-        Ok(Arrival::Waits(receiver, full.map(|(batch, number)| (batch, turn(number)))))
+        Ok(Submission::Queued(receiver, full.map(|(batch, number)| (batch, turn(number)))))
     }
 
-    fn lane(&self, slot: u16) -> &Mutex<Lane<Q>> {
+    fn lane(&self, slot: u16) -> &Mutex<BatchLane<Q>> {
         &self.lanes[usize::from(slot) % self.lanes.len()]
     }
 
-    fn start(self: &Arc<Self>, slot: u16, next: Option<Batch<Q>>) {
+    fn start(self: &Arc<Self>, slot: u16, next: Option<NumberedBatch<Q>>) {
         let Some((batch, number)) = next else { return };
-        let turn = Turn { calls: Arc::clone(self), slot, number: Some(number) };
+        let turn = CallGuard { calls: Arc::clone(self), slot, number: Some(number) };
         // Without a runtime the process is ending, and no caller waits.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(turn.drive(batch));
@@ -203,52 +203,52 @@ impl<Q: Asked> Calls<Q> {
     }
 }
 
-impl<Q: Asked> Lane<Q> {
-    fn may_go(&self) -> bool {
-        let is_full = LONGEST_SCRIPT <= self.micros;
-        let is_held = self.held_by.is_some() && !is_full;
-        self.gathering == 0 && self.under_way < MOST_UNDER_WAY && !is_held
+impl<Q: BatchItem> BatchLane<Q> {
+    fn can_start(&self) -> bool {
+        let is_full = MAX_SCRIPT_MICROS <= self.waiting_micros;
+        let is_held = self.delaying_call.is_some() && !is_full;
+        self.open_groups == 0 && self.in_flight < MAX_CALLS_IN_FLIGHT && !is_held
     }
 
-    fn begin(&mut self) -> u64 {
-        self.calls += 1;
-        self.under_way += 1;
-        self.held_by = Some(self.calls);
-        self.calls
+    fn begin_call(&mut self) -> u64 {
+        self.call_count += 1;
+        self.in_flight += 1;
+        self.delaying_call = Some(self.call_count);
+        self.call_count
     }
 
-    fn end(&mut self, number: u64) {
-        self.under_way = self.under_way.saturating_sub(1);
-        self.let_go(Some(number));
+    fn end_call(&mut self, number: u64) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.stop_delaying(Some(number));
     }
 
-    fn let_go(&mut self, number: Option<u64>) {
-        if self.held_by == number {
-            self.held_by = None;
+    fn stop_delaying(&mut self, number: Option<u64>) {
+        if self.delaying_call == number {
+            self.delaying_call = None;
         }
     }
 
-    fn next(&mut self) -> Option<Batch<Q>> {
-        if !self.may_go() {
+    fn next_batch(&mut self) -> Option<NumberedBatch<Q>> {
+        if !self.can_start() {
             return None;
         }
-        let batch = self.take();
-        if batch.is_empty() { None } else { Some((batch, self.begin())) }
+        let batch = self.take_batch();
+        if batch.is_empty() { None } else { Some((batch, self.begin_call())) }
     }
 
     /// Removes the next batch from the queue: as many items as fit, and at least one.
-    fn take(&mut self) -> Vec<Waiting<Q>> {
+    fn take_batch(&mut self) -> Vec<QueuedItem<Q>> {
         let (mut batch, mut micros) = (Vec::with_capacity(self.waiting.len().min(256)), 0);
         while let Some(first) = self.waiting.front() {
-            let its = first.question.micros();
-            let is_dead = first.answer.is_closed();
-            if !is_dead && !batch.is_empty() && LONGEST_SCRIPT < micros + its {
+            let its = first.item.script_micros();
+            let is_dead = first.sender.is_closed();
+            if !is_dead && !batch.is_empty() && MAX_SCRIPT_MICROS < micros + its {
                 break;
             }
-            self.micros -= its;
+            self.waiting_micros -= its;
             if is_dead {
                 self.waiting.pop_front();
-                self.given_up = self.given_up.saturating_sub(1);
+                self.abandoned = self.abandoned.saturating_sub(1);
                 continue;
             }
             micros += its;
@@ -259,85 +259,85 @@ impl<Q: Asked> Lane<Q> {
 
     /// Counts an abandoned item. Removes the abandoned ones as soon as they
     /// may be more than half of the queue. Amortized cost: O(1) for each.
-    fn give_up(&mut self) {
-        self.given_up += 1;
-        if self.waiting.len() < 2 * self.given_up {
-            self.given_up = 0;
-            self.waiting.retain(|waiting| !waiting.answer.is_closed());
-            self.micros = self.waiting.iter().map(|waiting| waiting.question.micros()).sum();
+    fn count_abandoned(&mut self) {
+        self.abandoned += 1;
+        if self.waiting.len() < 2 * self.abandoned {
+            self.abandoned = 0;
+            self.waiting.retain(|waiting| !waiting.sender.is_closed());
+            self.waiting_micros = self.waiting.iter().map(|waiting| waiting.item.script_micros()).sum();
         }
     }
 }
 
-impl<Q: Asked> Turn<Q> {
+impl<Q: BatchItem> CallGuard<Q> {
     /// Lets other calls start although this call is still in flight.
-    fn let_go(&self) {
+    fn allow_next_call(&self) {
         let next = {
             let mut lane = self.calls.lane(self.slot).lock();
-            lane.let_go(self.number);
-            lane.next()
+            lane.stop_delaying(self.number);
+            lane.next_batch()
         };
         self.calls.start(self.slot, next);
     }
 
     /// Runs `batch`, and then further batches until none is ready.
-    async fn drive(mut self, mut batch: Vec<Waiting<Q>>) {
+    async fn drive(mut self, mut batch: Vec<QueuedItem<Q>>) {
         loop {
             let (questions, askers): (Vec<_>, Vec<_>) =
-                batch.into_iter().map(|waiting| (waiting.question, waiting.answer)).unzip();
-            let come = self.run(questions).await;
+                batch.into_iter().map(|waiting| (waiting.item, waiting.sender)).unzip();
+            let come = self.run_call(questions).await;
             // Each waiting caller reports its own timeout.
-            if !matches!(come, Err(Cause::Late)) {
-                self.calls.route.saw(self.slot, come.as_ref().err().copied());
+            if !matches!(come, Err(StoreFailure::TimedOut)) {
+                self.calls.route.record_result(self.slot, come.as_ref().err().copied());
             }
-            let rest = tell(askers, come);
+            let rest = deliver(askers, come);
             if !rest.is_empty() {
                 batch = rest;
                 continue;
             }
-            let Some((next, number)) = self.end() else { return };
+            let Some((next, number)) = self.finish() else { return };
             (batch, self.number) = (next, Some(number));
         }
     }
 
-    /// Makes one call until the deadline. After [`LINGER`], other calls may start.
-    async fn run(&self, questions: Vec<Q>) -> Result<Come<Q>, Cause> {
-        let live = self.calls.route.live(self.slot)?;
-        let mut called = pin!(Q::call(&live, questions));
+    /// Makes one call until the deadline. After [`MAX_DELAY`], other calls may start.
+    async fn run_call(&self, questions: Vec<Q>) -> Result<BatchReplies<Q>, StoreFailure> {
+        let live = self.calls.route.connection(self.slot)?;
+        let mut called = pin!(Q::run_batch(&live, questions));
         let deadline = self.calls.deadline;
-        let linger = LINGER.min(deadline);
+        let linger = MAX_DELAY.min(deadline);
         match timeout(linger, &mut called).await {
             Ok(shares) => shares,
             Err(_elapsed) => {
-                self.let_go();
+                self.allow_next_call();
                 let left = deadline.saturating_sub(linger);
-                timeout(left, called).await.unwrap_or(Err(Cause::Late))
+                timeout(left, called).await.unwrap_or(Err(StoreFailure::TimedOut))
             }
         }
     }
 
     /// Ends the call and returns the next batch.
-    fn end(&mut self) -> Option<Batch<Q>> {
+    fn finish(&mut self) -> Option<NumberedBatch<Q>> {
         let number = self.number.take()?;
         let mut lane = self.calls.lane(self.slot).lock();
-        lane.end(number);
-        lane.next()
+        lane.end_call(number);
+        lane.next_batch()
     }
 }
 
-impl<Q: Asked> Drop for Turn<Q> {
+impl<Q: BatchItem> Drop for CallGuard<Q> {
     fn drop(&mut self) {
-        let next = self.end();
+        let next = self.finish();
         self.calls.start(self.slot, next);
     }
 }
 
-impl<Q: Asked> Drop for Gathering<'_, Q> {
+impl<Q: BatchItem> Drop for GroupGuard<'_, Q> {
     fn drop(&mut self) {
         let next = {
             let mut lane = self.0.lane(0).lock();
-            lane.gathering -= 1;
-            lane.next()
+            lane.open_groups -= 1;
+            lane.next_batch()
         };
         self.0.start(0, next);
     }
@@ -345,11 +345,11 @@ impl<Q: Asked> Drop for Gathering<'_, Q> {
 
 /// Sends each caller its result, or the failure of the
 /// call. Returns the items that still need a call.
-fn tell<Q: Asked>(
-    askers: Vec<oneshot::Sender<Result<Q::Share, Cause>>>,
-    come: Result<Come<Q>, Cause>,
-) -> Vec<Waiting<Q>> {
-    let mut askers = askers.into_iter();
+fn deliver<Q: BatchItem>(
+    callers: Vec<oneshot::Sender<Result<Q::Output, StoreFailure>>>,
+    come: Result<BatchReplies<Q>, StoreFailure>,
+) -> Vec<QueuedItem<Q>> {
+    let mut askers = callers.into_iter();
     // A send fails only if its caller has left.
     match come {
         Ok((shares, rest)) => {
@@ -358,7 +358,7 @@ fn tell<Q: Asked>(
                 .zip(&mut askers)
                 .for_each(|(share, asker)| drop(asker.send(Ok(share))));
             let rest = rest.into_iter().zip(askers).filter(|(_, asker)| !asker.is_closed());
-            rest.map(|(question, answer)| Waiting { question, answer }).collect()
+            rest.map(|(question, answer)| QueuedItem { item: question, sender: answer }).collect()
         }
         Err(cause) => {
             askers.for_each(|asker| drop(asker.send(Err(cause))));
@@ -368,27 +368,27 @@ fn tell<Q: Asked>(
 }
 
 /// A caller that waits for its result. Dropping it early abandons the item.
-struct Waiter<'c, Q: Asked> {
-    calls: &'c Calls<Q>,
+struct WaitingCaller<'c, Q: BatchItem> {
+    calls: &'c Batcher<Q>,
     slot: u16,
-    answer: oneshot::Receiver<Result<Q::Share, Cause>>,
-    is_told: bool,
+    receiver: oneshot::Receiver<Result<Q::Output, StoreFailure>>,
+    has_result: bool,
 }
 
-impl<Q: Asked> Waiter<'_, Q> {
-    async fn wait(mut self) -> Result<Q::Share, Cause> {
-        let answer = timeout(self.calls.deadline, &mut self.answer).await;
-        self.is_told = answer.is_ok();
+impl<Q: BatchItem> WaitingCaller<'_, Q> {
+    async fn wait(mut self) -> Result<Q::Output, StoreFailure> {
+        let answer = timeout(self.calls.deadline, &mut self.receiver).await;
+        self.has_result = answer.is_ok();
         // A sender is dropped unused only when the process ends.
-        answer.map_or(Err(Cause::Late), |told| told.unwrap_or(Err(Cause::Unreachable)))
+        answer.map_or(Err(StoreFailure::TimedOut), |told| told.unwrap_or(Err(StoreFailure::Unreachable)))
     }
 }
 
-impl<Q: Asked> Drop for Waiter<'_, Q> {
+impl<Q: BatchItem> Drop for WaitingCaller<'_, Q> {
     fn drop(&mut self) {
-        if !self.is_told {
-            self.answer.close();
-            self.calls.lane(self.slot).lock().give_up();
+        if !self.has_result {
+            self.receiver.close();
+            self.calls.lane(self.slot).lock().count_abandoned();
         }
     }
 }

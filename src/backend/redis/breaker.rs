@@ -1,7 +1,7 @@
 //! The circuit breaker of a slow Redis.
 //!
 //! Guarantees:
-//! - [`LATE_IN_A_ROW`] consecutive late replies open it, to calls or to probes.
+//! - [`LATE_REPLIES_TO_OPEN`] consecutive late replies open it, to calls or to probes.
 //! - While it is open, no caller waits.
 //! - Only a probe with a timely reply or a new connection closes it.
 //!
@@ -14,13 +14,13 @@ use tokio::sync::Notify;
 
 /// The late replies in a row that open the breaker. One can be a
 /// hiccup. After five, the sixth caller should not wait in vain.
-pub(super) const LATE_IN_A_ROW: u32 = 5;
+pub(super) const LATE_REPLIES_TO_OPEN: u32 = 5;
 
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
-    late: AtomicU32,
+    late_replies: AtomicU32,
     open: AtomicBool,
-    opened: Notify,
+    opened_notify: Notify,
 }
 
 impl Breaker {
@@ -28,31 +28,31 @@ impl Breaker {
         self.open.load(Relaxed)
     }
 
-    pub(super) fn in_time(&self) {
+    pub(super) fn record_timely(&self) {
         // Load first: a write by every call would bounce the cache line between cores.
-        if self.late.load(Relaxed) != 0 {
-            self.late.store(0, Relaxed);
+        if self.late_replies.load(Relaxed) != 0 {
+            self.late_replies.store(0, Relaxed);
         }
     }
 
     /// Records a late reply. Returns `true` if it opened the breaker.
-    pub(super) fn late(&self) -> bool {
-        LATE_IN_A_ROW <= self.late.fetch_add(1, Relaxed).saturating_add(1) && self.open()
+    pub(super) fn record_late(&self) -> bool {
+        LATE_REPLIES_TO_OPEN <= self.late_replies.fetch_add(1, Relaxed).saturating_add(1) && self.open()
     }
 
     /// Opens the breaker. Returns `false` if it was open already.
     pub(super) fn open(&self) -> bool {
         let opens = !self.open.swap(true, Relaxed);
         if opens {
-            self.opened.notify_one();
+            self.opened_notify.notify_one();
         }
         opens
     }
 
     /// Waits until the breaker opens. Returns at once if it is open and that was not reported yet.
-    pub(super) async fn opened(&self) {
+    pub(super) async fn wait_opened(&self) {
         loop {
-            self.opened.notified().await;
+            self.opened_notify.notified().await;
             // The notification may belong to an earlier connection, whose breaker was closed since.
             if self.is_open() {
                 return;
@@ -61,7 +61,7 @@ impl Breaker {
     }
 
     pub(super) fn close(&self) {
-        self.late.store(0, Relaxed);
+        self.late_replies.store(0, Relaxed);
         self.open.store(false, Relaxed);
     }
 }
@@ -71,14 +71,14 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
 
-    use super::{Breaker, LATE_IN_A_ROW};
+    use super::{Breaker, LATE_REPLIES_TO_OPEN};
 
-    fn tells(breaker: &Breaker) -> bool {
-        pin!(breaker.opened()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    fn is_notified(breaker: &Breaker) -> bool {
+        pin!(breaker.wait_opened()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     fn open(breaker: &Breaker) {
-        assert!((0..LATE_IN_A_ROW).any(|_| breaker.late()));
+        assert!((0..LATE_REPLIES_TO_OPEN).any(|_| breaker.record_late()));
     }
 
     #[test]
@@ -86,31 +86,31 @@ mod tests {
         let breaker = Breaker::default();
         open(&breaker);
         breaker.close();
-        assert!(!tells(&breaker));
+        assert!(!is_notified(&breaker));
         open(&breaker);
-        assert!(tells(&breaker) && !tells(&breaker), "once");
+        assert!(is_notified(&breaker) && !is_notified(&breaker), "once");
         breaker.close();
         open(&breaker);
         breaker.close();
         open(&breaker);
-        assert!(tells(&breaker) && !tells(&breaker), "of the last time alone");
+        assert!(is_notified(&breaker) && !is_notified(&breaker), "of the last time alone");
     }
 
     #[test]
     fn consecutive_late_replies_open_the_breaker_once() {
         let breaker = Breaker::default();
-        for _ in 1..LATE_IN_A_ROW {
-            assert!(!breaker.late());
+        for _ in 1..LATE_REPLIES_TO_OPEN {
+            assert!(!breaker.record_late());
         }
-        breaker.in_time();
-        for _ in 1..LATE_IN_A_ROW {
-            assert!(!breaker.late() && !breaker.is_open(), "one in time begins the count anew");
+        breaker.record_timely();
+        for _ in 1..LATE_REPLIES_TO_OPEN {
+            assert!(!breaker.record_late() && !breaker.is_open(), "one in time begins the count anew");
         }
-        assert!(breaker.late() && breaker.is_open());
-        assert!(!breaker.late(), "it is open already");
-        breaker.in_time();
+        assert!(breaker.record_late() && breaker.is_open());
+        assert!(!breaker.record_late(), "it is open already");
+        breaker.record_timely();
         assert!(breaker.is_open(), "a straggler's answer does not close it");
         breaker.close();
-        assert!(!breaker.is_open() && !breaker.late());
+        assert!(!breaker.is_open() && !breaker.record_late());
     }
 }

@@ -1,10 +1,10 @@
 //! One client of one Redis process.
 //!
 //! Guarantees:
-//! - An [`Opened`] client is connected and authenticated.
+//! - An [`OpenedClient`] client is connected and authenticated.
 //! - Dropping it closes the connection.
 //! - It never reconnects, and sends each command at most once.
-//! - Error texts contain no command arguments ([`in_words`], [`without_arguments`]).
+//! - Error texts contain no command arguments ([`describe_error`], [`without_arguments`]).
 //!
 //! Not covered:
 //! - Replacing a lost connection ([`super::keep`]).
@@ -26,24 +26,24 @@ use fred::types::config::{Config, ConnectionConfig, Server, ServerConfig, TcpCon
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
 use tokio::time::{sleep, timeout};
 
-use super::options::{Address, Options, Password, Sentinels, Tls};
+use super::options::{Address, RedisOptions, Password, SentinelOptions, RedisTls};
 use super::{files, tls};
 
 /// The timeout for connecting, and for a command that charges nothing.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const LOOK: Duration = Duration::from_secs(1);
+const PASSWORD_FILE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Commands that the client buffers before it refuses more.
-const MOST_CALLS: usize = 16_384;
+const MAX_BUFFERED_COMMANDS: usize = 16_384;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum ServerAddress {
     Tcp(Address),
     Unix(PathBuf),
 }
 
-impl At {
+impl ServerAddress {
     /// The host; empty for a Unix socket.
     pub(super) fn host(&self) -> &str {
         match self {
@@ -53,7 +53,7 @@ impl At {
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -64,7 +64,7 @@ impl fmt::Display for At {
 
 /// The error text for a person. The client library wraps an operating
 /// system error in Rust's debug format; only its message is kept.
-pub(super) fn in_words(error: &Error) -> String {
+pub(super) fn describe_error(error: &Error) -> String {
     let details = without_arguments(error);
     // The message of the operating system, or the text that the library put around it.
     let after = |mark| details.split_once(mark).and_then(|(_, rest)| rest.split('"').next());
@@ -84,10 +84,10 @@ pub(super) struct Login<'a> {
     user: Option<&'a str>,
     password: Option<&'a Password>,
     database: u8,
-    tls: Option<&'a Tls>,
+    tls: Option<&'a RedisTls>,
 }
 
-impl Options {
+impl RedisOptions {
     pub(super) fn login(&self) -> Login<'_> {
         Login {
             user: self.user.as_deref(),
@@ -98,36 +98,36 @@ impl Options {
     }
 }
 
-impl Sentinels {
-    pub(super) fn login<'a>(&'a self, tls: Option<&'a Tls>) -> Login<'a> {
+impl SentinelOptions {
+    pub(super) fn login<'a>(&'a self, tls: Option<&'a RedisTls>) -> Login<'a> {
         let (user, password) = (self.user.as_deref(), self.password.as_ref());
         Login { user, password, database: 0, tls }
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedClient {
     client: Client,
     driver: ConnectHandle,
-    told: Option<Password>,
+    sent_password: Option<Password>,
 }
 
-impl Opened {
+impl OpenedClient {
     /// Connects and authenticates.
     ///
     /// # Errors
-    /// The reason for the failure, within [`PATIENCE`].
-    pub(super) async fn new(at: &At, login: Login<'_>) -> Result<Self, Error> {
+    /// The reason for the failure, within [`CONNECT_TIMEOUT`].
+    pub(super) async fn new(at: &ServerAddress, login: Login<'_>) -> Result<Self, Error> {
         let opening = async {
             let config = config(at, login).await?;
             let told = config.password.clone().map(Password::Plain);
-            let client = Client::new(config, None, Some(tuning()), None);
+            let client = Client::new(config, None, Some(connection_config()), None);
             let mut opened = connect(client).await?;
-            opened.told = told;
+            opened.sent_password = told;
             Ok(opened)
         };
-        let opened = timeout(PATIENCE, opening).await.unwrap_or_else(|_| Err(silent()));
-        opened.map_err(|error| tls::in_words(error, login.tls))
+        let opened = timeout(CONNECT_TIMEOUT, opening).await.unwrap_or_else(|_| Err(timeout_error()));
+        opened.map_err(|error| tls::explain_handshake_error(error, login.tls))
     }
 
     /// The client for sending commands. Its commands fail after this value is dropped.
@@ -136,21 +136,21 @@ impl Opened {
     }
 
     /// Re-authenticates whenever the password file changes; never returns.
-    pub(super) fn telling<'a>(
+    pub(super) fn reauthenticate<'a>(
         &self,
         login: Login<'a>,
-        at: &'a At,
+        at: &'a ServerAddress,
     ) -> impl Future<Output = ()> + use<'a> {
-        tell_passwords(self.client.clone(), self.told.clone(), login, at)
+        watch_password_file(self.client.clone(), self.sent_password.clone(), login, at)
     }
 
-    pub(super) async fn closed(&mut self) {
+    pub(super) async fn wait_closed(&mut self) {
         // The pending commands report why it closed.
         let _ended = (&mut self.driver).await;
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenedClient {
     fn drop(&mut self) {
         self.driver.abort();
     }
@@ -158,27 +158,27 @@ impl Drop for Opened {
 
 /// Re-authenticates the open connection when the password file changes. A refused
 /// attempt is repeated, and the connection stays authenticated with the old password.
-async fn tell_passwords(client: Client, mut told: Option<Password>, login: Login<'_>, at: &At) {
+async fn watch_password_file(client: Client, mut sent_password: Option<Password>, login: Login<'_>, at: &ServerAddress) {
     let Some(file @ Password::File(_)) = login.password else { return pending().await };
-    let mut said = String::new();
+    let mut last_error = String::new();
     loop {
-        sleep(LOOK).await;
-        let Ok(text) = files::password(file).await else { continue };
+        sleep(PASSWORD_FILE_INTERVAL).await;
+        let Ok(text) = files::read_password(file).await else { continue };
         let now = Some(Password::Plain(text.clone()));
-        if now == told {
+        if now == sent_password {
             continue;
         }
-        let answer = timeout(PATIENCE, client.auth(login.user.map(str::to_owned), text)).await;
-        match answer.unwrap_or_else(|_| Err(silent())) {
+        let answer = timeout(CONNECT_TIMEOUT, client.auth(login.user.map(str::to_owned), text)).await;
+        match answer.unwrap_or_else(|_| Err(timeout_error())) {
             Ok(()) => {
                 tracing::info!(%at, "redis was told the new password");
-                (told, said) = (now, String::new());
+                (sent_password, last_error) = (now, String::new());
             }
             Err(error) => {
-                let why = in_words(&error);
-                if why != said {
+                let why = describe_error(&error);
+                if why != last_error {
                     tracing::warn!(%at, error = %why, "redis does not take the new password");
-                    said = why;
+                    last_error = why;
                 }
             }
         }
@@ -188,54 +188,54 @@ async fn tell_passwords(client: Client, mut told: Option<Password>, login: Login
 /// Runs a command that charges nothing.
 ///
 /// # Errors
-/// The reason for the failure, within [`PATIENCE`].
-pub(super) async fn run(client: &Client, command: &[&str]) -> Result<Value, Error> {
+/// The reason for the failure, within [`CONNECT_TIMEOUT`].
+pub(super) async fn run_command(client: &Client, command: &[&str]) -> Result<Value, Error> {
     let (name, args) = command.split_first().unwrap_or((&"PING", &[]));
     let command = CustomCommand::new(*name, ClusterHash::FirstKey, false);
     let args = args.iter().map(|&arg| Value::from(arg)).collect();
-    let answer = timeout(PATIENCE, client.custom(command, args)).await;
-    answer.unwrap_or_else(|_| Err(silent()))
+    let answer = timeout(CONNECT_TIMEOUT, client.custom(command, args)).await;
+    answer.unwrap_or_else(|_| Err(timeout_error()))
 }
 
-fn silent() -> Error {
+fn timeout_error() -> Error {
     Error::new(ErrorKind::Timeout, "no answer within a second")
 }
 
-async fn connect(client: Client) -> Result<Opened, Error> {
+async fn connect(client: Client) -> Result<OpenedClient, Error> {
     let mut driver = None;
     let connected = {
         let mut waiting = pin!(client.wait_for_connect());
         let begin = async {
             let (its, told) = (client.clone(), None);
-            driver = Some(Opened { driver: its.connect(), client: its, told });
+            driver = Some(OpenedClient { driver: its.connect(), client: its, sent_password: told });
             std::future::pending::<()>().await;
         };
         // Poll the wait first: the client announces the connect event only once.
         tokio::select! {
             biased;
             connected = &mut waiting => connected,
-            () = begin => Err(not_begun()),
+            () = begin => Err(not_started_error()),
         }
     };
     connected?;
-    driver.ok_or_else(not_begun)
+    driver.ok_or_else(not_started_error)
 }
 
-fn not_begun() -> Error {
+fn not_started_error() -> Error {
     Error::new(ErrorKind::Canceled, "not begun")
 }
 
-async fn config(at: &At, login: Login<'_>) -> Result<Config, Error> {
+async fn config(at: &ServerAddress, login: Login<'_>) -> Result<Config, Error> {
     let server = match at {
-        At::Tcp(address) => ServerConfig::Centralized { server: server(address, login.tls) },
-        At::Unix(path) => ServerConfig::Unix { path: path.clone() },
+        ServerAddress::Tcp(address) => ServerConfig::Centralized { server: server(address, login.tls) },
+        ServerAddress::Unix(path) => ServerConfig::Unix { path: path.clone() },
     };
     let password = match login.password {
-        Some(password) => Some(files::password(password).await?),
+        Some(password) => Some(files::read_password(password).await?),
         None => None,
     };
     let tls = match (login.tls, at) {
-        (Some(tls), At::Tcp(_)) => Some(tls::config(tls).await?),
+        (Some(tls), ServerAddress::Tcp(_)) => Some(tls::load_config(tls).await?),
         _ => None,
     };
     Ok(Config {
@@ -248,19 +248,19 @@ async fn config(at: &At, login: Login<'_>) -> Result<Config, Error> {
     })
 }
 
-fn server(address: &Address, tls: Option<&Tls>) -> Server {
+fn server(address: &Address, tls: Option<&RedisTls>) -> Server {
     let mut server = Server::new(address.host.clone(), address.port);
     server.tls_server_name = tls.and_then(|tls| tls.server_name.clone()).map(Into::into);
     server
 }
 
-fn tuning() -> ConnectionConfig {
+fn connection_config() -> ConnectionConfig {
     ConnectionConfig {
-        connection_timeout: PATIENCE,
-        internal_command_timeout: PATIENCE,
+        connection_timeout: CONNECT_TIMEOUT,
+        internal_command_timeout: CONNECT_TIMEOUT,
         // A charge that Redis may have executed is not repeated.
         max_command_attempts: 1,
-        max_command_buffer_len: MOST_CALLS,
+        max_command_buffer_len: MAX_BUFFERED_COMMANDS,
         tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
         ..ConnectionConfig::default()
     }
@@ -270,12 +270,12 @@ fn tuning() -> ConnectionConfig {
 mod tests {
     use std::io;
 
-    use super::{Error, ErrorKind, in_words};
+    use super::{Error, ErrorKind, describe_error};
 
     #[test]
     fn io_errors_show_only_their_message() {
         let shown = |error: &dyn std::fmt::Debug| {
-            in_words(&Error::new(ErrorKind::IO, format!("{error:?}")))
+            describe_error(&Error::new(ErrorKind::IO, format!("{error:?}")))
         };
         let refused = io::Error::from_raw_os_error(111);
         assert_eq!(shown(&refused), "Connection refused");
@@ -283,12 +283,12 @@ mod tests {
         let unknown = io::Error::other("failed to lookup address information");
         assert_eq!(shown(&unknown), "failed to lookup address information");
         let other = Error::new(ErrorKind::Auth, "error: \"kept\" as it is");
-        assert_eq!(in_words(&other), "error: \"kept\" as it is");
+        assert_eq!(describe_error(&other), "error: \"kept\" as it is");
     }
 
     #[test]
     fn unknown_command_errors_omit_the_arguments() {
-        let shown = |said: &'static str| in_words(&Error::new(ErrorKind::Unknown, said));
+        let shown = |said: &'static str| describe_error(&Error::new(ErrorKind::Unknown, said));
         let of_7 = "ERR unknown command 'AUTH', with args beginning with: 'gate' 's3cret' ";
         assert_eq!(shown(of_7), "ERR unknown command 'AUTH'");
         let of_6 = "ERR unknown command `AUTH`, with args beginning with: `s3cret`, ";

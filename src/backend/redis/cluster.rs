@@ -19,50 +19,50 @@ use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::Cause;
-use super::client::{At, in_words};
-use super::connection::{Link, Live, refusal};
-use super::keep::{self, Whereabouts};
-use super::options::{Address, Options};
-use super::pauses::Pauses;
-use super::slots::{self, Slots};
+use super::StoreFailure;
+use super::client::{ServerAddress, describe_error};
+use super::connection::{Link, LiveConnection, connect_refusal};
+use super::keep::{self, ServerLocation};
+use super::options::{Address, RedisOptions};
+use super::pauses::Backoff;
+use super::slots::{self, SlotMap};
 
 /// The interval between slot queries while all is well.
-const REST: Duration = Duration::from_secs(10);
+const QUERY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The interval while some slots are unavailable.
-const UNREST: Duration = Duration::from_millis(200);
+const OUTAGE_QUERY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The longest pause before a query that was requested early.
-const BREATH: Duration = Duration::from_millis(50);
+const MAX_QUERY_DELAY: Duration = Duration::from_millis(50);
 
 /// The number of slot queries for which a node without slots is kept after a redirect to it.
-const KEPT_FOR: u8 = 50;
+const KEPT_FOR_QUERIES: u8 = 50;
 
 /// The most nodes without slots that are kept.
-const MOST_NAMED: usize = 64;
+const MAX_REDIRECT_TARGETS: usize = 64;
 
 /// The state that the keeper task shares with callers.
 #[derive(Debug, Default)]
-pub(super) struct Cluster {
-    map: ArcSwap<Map>,
+pub(super) struct ClusterConnections {
+    map: ArcSwap<ClusterMap>,
     /// The nodes from redirects, and the number of slot queries for which each is still kept.
-    named: Mutex<BTreeMap<Address, u8>>,
+    redirect_targets: Mutex<BTreeMap<Address, u8>>,
     /// The error that a node returned to the last slot query, if all nodes failed.
-    refused: Mutex<Option<Cause>>,
+    query_failure: Mutex<Option<StoreFailure>>,
     /// Notified when the slots may have changed.
-    doubted: Notify,
+    query_notify: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Map {
-    slots: Slots,
-    nodes: BTreeMap<Address, Node>,
+struct ClusterMap {
+    slots: SlotMap,
+    nodes: BTreeMap<Address, ClusterNode>,
 }
 
 /// One node, and the task that keeps the connection to it.
 #[derive(Clone, Debug)]
-struct Node {
+struct ClusterNode {
     link: Arc<Link>,
     keeper: AbortHandle,
 }
@@ -70,15 +70,15 @@ struct Node {
 /// The target of a `MOVED` or `ASK` error.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
-    to: Address,
+    target: Address,
     /// The error was `ASK`: the node has the key, and imports the slot.
-    pub(super) asks: bool,
+    pub(super) is_ask: bool,
 }
 
 impl Redirect {
     /// Parses a redirect error of the node at `host`.
     /// A redirect without a host means the same host.
-    pub(super) fn of(error: &Error, host: &str) -> Option<Self> {
+    pub(super) fn parse(error: &Error, host: &str) -> Option<Self> {
         let mut words = error.details().split(' ');
         let asks = match words.next()? {
             "MOVED" => false,
@@ -88,23 +88,23 @@ impl Redirect {
         let (name, port) = words.nth(1)?.rsplit_once(':')?;
         let name = if matches!(name, "" | "?") { host } else { name };
         let to = Address { host: name.to_owned(), port: port.parse().ok()? };
-        Some(Self { to, asks })
+        Some(Self { target: to, is_ask: asks })
     }
 }
 
-impl Cluster {
+impl ClusterConnections {
     /// The connection to the owner of the slot.
     ///
     /// # Errors
     /// The slot has no known owner, or the owner has no connection.
-    pub(super) fn live(&self, slot: u16) -> Result<Arc<Live>, Cause> {
+    pub(super) fn connection(&self, slot: u16) -> Result<Arc<LiveConnection>, StoreFailure> {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
-        node.ok_or_else(|| self.unknown())?.link.live()
+        node.ok_or_else(|| self.unknown_owner_cause())?.link.connection()
     }
 
     /// Updates the breaker of the slot's owner with the result of a call.
-    pub(super) fn saw(&self, slot: u16, failed: Option<Cause>) {
+    pub(super) fn record_result(&self, slot: u16, failed: Option<StoreFailure>) {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
         if let Some(node) = node {
@@ -113,52 +113,52 @@ impl Cluster {
     }
 
     /// The reason that some charges fail now, if any.
-    pub(super) fn trouble(&self) -> Option<Cause> {
+    pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         let map = self.map.load();
         let mut owners = map.slots.owners().map(|address| map.nodes.get(address));
         let trouble = owners.find_map(|node| match node {
-            Some(node) => node.link.trouble(),
-            None => Some(self.unknown()),
+            Some(node) => node.link.outage_cause(),
+            None => Some(self.unknown_owner_cause()),
         });
-        trouble.or_else(|| (!map.slots.are_all()).then(|| self.unknown()))
+        trouble.or_else(|| (!map.slots.is_complete()).then(|| self.unknown_owner_cause()))
     }
 
     /// The reason that the owner of a slot is unknown.
-    fn unknown(&self) -> Cause {
-        self.refused.lock().unwrap_or(Cause::Unreachable)
+    fn unknown_owner_cause(&self) -> StoreFailure {
+        self.query_failure.lock().unwrap_or(StoreFailure::Unreachable)
     }
 
-    pub(super) fn doubt(&self) {
-        self.doubted.notify_one();
+    pub(super) fn request_query(&self) {
+        self.query_notify.notify_one();
     }
 
     /// The connection to the target of `redirect`, if there is one.
-    pub(super) fn follow(&self, redirect: &Redirect) -> Option<Arc<Live>> {
-        if !redirect.asks {
-            self.doubt();
+    pub(super) fn connection_to(&self, redirect: &Redirect) -> Option<Arc<LiveConnection>> {
+        if !redirect.is_ask {
+            self.request_query();
         }
         let map = self.map.load();
-        let known = map.nodes.get(&redirect.to);
+        let known = map.nodes.get(&redirect.target);
         if known.is_none() {
-            let mut named = self.named.lock();
-            if named.len() < MOST_NAMED {
-                named.insert(redirect.to.clone(), KEPT_FOR);
+            let mut named = self.redirect_targets.lock();
+            if named.len() < MAX_REDIRECT_TARGETS {
+                named.insert(redirect.target.clone(), KEPT_FOR_QUERIES);
             }
-            self.doubt();
+            self.request_query();
         }
-        known?.link.live().ok()
+        known?.link.connection().ok()
     }
 
     /// The nodes that a slot query can use.
-    fn answering(&self) -> Vec<(Address, Arc<Live>)> {
+    fn connected_nodes(&self) -> Vec<(Address, Arc<LiveConnection>)> {
         let map = self.map.load();
-        let live = map.nodes.iter().filter_map(|(at, node)| Some((at, node.link.live().ok()?)));
+        let live = map.nodes.iter().filter_map(|(at, node)| Some((at, node.link.connection().ok()?)));
         live.map(|(at, live)| (at.clone(), live)).collect()
     }
 
     /// The nodes that are kept without slots. Counts one slot query for each.
-    fn still_named(&self) -> Vec<Address> {
-        let mut named = self.named.lock();
+    fn kept_targets(&self) -> Vec<Address> {
+        let mut named = self.redirect_targets.lock();
         named.retain(|_, looks| {
             *looks = looks.saturating_sub(1);
             *looks != 0
@@ -168,54 +168,54 @@ impl Cluster {
 }
 
 /// Keeps `cluster` connected; never returns. Dropping the future closes the connections.
-pub(super) async fn keep(cluster: Arc<Cluster>, seeds: Vec<Address>, options: Arc<Options>) {
-    let mut keepers = Keepers {
+pub(super) async fn keep_cluster(cluster: Arc<ClusterConnections>, seeds: Vec<Address>, options: Arc<RedisOptions>) {
+    let mut keepers = NodeKeepers {
         tasks: JoinSet::new(),
         cluster: Arc::clone(&cluster),
         options: Arc::clone(&options),
-        pauses: Pauses::new(options.jitter),
+        pauses: Backoff::new(options.jitter_seed),
     };
-    let mut said = String::new();
+    let mut last_error = String::new();
     loop {
-        match slots::look(cluster.answering(), &seeds, &options, &mut keepers.pauses).await {
+        match slots::query_slot_map(cluster.connected_nodes(), &seeds, &options, &mut keepers.pauses).await {
             Ok(slots) => {
-                keepers.lay_out(slots);
-                *cluster.refused.lock() = None;
-                said.clear();
+                keepers.apply_slots(slots);
+                *cluster.query_failure.lock() = None;
+                last_error.clear();
             }
             Err(error) => {
-                *cluster.refused.lock() = refusal(&error);
-                let why = in_words(&error);
-                if why != said {
+                *cluster.query_failure.lock() = connect_refusal(&error);
+                let why = describe_error(&error);
+                if why != last_error {
                     tracing::warn!(error = %why, "no node of the redis cluster tells its slots");
-                    said = why;
+                    last_error = why;
                 }
             }
         }
-        sleep(keepers.pauses.up_to(BREATH)).await;
-        let rest = if cluster.trouble().is_none() { REST } else { UNREST };
-        let _doubted_or_rested = timeout(rest, cluster.doubted.notified()).await;
+        sleep(keepers.pauses.random_below(MAX_QUERY_DELAY)).await;
+        let rest = if cluster.outage_cause().is_none() { QUERY_INTERVAL } else { OUTAGE_QUERY_INTERVAL };
+        let _doubted_or_rested = timeout(rest, cluster.query_notify.notified()).await;
     }
 }
 
 /// The tasks that each keep one node connected.
-struct Keepers {
+struct NodeKeepers {
     tasks: JoinSet<()>,
-    cluster: Arc<Cluster>,
-    options: Arc<Options>,
-    pauses: Pauses,
+    cluster: Arc<ClusterConnections>,
+    options: Arc<RedisOptions>,
+    pauses: Backoff,
 }
 
-impl Keepers {
+impl NodeKeepers {
     /// Connects to the owners of slots and to the kept nodes, and drops all other connections.
-    fn lay_out(&mut self, slots: Slots) {
+    fn apply_slots(&mut self, slots: SlotMap) {
         let before = self.cluster.map.load_full();
-        let named = self.cluster.still_named();
+        let named = self.cluster.kept_targets();
         let mut nodes = BTreeMap::new();
         for address in slots.owners().chain(&named) {
             if !nodes.contains_key(address) {
                 let kept = before.nodes.get(address).filter(|node| !node.keeper.is_finished());
-                let node = kept.cloned().unwrap_or_else(|| self.node(address));
+                let node = kept.cloned().unwrap_or_else(|| self.keep_node(address));
                 nodes.insert(address.clone(), node);
             }
         }
@@ -224,17 +224,17 @@ impl Keepers {
             tracing::info!(at = %address, "this node of the redis cluster has no slots any more");
             node.keeper.abort();
         }
-        self.cluster.map.store(Arc::new(Map { slots, nodes }));
+        self.cluster.map.store(Arc::new(ClusterMap { slots, nodes }));
         while self.tasks.try_join_next().is_some() {}
     }
 
-    fn node(&mut self, address: &Address) -> Node {
+    fn keep_node(&mut self, address: &Address) -> ClusterNode {
         let link = Arc::new(Link::default());
-        let at = At::Tcp(address.clone());
-        let place = Whereabouts::Node(at, Arc::downgrade(&self.cluster));
+        let at = ServerAddress::Tcp(address.clone());
+        let place = ServerLocation::Node(at, Arc::downgrade(&self.cluster));
         let options = Arc::clone(&self.options);
-        let kept = keep::keep(Arc::clone(&link), place, options, self.pauses.number());
-        Node { link, keeper: self.tasks.spawn(kept) }
+        let kept = keep::keep_link(Arc::clone(&link), place, options, self.pauses.random());
+        ClusterNode { link, keeper: self.tasks.spawn(kept) }
     }
 }
 
@@ -247,10 +247,10 @@ mod tests {
     #[test]
     fn moved_and_ask_errors_parse_as_redirects() {
         let of = |text: &'static str| {
-            Redirect::of(&Error::new(ErrorKind::Cluster, text), "redis-1.local")
+            Redirect::parse(&Error::new(ErrorKind::Cluster, text), "redis-1.local")
         };
         let to = |host: &str, port, asks| {
-            Some(Redirect { to: Address { host: host.to_owned(), port }, asks })
+            Some(Redirect { target: Address { host: host.to_owned(), port }, is_ask: asks })
         };
         assert_eq!(of("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
         assert_eq!(of("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));

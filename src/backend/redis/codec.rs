@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Pure.
-//! - Distinct counters have distinct keys; those of one [`Home`] share a Cluster slot.
+//! - Distinct counters have distinct keys; those of one [`Placement`] share a Cluster slot.
 //! - An impossible result makes the whole check fail.
 //!
 //! Not covered:
@@ -10,7 +10,7 @@
 //! - The fallback of a charge without an outcome.
 //!
 //! A key is `{prefix}sg:{tag}:` plus the counter's bytes. Above
-//! [`LONGEST_KEY`] bytes, `#` and their SHA-256 replace them.
+//! [`MAX_KEY_BYTES`] bytes, `#` and their SHA-256 replace them.
 //!
 //! - The tag is the home, a 64-bit number in hexadecimal.
 //!   In a collision, unrelated counters share a slot.
@@ -28,19 +28,19 @@ use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
-use crate::backend::{Charge, Charges, Home, Outcome, Rule};
-use crate::kernel::decision::{Cost, Group};
+use crate::backend::{Charge, Charges, Placement, ChargeOutcome, ChargeMode};
+use crate::kernel::decision::{Cost, VoteGroup};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::fixed_window::Windows;
-use crate::kernel::rate::limit::{EXACT, Tick};
-use crate::kernel::rate::{Room, Step, Strategy};
+use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
+use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The longest counter key in bytes that is stored unchanged. Longer keys are hashed.
-pub const LONGEST_KEY: usize = 256;
+pub const MAX_KEY_BYTES: usize = 256;
 
 /// The length of `sg:{…}:` in bytes.
-const TAG: usize = 22;
+const TAG_BYTES: usize = 22;
 
 /// The codes of a reply. From [`DENY`] on, a third integer follows.
 const ADMIT: i64 = 0;
@@ -51,12 +51,12 @@ const DENY: i64 = 4;
 const STALE: i64 = 5;
 
 /// The first byte of a sliding log's record.
-const LOG: u8 = 5;
+const LOG_RECORD: u8 = 5;
 
 /// An encoded check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
-    /// The number of its rule in the plan; 0 is [`Rule::Each`].
+pub struct PackedCheck {
+    /// The number of its rule in the plan; 0 is [`ChargeMode::Each`].
     pub(super) rule: u16,
     pub(super) charges: SmallVec<[PackedCharge; 1]>,
 }
@@ -64,15 +64,15 @@ pub struct Packed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PackedCharge {
     pub(super) key: Vec<u8>,
-    pub(super) record: Record,
+    pub(super) record: ChargeRecord,
 }
 
 /// Only the record of a calendar window is longer than 32 bytes.
-pub(super) type Record = SmallVec<[u8; 32]>;
+pub(super) type ChargeRecord = SmallVec<[u8; 32]>;
 
 /// The script's result for one charge: a code, which [`read`] validates, and times in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct RawChargeResult {
     code: i64,
     remaining: u64,
     retry: u64,
@@ -80,13 +80,13 @@ pub struct Said {
 }
 
 /// The results of a check, one per charge, in order.
-pub type Answers = SmallVec<[Answer; 2]>;
+pub type ChargeResults = SmallVec<[ChargeResult; 2]>;
 
 /// A decoded result for one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// The counter was charged, queried or refunded; the step is never `Step::Stale`.
-    Outcome(Outcome),
+pub enum ChargeResult {
+    /// The counter was charged, queried or refunded; the step is never `CounterDecision::Stale`.
+    Outcome(ChargeOutcome),
     /// Nothing was charged: at this instant of the store's
     /// clock, none of the planned windows is open.
     Stale(Nanos),
@@ -96,48 +96,48 @@ pub enum Answer {
 
 /// A reply that the script cannot have sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("wanted {wanted}, got {got:?}")]
-pub struct NotUnderstood {
-    wanted: &'static str,
-    got: Vec<i64>,
+#[error("expected {expected}, got {actual:?}")]
+pub struct InvalidReply {
+    expected: &'static str,
+    actual: Vec<i64>,
 }
 
 /// Encodes `charges`. Hits of 2^53 or more become 2^53 - 1.
 #[must_use]
-pub fn pack(charges: &Charges, prefix: &[u8]) -> Packed {
+pub fn pack(charges: &Charges, prefix: &[u8]) -> PackedCheck {
     let packed = |charge: &Charge| PackedCharge {
-        key: key(&charge.key, charge.home, prefix),
-        record: record(charge),
+        key: counter_key(&charge.key, charge.placement, prefix),
+        record: encode_record(charge),
     };
-    Packed { rule: rule(charges.rule), charges: charges.list.iter().map(packed).collect() }
+    PackedCheck { rule: rule_number(charges.mode), charges: charges.list.iter().map(packed).collect() }
 }
 
 /// Decodes one result for each charge.
 ///
 /// # Errors
 /// The script cannot have sent this for these charges.
-pub fn read(charges: &Charges, said: &[Said]) -> Result<Answers, NotUnderstood> {
+pub fn read(charges: &Charges, said: &[RawChargeResult]) -> Result<ChargeResults, InvalidReply> {
     if said.len() != charges.list.len() {
-        return Err(NotUnderstood { wanted: "an answer for each charge", got: Vec::new() });
+        return Err(InvalidReply { expected: "an answer for each charge", actual: Vec::new() });
     }
-    charges.list.iter().zip(said).map(|(charge, said)| answer(charge, *said)).collect()
+    charges.list.iter().zip(said).map(|(charge, said)| decode_result(charge, *said)).collect()
 }
 
-impl Packed {
+impl PackedCheck {
     /// The estimated script time in microseconds: the measured time plus a reserve.
     pub(super) fn micros(&self) -> usize {
-        let step = |charge: &PackedCharge| if charge.record.first() == Some(&LOG) { 24 } else { 4 };
+        let step = |charge: &PackedCharge| if charge.record.first() == Some(&LOG_RECORD) { 24 } else { 4 };
         // All-or-nothing queries each counter before it charges it.
         let steps = if self.rule == 0 { 1 } else { 3 };
         self.charges.iter().map(step).sum::<usize>() * steps
     }
 }
 
-impl Said {
+impl RawChargeResult {
     /// Decodes one result from the front of `reply`; `None` if that is impossible.
     /// `before` is the previous result, whose reset time this one may share.
     pub(super) fn read(reply: &mut &[i64], before: Option<&Self>) -> Option<Self> {
-        let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT);
+        let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT_BOUND);
         let mut next = || reply.split_off_first().copied();
         let first = next()?;
         let (code, is_shared) = (first.rem_euclid(8), 8 <= first.rem_euclid(16));
@@ -154,32 +154,32 @@ impl Said {
     clippy::cast_possible_truncation,
     reason = "saturates; what is above 2^53 is refused later"
 )]
-pub fn integers(packed: &[u8]) -> Option<Vec<i64>> {
+pub fn decode_doubles(packed: &[u8]) -> Option<Vec<i64>> {
     let (numbers, rest) = packed.as_chunks();
     let all = || numbers.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
     rest.is_empty().then(all)
 }
 
-impl NotUnderstood {
-    pub(super) fn of(wanted: &'static str, got: &[i64]) -> Self {
-        Self { wanted, got: got.to_vec() }
+impl InvalidReply {
+    pub(super) fn new(wanted: &'static str, got: &[i64]) -> Self {
+        Self { expected: wanted, actual: got.to_vec() }
     }
 }
 
 /// The key of a counter in the store.
 #[must_use]
-pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
+pub fn counter_key(counter: &CounterKey, home: Placement, prefix: &[u8]) -> Vec<u8> {
     let bytes = counter.as_bytes();
-    let mut key = Vec::with_capacity(prefix.len() + TAG + bytes.len().min(LONGEST_KEY));
+    let mut key = Vec::with_capacity(prefix.len() + TAG_BYTES + bytes.len().min(MAX_KEY_BYTES));
     key.extend(prefix);
     let place = match home {
         // The hash key is fixed and public: every replica must choose the same slot.
-        Home::Itself => SipHasher24::new().hash(bytes),
-        Home::Beside(place) | Home::OfAll(place) => place,
+        Placement::ByKey => SipHasher24::new().hash(bytes),
+        Placement::Group(place) | Placement::WholeDomain(place) => place,
     };
     // Writing to a vector cannot fail.
     drop(write!(key, "sg:{{{place:016x}}}:"));
-    if bytes.len() <= LONGEST_KEY {
+    if bytes.len() <= MAX_KEY_BYTES {
         key.extend(bytes);
     } else {
         // A counter's bytes never begin with `#`: they begin with the form of the key.
@@ -191,46 +191,46 @@ pub fn key(counter: &CounterKey, home: Home, prefix: &[u8]) -> Vec<u8> {
 
 /// The Cluster slot of a key, 0 to 16383.
 #[must_use]
-pub fn slot(key: &[u8]) -> u16 {
+pub fn cluster_slot(key: &[u8]) -> u16 {
     fred::util::redis_keyslot(key)
 }
 
-fn rule(rule: Rule) -> u16 {
+fn rule_number(rule: ChargeMode) -> u16 {
     match rule {
-        Rule::Each => 0,
-        Rule::Ask => 8,
-        Rule::AllOrNothing { quota_for_all, rescued } => {
+        ChargeMode::Each => 0,
+        ChargeMode::Preview => 8,
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
             1 + 2 * u16::from(quota_for_all) + 4 * u16::from(rescued)
         }
     }
 }
 
-fn record(charge: &Charge) -> Record {
-    let numbers = Numbers::of(&charge.strategy);
+fn encode_record(charge: &Charge) -> ChargeRecord {
+    let numbers = LimitNumbers::of(&charge.strategy);
     let (act, hits) = match charge.cost {
         Cost::Charge(hits) => (0, hits),
         Cost::Refund(hits) => (1, hits),
     };
     let group = match charge.standing.group {
-        Group::Enforced => 0,
-        Group::Quota => 1,
-        Group::Aside => 2,
+        VoteGroup::Enforced => 0,
+        VoteGroup::Quota => 1,
+        VoteGroup::Unlimited => 2,
     };
-    let mut bytes = Record::new();
+    let mut bytes = ChargeRecord::new();
     bytes.extend([numbers.code, act, group, u8::from(charge.standing.shadow)]);
-    bytes.extend_from_slice(&double(hits.0));
+    bytes.extend_from_slice(&encode_double(hits.0));
     bytes.extend_from_slice(&numbers.limit.to_le_bytes());
-    bytes.extend_from_slice(&double(numbers.period));
+    bytes.extend_from_slice(&encode_double(numbers.period));
     bytes.extend_from_slice(&numbers.burst.to_le_bytes());
-    bytes.extend_from_slice(&micros(numbers.tick).to_le_bytes());
+    bytes.extend_from_slice(&tick_micros(numbers.tick).to_le_bytes());
     for start in numbers.starts.iter().flatten() {
-        bytes.extend_from_slice(&double(Tick::Micro.floor(*start)));
+        bytes.extend_from_slice(&encode_double(Tick::Micro.floor(*start)));
     }
     bytes
 }
 
 /// The numbers of a limit, in the order of the record.
-struct Numbers {
+struct LimitNumbers {
     code: u8,
     limit: u32,
     period: u64,
@@ -239,22 +239,22 @@ struct Numbers {
     starts: Option<[Nanos; 4]>,
 }
 
-impl Numbers {
+impl LimitNumbers {
     fn of(strategy: &Strategy) -> Self {
         let tick = strategy.tick();
         let (code, limit, period, burst, starts) = match strategy {
             Strategy::Gcra(gcra) => {
-                (1, gcra.worth().hits, gcra.worth().ticks.get(), gcra.burst(), None)
+                (1, gcra.refill_rate().hits, gcra.refill_rate().ticks.get(), gcra.burst(), None)
             }
             Strategy::FixedWindow(window) => match *window.windows() {
                 Windows::Every(length) => (2, window.limit(), Tick::Micro.floor(length), 0, None),
                 Windows::Calendar { starts } => (3, window.limit(), 0, 0, Some(starts)),
             },
             Strategy::SlidingWindow(window) => {
-                (4, window.limit(), window.worth().ticks.get(), 0, None)
+                (4, window.limit(), window.refill_rate().ticks.get(), 0, None)
             }
             Strategy::SlidingLog(log) => {
-                (LOG, log.limit(), Tick::Micro.floor(log.period()), 0, None)
+                (LOG_RECORD, log.limit(), Tick::Micro.floor(log.period()), 0, None)
             }
         };
         Self { code, limit, period, burst, tick, starts }
@@ -263,12 +263,12 @@ impl Numbers {
 
 /// An integer as a double. Values of 2^53 or more become 2^53 - 1.
 #[allow(clippy::cast_precision_loss, reason = "exact below 2^53")]
-const fn double(integer: u64) -> [u8; 8] {
-    let held = if integer < EXACT { integer } else { EXACT - 1 };
+const fn encode_double(integer: u64) -> [u8; 8] {
+    let held = if integer < EXACT_BOUND { integer } else { EXACT_BOUND - 1 };
     (held as f64).to_le_bytes()
 }
 
-const fn micros(tick: Tick) -> u32 {
+const fn tick_micros(tick: Tick) -> u32 {
     match tick {
         Tick::Micro => 1,
         Tick::Milli => 1_000,
@@ -276,31 +276,31 @@ const fn micros(tick: Tick) -> u32 {
     }
 }
 
-fn answer(charge: &Charge, said: Said) -> Result<Answer, NotUnderstood> {
-    let Said { code, remaining, retry, reset } = said;
+fn decode_result(charge: &Charge, said: RawChargeResult) -> Result<ChargeResult, InvalidReply> {
+    let RawChargeResult { code, remaining, retry, reset } = said;
     let refused = |wanted| {
         let fields =
             [remaining, retry, reset].map(|field| i64::try_from(field).unwrap_or(i64::MAX));
-        NotUnderstood { wanted, got: [&[code], &fields[..]].concat() }
+        InvalidReply { expected: wanted, actual: [&[code], &fields[..]].concat() }
     };
     let tick = charge.strategy.tick();
-    let room = Room { remaining: Hits(remaining), reset_after: tick.nanos(reset) };
+    let room = Headroom { remaining: Hits(remaining), reset_after: tick.nanos(reset) };
     let refund = matches!(charge.cost, Cost::Refund(_));
     let outcome = match code {
-        ADMIT if !refund => Outcome::Stepped(Step::Admit(room)),
-        DENY if !refund => Outcome::Stepped(Step::Deny { retry_after: tick.nanos(retry), room }),
-        NEVER if !refund => Outcome::Stepped(Step::Never(room)),
-        REFUNDED if refund => Outcome::Refunded(Step::Admit(room)),
+        ADMIT if !refund => ChargeOutcome::Decided(CounterDecision::Allow(room)),
+        DENY if !refund => ChargeOutcome::Decided(CounterDecision::Deny { retry_after: tick.nanos(retry), headroom: room }),
+        NEVER if !refund => ChargeOutcome::Decided(CounterDecision::ExceedsLimit(room)),
+        REFUNDED if refund => ChargeOutcome::Refunded(CounterDecision::Allow(room)),
         STALE if (remaining, reset) == (0, 0) && is_calendar(&charge.strategy) => {
-            return Ok(Answer::Stale(Tick::Micro.nanos(retry)));
+            return Ok(ChargeResult::Stale(Tick::Micro.nanos(retry)));
         }
-        UNREADABLE if (remaining, reset) == (0, 0) => return Ok(Answer::Unreadable),
+        UNREADABLE if (remaining, reset) == (0, 0) => return Ok(ChargeResult::Unreadable),
         _ => return Err(refused("a code that fits the charge")),
     };
-    if u64::from(charge.strategy.most()) < remaining {
+    if u64::from(charge.strategy.max_at_once()) < remaining {
         return Err(refused("no more remaining than the limit"));
     }
-    Ok(Answer::Outcome(outcome))
+    Ok(ChargeResult::Outcome(outcome))
 }
 
 const fn is_calendar(strategy: &Strategy) -> bool {

@@ -17,27 +17,27 @@ use crate::pem;
 ///
 /// # Errors
 /// The file cannot be read, or does not contain one line with a password.
-pub(super) async fn password(of: &Password) -> Result<String, Error> {
-    let path = match of {
+pub(super) async fn read_password(source: &Password) -> Result<String, Error> {
+    let path = match source {
         Password::Plain(text) => return Ok(text.clone()),
         Password::File(path) => path.clone(),
     };
-    let bytes = aside({
+    let bytes = run_blocking({
         let path = path.clone();
-        move || pem::read(&path).map_err(|error| wrong(&error))
+        move || pem::read_file(&path).map_err(|error| file_error(&error))
     });
     let text = String::from_utf8(bytes.await?)
-        .map_err(|_| wrong(&pem::Error::of(&path, &"is not UTF-8")))?;
+        .map_err(|_| file_error(&pem::PemError::new(&path, &"is not UTF-8")))?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     let line = line.strip_suffix('\r').unwrap_or(line);
     if line.is_empty() || line.contains(['\n', '\0']) {
-        return Err(wrong(&pem::Error::of(&path, &"does not hold one line with a password")));
+        return Err(file_error(&pem::PemError::new(&path, &"does not hold one line with a password")));
     }
     Ok(line.to_owned())
 }
 
 /// Runs blocking work in a thread of its own.
-pub(super) async fn aside<T: Send + 'static>(
+pub(super) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {
@@ -46,6 +46,6 @@ pub(super) async fn aside<T: Send + 'static>(
     }
 }
 
-pub(super) fn wrong(error: &pem::Error) -> Error {
+pub(super) fn file_error(error: &pem::PemError) -> Error {
     Error::new(ErrorKind::Config, format!("the file {error}"))
 }

@@ -14,23 +14,23 @@ use fred::error::Error;
 use fred::types::Value;
 use tokio::task::JoinSet;
 
-use super::client::{At, Opened, in_words, run};
-use super::options::{Options, Place};
-use super::pauses::Pauses;
-use super::sentinel::Watchers;
+use super::client::{ServerAddress, OpenedClient, describe_error, run_command};
+use super::options::{RedisOptions, RedisTopology};
+use super::pauses::Backoff;
+use super::sentinel::SentinelGroup;
 use super::slots;
 
 /// A connected Redis process.
 #[derive(Debug)]
-pub struct Node {
+pub struct InspectedNode {
     /// The address, or the path of the socket.
-    pub at: String,
-    opened: Opened,
+    pub address: String,
+    opened: OpenedClient,
 }
 
 /// A reply.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Said {
+pub enum RedisValue {
     /// A null reply.
     Nil,
     /// An integer.
@@ -38,17 +38,17 @@ pub enum Said {
     /// A string; bytes that are not UTF-8 are replaced.
     Text(String),
     /// An array.
-    List(Vec<Said>),
+    List(Vec<RedisValue>),
 }
 
 /// The error of a connection or command, without passwords.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Refused(pub String);
+pub struct InspectError(pub String);
 
-impl From<Error> for Refused {
+impl From<Error> for InspectError {
     fn from(error: Error) -> Self {
-        Self(in_words(&error))
+        Self(describe_error(&error))
     }
 }
 
@@ -56,62 +56,62 @@ impl From<Error> for Refused {
 ///
 /// # Errors
 /// The first process that cannot be reached, within a few seconds.
-pub async fn open(options: &Options) -> Result<Vec<Node>, Refused> {
+pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, InspectError> {
     let options = Arc::new(options.clone());
-    let places = match &options.place {
-        Place::Tcp(address) => vec![At::Tcp(address.clone())],
-        Place::Unix(path) => vec![At::Unix(path.clone())],
-        Place::Sentinel(sentinels) => {
-            let watchers = Watchers::new(Arc::clone(&options), sentinels.clone());
-            vec![At::Tcp(watchers.primary().await?)]
+    let places = match &options.topology {
+        RedisTopology::Tcp(address) => vec![ServerAddress::Tcp(address.clone())],
+        RedisTopology::Unix(path) => vec![ServerAddress::Unix(path.clone())],
+        RedisTopology::Sentinel(sentinels) => {
+            let watchers = SentinelGroup::new(Arc::clone(&options), sentinels.clone());
+            vec![ServerAddress::Tcp(watchers.primary().await?)]
         }
-        Place::Cluster(seeds) => {
-            let mut pauses = Pauses::new(options.jitter);
-            let slots = slots::look(Vec::new(), seeds, &options, &mut pauses).await?;
+        RedisTopology::Cluster(seeds) => {
+            let mut pauses = Backoff::new(options.jitter_seed);
+            let slots = slots::query_slot_map(Vec::new(), seeds, &options, &mut pauses).await?;
             let mut owners: Vec<_> = slots.owners().cloned().collect();
             owners.sort();
             owners.dedup();
-            owners.into_iter().map(At::Tcp).collect()
+            owners.into_iter().map(ServerAddress::Tcp).collect()
         }
     };
     connect(places, options).await
 }
 
 /// Connects to all, and keeps their order.
-async fn connect(places: Vec<At>, options: Arc<Options>) -> Result<Vec<Node>, Refused> {
+async fn connect(places: Vec<ServerAddress>, options: Arc<RedisOptions>) -> Result<Vec<InspectedNode>, InspectError> {
     let mut opening = JoinSet::new();
     for (number, at) in places.into_iter().enumerate() {
         let options = Arc::clone(&options);
         opening.spawn(async move {
-            let opened = Opened::new(&at, options.login()).await;
-            let opened = opened.map_err(|error| Refused(format!("{at}: {}", in_words(&error))))?;
-            Ok::<_, Refused>((number, Node { at: at.to_string(), opened }))
+            let opened = OpenedClient::new(&at, options.login()).await;
+            let opened = opened.map_err(|error| InspectError(format!("{at}: {}", describe_error(&error))))?;
+            Ok::<_, InspectError>((number, InspectedNode { address: at.to_string(), opened }))
         });
     }
     let mut nodes = Vec::new();
     while let Some(node) = opening.join_next().await {
-        nodes.push(node.map_err(|_| Refused("stopping".to_owned()))??);
+        nodes.push(node.map_err(|_| InspectError("stopping".to_owned()))??);
     }
     nodes.sort_by_key(|(number, _)| *number);
     Ok(nodes.into_iter().map(|(_, node)| node).collect())
 }
 
-impl Node {
+impl InspectedNode {
     /// Runs one command, such as `["INFO", "memory"]`.
     ///
     /// # Errors
     /// Redis refused the command, or did not reply within a second.
-    pub async fn ask(&self, command: &[&str]) -> Result<Said, Refused> {
-        Ok(said(run(self.opened.client(), command).await?))
+    pub async fn run_command(&self, command: &[&str]) -> Result<RedisValue, InspectError> {
+        Ok(to_redis_value(run_command(self.opened.client(), command).await?))
     }
 }
 
-fn said(value: Value) -> Said {
+fn to_redis_value(value: Value) -> RedisValue {
     match value {
-        Value::Null => Said::Nil,
-        Value::Integer(number) => Said::Int(number),
-        Value::Array(values) => Said::List(values.into_iter().map(said).collect()),
-        Value::Bytes(bytes) => Said::Text(String::from_utf8_lossy(&bytes).into_owned()),
-        other => Said::Text(other.as_string().unwrap_or_default()),
+        Value::Null => RedisValue::Nil,
+        Value::Integer(number) => RedisValue::Int(number),
+        Value::Array(values) => RedisValue::List(values.into_iter().map(to_redis_value).collect()),
+        Value::Bytes(bytes) => RedisValue::Text(String::from_utf8_lossy(&bytes).into_owned()),
+        other => RedisValue::Text(other.as_string().unwrap_or_default()),
     }
 }

@@ -5,7 +5,7 @@
 //! - So is a read-only or loading one, and one to a demoted primary.
 //! - Nothing from the old connection is sent on the new one.
 //! - The address of the primary is looked up for every connection.
-//! - A silent connection is replaced after [`PATIENCE`].
+//! - A silent connection is replaced after [`CONNECT_TIMEOUT`].
 //! - Each reason for an outage is logged once, until a call succeeds.
 //! - Refused writes are logged alike, but the connection stays open.
 //!
@@ -21,154 +21,154 @@ use fred::interfaces::ClientLike as _;
 use fred::types::Value;
 use tokio::time::{sleep, timeout};
 
-use super::Cause;
-use super::breaker::LATE_IN_A_ROW;
-use super::client::{At, Opened, PATIENCE, in_words, run};
-use super::cluster::Cluster;
-use super::connection::{Link, Live, Refused, Refusing};
-use super::options::Options;
-use super::pauses::Pauses;
-use super::sentinel::Watchers;
+use super::StoreFailure;
+use super::breaker::LATE_REPLIES_TO_OPEN;
+use super::client::{ServerAddress, OpenedClient, CONNECT_TIMEOUT, describe_error, run_command};
+use super::cluster::ClusterConnections;
+use super::connection::{Link, LiveConnection, RefusedOperation, StoreRefusal};
+use super::options::RedisOptions;
+use super::pauses::Backoff;
+use super::sentinel::SentinelGroup;
 
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The time without a refusal after which Redis accepts writes again. Each replica
 /// writes its membership record once a second. A call that only reads proves nothing.
-const WILLING: Duration = Duration::from_secs(3);
+const WRITES_PROVEN_AFTER: Duration = Duration::from_secs(3);
 
 /// The most logged reasons that are remembered. An unreachable store has only a few.
-const MOST_REASONS: usize = 16;
+const MAX_REASONS: usize = 16;
 
 #[derive(Debug)]
-pub(super) enum Whereabouts {
+pub(super) enum ServerLocation {
     /// A configured address.
-    Fixed(At),
+    Fixed(ServerAddress),
     /// A node, as long as the Cluster lists it.
-    Node(At, Weak<Cluster>),
+    Node(ServerAddress, Weak<ClusterConnections>),
     /// The primary that sentinels name.
-    Named(Watchers),
+    Sentinel(SentinelGroup),
 }
 
-impl Whereabouts {
-    async fn find(&self) -> Result<At, Error> {
+impl ServerLocation {
+    async fn resolve(&self) -> Result<ServerAddress, Error> {
         match self {
             Self::Fixed(at) | Self::Node(at, _) => Ok(at.clone()),
-            Self::Named(watchers) => watchers.primary().await.map(At::Tcp),
+            Self::Sentinel(watchers) => watchers.primary().await.map(ServerAddress::Tcp),
         }
     }
 
     /// Waits until the process is at another address.
-    async fn leaves(&self, at: &At, pauses: &mut Pauses) {
+    async fn wait_moved(&self, at: &ServerAddress, pauses: &mut Backoff) {
         match (self, at) {
-            (Self::Named(watchers), At::Tcp(address)) => watchers.leaves(address, pauses).await,
+            (Self::Sentinel(watchers), ServerAddress::Tcp(address)) => watchers.wait_replaced(address, pauses).await,
             _ => std::future::pending().await,
         }
     }
 
     /// The address, if no query is needed.
-    const fn known(&self) -> Option<&At> {
+    const fn known_address(&self) -> Option<&ServerAddress> {
         match self {
             Self::Fixed(at) | Self::Node(at, _) => Some(at),
             // Errors of sentinels contain their own addresses.
-            Self::Named(_) => None,
+            Self::Sentinel(_) => None,
         }
     }
 
-    fn cluster(&self) -> Option<Weak<Cluster>> {
+    fn cluster(&self) -> Option<Weak<ClusterConnections>> {
         match self {
             Self::Node(_, cluster) => Some(Weak::clone(cluster)),
-            Self::Fixed(_) | Self::Named(_) => None,
+            Self::Fixed(_) | Self::Sentinel(_) => None,
         }
     }
 
     /// Requests a slot query, because another node may own the slots now.
-    fn doubt(&self) {
+    fn request_slot_query(&self) {
         if let Some(cluster) = self.cluster().and_then(|cluster| cluster.upgrade()) {
-            cluster.doubt();
+            cluster.request_query();
         }
     }
 }
 
 /// Keeps `link` connected; never returns.
-pub(super) async fn keep(link: Arc<Link>, place: Whereabouts, options: Arc<Options>, jitter: u64) {
-    let mut pauses = Pauses::new(jitter);
-    let mut told = Told::default();
+pub(super) async fn keep_link(link: Arc<Link>, place: ServerLocation, options: Arc<RedisOptions>, jitter: u64) {
+    let mut pauses = Backoff::new(jitter);
+    let mut outage_log = OutageLog::default();
     loop {
         match open(&place, &options).await {
             Ok((at, opened, live)) => {
                 let live = Arc::new(live);
-                let _counted = options.connections.hold();
-                link.set(Arc::clone(&live));
-                if !told.is_out() {
-                    told.answers(&at);
+                let _counted = options.connection_counter.count_open();
+                link.set_connection(Arc::clone(&live));
+                if !outage_log.is_outage_logged() {
+                    outage_log.log_recovered(&at);
                 }
-                let mut watched = Watched { link: &link, live: &live, opened, place: &place };
-                let why = watched.until_useless(&at, &options, &mut pauses, &mut told).await;
-                link.lose();
-                told.is_lost(why, &at);
+                let mut watched = ConnectionWatch { link: &link, live: &live, opened, place: &place };
+                let why = watched.wait_useless(&at, &options, &mut pauses, &mut outage_log).await;
+                link.clear_connection();
+                outage_log.log_lost(why, &at);
             }
             Err(error) => {
-                link.cannot_be_had(&error);
-                told.cannot_be_had(&in_words(&error), place.known());
+                link.set_connect_failure(&error);
+                outage_log.log_unavailable(&describe_error(&error), place.known_address());
             }
         }
-        place.doubt();
-        sleep(pauses.next()).await;
+        place.request_slot_query();
+        sleep(pauses.next_pause()).await;
     }
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct OutageLog {
     /// The logged reasons of the current outage; empty while the store replies.
     reasons: Vec<String>,
 }
 
-impl Told {
+impl OutageLog {
     /// Returns `true` if an outage was logged, but not its end.
-    const fn is_out(&self) -> bool {
+    const fn is_outage_logged(&self) -> bool {
         !self.reasons.is_empty()
     }
 
-    fn answers(&mut self, at: &At) {
+    fn log_recovered(&mut self, at: &ServerAddress) {
         tracing::info!(%at, "redis answers");
         self.reasons.clear();
     }
 
-    fn is_lost(&mut self, why: &'static str, at: &At) {
-        if self.is_new(why) {
+    fn log_lost(&mut self, why: &'static str, at: &ServerAddress) {
+        if self.add_reason(why) {
             tracing::warn!(why, %at, "redis is lost: on_backend_failure answers until it is back");
         }
     }
 
-    fn refuses(&mut self, refusing: &Refusing, at: &At) {
-        let lets_go = refusing.what != Refused::Expiry;
-        if !self.is_new(if lets_go { refusing.cause.as_str() } else { "EXPIRE" }) {
+    fn log_refused(&mut self, refusing: &StoreRefusal, at: &ServerAddress) {
+        let lets_go = refusing.operation != RefusedOperation::Expiry;
+        if !self.add_reason(if lets_go { refusing.cause.as_str() } else { "EXPIRE" }) {
             return;
         }
         if !lets_go {
-            tracing::warn!(error = %refusing.why, %at, "redis lets no counter expire, and keeps all of them for ever: let the user run EXPIRE");
-        } else if refusing.cause == Cause::OutOfMemory {
+            tracing::warn!(error = %refusing.message, %at, "redis lets no counter expire, and keeps all of them for ever: let the user run EXPIRE");
+        } else if refusing.cause == StoreFailure::OutOfMemory {
             tracing::warn!(%at, "redis is out of memory (maxmemory): on_backend_failure answers what it cannot count");
         } else {
-            tracing::warn!(error = %refusing.why, %at, "redis refuses to count: on_backend_failure answers");
+            tracing::warn!(error = %refusing.message, %at, "redis refuses to count: on_backend_failure answers");
         }
     }
 
-    fn cannot_be_had(&mut self, why: &str, at: Option<&At>) {
-        if self.is_new(why) {
+    fn log_unavailable(&mut self, why: &str, at: Option<&ServerAddress>) {
+        if self.add_reason(why) {
             let at = at.map(tracing::field::display);
             tracing::warn!(error = %why, at, "redis cannot be had: on_backend_failure answers");
         }
     }
 
-    /// Remembers `why`, and returns `true` if it is new. An
+    /// Remembers `message`, and returns `true` if it is new. An
     /// outage of an hour would otherwise log ten thousand lines.
-    fn is_new(&mut self, why: &str) -> bool {
+    fn add_reason(&mut self, why: &str) -> bool {
         if self.reasons.iter().any(|said| said == why) {
             return false;
         }
-        if MOST_REASONS <= self.reasons.len() {
+        if MAX_REASONS <= self.reasons.len() {
             self.reasons.remove(0);
         }
         self.reasons.push(why.to_owned());
@@ -176,22 +176,22 @@ impl Told {
     }
 }
 
-async fn open(place: &Whereabouts, options: &Options) -> Result<(At, Opened, Live), Error> {
-    let at = place.find().await?;
-    let opened = Opened::new(&at, options.login()).await?;
-    if let Whereabouts::Named(_) = place {
-        is_primary(&opened).await?;
+async fn open(place: &ServerLocation, options: &RedisOptions) -> Result<(ServerAddress, OpenedClient, LiveConnection), Error> {
+    let at = place.resolve().await?;
+    let opened = OpenedClient::new(&at, options.login()).await?;
+    if let ServerLocation::Sentinel(_) = place {
+        check_primary(&opened).await?;
     }
-    let live = Live::new(opened.client().clone(), at.clone(), place.cluster());
-    let live = timeout(PATIENCE, live).await;
+    let live = LiveConnection::new(opened.client().clone(), at.clone(), place.cluster());
+    let live = timeout(CONNECT_TIMEOUT, live).await;
     let live = live.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "it is silent")))?;
     Ok((at, opened, live))
 }
 
 /// Sentinels name a new primary shortly before its promotion,
 /// and an old one for some time after its failure.
-async fn is_primary(opened: &Opened) -> Result<(), Error> {
-    let Value::Array(role) = run(opened.client(), &["ROLE"]).await? else {
+async fn check_primary(opened: &OpenedClient) -> Result<(), Error> {
+    let Value::Array(role) = run_command(opened.client(), &["ROLE"]).await? else {
         return Err(Error::new(ErrorKind::Protocol, "an answer to ROLE that is none"));
     };
     match role.first().and_then(Value::as_string) {
@@ -200,57 +200,57 @@ async fn is_primary(opened: &Opened) -> Result<(), Error> {
     }
 }
 
-struct Watched<'a> {
+struct ConnectionWatch<'a> {
     link: &'a Link,
-    live: &'a Live,
-    opened: Opened,
-    place: &'a Whereabouts,
+    live: &'a LiveConnection,
+    opened: OpenedClient,
+    place: &'a ServerLocation,
 }
 
-impl Watched<'_> {
+impl ConnectionWatch<'_> {
     /// Returns the reason when the connection must be replaced.
-    async fn until_useless(
+    async fn wait_useless(
         &mut self,
-        at: &At,
-        options: &Options,
-        pauses: &mut Pauses,
-        told: &mut Told,
+        at: &ServerAddress,
+        options: &RedisOptions,
+        pauses: &mut Backoff,
+        outage_log: &mut OutageLog,
     ) -> &'static str {
-        let deadline = options.deadline;
-        let mut telling = pin!(self.opened.telling(options.login(), at));
-        let mut proves_itself = pin!(sleep(PATIENCE));
+        let deadline = options.call_timeout;
+        let mut telling = pin!(self.opened.reauthenticate(options.login(), at));
+        let mut proves_itself = pin!(sleep(CONNECT_TIMEOUT));
         let mut is_proven = false;
         let mut looking = pauses.clone();
-        let mut leaves = pin!(self.place.leaves(at, &mut looking));
-        let mut doubts = Box::pin(looks_behind_calls(self.link, self.live, deadline));
+        let mut leaves = pin!(self.place.wait_moved(at, &mut looking));
+        let mut doubts = Box::pin(probe_after_abandoned_calls(self.link, self.live, deadline));
         loop {
             tokio::select! {
-                () = self.opened.closed() => return "the connection was closed",
+                () = self.opened.wait_closed() => return "the connection was closed",
                 () = &mut telling => {}
-                () = self.live.useless() => return "it may not write, or is not ready",
+                () = self.live.wait_useless() => return "it may not write, or is not ready",
                 () = &mut doubts => {}
                 () = &mut leaves => return "the sentinels name another primary",
-                refusing = self.live.refused() => {
+                refusing = self.live.wait_refused() => {
                     is_proven = false;
-                    proves_itself.set(sleep(WILLING));
-                    self.link.mistrust(refusing.cause);
-                    told.refuses(&refusing, at);
+                    proves_itself.set(sleep(WRITES_PROVEN_AFTER));
+                    self.link.set_recent_failure(refusing.cause);
+                    outage_log.log_refused(&refusing, at);
                 }
                 // Counting succeeded all along. Only a period
                 // without a refused `EXPIRE` proves the recovery.
-                () = self.live.let_go() => proves_itself.set(sleep(WILLING)),
-                () = &mut proves_itself, if !is_proven && !self.live.is_keeping_all() => {
+                () = self.live.wait_expiry_accepted() => proves_itself.set(sleep(WRITES_PROVEN_AFTER)),
+                () = &mut proves_itself, if !is_proven && !self.live.is_refusing_expiry() => {
                     is_proven = true;
-                    pauses.start_anew();
-                    self.link.believe();
+                    pauses.reset();
+                    self.link.clear_recent_failure();
                 }
                 // A read-only Redis also connects, so only a successful call ends the outage.
-                () = self.live.served(), if is_proven && told.is_out() => told.answers(at),
-                () = self.link.breaker.opened() => {
-                    self.place.doubt();
+                () = self.live.wait_served(), if is_proven && outage_log.is_outage_logged() => outage_log.log_recovered(at),
+                () = self.link.breaker.wait_opened() => {
+                    self.place.request_slot_query();
                     tokio::select! {
                         () = &mut leaves => return "the sentinels name another primary",
-                        again = answers_again(self.live, deadline, pauses) => if !again {
+                        again = wait_responsive(self.live, deadline, pauses) => if !again {
                             return "it was silent";
                         },
                     }
@@ -264,34 +264,34 @@ impl Watched<'_> {
 
 /// Probes Redis after a caller abandoned a call; never returns. The caller reports no failure,
 /// and its timeout may be shorter than the deadline. Probes queue behind the call, so they
-/// show if the store is late. [`LATE_IN_A_ROW`] late probes open the breaker, like late calls.
-async fn looks_behind_calls(link: &Link, live: &Live, deadline: Duration) {
+/// show if the store is late. [`LATE_REPLIES_TO_OPEN`] late probes open the breaker, like late calls.
+async fn probe_after_abandoned_calls(link: &Link, live: &LiveConnection, deadline: Duration) {
     loop {
-        live.doubted().await;
+        live.wait_abandoned().await;
         let mut late = 0;
-        while late < LATE_IN_A_ROW
+        while late < LATE_REPLIES_TO_OPEN
             && timeout(deadline, live.client.ping::<Value>(None)).await.is_err()
         {
             late += 1;
         }
-        if late == LATE_IN_A_ROW {
-            link.is_silent();
+        if late == LATE_REPLIES_TO_OPEN {
+            link.open_breaker();
         }
     }
 }
 
 /// Probes until Redis replies in time (`true`) or is silent
 /// (`false`). Sends one probe at a time; a probe charges nothing.
-async fn answers_again(live: &Live, deadline: Duration, pauses: &mut Pauses) -> bool {
+async fn wait_responsive(live: &LiveConnection, deadline: Duration, pauses: &mut Backoff) -> bool {
     loop {
         let mut probe = pin!(live.client.ping::<Value>(None));
         match timeout(deadline, &mut probe).await {
             Ok(answer) => return answer.is_ok(),
-            Err(_elapsed) => match timeout(PATIENCE, probe).await {
+            Err(_elapsed) => match timeout(CONNECT_TIMEOUT, probe).await {
                 Ok(Ok(_late)) => {}
                 Ok(Err(_)) | Err(_) => return false,
             },
         }
-        sleep(pauses.up_to(PROBE_PAUSE)).await;
+        sleep(pauses.random_below(PROBE_PAUSE)).await;
     }
 }

@@ -4,7 +4,7 @@
 //! - One script call decides a check with any number of charges.
 //! - Checks that arrive during a call share the next call.
 //! - The script computes the same numbers as the kernel in a single process.
-//! - Every charge has an outcome within the deadline: from Redis, or a [`Cause`].
+//! - Every charge has an outcome within the deadline: from Redis, or a [`StoreFailure`].
 //! - A charge is sent at most once, and never after its caller gave up.
 //! - Time is that of Redis' clock.
 //! - A process starts and serves without Redis, and keeps reconnecting.
@@ -50,27 +50,27 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::fleet::{Beat, Fleet};
-use super::heartbeat::{Heard, Round};
-use super::inside::{Counter, Inside};
-use super::lease::{Lent, Message};
-use super::permits::{Acquire, AllHeard, Answer as Permitted, Round as Telling};
-use super::{Backend, Cause, Charge, Charges, Home, Outcome, Outcomes, Reply, Rule};
+use super::fleet::{MembershipHeartbeat, MembershipReply};
+use super::heartbeat::{ShareRoundReply, ShareRound};
+use super::inside::{ConnectionCounter, StoreStats};
+use super::lease::{LeaseOutcome, LeaseMessage};
+use super::permits::{StrictPermitRequest, PermitReportReply, StrictPermitReply as Permitted, PermitReport as Telling};
+use super::{Backend, StoreFailure, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Called, LeaseCalled};
-use batch::{Asked, Calls, Come};
-use call::{Call, Share};
-use codec::{Answer, NotUnderstood, heartbeat, lending};
-use connection::Live;
-use holding::{Holder, Holding};
-pub use options::{Address, Batching, Identity, Options, Password, Place, Sentinels, Tls};
-use overdue::Overdue;
+use crate::telemetry::event::{StoreCallSent, LeaseCallSent};
+use batch::{BatchItem, Batcher, BatchReplies};
+use call::{ChargeCall, CheckResults};
+use codec::{ChargeResult, InvalidReply, heartbeat, lending};
+use connection::LiveConnection;
+use holding::{ReservationClient, Reservations};
+pub use options::{Address, Batching, ClientIdentity, RedisOptions, Password, RedisTopology, SentinelOptions, RedisTls};
+use overdue::RecheckLimiter;
 use route::Route;
-use steps::{Together, can_be_held};
-pub use stores::Stores;
+use steps::{JointDecision, can_reserve};
+pub use stores::StoreGroup;
 
 /// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
-pub const CHARGE: &str = concat!(
+pub const CHARGE_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/plan.lua"),
     include_str!("lua/gcra.lua"),
@@ -81,8 +81,8 @@ pub const CHARGE: &str = concat!(
 );
 
 /// The script that executes a replica's message about a leased key. Its protocol is documented in
-/// `borrow.lua`. It is separate from [`CHARGE`], so that the most frequent script stays small.
-pub const BORROW: &str = concat!(
+/// `borrow.lua`. It is separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
+pub const LEASE_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
     include_str!("lua/borrow.lua"),
@@ -97,18 +97,18 @@ pub const BORROW: &str = concat!(
 
 /// The script that executes a round of share reports.
 /// Its protocol is documented in `heartbeat.lua`.
-pub const HEARTBEAT: &str = include_str!("lua/heartbeat.lua");
+pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
 /// The script that acquires a permit of a strict concurrency limit.
-/// Its protocol is documented in `permits.lua` and `acquire.lua`.
-pub const ACQUIRE: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
+/// Its protocol is documented in `permits.lua` and `acquire_strict_permit.lua`.
+pub const ACQUIRE_SCRIPT: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
 
 /// The script that renews and releases permits of strict concurrency
-/// limits. Its protocol is documented in `permits.lua` and `tell.lua`.
-pub const TELL: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
+/// limits. Its protocol is documented in `permits.lua` and `report_strict_permits.lua`.
+pub const PERMIT_REPORT_SCRIPT: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
 
 /// The script that reserves hits for a joint decision of several slots or stores,
-/// and commits or cancels them. Its protocol is documented in `hold.lua`.
-pub const HOLD: &str = concat!(
+/// and commits or cancels them. Its protocol is documented in `reserve_all.lua`.
+pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
     include_str!("lua/step.lua"),
@@ -122,305 +122,305 @@ pub const HOLD: &str = concat!(
 
 /// A [`Backend`] whose counters are in Redis.
 #[derive(Debug)]
-pub struct Redis {
+pub struct RedisStore {
     route: Route,
-    calls: Arc<Calls<codec::Packed>>,
-    messages: Arc<Calls<lending::Packed>>,
-    holder: Arc<Holder>,
-    overdue: Overdue,
+    check_batcher: Arc<Batcher<codec::PackedCheck>>,
+    lease_batcher: Arc<Batcher<lending::PackedMessage>>,
+    reservation_client: Arc<ReservationClient>,
+    recheck_limiter: RecheckLimiter,
     /// All counters of this process are in this Redis, under our own keys.
-    is_alone: bool,
+    is_only_store: bool,
     key_prefix: String,
-    deadline: Duration,
-    connections: Arc<Counter>,
+    call_timeout: Duration,
+    connection_counter: Arc<ConnectionCounter>,
 }
 
-impl Redis {
+impl RedisStore {
     /// Returns a store that is not connected yet, and the task that
     /// keeps it connected. Every charge fails unless that task runs.
-    pub fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let (key_prefix, deadline) = (options.key_prefix.clone(), options.deadline);
-        let (batching, process) = (options.batching, options.jitter);
-        let connections = Arc::clone(&options.connections);
+    pub fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (key_prefix, deadline) = (options.key_prefix.clone(), options.call_timeout);
+        let (batching, process) = (options.batching, options.jitter_seed);
+        let connections = Arc::clone(&options.connection_counter);
         let (route, kept) = Route::new(options);
-        let calls = Calls::new(route.clone(), deadline, batching);
-        let messages = Calls::new(route.clone(), deadline, batching);
-        let holder = Arc::new(Holder::new(route.clone(), &key_prefix, process, deadline));
+        let calls = Batcher::new(route.clone(), deadline, batching);
+        let messages = Batcher::new(route.clone(), deadline, batching);
+        let holder = Arc::new(ReservationClient::new(route.clone(), &key_prefix, process, deadline));
         let redis = Self {
             route,
-            calls,
-            messages,
-            holder,
-            overdue: Overdue::default(),
-            is_alone: true,
+            check_batcher: calls,
+            lease_batcher: messages,
+            reservation_client: holder,
+            recheck_limiter: RecheckLimiter::default(),
+            is_only_store: true,
             key_prefix,
-            deadline,
-            connections,
+            call_timeout: deadline,
+            connection_counter: connections,
         };
         (redis, kept)
     }
 
     /// Marks that a check may also have charges in another store or under other keys.
-    fn among_others(self) -> Self {
-        Self { is_alone: false, ..self }
+    fn beside_other_stores(self) -> Self {
+        Self { is_only_store: false, ..self }
     }
 
     /// The slot of each charge's key. Outside a Cluster: one 0 for all charges.
-    fn slots(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
+    fn slots_of(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
         if !self.route.is_clustered() {
             return SmallVec::from_elem(0, 1);
         }
         let prefix = self.key_prefix.as_bytes();
-        let key = |charge: &Charge| codec::key(&charge.key, charge.home, prefix);
+        let key = |charge: &Charge| codec::counter_key(&charge.key, charge.placement, prefix);
         charges.list.iter().map(|charge| self.route.slot_of(&key(charge))).collect()
     }
 
-    async fn ask(&self, slot: u16, charges: &Charges) -> Outcomes {
+    async fn charge_slot(&self, slot: u16, charges: &Charges) -> Outcomes {
         let question = codec::pack(charges, self.key_prefix.as_bytes());
-        let answer = self.calls.ask(slot, question).await;
-        answer.and_then(|said| outcomes(charges, &said)).unwrap_or_else(|c| failed(charges, c))
+        let answer = self.check_batcher.submit(slot, question).await;
+        answer.and_then(|said| decode_outcomes(charges, &said)).unwrap_or_else(|c| all_failed(charges, c))
     }
 
     /// Sends each slot its own charges, all at the same time. Each slot decides for itself.
-    async fn ask_each(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
-        let parts = spread::by_slot(charges, slots);
-        let asked = parts.iter().map(|part| self.ask(part.slot, &part.charges));
-        let mut outcomes = failed(charges, Cause::NotUnderstood);
+    async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
+        let parts = spread::split_by_slot(charges, slots);
+        let asked = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
+        let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
         for (part, answered) in parts.iter().zip(join_all(asked).await) {
-            part.put(answered, &mut outcomes);
+            part.write_to(answered, &mut outcomes);
         }
         outcomes
     }
 
     /// Reserves the charges in all slots. Then commits or cancels them by their joint decision.
-    async fn in_two_steps(&self, charges: &Charges, together: Together) -> Outcomes {
-        let (list, patience) = (&charges.list, self.deadline / 2);
+    async fn charge_in_two_steps(&self, charges: &Charges, together: JointDecision) -> Outcomes {
+        let (list, patience) = (&charges.list, self.call_timeout / 2);
         let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
         let (tried, rest): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|&&at| can_be_held(list, at));
-        let mut holding = Holding::default();
+            all.iter().partition(|&&at| can_reserve(list, at));
+        let mut holding = Reservations::default();
         for &at in &tried {
-            holding.add(&self.holder, at, &list[at]);
+            holding.add(&self.reservation_client, at, &list[at]);
         }
-        let mut outcomes = failed(charges, Cause::Late);
-        let rest: Picked = rest.into_iter().map(|at| (at, list[at].clone())).collect();
-        let asked = self.ask_some(rest, Rule::Ask, patience);
-        let (asked, ()) = join(asked, holding.hold(patience, &mut outcomes)).await;
-        put(asked, &mut outcomes);
-        let second = together.second(list, &all, &outcomes, &tried);
-        if together.deny(list, &all, &outcomes) {
-            holding.give_back(patience, &mut outcomes).await;
+        let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
+        let rest: IndexedCharges = rest.into_iter().map(|at| (at, list[at].clone())).collect();
+        let asked = self.charge_some(rest, ChargeMode::Preview, patience);
+        let (asked, ()) = join(asked, holding.reserve_all(patience, &mut outcomes)).await;
+        write_outcomes(asked, &mut outcomes);
+        let second = together.second_step(list, &all, &outcomes, &tried);
+        if together.denies(list, &all, &outcomes) {
+            holding.cancel_all(patience, &mut outcomes).await;
             return outcomes;
         }
-        let rest = self.ask_some(second, Rule::Each, patience);
-        let (rest, ()) = join(rest, holding.keep(patience, &mut outcomes)).await;
-        put(rest, &mut outcomes);
+        let rest = self.charge_some(second, ChargeMode::Each, patience);
+        let (rest, ()) = join(rest, holding.commit_all(patience, &mut outcomes)).await;
+        write_outcomes(rest, &mut outcomes);
         outcomes
     }
 
-    async fn ask_some(&self, some: Picked, rule: Rule, patience: Duration) -> Answered {
+    async fn charge_some(&self, some: IndexedCharges, rule: ChargeMode, patience: Duration) -> IndexedOutcomes {
         let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
-        let is_asked = matches!(rule, Rule::Ask);
-        let charges = Charges { list, rule };
-        let slots = self.slots(&charges);
-        let outcomes = timeout(patience, self.ask_each(&charges, &slots)).await;
-        let outcomes = outcomes.unwrap_or_else(|_| failed(&charges, Cause::Late));
-        let told = |outcome| if is_asked { uncharged(outcome) } else { outcome };
+        let is_asked = matches!(rule, ChargeMode::Preview);
+        let charges = Charges { list, mode: rule };
+        let slots = self.slots_of(&charges);
+        let outcomes = timeout(patience, self.charge_each_slot(&charges, &slots)).await;
+        let outcomes = outcomes.unwrap_or_else(|_| all_failed(&charges, StoreFailure::TimedOut));
+        let told = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
         places.into_iter().zip(outcomes.into_iter().map(told)).collect()
     }
 }
 
-impl Redis {
-    async fn lend(&self, slot: u16, message: &Message, packed: lending::Packed) -> Lent {
-        let said = self.messages.ask(slot, packed).await;
+impl RedisStore {
+    async fn send_lease_message(&self, slot: u16, message: &LeaseMessage, packed: lending::PackedMessage) -> LeaseOutcome {
+        let said = self.lease_batcher.submit(slot, packed).await;
         let lent = said.and_then(|said| {
-            lending::read(message, &said).map_err(|refused| not_understood(&refused))
+            lending::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
         });
-        lent.unwrap_or_else(Lent::Failed)
+        lent.unwrap_or_else(LeaseOutcome::Failed)
     }
 
-    async fn hear(&self, live: Arc<Live>, slot: u16, round: &Round) -> Result<Heard, Cause> {
+    async fn send_share_reports(&self, live: Arc<LiveConnection>, slot: u16, round: &ShareRound) -> Result<ShareRoundReply, StoreFailure> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
-        let called = live.heartbeat(call.keys, call.args);
-        let reply = self.route.within(self.deadline, slot, called).await?;
-        heartbeat::read(round, &reply).map_err(|refused| not_understood(&refused))
+        let called = live.run_heartbeat(call.keys, call.args);
+        let reply = self.route.call_within(self.call_timeout, slot, called).await?;
+        heartbeat::read(round, &reply).map_err(|refused| log_invalid_reply(&refused))
     }
 
-    async fn speak(&self, live: Arc<Live>, beat: &Beat) -> Result<Fleet, Cause> {
-        let key = beat::key(&self.key_prefix);
-        beat::fleet(live.eval(beat::SCRIPT, key, beat::args(beat)).await?)
+    async fn send_membership_heartbeat(&self, live: Arc<LiveConnection>, beat: &MembershipHeartbeat) -> Result<MembershipReply, StoreFailure> {
+        let key = beat::members_key(&self.key_prefix);
+        beat::decode_fleet(live.eval_rare_script(beat::MEMBERSHIP_SCRIPT, key, beat::encode_args(beat)).await?)
     }
 }
 
-impl Asked for codec::Packed {
-    type Share = Share;
+impl BatchItem for codec::PackedCheck {
+    type Output = CheckResults;
 
-    fn micros(&self) -> usize {
+    fn script_micros(&self) -> usize {
         self.micros()
     }
 
-    async fn call(live: &Live, questions: Vec<Self>) -> Result<Come<Self>, Cause> {
-        let mut call = Call::of(questions, None);
-        Called { questions: call.questions() }.emit();
-        let reply = live.call(take(&mut call.keys), take(&mut call.args)).await?;
-        let shares = call.share_out(&reply).map_err(|refused| not_understood(&refused))?;
+    async fn run_batch(live: &LiveConnection, questions: Vec<Self>) -> Result<BatchReplies<Self>, StoreFailure> {
+        let mut call = ChargeCall::encode(questions, None);
+        StoreCallSent { checks: call.check_count() }.emit();
+        let reply = live.run_charge(take(&mut call.keys), take(&mut call.args)).await?;
+        let shares = call.split_reply(&reply).map_err(|refused| log_invalid_reply(&refused))?;
         Ok((shares, Vec::new()))
     }
 }
 
-impl Asked for lending::Packed {
-    type Share = lending::Said;
+impl BatchItem for lending::PackedMessage {
+    type Output = lending::RawLeaseResult;
 
-    fn micros(&self) -> usize {
+    fn script_micros(&self) -> usize {
         self.micros()
     }
 
-    async fn call(live: &Live, mut messages: Vec<Self>) -> Result<Come<Self>, Cause> {
-        LeaseCalled { messages: messages.len() }.emit();
-        let (keys, args) = lending::call(&messages);
-        let reply = live.borrow(keys, args).await?;
-        let said = lending::share_out(&reply, messages.len());
-        let said = said.map_err(|refused| not_understood(&refused))?;
+    async fn run_batch(live: &LiveConnection, mut messages: Vec<Self>) -> Result<BatchReplies<Self>, StoreFailure> {
+        LeaseCallSent { messages: messages.len() }.emit();
+        let (keys, args) = lending::encode_call(&messages);
+        let reply = live.run_lease(keys, args).await?;
+        let said = lending::split_reply(&reply, messages.len());
+        let said = said.map_err(|refused| log_invalid_reply(&refused))?;
         let rest = messages.split_off(said.len());
         Ok((said, rest))
     }
 }
 
-fn outcomes(charges: &Charges, said: &Share) -> Result<Outcomes, Cause> {
-    let answers = codec::read(charges, said).map_err(|refused| not_understood(&refused))?;
-    Ok(answers.into_iter().map(outcome).collect())
+fn decode_outcomes(charges: &Charges, said: &CheckResults) -> Result<Outcomes, StoreFailure> {
+    let answers = codec::read(charges, said).map_err(|refused| log_invalid_reply(&refused))?;
+    Ok(answers.into_iter().map(to_outcome).collect())
 }
 
-const fn outcome(answer: Answer) -> Outcome {
+const fn to_outcome(answer: ChargeResult) -> ChargeOutcome {
     match answer {
-        Answer::Outcome(outcome) => outcome,
-        Answer::Stale(store_now) => Outcome::Stale(store_now),
-        Answer::Unreadable => Outcome::Failed(Cause::WrongType),
+        ChargeResult::Outcome(outcome) => outcome,
+        ChargeResult::Stale(store_now) => ChargeOutcome::Stale(store_now),
+        ChargeResult::Unreadable => ChargeOutcome::Failed(StoreFailure::WrongType),
     }
 }
 
 /// Some charges of a check, each with its position in the check.
-type Picked = SmallVec<[(usize, Charge); 2]>;
+type IndexedCharges = SmallVec<[(usize, Charge); 2]>;
 
-/// The outcomes of [`Picked`].
-type Answered = SmallVec<[(usize, Outcome); 2]>;
+/// The outcomes of [`IndexedCharges`].
+type IndexedOutcomes = SmallVec<[(usize, ChargeOutcome); 2]>;
 
 /// Converts the outcome of a query or of a reservation. Neither charges anything
-/// when the connection is lost, so the cause becomes [`Cause::Unreachable`].
-const fn uncharged(outcome: Outcome) -> Outcome {
+/// when the connection is lost, so the cause becomes [`StoreFailure::Unreachable`].
+const fn as_uncharged(outcome: ChargeOutcome) -> ChargeOutcome {
     match outcome {
-        Outcome::Failed(Cause::Cut) => Outcome::Failed(Cause::Unreachable),
+        ChargeOutcome::Failed(StoreFailure::ConnectionLost) => ChargeOutcome::Failed(StoreFailure::Unreachable),
         told => told,
     }
 }
 
-fn put(answered: Answered, outcomes: &mut Outcomes) {
+fn write_outcomes(answered: IndexedOutcomes, outcomes: &mut Outcomes) {
     for (place, outcome) in answered {
         outcomes[place] = outcome;
     }
 }
 
-fn not_understood(refused: &NotUnderstood) -> Cause {
+fn log_invalid_reply(refused: &InvalidReply) -> StoreFailure {
     tracing::error!(error = %refused, "redis answered what the script does not");
-    Cause::NotUnderstood
+    StoreFailure::InvalidReply
 }
 
-impl Backend for Redis {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+impl Backend for RedisStore {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         if charges.list.is_empty() {
-            return Reply::Now(Outcomes::new());
+            return StoreReply::Ready(Outcomes::new());
         }
-        if call::MOST_CHARGES < charges.list.len() {
-            return Reply::Now(failed(charges, Cause::Overloaded));
+        if call::MAX_CHARGES < charges.list.len() {
+            return StoreReply::Ready(all_failed(charges, StoreFailure::Overloaded));
         }
-        let slots = self.slots(charges);
+        let slots = self.slots_of(charges);
         let first = slots.first().copied().unwrap_or_default();
-        let together = Together::of(charges.rule);
+        let together = JointDecision::from_mode(charges.mode);
         if slots.iter().all(|slot| *slot == first) {
-            let may_be_held = || charges.list.iter().any(|charge| self.held_for(charge).is_some());
-            return match (self.route.live(first), together) {
-                (Err(cause), _) => Reply::Now(failed(charges, cause)),
+            let may_be_held = || charges.list.iter().any(|charge| self.reserved_for(charge).is_some());
+            return match (self.route.connection(first), together) {
+                (Err(cause), _) => StoreReply::Ready(all_failed(charges, cause)),
                 (Ok(_), Some(together)) if may_be_held() => {
-                    Reply::Later(Box::pin(self.ask_and_look(now, first, charges, together)))
+                    StoreReply::Pending(Box::pin(self.charge_with_recheck(now, first, charges, together)))
                 }
-                (Ok(_), _) => Reply::Later(Box::pin(self.ask(first, charges))),
+                (Ok(_), _) => StoreReply::Pending(Box::pin(self.charge_slot(first, charges))),
             };
         }
-        Reply::Later(Box::pin(async move {
+        StoreReply::Pending(Box::pin(async move {
             match together {
-                Some(together) => self.in_two_steps(charges, together).await,
-                None => self.ask_each(charges, &slots).await,
+                Some(together) => self.charge_in_two_steps(charges, together).await,
+                None => self.charge_each_slot(charges, &slots).await,
             }
         }))
     }
 
-    fn held_for(&self, charge: &Charge) -> Option<Nanos> {
-        // All counters of `Home::OfAll` are in one slot.
-        let is_whole = !self.route.is_clustered() || matches!(charge.home, Home::OfAll(_));
-        (!self.is_alone || !is_whole).then(|| self.holder.term())
+    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
+        // All counters of `Placement::WholeDomain` are in one slot.
+        let is_whole = !self.route.is_clustered() || matches!(charge.placement, Placement::WholeDomain(_));
+        (!self.is_only_store || !is_whole).then(|| self.reservation_client.lifetime())
     }
 
-    fn place_of(&self, _now: Nanos, charge: &Charge) -> u32 {
+    fn node_of(&self, _now: Nanos, charge: &Charge) -> u32 {
         if !self.route.is_clustered() {
             return 0;
         }
-        let key = codec::key(&charge.key, charge.home, self.key_prefix.as_bytes());
+        let key = codec::counter_key(&charge.key, charge.placement, self.key_prefix.as_bytes());
         self.route.slot_of(&key).into()
     }
 
-    fn borrow<'a>(&'a self, _now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
+    fn exchange_lease_message<'a>(&'a self, _now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
         let packed = lending::pack(message, self.key_prefix.as_bytes(), None);
         let slot = self.route.slot_of(&packed.keys[0]);
-        match self.route.live(slot) {
-            Ok(_) => Reply::Later(Box::pin(self.lend(slot, message, packed))),
-            Err(cause) => Reply::Now(Lent::Failed(cause)),
+        match self.route.connection(slot) {
+            Ok(_) => StoreReply::Pending(Box::pin(self.send_lease_message(slot, message, packed))),
+            Err(cause) => StoreReply::Ready(LeaseOutcome::Failed(cause)),
         }
     }
 
-    fn together(&self, begin: &mut dyn FnMut()) {
-        self.messages.together(begin);
+    fn batch_calls(&self, begin: &mut dyn FnMut()) {
+        self.lease_batcher.send_together(begin);
     }
 
-    fn beat<'a>(&'a self, beat: &'a Beat) -> Reply<'a, Result<Fleet, Cause>> {
-        match self.route.live(self.route.slot_of(beat::key(&self.key_prefix).as_bytes())) {
-            Ok(live) => Reply::Later(Box::pin(self.speak(live, beat))),
-            Err(cause) => Reply::Now(Err(cause)),
+    fn update_membership<'a>(&'a self, beat: &'a MembershipHeartbeat) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
+        match self.route.connection(self.route.slot_of(beat::members_key(&self.key_prefix).as_bytes())) {
+            Ok(live) => StoreReply::Pending(Box::pin(self.send_membership_heartbeat(live, beat))),
+            Err(cause) => StoreReply::Ready(Err(cause)),
         }
     }
 
-    fn heartbeat<'a>(&'a self, _now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
-        let slot = self.route.slot_of(&heartbeat::lives(self.key_prefix.as_bytes()));
-        match self.route.live(slot) {
-            Ok(live) => Reply::Later(Box::pin(self.hear(live, slot, round))),
-            Err(cause) => Reply::Now(Err(cause)),
+    fn report_shares<'a>(&'a self, _now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+        let slot = self.route.slot_of(&heartbeat::incarnation_key(self.key_prefix.as_bytes()));
+        match self.route.connection(slot) {
+            Ok(live) => StoreReply::Pending(Box::pin(self.send_share_reports(live, slot, round))),
+            Err(cause) => StoreReply::Ready(Err(cause)),
         }
     }
 
-    fn acquire<'a>(
+    fn acquire_strict_permit<'a>(
         &'a self,
         _now: Nanos,
-        asked: &'a Acquire,
-    ) -> Reply<'a, Result<Permitted, Cause>> {
-        self.acquire_one(asked)
+        asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
+        self.acquire_permit(asked)
     }
 
-    fn tell<'a>(&'a self, _now: Nanos, round: &'a Telling) -> Reply<'a, AllHeard> {
-        Reply::Later(Box::pin(self.tell_all(round)))
+    fn report_strict_permits<'a>(&'a self, _now: Nanos, round: &'a Telling) -> StoreReply<'a, PermitReportReply> {
+        StoreReply::Pending(Box::pin(self.report_permits(round)))
     }
 
-    fn deadline(&self) -> Option<Nanos> {
-        u64::try_from(self.deadline.as_nanos()).ok().map(Nanos)
+    fn max_wait(&self) -> Option<Nanos> {
+        u64::try_from(self.call_timeout.as_nanos()).ok().map(Nanos)
     }
 
-    fn trouble(&self) -> Option<Cause> {
-        self.route.trouble()
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.route.outage_cause()
     }
 
-    fn inside(&self) -> Inside {
-        Inside { connections: Some(self.connections.seen()), ..Inside::default() }
+    fn stats(&self) -> StoreStats {
+        StoreStats { connections: Some(self.connection_counter.counts()), ..StoreStats::default() }
     }
 }
 
-fn failed(charges: &Charges, cause: Cause) -> Outcomes {
-    charges.list.iter().map(|_| Outcome::Failed(cause)).collect()
+fn all_failed(charges: &Charges, cause: StoreFailure) -> Outcomes {
+    charges.list.iter().map(|_| ChargeOutcome::Failed(cause)).collect()
 }

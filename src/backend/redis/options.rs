@@ -11,13 +11,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::inside::Counter;
+use crate::backend::inside::ConnectionCounter;
 
 /// The options of one Redis store.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RedisOptions {
     /// The address of the store.
-    pub place: Place,
+    pub topology: RedisTopology,
     /// The ACL user.
     pub user: Option<String>,
     /// The password of the ACL user.
@@ -25,17 +25,17 @@ pub struct Options {
     /// The database number. A Cluster has only 0.
     pub database: u8,
     /// The TLS options for all connections; `None` uses no TLS.
-    pub tls: Option<Tls>,
+    pub tls: Option<RedisTls>,
     /// The prefix of every key.
     pub key_prefix: String,
     /// The deadline of one call: at least 1 ms, the resolution of the timers.
-    pub deadline: Duration,
+    pub call_timeout: Duration,
     /// The seed of the jitter, different in every process.
-    pub jitter: u64,
+    pub jitter_seed: u64,
     /// The batching of checks.
     pub batching: Batching,
     /// The counter of connections that carry checks.
-    pub connections: Arc<Counter>,
+    pub connection_counter: Arc<ConnectionCounter>,
 }
 
 /// The batching of checks that arrive during a call.
@@ -48,45 +48,45 @@ pub enum Batching {
     Off,
 }
 
-impl Options {
+impl RedisOptions {
     /// Options without password or key prefix, with a deadline of 15 ms.
     #[must_use]
-    pub fn at(place: Place) -> Self {
+    pub fn new(place: RedisTopology) -> Self {
         Self {
-            place,
+            topology: place,
             user: None,
             password: None,
             database: 0,
             tls: None,
             key_prefix: String::new(),
-            deadline: Duration::from_millis(15),
-            jitter: 0,
+            call_timeout: Duration::from_millis(15),
+            jitter_seed: 0,
             batching: Batching::On,
-            connections: Arc::default(),
+            connection_counter: Arc::default(),
         }
     }
 }
 
 /// The address of a Redis store.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum RedisTopology {
     /// A TCP address.
     Tcp(Address),
     /// The path of a Unix socket.
     Unix(PathBuf),
     /// The primary that sentinels name.
-    Sentinel(Sentinels),
+    Sentinel(SentinelOptions),
     /// A Cluster. These nodes list the others.
     Cluster(Vec<Address>),
 }
 
 /// The sentinels of a primary.
 #[derive(Clone, Debug)]
-pub struct Sentinels {
+pub struct SentinelOptions {
     /// The addresses of the sentinels; at least one.
     pub addresses: Vec<Address>,
     /// The sentinels' name of the primary.
-    pub primary: String,
+    pub primary_name: String,
     /// The ACL user at the sentinels.
     pub user: Option<String>,
     /// The password of that user.
@@ -129,22 +129,22 @@ impl fmt::Debug for Password {
 
 /// The TLS options. Certificates are always verified, and all files are read for each connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tls {
+pub struct RedisTls {
     /// The CA bundle (PEM) that verifies servers. Default: the system's CAs.
-    pub ca: Option<PathBuf>,
-    /// Also trust the system's CAs if `ca` is set.
-    pub system_roots: bool,
+    pub ca_file: Option<PathBuf>,
+    /// Also trust the system's CAs if `ca_file` is set.
+    pub trusts_system_cas: bool,
     /// The client certificate.
-    pub identity: Option<Identity>,
+    pub client_identity: Option<ClientIdentity>,
     /// The name that server certificates must contain. Default: the host of each server.
     pub server_name: Option<String>,
     /// Accept a server certificate with any name.
-    pub any_name: bool,
+    pub accepts_any_name: bool,
 }
 
 /// A client certificate and its key, both PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct ClientIdentity {
     /// The certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
     /// The private key.

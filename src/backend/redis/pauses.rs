@@ -10,45 +10,45 @@
 use std::time::Duration;
 
 /// The longest pause between two attempts. It is short, because an attempt is cheap.
-const LONGEST: Duration = Duration::from_millis(500);
+const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest pause after the first failure.
-const FIRST: Duration = Duration::from_millis(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Pauses that double, and restart after a success that lasted.
 #[derive(Clone, Debug)]
-pub(super) struct Pauses {
+pub(super) struct Backoff {
     jitter: u64,
-    longest: Duration,
+    max_pause: Duration,
 }
 
-impl Pauses {
+impl Backoff {
     /// `jitter` is the seed; use a different one for each instance.
     pub(super) const fn new(jitter: u64) -> Self {
-        Self { jitter, longest: FIRST }
+        Self { jitter, max_pause: FIRST_PAUSE }
     }
 
     /// The next pause. Its range is twice the previous one.
-    pub(super) fn next(&mut self) -> Duration {
-        let longest = self.longest;
-        self.longest = (longest * 2).min(LONGEST);
-        self.up_to(longest)
+    pub(super) fn next_pause(&mut self) -> Duration {
+        let longest = self.max_pause;
+        self.max_pause = (longest * 2).min(MAX_PAUSE);
+        self.random_below(longest)
     }
 
-    pub(super) const fn start_anew(&mut self) {
-        self.longest = FIRST;
+    pub(super) const fn reset(&mut self) {
+        self.max_pause = FIRST_PAUSE;
     }
 
-    /// A random duration below `longest`.
-    pub(super) fn up_to(&mut self, longest: Duration) -> Duration {
+    /// A random duration below `max_pause`.
+    pub(super) fn random_below(&mut self, longest: Duration) -> Duration {
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
-        Duration::from_micros(self.number() % micros)
+        Duration::from_micros(self.random() % micros)
     }
 
     /// A pseudorandom number (`SplitMix64`).
     ///
     /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
-    pub(super) const fn number(&mut self) -> u64 {
+    pub(super) const fn random(&mut self) -> u64 {
         self.jitter = self.jitter.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.jitter;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -12,55 +12,55 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
-use super::codec::permits::{Letter, Place, pack_acquire, pack_tell, read_acquire, read_tell};
-use super::connection::Live;
-use super::{Cause, Redis, not_understood};
-use crate::backend::Reply;
-use crate::backend::permits::{Acquire, AllHeard, Answer, Round, Times, Told};
+use super::codec::permits::{PermitCallContext, PermitPartition, pack_acquire, pack_report, read_acquire, read_report};
+use super::connection::LiveConnection;
+use super::{StoreFailure, RedisStore, log_invalid_reply};
+use crate::backend::StoreReply;
+use crate::backend::permits::{StrictPermitRequest, PermitReportReply, StrictPermitReply, PermitReport, PermitTiming, LimitPermits};
 
-impl Redis {
-    pub(super) fn acquire_one<'a>(
+impl RedisStore {
+    pub(super) fn acquire_permit<'a>(
         &'a self,
-        asked: &'a Acquire,
-    ) -> Reply<'a, Result<Answer, Cause>> {
-        let place = self.place_of(&asked.bucket);
-        let slot = self.route.slot_of(&place.life(self.key_prefix.as_bytes()));
-        match self.route.live(slot) {
-            Ok(live) => Reply::Later(Box::pin(self.acquire_from(live, slot, place, asked))),
-            Err(cause) => Reply::Now(Err(cause)),
+        asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+        let place = self.partition_of(&asked.bucket);
+        let slot = self.route.slot_of(&place.incarnation_key(self.key_prefix.as_bytes()));
+        match self.route.connection(slot) {
+            Ok(live) => StoreReply::Pending(Box::pin(self.acquire_in_partition(live, slot, place, asked))),
+            Err(cause) => StoreReply::Ready(Err(cause)),
         }
     }
 
-    async fn acquire_from(
+    async fn acquire_in_partition(
         &self,
-        live: Arc<Live>,
+        live: Arc<LiveConnection>,
         slot: u16,
-        place: Place,
-        asked: &Acquire,
-    ) -> Result<Answer, Cause> {
-        let call = pack_acquire(asked, self.letter(place, &live, &asked.ask.times));
+        place: PermitPartition,
+        asked: &StrictPermitRequest,
+    ) -> Result<StrictPermitReply, StoreFailure> {
+        let call = pack_acquire(asked, self.call_context(place, &live, &asked.permit.timing));
         let reply =
-            self.route.within(self.deadline, slot, live.acquire(call.keys, call.args)).await?;
-        let answer = read_acquire(&reply).map_err(|refused| not_understood(&refused))?;
-        answer.ok_or(Cause::WrongType)
+            self.route.call_within(self.call_timeout, slot, live.run_acquire(call.keys, call.args)).await?;
+        let answer = read_acquire(&reply).map_err(|refused| log_invalid_reply(&refused))?;
+        answer.ok_or(StoreFailure::WrongType)
     }
 
     /// Reports renewed and released permits to their partitions.
-    pub(super) async fn tell_all(&self, round: &Round) -> AllHeard {
-        let mut heard = round.unheard(Cause::NotUnderstood);
-        let places: Vec<Place> =
-            round.told.iter().map(|told| self.place_of(&told.bucket)).collect();
-        let mut to: Vec<Place> = if round.everywhere { self.places() } else { places.clone() };
+    pub(super) async fn report_permits(&self, round: &PermitReport) -> PermitReportReply {
+        let mut heard = round.failed_reply(StoreFailure::InvalidReply);
+        let places: Vec<PermitPartition> =
+            round.limits.iter().map(|told| self.partition_of(&told.bucket)).collect();
+        let mut to: Vec<PermitPartition> = if round.to_all_nodes { self.partitions() } else { places.clone() };
         to.sort_unstable();
         to.dedup();
-        let its = |place: Place| {
+        let its = |place: PermitPartition| {
             let all = places.iter().enumerate().filter(move |(_, of)| **of == place);
             all.map(|(at, _)| at).collect::<Vec<_>>()
         };
         let asked = to.into_iter().map(|place| async move {
             let its = its(place);
-            let told: Vec<&Told> = its.iter().map(|at| &round.told[*at]).collect();
-            let heard = self.tell_place(place, &told, &round.times).await;
+            let told: Vec<&LimitPermits> = its.iter().map(|at| &round.limits[*at]).collect();
+            let heard = self.report_to_partition(place, &told, &round.times).await;
             (its, heard.unwrap_or_else(|cause| vec![Err(cause); told.len()]))
         });
         for (its, answers) in join_all(asked).await {
@@ -71,29 +71,29 @@ impl Redis {
         heard
     }
 
-    async fn tell_place(
+    async fn report_to_partition(
         &self,
-        place: Place,
-        told: &[&Told],
-        times: &Times,
-    ) -> Result<AllHeard, Cause> {
-        let slot = self.route.slot_of(&place.life(self.key_prefix.as_bytes()));
-        let live = self.route.live(slot)?;
-        let call = pack_tell(told.iter().copied(), self.letter(place, &live, times));
-        let reply = self.route.within(self.deadline, slot, live.tell(call.keys, call.args)).await?;
-        read_tell(told.iter().copied(), &reply).map_err(|refused| not_understood(&refused))
+        place: PermitPartition,
+        told: &[&LimitPermits],
+        times: &PermitTiming,
+    ) -> Result<PermitReportReply, StoreFailure> {
+        let slot = self.route.slot_of(&place.incarnation_key(self.key_prefix.as_bytes()));
+        let live = self.route.connection(slot)?;
+        let call = pack_report(told.iter().copied(), self.call_context(place, &live, times));
+        let reply = self.route.call_within(self.call_timeout, slot, live.run_permit_report(call.keys, call.args)).await?;
+        read_report(told.iter().copied(), &reply).map_err(|refused| log_invalid_reply(&refused))
     }
 
-    fn letter<'a>(&'a self, place: Place, live: &'a Live, times: &'a Times) -> Letter<'a> {
+    fn call_context<'a>(&'a self, place: PermitPartition, live: &'a LiveConnection, times: &'a PermitTiming) -> PermitCallContext<'a> {
         let (prefix, store) = (self.key_prefix.as_bytes(), live.run_id());
-        Letter { prefix, place, store, times, at: None }
+        PermitCallContext { prefix, partition: place, run_id: store, times, at: None }
     }
 
-    fn place_of(&self, bucket: &[u8]) -> Place {
-        if self.route.is_clustered() { Place::of(bucket) } else { Place::One }
+    fn partition_of(&self, bucket: &[u8]) -> PermitPartition {
+        if self.route.is_clustered() { PermitPartition::for_bucket(bucket) } else { PermitPartition::Only }
     }
 
-    fn places(&self) -> Vec<Place> {
-        if self.route.is_clustered() { Place::all().collect() } else { vec![Place::One] }
+    fn partitions(&self) -> Vec<PermitPartition> {
+        if self.route.is_clustered() { PermitPartition::all().collect() } else { vec![PermitPartition::Only] }
     }
 }

@@ -11,131 +11,131 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::cluster::{self, Cluster};
+use super::cluster::{self, ClusterConnections};
 use super::codec;
-use super::connection::{Link, Live};
-use super::keep::{Whereabouts, keep};
-use super::options::{Options, Place};
-use super::sentinel::Watchers;
-use super::{Cause, client::At};
+use super::connection::{Link, LiveConnection};
+use super::keep::{ServerLocation, keep_link};
+use super::options::{RedisOptions, RedisTopology};
+use super::sentinel::SentinelGroup;
+use super::{StoreFailure, client::ServerAddress};
 
 #[derive(Clone, Debug)]
 pub(super) enum Route {
-    One(Arc<Link>),
-    Many(Arc<Cluster>),
+    Single(Arc<Link>),
+    Clustered(Arc<ClusterConnections>),
 }
 
 impl Route {
     /// Returns the unconnected route, and the task that connects it and keeps it connected.
-    pub(super) fn new(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let options = Arc::new(options);
-        let route = match &options.place {
-            Place::Cluster(_) => Self::Many(Arc::default()),
-            Place::Tcp(_) | Place::Unix(_) | Place::Sentinel(_) => Self::One(Arc::default()),
+        let route = match &options.topology {
+            RedisTopology::Cluster(_) => Self::Clustered(Arc::default()),
+            RedisTopology::Tcp(_) | RedisTopology::Unix(_) | RedisTopology::Sentinel(_) => Self::Single(Arc::default()),
         };
-        (route.clone(), kept(route, options))
+        (route.clone(), keep_route(route, options))
     }
 
     /// Returns `true` if keys of different slots need separate calls.
     pub(super) const fn is_clustered(&self) -> bool {
-        matches!(self, Self::Many(_))
+        matches!(self, Self::Clustered(_))
     }
 
     pub(super) fn slot_of(&self, key: &[u8]) -> u16 {
-        if self.is_clustered() { codec::slot(key) } else { 0 }
+        if self.is_clustered() { codec::cluster_slot(key) } else { 0 }
     }
 
     /// The connection for the keys of a slot.
     ///
     /// # Errors
     /// There is no connection, or its breaker is open.
-    pub(super) fn live(&self, slot: u16) -> Result<Arc<Live>, Cause> {
+    pub(super) fn connection(&self, slot: u16) -> Result<Arc<LiveConnection>, StoreFailure> {
         match self {
-            Self::One(link) => link.live(),
-            Self::Many(cluster) => cluster.live(slot),
+            Self::Single(link) => link.connection(),
+            Self::Clustered(cluster) => cluster.connection(slot),
         }
     }
 
     /// Waits for a call to a slot until the timeout, and updates the breaker.
-    pub(super) async fn within<T>(
+    pub(super) async fn call_within<T>(
         &self,
         patience: Duration,
         slot: u16,
-        called: impl Future<Output = Result<T, Cause>>,
-    ) -> Result<T, Cause> {
-        let unanswered = self.unanswered(slot);
+        called: impl Future<Output = Result<T, StoreFailure>>,
+    ) -> Result<T, StoreFailure> {
+        let unanswered = self.start_call(slot);
         let answer = timeout(patience, called).await;
-        let answer = answer.unwrap_or(Err(Cause::Late));
+        let answer = answer.unwrap_or(Err(StoreFailure::TimedOut));
         unanswered.settle();
-        self.saw(slot, answer.as_ref().err().copied());
+        self.record_result(slot, answer.as_ref().err().copied());
         answer
     }
 
-    pub(super) fn saw(&self, slot: u16, failed: Option<Cause>) {
+    pub(super) fn record_result(&self, slot: u16, failed: Option<StoreFailure>) {
         match self {
-            Self::One(link) => link.saw(failed),
-            Self::Many(cluster) => cluster.saw(slot, failed),
+            Self::Single(link) => link.saw(failed),
+            Self::Clustered(cluster) => cluster.record_result(slot, failed),
         }
     }
 
-    pub(super) const fn unanswered(&self, slot: u16) -> Unanswered<'_> {
-        Unanswered { route: self, slot, is_settled: false }
+    pub(super) const fn start_call(&self, slot: u16) -> PendingCall<'_> {
+        PendingCall { route: self, slot, is_settled: false }
     }
 
     /// Requests a probe of the slot's connection after a caller abandoned a call.
-    fn doubt(&self, slot: u16) {
-        if let Ok(live) = self.live(slot) {
-            live.doubt();
+    fn record_abandoned(&self, slot: u16) {
+        if let Ok(live) = self.connection(slot) {
+            live.record_abandoned();
         }
     }
 
     /// The reason that some charges fail now, if any.
-    pub(super) fn trouble(&self) -> Option<Cause> {
+    pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         match self {
-            Self::One(link) => link.trouble(),
-            Self::Many(cluster) => cluster.trouble(),
+            Self::Single(link) => link.outage_cause(),
+            Self::Clustered(cluster) => cluster.outage_cause(),
         }
     }
 }
 
 /// A call in flight. Dropping it unsettled means that its caller left, perhaps before the
 /// deadline. The breaker would then never learn that the store is silent, so a probe is requested.
-pub(super) struct Unanswered<'r> {
+pub(super) struct PendingCall<'r> {
     route: &'r Route,
     slot: u16,
     is_settled: bool,
 }
 
-impl Unanswered<'_> {
+impl PendingCall<'_> {
     pub(super) fn settle(mut self) {
         self.is_settled = true;
     }
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         if !self.is_settled {
-            self.route.doubt(self.slot);
+            self.route.record_abandoned(self.slot);
         }
     }
 }
 
-async fn kept(route: Route, options: Arc<Options>) {
+async fn keep_route(route: Route, options: Arc<RedisOptions>) {
     let link = match route {
-        Route::One(link) => link,
-        Route::Many(cluster) => {
-            let Place::Cluster(seeds) = &options.place else { return };
-            return cluster::keep(cluster, seeds.clone(), options).await;
+        Route::Single(link) => link,
+        Route::Clustered(cluster) => {
+            let RedisTopology::Cluster(seeds) = &options.topology else { return };
+            return cluster::keep_cluster(cluster, seeds.clone(), options).await;
         }
     };
-    let place = match &options.place {
-        Place::Tcp(address) => Whereabouts::Fixed(At::Tcp(address.clone())),
-        Place::Unix(path) => Whereabouts::Fixed(At::Unix(path.clone())),
-        Place::Sentinel(sentinels) => {
-            Whereabouts::Named(Watchers::new(Arc::clone(&options), sentinels.clone()))
+    let place = match &options.topology {
+        RedisTopology::Tcp(address) => ServerLocation::Fixed(ServerAddress::Tcp(address.clone())),
+        RedisTopology::Unix(path) => ServerLocation::Fixed(ServerAddress::Unix(path.clone())),
+        RedisTopology::Sentinel(sentinels) => {
+            ServerLocation::Sentinel(SentinelGroup::new(Arc::clone(&options), sentinels.clone()))
         }
-        Place::Cluster(_) => return,
+        RedisTopology::Cluster(_) => return,
     };
-    let jitter = options.jitter;
-    keep(link, place, options, jitter).await;
+    let jitter = options.jitter_seed;
+    keep_link(link, place, options, jitter).await;
 }

@@ -3,8 +3,8 @@
 //! Guarantees:
 //! - All known sentinels are queried at once; the newest configuration epoch wins.
 //! - A dead or outdated sentinel does not affect the result.
-//! - A query takes at most twice [`PATIENCE`]: once to connect, once to reply.
-//! - Besides the configured sentinels, up to [`MOST_FOUND`] discovered ones are known.
+//! - A query takes at most twice [`CONNECT_TIMEOUT`]: once to connect, once to reply.
+//! - Besides the configured sentinels, up to [`MAX_DISCOVERED`] discovered ones are known.
 //!
 //! Not covered:
 //! - Checking that the named process is a primary already, which `keep` does.
@@ -18,48 +18,48 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::client::{At, Opened, PATIENCE, run, without_arguments};
-use super::options::{Address, Options, Sentinels};
-use super::pauses::Pauses;
+use super::client::{ServerAddress, OpenedClient, CONNECT_TIMEOUT, run_command, without_arguments};
+use super::options::{Address, RedisOptions, SentinelOptions};
+use super::pauses::Backoff;
 
 /// The longest interval between two queries while all is well. A
 /// replaced primary that still runs accepts charges that are lost later.
-const LOOK: Duration = Duration::from_millis(500);
+const QUERY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The time to wait for other replies after the first one.
-const STRAGGLERS: Duration = Duration::from_millis(100);
+const STRAGGLER_WAIT: Duration = Duration::from_millis(100);
 
 /// The most sentinels that are discovered: more than watch any primary.
-const MOST_FOUND: usize = 16;
+const MAX_DISCOVERED: usize = 16;
 
 /// The sentinels, and the connections to those with a recent reply.
 #[derive(Debug)]
-pub(super) struct Watchers {
-    options: Arc<Options>,
-    sentinels: Arc<Sentinels>,
-    known: parking_lot::Mutex<Vec<Arc<Watcher>>>,
+pub(super) struct SentinelGroup {
+    options: Arc<RedisOptions>,
+    sentinels: Arc<SentinelOptions>,
+    known: parking_lot::Mutex<Vec<Arc<SentinelClient>>>,
 }
 
 #[derive(Debug)]
-struct Watcher {
+struct SentinelClient {
     address: Address,
     /// The sentinel is in the settings. A discovered one
     /// is removed when the newest reply does not list it.
-    is_named: bool,
-    opened: Mutex<Option<Opened>>,
+    is_configured: bool,
+    connection: Mutex<Option<OpenedClient>>,
 }
 
-struct Said {
-    teller: Address,
+struct SentinelReply {
+    sentinel: Address,
     epoch: u64,
     primary: Address,
     /// The other sentinels of this primary. `None` if our user may not list them.
     others: Option<Vec<Address>>,
 }
 
-impl Watchers {
-    pub(super) fn new(options: Arc<Options>, sentinels: Sentinels) -> Self {
-        let named = sentinels.addresses.iter().map(|address| Watcher::new(address, true));
+impl SentinelGroup {
+    pub(super) fn new(options: Arc<RedisOptions>, sentinels: SentinelOptions) -> Self {
+        let named = sentinels.addresses.iter().map(|address| SentinelClient::new(address, true));
         let known = parking_lot::Mutex::new(named.collect());
         Self { options, sentinels: Arc::new(sentinels), known }
     }
@@ -72,13 +72,13 @@ impl Watchers {
         let mut asked = JoinSet::new();
         for watcher in self.known.lock().iter().map(Arc::clone) {
             let (options, sentinels) = (Arc::clone(&self.options), Arc::clone(&self.sentinels));
-            asked.spawn(Box::pin(async move { ask(&watcher, &options, &sentinels).await }));
+            asked.spawn(Box::pin(async move { query_sentinel(&watcher, &options, &sentinels).await }));
         }
-        let mut newest: Option<Said> = None;
+        let mut newest: Option<SentinelReply> = None;
         let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
         loop {
             // Each query ends by then: it has one timeout to connect and one to reply.
-            let wait = if newest.is_some() { STRAGGLERS } else { PATIENCE * 2 };
+            let wait = if newest.is_some() { STRAGGLER_WAIT } else { CONNECT_TIMEOUT * 2 };
             match timeout(wait, asked.join_next()).await {
                 Ok(Some(Ok(Ok(said)))) => {
                     if newest.as_ref().is_none_or(|newest| newest.epoch < said.epoch) {
@@ -92,29 +92,29 @@ impl Watchers {
         }
         let newest = newest.ok_or(failed)?;
         if let Some(others) = &newest.others {
-            self.learn(&newest.teller, others);
+            self.update_known(&newest.sentinel, others);
         }
         Ok(newest.primary)
     }
 
-    /// Keeps the configured sentinels, `teller`, and `others`.
-    fn learn(&self, teller: &Address, others: &[Address]) {
+    /// Keeps the configured sentinels, `sentinel`, and `others`.
+    fn update_known(&self, teller: &Address, others: &[Address]) {
         let mut known = self.known.lock();
         let stays = |its: &Address| its == teller || others.contains(its);
-        known.retain(|watcher| watcher.is_named || stays(&watcher.address));
+        known.retain(|watcher| watcher.is_configured || stays(&watcher.address));
         for address in others {
-            let found = known.iter().filter(|watcher| !watcher.is_named).count();
-            if found < MOST_FOUND && known.iter().all(|watcher| watcher.address != *address) {
+            let found = known.iter().filter(|watcher| !watcher.is_configured).count();
+            if found < MAX_DISCOVERED && known.iter().all(|watcher| watcher.address != *address) {
                 tracing::info!(sentinel = %address, "another sentinel was found");
-                known.push(Watcher::new(address, false));
+                known.push(SentinelClient::new(address, false));
             }
         }
     }
 
     /// Waits until the sentinels name a primary other than `address`.
-    pub(super) async fn leaves(&self, address: &Address, pauses: &mut Pauses) {
+    pub(super) async fn wait_replaced(&self, address: &Address, pauses: &mut Backoff) {
         loop {
-            sleep(LOOK / 2 + pauses.up_to(LOOK / 2)).await;
+            sleep(QUERY_INTERVAL / 2 + pauses.random_below(QUERY_INTERVAL / 2)).await;
             // Without a reply the current primary stays in use.
             if self.primary().await.is_ok_and(|now| now != *address) {
                 return;
@@ -123,51 +123,51 @@ impl Watchers {
     }
 }
 
-impl Watcher {
+impl SentinelClient {
     fn new(address: &Address, is_named: bool) -> Arc<Self> {
-        Arc::new(Self { address: address.clone(), is_named, opened: Mutex::default() })
+        Arc::new(Self { address: address.clone(), is_configured: is_named, connection: Mutex::default() })
     }
 }
 
 /// Queries a sentinel over its connection, or over a new one.
-async fn ask(watcher: &Watcher, options: &Options, sentinels: &Sentinels) -> Result<Said, Error> {
+async fn query_sentinel(watcher: &SentinelClient, options: &RedisOptions, sentinels: &SentinelOptions) -> Result<SentinelReply, Error> {
     let address = &watcher.address;
     let of_it = |error: Error| {
         let said = without_arguments(&error);
         Error::new(error.kind().clone(), format!("sentinel {address}: {said}"))
     };
-    let mut opened = watcher.opened.lock().await;
+    let mut opened = watcher.connection.lock().await;
     let connection = if let Some(connection) = opened.take() {
         connection
     } else {
-        let at = At::Tcp(address.clone());
-        Opened::new(&at, sentinels.login(options.tls.as_ref())).await.map_err(of_it)?
+        let at = ServerAddress::Tcp(address.clone());
+        OpenedClient::new(&at, sentinels.login(options.tls.as_ref())).await.map_err(of_it)?
     };
-    let said = Box::pin(say(&connection, address, &sentinels.primary));
+    let said = Box::pin(query_over(&connection, address, &sentinels.primary_name));
     let said = said.await.map_err(of_it)?;
     // Only now: an abandoned reply on this connection would be taken for the next one.
     *opened = Some(connection);
     Ok(said)
 }
 
-async fn say(connection: &Opened, teller: &Address, name: &str) -> Result<Said, Error> {
+async fn query_over(connection: &OpenedClient, teller: &Address, name: &str) -> Result<SentinelReply, Error> {
     let client = connection.client();
     let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", name];
     let (details, others) = (["SENTINEL", "MASTER", name], ["SENTINEL", "SENTINELS", name]);
     let (address, details, others) =
-        tokio::join!(run(client, &address), run(client, &details), run(client, &others));
+        tokio::join!(run_command(client, &address), run_command(client, &details), run_command(client, &others));
     let unknown = || Error::new(ErrorKind::NotFound, format!("knows no primary called {name}"));
     let Value::Array(parts) = address? else { return Err(unknown()) };
     let mut parts = parts.iter().filter_map(Value::as_string);
     let (host, port) = (parts.next().ok_or_else(unknown)?, parts.next().ok_or_else(unknown)?);
     let port = port.parse().map_err(|_| unknown())?;
     // A sentinel that does not report its epoch has the lowest priority.
-    let epoch = details.ok().and_then(|details| epoch(&details)).unwrap_or_default();
-    let others = others.ok().and_then(|others| addresses(&others));
-    Ok(Said { teller: teller.clone(), epoch, primary: Address { host, port }, others })
+    let epoch = details.ok().and_then(|details| parse_epoch(&details)).unwrap_or_default();
+    let others = others.ok().and_then(|others| parse_addresses(&others));
+    Ok(SentinelReply { sentinel: teller.clone(), epoch, primary: Address { host, port }, others })
 }
 
-fn addresses(others: &Value) -> Option<Vec<Address>> {
+fn parse_addresses(others: &Value) -> Option<Vec<Address>> {
     let Value::Array(others) = others else { return None };
     let address = |details| {
         let port = field(details, "port")?.parse().ok().filter(|port| *port != 0)?;
@@ -176,7 +176,7 @@ fn addresses(others: &Value) -> Option<Vec<Address>> {
     Some(others.iter().filter_map(address).collect())
 }
 
-fn epoch(details: &Value) -> Option<u64> {
+fn parse_epoch(details: &Value) -> Option<u64> {
     field(details, "config-epoch")?.parse().ok()
 }
 

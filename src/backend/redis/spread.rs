@@ -10,18 +10,18 @@
 
 use smallvec::SmallVec;
 
-use crate::backend::{Charges, Outcome, Outcomes};
+use crate::backend::{Charges, ChargeOutcome, Outcomes};
 
-pub(super) struct Part {
+pub(super) struct SlotPart {
     pub(super) slot: u16,
     pub(super) charges: Charges,
-    places: SmallVec<[usize; 2]>,
+    indexes: SmallVec<[usize; 2]>,
 }
 
-impl Part {
+impl SlotPart {
     /// Writes the outcomes of this part to their positions in the check.
-    pub(super) fn put(&self, answered: Outcomes, outcomes: &mut [Outcome]) {
-        for (&place, answer) in self.places.iter().zip(answered) {
+    pub(super) fn write_to(&self, answered: Outcomes, outcomes: &mut [ChargeOutcome]) {
+        for (&place, answer) in self.indexes.iter().zip(answered) {
             if let Some(outcome) = outcomes.get_mut(place) {
                 *outcome = answer;
             }
@@ -29,16 +29,16 @@ impl Part {
     }
 }
 
-pub(super) fn by_slot(charges: &Charges, slots: &[u16]) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+pub(super) fn split_by_slot(charges: &Charges, slots: &[u16]) -> Vec<SlotPart> {
+    let mut parts: Vec<SlotPart> = Vec::new();
     for (place, (charge, &slot)) in charges.list.iter().zip(slots).enumerate() {
         let at = parts.iter().position(|part| part.slot == slot).unwrap_or_else(|| {
-            let charges = Charges { rule: charges.rule, ..Charges::default() };
-            parts.push(Part { slot, charges, places: SmallVec::new() });
+            let charges = Charges { mode: charges.mode, ..Charges::default() };
+            parts.push(SlotPart { slot, charges, indexes: SmallVec::new() });
             parts.len() - 1
         });
         parts[at].charges.list.push(charge.clone());
-        parts[at].places.push(place);
+        parts[at].indexes.push(place);
     }
     parts
 }

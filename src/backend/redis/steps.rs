@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Pure.
-//! - A check that the first step denies charges nothing, except as [`Spared::Others`] describes.
+//! - A check that the first step denies charges nothing, except as [`SparedLimits::Others`] describes.
 //!
 //! Not covered:
 //! - Making the calls.
@@ -13,48 +13,48 @@
 
 use smallvec::SmallVec;
 
-use crate::backend::{Charge, Outcome, Outcomes, Rule};
-use crate::kernel::decision::{Cost, Group, Verdict, combine};
+use crate::backend::{Charge, ChargeOutcome, Outcomes, ChargeMode};
+use crate::kernel::decision::{Cost, VoteGroup, Verdict, combine};
 use crate::kernel::units::Hits;
 
 /// The rules of a joint decision.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Together {
+pub(super) struct JointDecision {
     /// Every limit is in the quota group.
     pub(super) quota_for_all: bool,
     /// A descriptor without a counter keeps the quota group from denying.
     pub(super) rescued: bool,
-    pub(super) spared: Spared,
+    pub(super) spared: SparedLimits,
 }
 
 /// The limits that a denied check does not charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spared {
+pub(super) enum SparedLimits {
     /// No limit is charged.
     All,
     /// The limits that deny are charged; the others are charged zero hits.
     Others,
 }
 
-impl Together {
+impl JointDecision {
     /// Returns the joint decision that `rule` requires, if any.
-    pub(super) const fn of(rule: Rule) -> Option<Self> {
+    pub(super) const fn from_mode(rule: ChargeMode) -> Option<Self> {
         match rule {
-            Rule::Each | Rule::Ask => None,
-            Rule::AllOrNothing { quota_for_all, rescued } => {
-                Some(Self { quota_for_all, rescued, spared: Spared::All })
+            ChargeMode::Each | ChargeMode::Preview => None,
+            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+                Some(Self { quota_for_all, rescued, spared: SparedLimits::All })
             }
         }
     }
 
     /// Returns `true` if the charges at these positions deny
     /// the check. `outcomes` are those of the whole check.
-    pub(super) fn deny(self, list: &[Charge], places: &[usize], outcomes: &Outcomes) -> bool {
+    pub(super) fn denies(self, list: &[Charge], places: &[usize], outcomes: &Outcomes) -> bool {
         let votes = places.iter().map(|&at| {
             let standing = list[at].standing;
-            (standing.group, standing.verdict(outcomes[at].denies()))
+            (standing.group, standing.enforced_verdict(outcomes[at].is_denial()))
         });
-        let passed = self.rescued.then_some((Group::Quota, Verdict::Admit));
+        let passed = self.rescued.then_some((VoteGroup::Quota, Verdict::Allow));
         combine(votes.chain(passed), self.quota_for_all) == Verdict::Deny
     }
 
@@ -62,20 +62,20 @@ impl Together {
     /// - refunds, which the first step has made,
     /// - charges that failed in the first step,
     /// - charges that are reserved.
-    pub(super) fn second(
+    pub(super) fn second_step(
         self,
         list: &[Charge],
         places: &[usize],
         asked: &Outcomes,
         tried: &[usize],
     ) -> SmallVec<[(usize, Charge); 2]> {
-        let denied = self.deny(list, places, asked);
+        let denied = self.denies(list, places, asked);
         let cost = |at: usize| match (list[at].cost, asked[at]) {
-            (Cost::Refund(_), _) | (_, Outcome::Failed(_)) => None,
-            (_, asked) if tried.contains(&at) && !asked.denies() => None,
+            (Cost::Refund(_), _) | (_, ChargeOutcome::Failed(_)) => None,
+            (_, asked) if tried.contains(&at) && !asked.is_denial() => None,
             (cost, _) if !denied => Some(cost),
-            _ if self.spared == Spared::All => None,
-            (cost, asked) if asked.denies() => Some(cost),
+            _ if self.spared == SparedLimits::All => None,
+            (cost, asked) if asked.is_denial() => Some(cost),
             _ => Some(Cost::Charge(Hits(0))),
         };
         let charged = |&at: &usize| Some((at, Charge { cost: cost(at)?, ..list[at].clone() }));
@@ -85,9 +85,9 @@ impl Together {
 
 /// Returns `true` if the charge at `at` can be reserved. A counter
 /// that the check names twice cannot: only a query sums its charges.
-pub(super) fn can_be_held(list: &[Charge], at: usize) -> bool {
+pub(super) fn can_reserve(list: &[Charge], at: usize) -> bool {
     let its = &list[at];
-    let same = list.iter().filter(|charge| charge.key == its.key && charge.home == its.home);
+    let same = list.iter().filter(|charge| charge.key == its.key && charge.placement == its.placement);
     matches!(its.cost, Cost::Charge(_)) && same.count() == 1
 }
 
@@ -95,34 +95,34 @@ pub(super) fn can_be_held(list: &[Charge], at: usize) -> bool {
 mod tests {
     use smallvec::smallvec;
 
-    use super::{Spared, Together};
-    use crate::backend::{Cause, Charge, Home, Outcome, Outcomes};
-    use crate::kernel::decision::{Cost, Standing};
-    use crate::kernel::key::{CounterKey, Counting};
+    use super::{SparedLimits, JointDecision};
+    use crate::backend::{StoreFailure, Charge, Placement, ChargeOutcome, Outcomes};
+    use crate::kernel::decision::{Cost, Enforcement};
+    use crate::kernel::key::{CounterKey, KeyStrategy};
     use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
-    use crate::kernel::rate::{Room, Step, Strategy};
+    use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
     use crate::kernel::units::{Hits, Nanos};
 
     #[test]
     fn the_second_step_skips_timed_out_counters() {
         let day = Nanos::from_secs(86_400);
         let key = |value| {
-            CounterKey::injective("d", [("k", value)].into_iter(), Counting::FixedWindow(day))
+            CounterKey::unique("d", [("k", value)].into_iter(), KeyStrategy::FixedWindow(day))
         };
         let charge = |value| Charge {
             key: key(value),
-            home: Home::Itself,
+            placement: Placement::ByKey,
             strategy: Strategy::FixedWindow(FixedWindow::new(9, Windows::Every(day)).unwrap()),
             cost: Cost::Charge(Hits(1)),
-            standing: Standing::default(),
+            standing: Enforcement::default(),
             per_second: false,
         };
         let list = [charge("a"), charge("b")];
-        let admitted = Outcome::Stepped(Step::Admit(Room::default()));
-        let outcomes: Outcomes = smallvec![admitted, Outcome::Failed(Cause::Late)];
-        for spared in [Spared::All, Spared::Others] {
-            let together = Together { quota_for_all: false, rescued: false, spared };
-            let second = together.second(&list, &[0, 1], &outcomes, &[]);
+        let admitted = ChargeOutcome::Decided(CounterDecision::Allow(Headroom::default()));
+        let outcomes: Outcomes = smallvec![admitted, ChargeOutcome::Failed(StoreFailure::TimedOut)];
+        for spared in [SparedLimits::All, SparedLimits::Others] {
+            let together = JointDecision { quota_for_all: false, rescued: false, spared };
+            let second = together.second_step(&list, &[0, 1], &outcomes, &[]);
             let places: Vec<usize> = second.iter().map(|(at, _)| *at).collect();
             assert_eq!(places, [0], "{spared:?}");
         }

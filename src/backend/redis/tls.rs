@@ -19,20 +19,20 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
 
-use super::files::{aside, wrong};
-use super::options::Tls;
+use super::files::{run_blocking, file_error};
+use super::options::RedisTls;
 use crate::pem;
 
 /// The TLS configuration of the client.
 ///
 /// # Errors
 /// A file is unreadable or has the wrong content, or the system has no CAs.
-pub(super) async fn config(tls: &Tls) -> Result<TlsConfig, Error> {
+pub(super) async fn load_config(tls: &RedisTls) -> Result<TlsConfig, Error> {
     let tls = tls.clone();
-    aside(move || Ok(TlsConnector::from(client(&tls)?).into())).await
+    run_blocking(move || Ok(TlsConnector::from(rustls_config(&tls)?).into())).await
 }
 
-const MEANINGS: [(&str, &str); 7] = [
+const HANDSHAKE_ERRORS: [(&str, &str); 7] = [
     ("UnknownIssuer", "nobody signed the certificate of redis whom we trust"),
     ("BadSignature", "nobody signed the certificate of redis whom we trust"),
     ("NotValidForName", "the certificate of redis is not made out to the name that we call it by"),
@@ -43,46 +43,46 @@ const MEANINGS: [(&str, &str); 7] = [
 ];
 
 /// Adds the meaning to a handshake error, if `tls` is set.
-pub(super) fn in_words(error: Error, tls: Option<&Tls>) -> Error {
+pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> Error {
     let details = error.details();
-    let meaning = MEANINGS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
+    let meaning = HANDSHAKE_ERRORS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
     match meaning {
         Some((_, meaning)) => Error::new(ErrorKind::Tls, format!("{meaning}: {details}")),
         None => error,
     }
 }
 
-fn client(tls: &Tls) -> Result<ClientConfig, Error> {
+fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
     // Explicit, because two dependencies could install different default providers.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let roots = Arc::new(roots(tls)?);
+    let roots = Arc::new(load_roots(tls)?);
     let known = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
     let known = known.map_err(|error| Error::new(ErrorKind::Tls, error.to_string()))?;
     let verifier: Arc<dyn ServerCertVerifier> =
-        if tls.any_name { Arc::new(AnyName(known)) } else { known };
+        if tls.accepts_any_name { Arc::new(AnyNameVerifier(known)) } else { known };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| broken(&error))?
+        .map_err(|error| tls_error(&error))?
         .dangerous()
         .with_custom_certificate_verifier(verifier);
-    match &tls.identity {
+    match &tls.client_identity {
         None => Ok(builder.with_no_client_auth()),
         Some(identity) => {
-            let chain = pem::certificates(&identity.certificate).map_err(|error| wrong(&error))?;
-            let key = pem::key(&identity.key).map_err(|error| wrong(&error))?;
+            let chain = pem::certificates(&identity.certificate).map_err(|error| file_error(&error))?;
+            let key = pem::private_key(&identity.key).map_err(|error| file_error(&error))?;
             let unfit = |error| {
-                pem::Error::of(&identity.certificate, &format_args!("does not fit: {error}"))
+                pem::PemError::new(&identity.certificate, &format_args!("does not fit: {error}"))
             };
-            builder.with_client_auth_cert(chain, key).map_err(|error| wrong(&unfit(error)))
+            builder.with_client_auth_cert(chain, key).map_err(|error| file_error(&unfit(error)))
         }
     }
 }
 
 /// Accepts a certificate whose only fault is its name.
 #[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
+struct AnyNameVerifier(Arc<WebPkiServerVerifier>);
 
-impl ServerCertVerifier for AnyName {
+impl ServerCertVerifier for AnyNameVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -124,9 +124,9 @@ impl ServerCertVerifier for AnyName {
     }
 }
 
-fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
+fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
     let roots =
-        pem::roots_or_system(tls.ca.as_deref(), tls.system_roots).map_err(|error| wrong(&error))?;
+        pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trusts_system_cas).map_err(|error| file_error(&error))?;
     if roots.is_empty() {
         let why = "this system has no root certificates: name some in `backend_tls_ca_file`";
         return Err(Error::new(ErrorKind::Tls, why));
@@ -134,6 +134,6 @@ fn roots(tls: &Tls) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-fn broken(error: &rustls::Error) -> Error {
+fn tls_error(error: &rustls::Error) -> Error {
     Error::new(ErrorKind::Tls, error.to_string())
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Ask;
+use super::AskArgs;
 
-/// Describes the result of `act` from the admin port's reply `said`, if it has the expected fields.
-pub(super) fn sentence(args: &Ask, act: &str, said: &str) -> Option<String> {
-    let said: Value = serde_json::from_str(said).ok()?;
+/// Describes the result of `action` from the admin port's reply `reply`, if it has the expected fields.
+pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
+    let said: Value = serde_json::from_str(reply).ok()?;
     let limit = || said["limit"].as_str();
-    let everywhere = everywhere(&said);
-    let sentence = match act {
+    let everywhere = replicas_suffix(&said);
+    let sentence = match action {
         "freeze" => {
             let does =
                 if said["as"] == "deny" { "denies everybody" } else { "lets everybody pass" };
@@ -35,7 +35,7 @@ pub(super) fn sentence(args: &Ask, act: &str, said: &str) -> Option<String> {
 }
 
 /// Describes the replicas to which the change applies. Empty for a single replica.
-fn everywhere(said: &Value) -> String {
+fn replicas_suffix(said: &Value) -> String {
     if let Some(cause) = said["store_away"].as_str() {
         return format!(
             ", at this replica alone: the store does not answer ({cause}), and the others hear \

@@ -10,107 +10,107 @@
 
 use std::collections::BTreeMap;
 
-use super::judge::{Cluster, Facts};
-use crate::backend::redis::inspect::{self, Node, Refused, Said};
-use crate::backend::redis::{Options, Place};
+use super::judge::{ClusterFacts, RedisFacts};
+use crate::backend::redis::inspect::{self, InspectedNode, InspectError, RedisValue};
+use crate::backend::redis::{RedisOptions, RedisTopology};
 use crate::clock::Clock;
 use crate::kernel::units::Nanos;
 
 /// The number of timed round trips. Their median is reported.
-const ROUND_TRIPS: usize = 21;
+const TIMED_ROUND_TRIPS: usize = 21;
 
 /// The number of keys to try at a node of a Cluster. A node with 2 % of the
 /// slots owns one of them with a probability of 99 %: `1 - 0.98^256 = 0.994`.
-const MOST_KEYS: usize = 256;
+const MAX_PROBE_KEYS: usize = 256;
 
 /// The script that runs every command of our scripts, and deletes its keys.
 const PROBE: &str = include_str!("probe.lua");
 
 /// Returns the facts about every process that stores counters.
-/// `reference` selects the commands for envoyproxy/ratelimit's keys.
-pub(super) async fn look(
-    options: &Options,
-    reference: bool,
+/// `has_compat_keys` selects the commands for envoyproxy/ratelimit's keys.
+pub(super) async fn collect_facts(
+    options: &RedisOptions,
+    has_compat_keys: bool,
     clock: &Clock,
-) -> Result<Vec<Facts>, Refused> {
+) -> Result<Vec<RedisFacts>, InspectError> {
     let mut facts = Vec::new();
-    for node in &inspect::open(options).await? {
-        facts.push(one(node, options, reference, clock).await);
+    for node in &inspect::connect_all(options).await? {
+        facts.push(collect_node_facts(node, options, has_compat_keys, clock).await);
     }
     Ok(facts)
 }
 
-async fn one(node: &Node, options: &Options, reference: bool, clock: &Clock) -> Facts {
-    let info = Info::of(node).await;
-    let yes = |name: &str| info.text(name).map(|text| text == "1");
-    let cluster = match yes("cluster_enabled") {
-        Some(true) => cluster(node).await,
+async fn collect_node_facts(node: &InspectedNode, options: &RedisOptions, has_compat_keys: bool, clock: &Clock) -> RedisFacts {
+    let info = RedisInfo::fetch(node).await;
+    let flag = |name: &str| info.text(name).map(|text| text == "1");
+    let cluster = match flag("cluster_enabled") {
+        Some(true) => cluster_facts(node).await,
         _ => None,
     };
-    let script = script(node, &options.key_prefix, reference).await;
-    let (skew, round_trip) = times(node, clock).await;
-    Facts {
-        at: node.at.clone(),
-        version: info.text("redis_version").and_then(version),
+    let script = probe_scripts(node, &options.key_prefix, has_compat_keys).await;
+    let (skew, round_trip) = measure_times(node, clock).await;
+    RedisFacts {
+        address: node.address.clone(),
+        version: info.text("redis_version").and_then(parse_version),
         role: info.text("role").map(str::to_owned),
-        loading: yes("loading").unwrap_or_default(),
-        names_its_run: Some(info.text("run_id").is_some()),
-        policy: info.text("maxmemory_policy").map(str::to_owned),
+        is_loading: flag("loading").unwrap_or_default(),
+        has_run_id: Some(info.text("run_id").is_some()),
+        eviction_policy: info.text("maxmemory_policy").map(str::to_owned),
         maxmemory: info.number("maxmemory"),
-        used: info.number("used_memory"),
-        evicted: info.number("evicted_keys"),
-        appends: yes("aof_enabled"),
-        saves: saves(node).await,
+        used_memory: info.number("used_memory"),
+        evicted_keys: info.number("evicted_keys"),
+        has_append_only_file: flag("aof_enabled"),
+        has_snapshots: has_snapshots(node).await,
         last_save_failed: info.text("rdb_last_bgsave_status") == Some("err"),
         cluster,
-        writes_alone: writes_alone(&info, &options.place),
-        skew,
+        writes_without_replica: writes_without_replica(&info, &options.topology),
+        clock_skew: skew,
         round_trip,
-        script,
+        script_result: script,
     }
 }
 
 /// Returns `true` if the primary of a Sentinel setup accepts writes without a replica.
-fn writes_alone(info: &Info, place: &Place) -> Option<bool> {
-    let is_chosen = matches!(place, Place::Sentinel(_));
+fn writes_without_replica(info: &RedisInfo, place: &RedisTopology) -> Option<bool> {
+    let has_sentinel = matches!(place, RedisTopology::Sentinel(_));
     // `INFO` has this field only if `min-replicas-to-write` and `min-replicas-max-lag` are set.
-    info.text("role").filter(|_| is_chosen).map(|_| info.text("min_slaves_good_slaves").is_none())
+    info.text("role").filter(|_| has_sentinel).map(|_| info.text("min_slaves_good_slaves").is_none())
 }
 
 /// Runs the probe script. Returns `None` if the node owns none of the keys that were tried.
-async fn script(node: &Node, prefix: &str, reference: bool) -> Option<Result<(), String>> {
-    let digest = match (node.ask(&["EVAL", "return 1", "0"]).await, loaded(node).await) {
+async fn probe_scripts(node: &InspectedNode, prefix: &str, has_compat_keys: bool) -> Option<Result<(), String>> {
+    let digest = match (node.run_command(&["EVAL", "return 1", "0"]).await, load_probe(node).await) {
         (Ok(_), Ok(digest)) => digest,
-        (Err(Refused(words)), _) | (_, Err(Refused(words))) => return Some(Err(words)),
+        (Err(InspectError(words)), _) | (_, Err(InspectError(words))) => return Some(Err(words)),
     };
-    let flag = if reference { "1" } else { "0" };
-    for number in 0..MOST_KEYS {
+    let flag = if has_compat_keys { "1" } else { "0" };
+    for number in 0..MAX_PROBE_KEYS {
         let [text, list, hash, sorted] = ["text", "list", "hash", "sorted"]
             .map(|kind| format!("{prefix}sg:{{{number}}}:doctor:{kind}"));
         let call = ["EVALSHA", &digest, "4", &text, &list, &hash, &sorted, flag];
-        match node.ask(&call).await {
-            Ok(said) => return Some(refused(said)),
-            Err(Refused(words)) if words.contains("MOVED") => {}
-            Err(Refused(words)) => return Some(Err(words)),
+        match node.run_command(&call).await {
+            Ok(said) => return Some(probe_result(said)),
+            Err(InspectError(words)) if words.contains("MOVED") => {}
+            Err(InspectError(words)) => return Some(Err(words)),
         }
     }
     None
 }
 
-async fn loaded(node: &Node) -> Result<String, Refused> {
-    match node.ask(&["SCRIPT", "LOAD", PROBE]).await? {
-        Said::Text(digest) => Ok(digest),
-        _ => Err(Refused("SCRIPT LOAD names no script".to_owned())),
+async fn load_probe(node: &InspectedNode) -> Result<String, InspectError> {
+    match node.run_command(&["SCRIPT", "LOAD", PROBE]).await? {
+        RedisValue::Text(digest) => Ok(digest),
+        _ => Err(InspectError("SCRIPT LOAD names no script".to_owned())),
     }
 }
 
 /// Reads the reply of [`PROBE`]: the names of the refused commands, and the first reason.
-fn refused(said: Said) -> Result<(), String> {
-    let Said::List(lines) = said else { return Err("a script is answered by nonsense".to_owned()) };
+fn probe_result(said: RedisValue) -> Result<(), String> {
+    let RedisValue::List(lines) = said else { return Err("a script is answered by nonsense".to_owned()) };
     let mut why = None;
     let names: Vec<_> = lines
         .iter()
-        .filter_map(|line| if let Said::Text(line) = line { line.split_once(": ") } else { None })
+        .filter_map(|line| if let RedisValue::Text(line) = line { line.split_once(": ") } else { None })
         .map(|(name, words)| {
             why.get_or_insert(words);
             name
@@ -119,11 +119,11 @@ fn refused(said: Said) -> Result<(), String> {
     why.map_or(Ok(()), |why| Err(format!("{}: {why}", names.join(", "))))
 }
 
-struct Info(BTreeMap<String, String>);
+struct RedisInfo(BTreeMap<String, String>);
 
-impl Info {
-    async fn of(node: &Node) -> Self {
-        Self::parse(&text(node, &["INFO"]).await.unwrap_or_default())
+impl RedisInfo {
+    async fn fetch(node: &InspectedNode) -> Self {
+        Self::parse(&text_reply(node, &["INFO"]).await.unwrap_or_default())
     }
 
     fn parse(text: &str) -> Self {
@@ -140,29 +140,29 @@ impl Info {
     }
 }
 
-async fn text(node: &Node, command: &[&str]) -> Option<String> {
-    match node.ask(command).await {
-        Ok(Said::Text(text)) => Some(text),
+async fn text_reply(node: &InspectedNode, command: &[&str]) -> Option<String> {
+    match node.run_command(command).await {
+        Ok(RedisValue::Text(text)) => Some(text),
         _ => None,
     }
 }
 
 /// Parses `7.0.15` as 7 and 0.
-fn version(text: &str) -> Option<(u32, u32)> {
+fn parse_version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split('.').map(str::parse);
     Some((parts.next()?.ok()?, parts.next()?.ok()?))
 }
 
-async fn cluster(node: &Node) -> Option<Cluster> {
-    let info = Info::parse(&text(node, &["CLUSTER", "INFO"]).await?);
+async fn cluster_facts(node: &InspectedNode) -> Option<ClusterFacts> {
+    let info = RedisInfo::parse(&text_reply(node, &["CLUSTER", "INFO"]).await?);
     let is_ok = info.text("cluster_state") == Some("ok");
-    Some(Cluster { is_ok, slots: info.number("cluster_slots_assigned")? })
+    Some(ClusterFacts { is_ok, slots: info.number("cluster_slots_assigned")? })
 }
 
-async fn saves(node: &Node) -> Option<bool> {
-    match node.ask(&["CONFIG", "GET", "save"]).await {
-        Ok(Said::List(pair)) => match pair.get(1)? {
-            Said::Text(points) => Some(!points.is_empty()),
+async fn has_snapshots(node: &InspectedNode) -> Option<bool> {
+    match node.run_command(&["CONFIG", "GET", "save"]).await {
+        Ok(RedisValue::List(pair)) => match pair.get(1)? {
+            RedisValue::Text(points) => Some(!points.is_empty()),
             _ => None,
         },
         _ => None,
@@ -170,18 +170,18 @@ async fn saves(node: &Node) -> Option<bool> {
 }
 
 /// Returns the least possible clock difference, and the median round trip.
-async fn times(node: &Node, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
+async fn measure_times(node: &InspectedNode, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
     let (mut skew, mut took) = (None::<Nanos>, Vec::new());
-    for _ in 0..ROUND_TRIPS {
+    for _ in 0..TIMED_ROUND_TRIPS {
         let sent = clock.now();
-        let Ok(said) = node.ask(&["TIME"]).await else { continue };
+        let Ok(said) = node.run_command(&["TIME"]).await else { continue };
         let answered = clock.now();
         took.push(answered.since(sent));
-        if let Some(its) = instant(&said) {
+        if let Some(redis_time) = parse_time(&said) {
             // Redis read its clock between `sent` and `answered`.
             // Only time outside that interval is a clock difference.
-            let apart = its.since(answered).max(sent.since(its));
-            skew = Some(skew.map_or(apart, |least| least.min(apart)));
+            let min_skew = redis_time.since(answered).max(sent.since(redis_time));
+            skew = Some(skew.map_or(min_skew, |least| least.min(min_skew)));
         }
     }
     took.sort_unstable();
@@ -189,11 +189,11 @@ async fn times(node: &Node, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
 }
 
 /// Parses the reply of `TIME`: seconds and microseconds.
-fn instant(said: &Said) -> Option<Nanos> {
-    let Said::List(parts) = said else { return None };
-    let number = |part: Option<&Said>| match part {
-        Some(Said::Text(text)) => text.parse::<u64>().ok(),
-        Some(Said::Int(number)) => u64::try_from(*number).ok(),
+fn parse_time(said: &RedisValue) -> Option<Nanos> {
+    let RedisValue::List(parts) = said else { return None };
+    let number = |part: Option<&RedisValue>| match part {
+        Some(RedisValue::Text(text)) => text.parse::<u64>().ok(),
+        Some(RedisValue::Int(number)) => u64::try_from(*number).ok(),
         _ => None,
     };
     let micros = number(parts.get(1))?.checked_mul(Nanos::MICRO.0)?;
@@ -202,24 +202,24 @@ fn instant(said: &Said) -> Option<Nanos> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Info, Nanos, Said, instant, refused, version};
+    use super::{RedisInfo, Nanos, RedisValue, parse_time, probe_result, parse_version};
 
     #[test]
     fn info_and_time_replies_tolerate_malformed_values() {
-        let info = Info::parse("# Server\r\nredis_version:7.0.15\r\nmaxmemory:0\r\nodd\r\n");
-        assert_eq!(info.text("redis_version").and_then(version), Some((7, 0)));
+        let info = RedisInfo::parse("# Server\r\nredis_version:7.0.15\r\nmaxmemory:0\r\nodd\r\n");
+        assert_eq!(info.text("redis_version").and_then(parse_version), Some((7, 0)));
         assert_eq!((info.number("maxmemory"), info.number("redis_version")), (Some(0), None));
-        assert_eq!(version("unstable"), None);
-        let time = ["12", "345"].map(|text| Said::Text(text.to_owned()));
-        assert_eq!(instant(&Said::List(time.into())), Some(Nanos(12_000_345_000)));
-        assert_eq!(instant(&Said::Nil), None);
+        assert_eq!(parse_version("unstable"), None);
+        let time = ["12", "345"].map(|text| RedisValue::Text(text.to_owned()));
+        assert_eq!(parse_time(&RedisValue::List(time.into())), Some(Nanos(12_000_345_000)));
+        assert_eq!(parse_time(&RedisValue::Nil), None);
     }
     #[test]
     fn one_error_lists_all_refused_commands() {
-        let text = |text: &str| Said::Text(text.to_owned());
-        assert_eq!(refused(Said::List(Vec::new())), Ok(()));
-        let both = Said::List(vec![text("set: OOM no: memory"), text("zadd: OOM no: memory")]);
-        assert_eq!(refused(both), Err("set, zadd: OOM no: memory".to_owned()));
-        assert!(refused(Said::Nil).is_err());
+        let text = |text: &str| RedisValue::Text(text.to_owned());
+        assert_eq!(probe_result(RedisValue::List(Vec::new())), Ok(()));
+        let both = RedisValue::List(vec![text("set: OOM no: memory"), text("zadd: OOM no: memory")]);
+        assert_eq!(probe_result(both), Err("set, zadd: OOM no: memory".to_owned()));
+        assert!(probe_result(RedisValue::Nil).is_err());
     }
 }

@@ -1,11 +1,11 @@
 //! Reads the variables for counting and response headers.
 
-use super::reading::Reading;
+use super::reading::EnvReader;
 
 /// The smallest cache of envoyproxy/ratelimit, in bytes.
-const LEAST_CACHE: i64 = 512 * 1024;
+const MIN_CACHE_BYTES: i64 = 512 * 1024;
 
-pub(super) fn read(reading: &mut Reading<'_>) {
+pub(super) fn read(reading: &mut EnvReader<'_>) {
     for (variable, setting) in [
         ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "stop_when_over"),
         ("SHADOW_MODE", "shadow_mode"),
@@ -28,25 +28,25 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     reading.put("LIMIT_RESPONSE_HEADERS_ENABLED", "response_headers", headers.to_owned());
     let jitter = reading.int("EXPIRATION_JITTER_MAX_SECONDS").max(0);
     reading.put("EXPIRATION_JITTER_MAX_SECONDS", "expiry_jitter", format!("{jitter}s"));
-    cache(reading);
-    ratio(reading);
+    read_cache_size(reading);
+    read_near_limit_ratio(reading);
 }
 
-fn cache(reading: &mut Reading<'_>) {
+fn read_cache_size(reading: &mut EnvReader<'_>) {
     let bytes = match reading.int("LOCAL_CACHE_SIZE_IN_BYTES") {
         0 => 0,
-        bytes => bytes.max(LEAST_CACHE),
+        bytes => bytes.max(MIN_CACHE_BYTES),
     };
     reading.put("LOCAL_CACHE_SIZE_IN_BYTES", "local_deny_cache", bytes.to_string());
 }
 
 /// Clamps the ratio to 0..=1. envoyproxy/ratelimit computes meaningless counts outside that range.
-fn ratio(reading: &mut Reading<'_>) {
+fn read_near_limit_ratio(reading: &mut EnvReader<'_>) {
     let written = reading.float("NEAR_LIMIT_RATIO");
     let ratio = if written.is_nan() { 1.0 } else { written.clamp(0.0, 1.0) };
     if !(0.0..=1.0).contains(&written) {
         let line = format!("is no part of a limit, which is 0 to 1; {ratio} is taken");
-        reading.note("NEAR_LIMIT_RATIO", &line);
+        reading.add_note("NEAR_LIMIT_RATIO", &line);
     }
     reading.put("NEAR_LIMIT_RATIO", "near_limit_ratio", ratio.to_string());
 }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::reading::Reading;
+use super::reading::EnvReader;
 
-const PLAINTEXT: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
+const PLAINTEXT_REASON: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
 
-pub(super) fn read(reading: &mut Reading<'_>) {
+pub(super) fn read(reading: &mut EnvReader<'_>) {
     let hosts = [("HOST", "http_host"), ("GRPC_HOST", "grpc_host"), ("DEBUG_HOST", "admin_host")];
     for (variable, setting) in hosts {
         let host = reading.text(variable).to_owned();
@@ -17,7 +17,7 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     reading.put_port("DEBUG_PORT", "admin_port");
     reading.put_text("GRPC_UDS", "grpc_socket");
     reading.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
-    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0 || reading.is_ours("grpc_max_age") {
+    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0 || reading.is_setting_overridden("grpc_max_age") {
         reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
     }
     // Fixed behavior of envoyproxy/ratelimit, without a variable.
@@ -26,34 +26,34 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     reading.put("PORT", "on_hangup", "stop".to_owned());
     // envoyproxy/ratelimit has no peer port.
     reading.put("PORT", "peer_port", String::new());
-    tls(reading);
-    log(reading);
+    read_tls(reading);
+    read_log(reading);
 }
 
-fn tls(reading: &mut Reading<'_>) {
+fn read_tls(reading: &mut EnvReader<'_>) {
     let client = ["GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN"];
     let pair = ["GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"];
     let is_on = reading.flag("GRPC_SERVER_USE_TLS");
-    if !is_on && !reading.is_ours("grpc_tls_cert_file") {
-        reading.unused(&pair, PLAINTEXT);
-        reading.unused(&client, PLAINTEXT);
+    if !is_on && !reading.is_setting_overridden("grpc_tls_cert_file") {
+        reading.note_unused(&pair, PLAINTEXT_REASON);
+        reading.note_unused(&client, PLAINTEXT_REASON);
         return;
     }
     let is_missing =
-        |variable: &&&str| reading.text(variable).is_empty() && !reading.is_overridden(variable);
+        |variable: &&&str| reading.text(variable).is_empty() && !reading.is_variable_overridden(variable);
     if is_on && let Some(missing) = pair.iter().find(is_missing) {
-        return reading.refuse(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
+        return reading.add_error(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
     }
     let [certificate, key] = pair.map(|variable| Path::new(reading.text(variable)).parent());
-    let both_theirs = !pair.iter().any(|variable| reading.is_overridden(variable));
-    if both_theirs && certificate != key {
+    let are_both_from_environment = !pair.iter().any(|variable| reading.is_variable_overridden(variable));
+    if are_both_from_environment && certificate != key {
         let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
-        return reading.refuse(pair[1], why);
+        return reading.add_error(pair[1], why);
     }
     reading.put_text(pair[0], "grpc_tls_cert_file");
     reading.put_text(pair[1], "grpc_tls_key_file");
-    if reading.text(client[0]).is_empty() && !reading.is_ours("grpc_tls_client_ca_file") {
-        return reading.unused(
+    if reading.text(client[0]).is_empty() && !reading.is_setting_overridden("grpc_tls_client_ca_file") {
+        return reading.note_unused(
             &client[1..],
             "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",
         );
@@ -62,7 +62,7 @@ fn tls(reading: &mut Reading<'_>) {
     reading.put_text(client[1], "grpc_tls_client_name");
 }
 
-fn log(reading: &mut Reading<'_>) {
+fn read_log(reading: &mut EnvReader<'_>) {
     let level = match &*reading.text("LOG_LEVEL").to_lowercase() {
         "panic" | "fatal" | "error" => Some("error"),
         "warn" | "warning" => Some("warn"),
@@ -74,7 +74,7 @@ fn log(reading: &mut Reading<'_>) {
     match level {
         Some(level) => reading.put("LOG_LEVEL", "log_level", level.to_owned()),
         None => {
-            reading.refuse("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
+            reading.add_error("LOG_LEVEL", "takes panic, fatal, error, warn, info, debug or trace");
         }
     }
     let is_json = reading.text("LOG_FORMAT").eq_ignore_ascii_case("json");

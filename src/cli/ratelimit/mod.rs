@@ -22,33 +22,33 @@ mod tracing;
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::config::settings::Named;
-pub use reading::Note;
-use reading::Reading;
-use table::{Means, TABLE};
+use crate::config::settings::RatelimitValue;
+pub use reading::VariableNote;
+use reading::EnvReader;
+use table::{VariableEffect, TABLE};
 
 /// The settings that come from the variables.
-pub struct Read {
+pub struct RatelimitSettings {
     /// The settings.
-    pub named: Vec<Named>,
+    pub settings: Vec<RatelimitValue>,
     /// The variables that apply differently, or not at all, with an explanation.
-    pub notes: Vec<Note>,
+    pub notes: Vec<VariableNote>,
 }
 
-/// Reads `environment`, except for the settings in `ours`:
+/// Reads `environment`, except for the settings in `overridden_settings`:
 /// flags, `SLUICEGATE_*` variables or `server.yaml` set these.
 ///
 /// # Errors
 /// One message for each reason to refuse the start.
-pub fn read(
+pub fn read_environment(
     environment: impl IntoIterator<Item = (String, String)>,
-    ours: &BTreeSet<&'static str>,
-) -> Result<Read, Vec<String>> {
+    overridden_settings: &BTreeSet<&'static str>,
+) -> Result<RatelimitSettings, Vec<String>> {
     let environment: HashMap<_, _> = environment.into_iter().collect();
-    let mut reading = Reading::of(&environment, ours);
+    let mut reading = EnvReader::parse_all(&environment, overridden_settings);
     for row in TABLE {
-        if let (Means::Nothing(line), false) = (row.means, reading.raw(row.name).is_empty()) {
-            reading.note(row.name, line);
+        if let (VariableEffect::NoEffect(line), false) = (row.effect, reading.raw(row.name).is_empty()) {
+            reading.add_note(row.name, line);
         }
     }
     listeners::read(&mut reading);
@@ -57,6 +57,6 @@ pub fn read(
     redis::read(&mut reading);
     stats::read(&mut reading);
     tracing::read(&mut reading);
-    let Reading { named, notes, refused, .. } = reading;
-    if refused.is_empty() { Ok(Read { named, notes }) } else { Err(refused) }
+    let EnvReader { settings: named, notes, errors: refused, .. } = reading;
+    if refused.is_empty() { Ok(RatelimitSettings { settings: named, notes }) } else { Err(refused) }
 }

@@ -8,7 +8,7 @@
 
 /// The type of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum VariableKind {
     /// Any text.
     Text,
     /// `1 t T true TRUE True 0 f F false FALSE False`.
@@ -25,7 +25,7 @@ pub enum Kind {
     Map,
 }
 
-impl Kind {
+impl VariableKind {
     /// Describes the accepted texts, for an error message.
     #[must_use]
     pub const fn accepts(self) -> &'static str {
@@ -43,38 +43,38 @@ impl Kind {
 
 /// The value of a variable.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Parsed {
-    /// Of [`Kind::Text`].
+pub enum VariableValue {
+    /// Of [`VariableKind::Text`].
     Text(String),
-    /// Of [`Kind::Bool`].
+    /// Of [`VariableKind::Bool`].
     Bool(bool),
-    /// Of [`Kind::Int`].
+    /// Of [`VariableKind::Int`].
     Int(i64),
-    /// Of [`Kind::Float`].
+    /// Of [`VariableKind::Float`].
     Float(f32),
-    /// Of [`Kind::Duration`], in nanoseconds.
+    /// Of [`VariableKind::Duration`], in nanoseconds.
     Duration(i64),
-    /// Of [`Kind::List`].
+    /// Of [`VariableKind::List`].
     List(Vec<String>),
-    /// Of [`Kind::Map`].
+    /// Of [`VariableKind::Map`].
     Map(Vec<(String, String)>),
 }
 
 /// Parses `text`, or returns `None` if envoyproxy/ratelimit would refuse it.
 #[must_use]
-pub fn parse(kind: Kind, text: &str) -> Option<Parsed> {
+pub fn parse_variable(kind: VariableKind, text: &str) -> Option<VariableValue> {
     Some(match kind {
-        Kind::Text => Parsed::Text(text.to_owned()),
-        Kind::Bool => Parsed::Bool(boolean(text)?),
-        Kind::Int => Parsed::Int(integer(text)?),
-        Kind::Float => Parsed::Float(float(text)?),
-        Kind::Duration => Parsed::Duration(duration(text)?),
-        Kind::List => Parsed::List(list(text).map(str::to_owned).collect()),
-        Kind::Map => Parsed::Map(list(text).map(pair).collect::<Option<_>>()?),
+        VariableKind::Text => VariableValue::Text(text.to_owned()),
+        VariableKind::Bool => VariableValue::Bool(parse_bool(text)?),
+        VariableKind::Int => VariableValue::Int(parse_int(text)?),
+        VariableKind::Float => VariableValue::Float(parse_float(text)?),
+        VariableKind::Duration => VariableValue::Duration(parse_duration(text)?),
+        VariableKind::List => VariableValue::List(split_list(text).map(str::to_owned).collect()),
+        VariableKind::Map => VariableValue::Map(split_list(text).map(parse_pair).collect::<Option<_>>()?),
     })
 }
 
-fn boolean(text: &str) -> Option<bool> {
+fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
@@ -84,7 +84,7 @@ fn boolean(text: &str) -> Option<bool> {
 
 /// Parses a sign, a base prefix (`0` alone means octal)
 /// and digits. `_` may follow the prefix or a digit.
-fn integer(text: &str) -> Option<i64> {
+fn parse_int(text: &str) -> Option<i64> {
     let (sign, rest) = match text.strip_prefix('-') {
         Some(rest) => ("-", rest),
         None => ("", text.strip_prefix('+').unwrap_or(text)),
@@ -98,8 +98,8 @@ fn integer(text: &str) -> Option<i64> {
         _ => (10, &lower[..]),
     };
     // Only a number with a prefix may start with `_`.
-    let sound = base != 10 || !digits.starts_with('_');
-    let digits = without_underscores(digits).filter(|_| sound)?;
+    let is_valid = base != 10 || !digits.starts_with('_');
+    let digits = remove_underscores(digits).filter(|_| is_valid)?;
     if digits.starts_with(['+', '-']) {
         return None;
     }
@@ -107,12 +107,12 @@ fn integer(text: &str) -> Option<i64> {
 }
 
 /// Removes the underscores. Each must be between two digits, or between the prefix and a digit.
-fn without_underscores(digits: &str) -> Option<String> {
-    let sound = !digits.contains("__") && !digits.ends_with('_');
-    sound.then(|| digits.replace('_', ""))
+fn remove_underscores(digits: &str) -> Option<String> {
+    let is_valid = !digits.contains("__") && !digits.ends_with('_');
+    is_valid.then(|| digits.replace('_', ""))
 }
 
-fn float(text: &str) -> Option<f32> {
+fn parse_float(text: &str) -> Option<f32> {
     let parts: Vec<_> = text.split('_').collect();
     let digit = |c: char| c.is_ascii_digit();
     let between = |pair: &[&str]| pair[0].ends_with(digit) && pair[1].starts_with(digit);
@@ -132,9 +132,9 @@ const UNITS: [(&str, u128); 8] = [
 ];
 
 /// The number of decimal places to read. Further places are below a nanosecond.
-const FRACTION: usize = 18;
+const MAX_FRACTION_DIGITS: usize = 18;
 
-fn duration(text: &str) -> Option<i64> {
+fn parse_duration(text: &str) -> Option<i64> {
     let (negative, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -147,7 +147,7 @@ fn duration(text: &str) -> Option<i64> {
         return None;
     }
     while !rest.is_empty() {
-        let (part, after) = part(rest)?;
+        let (part, after) = parse_part(rest)?;
         total = total.checked_add(part)?;
         rest = after;
     }
@@ -156,9 +156,9 @@ fn duration(text: &str) -> Option<i64> {
 }
 
 /// Splits off the first number with its unit, in nanoseconds.
-fn part(text: &str) -> Option<(u128, &str)> {
-    let (whole, rest) = digits(text);
-    let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), digits);
+fn parse_part(text: &str) -> Option<(u128, &str)> {
+    let (whole, rest) = split_digits(text);
+    let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), split_digits);
     if whole.is_empty() && fraction.is_empty() {
         return None;
     }
@@ -166,23 +166,23 @@ fn part(text: &str) -> Option<(u128, &str)> {
     let (unit, rest) = rest.split_at(end);
     let unit = UNITS.iter().find(|(name, _)| *name == unit)?.1;
     let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let fraction = &fraction[..fraction.len().min(FRACTION)];
+    let fraction = &fraction[..fraction.len().min(MAX_FRACTION_DIGITS)];
     let places = u32::try_from(fraction.len()).ok()?;
     let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
     let nanos = whole.checked_mul(unit)?.checked_add(part * unit / 10_u128.pow(places))?;
     Some((nanos, rest))
 }
 
-fn digits(text: &str) -> (&str, &str) {
+fn split_digits(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
 }
 
-fn list(text: &str) -> impl Iterator<Item = &str> {
+fn split_list(text: &str) -> impl Iterator<Item = &str> {
     let blank = text.trim().is_empty();
     text.split(',').filter(move |_| !blank)
 }
 
-fn pair(text: &str) -> Option<(String, String)> {
+fn parse_pair(text: &str) -> Option<(String, String)> {
     let (name, value) = text.split_once(':')?;
     (!value.contains(':')).then(|| (name.to_owned(), value.to_owned()))
 }

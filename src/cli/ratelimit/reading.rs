@@ -11,49 +11,49 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
 
-use super::parse::{Parsed, parse};
-use super::table::{Means, TABLE};
-use crate::config::settings::Named;
+use super::parse::{VariableValue, parse_variable};
+use super::table::{VariableEffect, TABLE};
+use crate::config::settings::RatelimitValue;
 
 /// An explanation of a variable that applies differently, or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct VariableNote {
     /// The name of the variable.
     pub variable: String,
     /// The effect of the variable, and the reason.
     pub line: String,
 }
 
-pub(super) struct Reading<'e> {
+pub(super) struct EnvReader<'e> {
     environment: &'e HashMap<String, String>,
-    ours: &'e BTreeSet<&'static str>,
-    parsed: HashMap<&'static str, Parsed>,
-    pub(super) named: Vec<Named>,
-    pub(super) notes: Vec<Note>,
-    pub(super) refused: Vec<String>,
+    overridden_settings: &'e BTreeSet<&'static str>,
+    parsed: HashMap<&'static str, VariableValue>,
+    pub(super) settings: Vec<RatelimitValue>,
+    pub(super) notes: Vec<VariableNote>,
+    pub(super) errors: Vec<String>,
 }
 
-impl<'e> Reading<'e> {
+impl<'e> EnvReader<'e> {
     /// Parses every variable of the table.
-    pub(super) fn of(
+    pub(super) fn parse_all(
         environment: &'e HashMap<String, String>,
-        ours: &'e BTreeSet<&'static str>,
+        overridden_settings: &'e BTreeSet<&'static str>,
     ) -> Self {
         let mut reading = Self {
             environment,
-            ours,
+            overridden_settings,
             parsed: HashMap::new(),
-            named: Vec::new(),
+            settings: Vec::new(),
             notes: Vec::new(),
-            refused: Vec::new(),
+            errors: Vec::new(),
         };
         for row in TABLE {
             let text = environment.get(row.name).map_or(row.default, String::as_str);
-            let mut parsed = parse(row.kind, text);
+            let mut parsed = parse_variable(row.kind, text);
             if parsed.is_none() {
-                reading.refuse(row.name, &format!("takes {}", row.kind.accepts()));
+                reading.add_error(row.name, &format!("takes {}", row.kind.accepts()));
                 // An overridden variable may have an invalid text. Use its default.
-                parsed = parse(row.kind, row.default);
+                parsed = parse_variable(row.kind, row.default);
             }
             reading.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
         }
@@ -61,16 +61,16 @@ impl<'e> Reading<'e> {
     }
 
     /// Returns `true` if a flag, a `SLUICEGATE_*` variable or `server.yaml` sets `setting`.
-    pub(super) fn is_ours(&self, setting: &str) -> bool {
-        self.ours.contains(setting)
+    pub(super) fn is_setting_overridden(&self, setting: &str) -> bool {
+        self.overridden_settings.contains(setting)
     }
 
     /// Returns `true` if flags, `SLUICEGATE_*` or `server.yaml` set all settings of `variable`.
-    pub(super) fn is_overridden(&self, variable: &str) -> bool {
+    pub(super) fn is_variable_overridden(&self, variable: &str) -> bool {
         let row = TABLE.iter().find(|row| row.name == variable);
-        row.is_some_and(|row| match row.means {
-            Means::Settings(names) => names.split(", ").all(|name| self.is_ours(name)),
-            Means::Nothing(_) => false,
+        row.is_some_and(|row| match row.effect {
+            VariableEffect::Settings(names) => names.split(", ").all(|name| self.is_setting_overridden(name)),
+            VariableEffect::NoEffect(_) => false,
         })
     }
 
@@ -86,25 +86,25 @@ impl<'e> Reading<'e> {
 
     pub(super) fn text(&self, variable: &str) -> &str {
         match self.parsed.get(variable) {
-            Some(Parsed::Text(text)) => text,
+            Some(VariableValue::Text(text)) => text,
             _ => "",
         }
     }
 
     pub(super) fn flag(&self, variable: &str) -> bool {
-        matches!(self.parsed.get(variable), Some(Parsed::Bool(true)))
+        matches!(self.parsed.get(variable), Some(VariableValue::Bool(true)))
     }
 
     pub(super) fn int(&self, variable: &str) -> i64 {
         match self.parsed.get(variable) {
-            Some(Parsed::Int(number)) => *number,
+            Some(VariableValue::Int(number)) => *number,
             _ => 0,
         }
     }
 
     pub(super) fn float(&self, variable: &str) -> f32 {
         match self.parsed.get(variable) {
-            Some(Parsed::Float(number)) => *number,
+            Some(VariableValue::Float(number)) => *number,
             _ => 0.0,
         }
     }
@@ -112,32 +112,32 @@ impl<'e> Reading<'e> {
     /// Returns nanoseconds. A negative duration becomes 0.
     pub(super) fn nanos(&self, variable: &str) -> u64 {
         match self.parsed.get(variable) {
-            Some(Parsed::Duration(nanos)) => u64::try_from(*nanos).unwrap_or(0),
+            Some(VariableValue::Duration(nanos)) => u64::try_from(*nanos).unwrap_or(0),
             _ => 0,
         }
     }
 
     pub(super) fn list(&self, variable: &str) -> Vec<String> {
         match self.parsed.get(variable) {
-            Some(Parsed::List(list)) => list.clone(),
+            Some(VariableValue::List(list)) => list.clone(),
             _ => Vec::new(),
         }
     }
 
     pub(super) fn map(&self, variable: &str) -> Vec<(String, String)> {
         match self.parsed.get(variable) {
-            Some(Parsed::Map(map)) => map.clone(),
+            Some(VariableValue::Map(map)) => map.clone(),
             _ => Vec::new(),
         }
     }
 
     /// Sets `setting` to `text`, with `variable` as its origin.
     pub(super) fn put(&mut self, variable: &'static str, setting: &'static str, text: String) {
-        if self.is_ours(setting) {
+        if self.is_setting_overridden(setting) {
             return;
         }
         let is_set = self.is_set(variable);
-        self.named.push(Named { setting, texts: vec![text], variable, is_set });
+        self.settings.push(RatelimitValue { setting, texts: vec![text], variable, is_set });
     }
 
     pub(super) fn put_flag(&mut self, variable: &'static str, setting: &'static str) {
@@ -160,15 +160,15 @@ impl<'e> Reading<'e> {
     pub(super) fn put_port(&mut self, variable: &'static str, setting: &'static str) {
         match u16::try_from(self.int(variable)) {
             Ok(port) => self.put(variable, setting, port.to_string()),
-            Err(_) => self.refuse(variable, "takes a port from 0 to 65535"),
+            Err(_) => self.add_error(variable, "takes a port from 0 to 65535"),
         }
     }
 
     /// Sets `setting` to the IP address of `host`. An empty host means all IPv4 addresses.
     pub(super) fn put_host(&mut self, variable: &'static str, setting: &'static str, host: &str) {
-        match resolve(host) {
+        match resolve_host(host) {
             Some(address) => self.put(variable, setting, address.to_string()),
-            None => self.refuse(variable, "names no address of this machine to listen on"),
+            None => self.add_error(variable, "names no address of this machine to listen on"),
         }
     }
 
@@ -184,32 +184,32 @@ impl<'e> Reading<'e> {
     }
 
     /// Records a note about `variable`, unless it is overridden.
-    pub(super) fn note(&mut self, variable: &str, line: &str) {
-        if self.is_overridden(variable) {
+    pub(super) fn add_note(&mut self, variable: &str, line: &str) {
+        if self.is_variable_overridden(variable) {
             return;
         }
-        self.notes.push(Note { variable: variable.to_owned(), line: line.to_owned() });
+        self.notes.push(VariableNote { variable: variable.to_owned(), line: line.to_owned() });
     }
 
     /// Records `why` as a note for each of `variables` that is not empty.
-    pub(super) fn unused(&mut self, variables: &[&str], why: &str) {
+    pub(super) fn note_unused(&mut self, variables: &[&str], why: &str) {
         for variable in variables {
             if !self.raw(variable).is_empty() {
-                self.note(variable, why);
+                self.add_note(variable, why);
             }
         }
     }
 
     /// Records an error that prevents the start. Ignored if `variable`
     /// is overridden, so the caller must continue to read the rest.
-    pub(super) fn refuse(&mut self, variable: &str, why: &str) {
-        if self.is_overridden(variable) {
+    pub(super) fn add_error(&mut self, variable: &str, why: &str) {
+        if self.is_variable_overridden(variable) {
             return;
         }
         let got = self.raw(variable);
         let mut sentence = format!("{variable} {why}");
-        let secret = ["AUTH", "URL", "HEADERS"].iter().any(|part| variable.contains(part));
-        if self.is_set(variable) && !secret {
+        let is_secret = ["AUTH", "URL", "HEADERS"].iter().any(|part| variable.contains(part));
+        if self.is_set(variable) && !is_secret {
             sentence.extend([", got `", got, "`"]);
         }
         if got.starts_with("tcp://") {
@@ -218,11 +218,11 @@ impl<'e> Reading<'e> {
                  `enableServiceLinks: false`",
             );
         }
-        self.refused.push(sentence);
+        self.errors.push(sentence);
     }
 }
 
-fn resolve(host: &str) -> Option<IpAddr> {
+fn resolve_host(host: &str) -> Option<IpAddr> {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match host {
         "" => Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),

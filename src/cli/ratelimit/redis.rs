@@ -1,8 +1,8 @@
 //! Reads the variables for the store.
 
-use super::reading::Reading;
+use super::reading::EnvReader;
 
-struct Names {
+struct StoreVariables {
     socket_type: &'static str,
     kind: &'static str,
     url: &'static str,
@@ -13,7 +13,7 @@ struct Names {
     parallelism: &'static str,
 }
 
-const MAIN: Names = Names {
+const MAIN: StoreVariables = StoreVariables {
     socket_type: "REDIS_SOCKET_TYPE",
     kind: "REDIS_TYPE",
     url: "REDIS_URL",
@@ -24,7 +24,7 @@ const MAIN: Names = Names {
     parallelism: "REDIS_CLUSTER_PIPELINE_PARALLELISM",
 };
 
-const PER_SECOND: Names = Names {
+const PER_SECOND: StoreVariables = StoreVariables {
     socket_type: "REDIS_PERSECOND_SOCKET_TYPE",
     kind: "REDIS_PERSECOND_TYPE",
     url: "REDIS_PERSECOND_URL",
@@ -35,58 +35,58 @@ const PER_SECOND: Names = Names {
     parallelism: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
 };
 
-const HEX: &[u8; 16] = b"0123456789ABCDEF";
+const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 
 /// The default connection timeout of envoyproxy/ratelimit.
-const REFERENCE_TIMEOUT_NANOS: u64 = 10_000_000_000;
+const DEFAULT_TIMEOUT_NANOS: u64 = 10_000_000_000;
 /// The shortest usable timeout of a store call.
-const LEAST_NANOS: u64 = 1_000_000;
+const MIN_TIMEOUT_NANOS: u64 = 1_000_000;
 
-pub(super) fn read(reading: &mut Reading<'_>) {
+pub(super) fn read(reading: &mut EnvReader<'_>) {
     match reading.text("BACKEND_TYPE") {
         "redis" | "" => {}
         // Our own setting selects the store.
-        _ if reading.is_ours("backend") => {}
+        _ if reading.is_setting_overridden("backend") => {}
         "memcache" => {
-            return reading.refuse(
+            return reading.add_error(
                 "BACKEND_TYPE",
                 "names memcached, which this service does not count in: memcached counts racily and \
                  admits whatever it cannot answer. Set BACKEND_TYPE=redis and REDIS_URL, or \
                  SLUICEGATE_BACKEND=memory for counters of each replica's own",
             );
         }
-        _ => return reading.refuse("BACKEND_TYPE", "takes redis"),
+        _ => return reading.add_error("BACKEND_TYPE", "takes redis"),
     }
     reading.put("BACKEND_TYPE", "counter_keys", "envoyproxy".to_owned());
     reading.put_flag("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "healthy_with_backend");
-    deadline(reading);
+    read_timeout(reading);
     let second = reading.flag("REDIS_PERSECOND");
     let mut stores = vec![(&MAIN, "backend")];
     if second {
         stores.push((&PER_SECOND, "backend_per_second"));
     }
     for (names, setting) in &stores {
-        if !reading.is_ours(setting) {
-            store(reading, names, setting);
+        if !reading.is_setting_overridden(setting) {
+            read_store(reading, names, setting);
         }
     }
     let stores: Vec<_> = stores.into_iter().map(|(names, _)| names).collect();
-    passwords(reading, &stores);
-    tls(reading, &stores);
+    read_passwords(reading, &stores);
+    read_tls(reading, &stores);
 }
 
 /// Reads the timeout. In Sluicegate it applies to each command, and not only to the connection.
-fn deadline(reading: &mut Reading<'_>) {
+fn read_timeout(reading: &mut EnvReader<'_>) {
     let own = reading.nanos("REDIS_OP_TIMEOUT");
     let variable = if own == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
     let nanos = match reading.nanos(variable) {
         0 => {
-            reading.note(variable, "bounds every command here, so there must be one; 10s is taken");
-            REFERENCE_TIMEOUT_NANOS
+            reading.add_note(variable, "bounds every command here, so there must be one; 10s is taken");
+            DEFAULT_TIMEOUT_NANOS
         }
-        nanos if nanos < LEAST_NANOS => {
-            reading.note(variable, "leaves no time to answer; 1ms is taken");
-            LEAST_NANOS
+        nanos if nanos < MIN_TIMEOUT_NANOS => {
+            reading.add_note(variable, "leaves no time to answer; 1ms is taken");
+            MIN_TIMEOUT_NANOS
         }
         nanos => nanos,
     };
@@ -94,64 +94,64 @@ fn deadline(reading: &mut Reading<'_>) {
     let second = reading.nanos("REDIS_PERSECOND_TIMEOUT");
     if reading.is_set("REDIS_PERSECOND_TIMEOUT") && second != nanos {
         let line = "one deadline is kept for both stores, that of REDIS_TIMEOUT";
-        reading.note("REDIS_PERSECOND_TIMEOUT", line);
+        reading.add_note("REDIS_PERSECOND_TIMEOUT", line);
     }
 }
 
-fn store(reading: &mut Reading<'_>, names: &Names, setting: &'static str) {
+fn read_store(reading: &mut EnvReader<'_>, names: &StoreVariables, setting: &'static str) {
     let on_empty = reading.text(names.on_empty).to_uppercase();
     if on_empty == "CREATE" || on_empty == "ERROR" {
         return reading
-            .refuse(names.on_empty, "takes WAIT: CREATE and ERROR are no longer to be had");
+            .add_error(names.on_empty, "takes WAIT: CREATE and ERROR are no longer to be had");
     }
-    match url(reading, names) {
+    match store_url(reading, names) {
         Ok(url) => reading.put(names.url, setting, url),
-        Err((variable, why)) => reading.refuse(variable, why),
+        Err((variable, why)) => reading.add_error(variable, why),
     }
 }
 
-type Wrong = (&'static str, &'static str);
+type VariableError = (&'static str, &'static str);
 
 /// Returns the URL of the store in the syntax of our settings.
-fn url(reading: &Reading<'_>, names: &Names) -> Result<String, Wrong> {
+fn store_url(reading: &EnvReader<'_>, names: &StoreVariables) -> Result<String, VariableError> {
     let text = reading.text(names.url);
     let kind = reading.text(names.kind).to_uppercase();
     let items: Vec<&str> = text.split(',').collect();
     let tls = if reading.flag(names.tls) { "rediss" } else { "redis" };
     match &*kind {
-        "SINGLE" => single(reading, names, tls, text),
+        "SINGLE" => single_url(reading, names, tls, text),
         "SENTINEL" => {
-            let [primary, sentinels @ ..] = &items[..] else { return Err(no_sentinels(names)) };
+            let [primary, sentinels @ ..] = &items[..] else { return Err(missing_sentinels(names)) };
             if sentinels.is_empty() {
-                return Err(no_sentinels(names));
+                return Err(missing_sentinels(names));
             }
-            let nodes = nodes(sentinels, names)?;
-            let who = who(reading, names, &nodes);
-            let hosts = hosts(&nodes);
+            let nodes = parse_addresses(sentinels, names)?;
+            let who = credentials_prefix(reading, names, &nodes);
+            let hosts = join_hosts(&nodes);
             let primary = primary.rsplit('@').next().unwrap_or(primary);
-            Ok(format!("{tls}+sentinel://{who}{hosts}/{primary}{}", database(&nodes)))
+            Ok(format!("{tls}+sentinel://{who}{hosts}/{primary}{}", database_suffix(&nodes)))
         }
         "CLUSTER" if reading.int(names.parallelism) < 0 => {
             Err((names.parallelism, "takes a whole number from 0"))
         }
         "CLUSTER" => {
-            let nodes = nodes(&items, names)?;
-            Ok(format!("{tls}+cluster://{}{}", who(reading, names, &nodes), hosts(&nodes)))
+            let nodes = parse_addresses(&items, names)?;
+            Ok(format!("{tls}+cluster://{}{}", credentials_prefix(reading, names, &nodes), join_hosts(&nodes)))
         }
         _ => Err((names.kind, "takes SINGLE, SENTINEL or CLUSTER")),
     }
 }
 
-const fn no_sentinels(names: &Names) -> Wrong {
+const fn missing_sentinels(names: &StoreVariables) -> VariableError {
     (names.url, "must be the primary's name and at least one sentinel, with commas between them")
 }
 
-fn single(reading: &Reading<'_>, names: &Names, tls: &str, text: &str) -> Result<String, Wrong> {
+fn single_url(reading: &EnvReader<'_>, names: &StoreVariables, tls: &str, text: &str) -> Result<String, VariableError> {
     let is_unix = reading.text(names.socket_type) == "unix" && !text.contains("://");
     if !is_unix {
-        let nodes = nodes(&[text], names)?;
-        let who = who(reading, names, &nodes);
-        return Ok(format!("{tls}://{who}{}{}", hosts(&nodes), database(&nodes)));
+        let nodes = parse_addresses(&[text], names)?;
+        let who = credentials_prefix(reading, names, &nodes);
+        return Ok(format!("{tls}://{who}{}{}", join_hosts(&nodes), database_suffix(&nodes)));
     }
     if tls == "rediss" {
         return Err((names.tls, "has no meaning for a Unix socket; set it to false"));
@@ -160,17 +160,17 @@ fn single(reading: &Reading<'_>, names: &Names, tls: &str, text: &str) -> Result
         let why = "must be the absolute path of a socket; for host:port set REDIS_SOCKET_TYPE=tcp";
         return Err((names.url, why));
     }
-    Ok(format!("redis+unix://{}{}", who(reading, names, &[]), escaped(text, "/")))
+    Ok(format!("redis+unix://{}{}", credentials_prefix(reading, names, &[]), percent_encode(text, "/")))
 }
 
-struct Node {
-    who: Option<String>,
+struct UrlAddress {
+    credentials: Option<String>,
     host: String,
     database: String,
 }
 
 /// Parses `host:port` or `redis://user:password@host:port/0`.
-fn nodes(items: &[&str], names: &Names) -> Result<Vec<Node>, Wrong> {
+fn parse_addresses(items: &[&str], names: &StoreVariables) -> Result<Vec<UrlAddress>, VariableError> {
     let node = |item: &&str| {
         let Some(rest) = item.strip_prefix("redis://") else {
             if item.contains("://") {
@@ -180,48 +180,48 @@ fn nodes(items: &[&str], names: &Names) -> Result<Vec<Node>, Wrong> {
                 ));
             }
             let host = (*item).to_owned();
-            return Ok(Node { who: None, host, database: String::new() });
+            return Ok(UrlAddress { credentials: None, host, database: String::new() });
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (place, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (who, host) = match place.rsplit_once('@') {
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (who, host) = match authority.rsplit_once('@') {
             Some((who, host)) => (Some(who.to_owned()), host),
-            None => (None, place),
+            None => (None, authority),
         };
         let by_query = query.split('&').find_map(|pair| pair.strip_prefix("db="));
         let database = by_query.unwrap_or(path).to_owned();
-        Ok(Node { who, host: host.to_owned(), database })
+        Ok(UrlAddress { credentials: who, host: host.to_owned(), database })
     };
     items.iter().map(node).collect()
 }
 
-fn hosts(nodes: &[Node]) -> String {
+fn join_hosts(nodes: &[UrlAddress]) -> String {
     nodes.iter().map(|node| node.host.as_str()).collect::<Vec<_>>().join(",")
 }
 
-fn database(nodes: &[Node]) -> String {
+fn database_suffix(nodes: &[UrlAddress]) -> String {
     let named = nodes.iter().find(|node| !node.database.is_empty());
     named.map(|node| format!("/{}", node.database)).unwrap_or_default()
 }
 
 /// Returns the credentials as `user:password@`. The variable wins over the URL.
-fn who(reading: &Reading<'_>, names: &Names, nodes: &[Node]) -> String {
+fn credentials_prefix(reading: &EnvReader<'_>, names: &StoreVariables, nodes: &[UrlAddress]) -> String {
     let auth = reading.text(names.auth);
     if auth.is_empty() {
-        let written = nodes.iter().find_map(|node| node.who.as_ref());
+        let written = nodes.iter().find_map(|node| node.credentials.as_ref());
         return written.map(|who| format!("{who}@")).unwrap_or_default();
     }
-    let (user, password) = user_and_password(auth);
-    format!("{}:{}@", escaped(user, ""), escaped(password, ""))
+    let (user, password) = split_credentials(auth);
+    format!("{}:{}@", percent_encode(user, ""), percent_encode(password, ""))
 }
 
 /// Splits at the first colon. Without a colon, the text is the password.
-fn user_and_password(auth: &str) -> (&str, &str) {
+fn split_credentials(auth: &str) -> (&str, &str) {
     auth.split_once(':').unwrap_or(("", auth))
 }
 
 /// Percent-encodes `text`, except letters, digits, `-._~` and the characters in `plain`.
-fn escaped(text: &str, plain: &str) -> String {
+fn percent_encode(text: &str, plain: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         let c = char::from(byte);
@@ -229,7 +229,7 @@ fn escaped(text: &str, plain: &str) -> String {
             escaped.push(c);
         } else {
             escaped.push('%');
-            escaped.extend([byte >> 4, byte & 15].map(|half| char::from(HEX[usize::from(half)])));
+            escaped.extend([byte >> 4, byte & 15].map(|half| char::from(HEX_DIGITS[usize::from(half)])));
         }
     }
     escaped
@@ -237,51 +237,51 @@ fn escaped(text: &str, plain: &str) -> String {
 
 /// Returns the stores whose URL comes from our own settings.
 /// Their TLS and Sentinel options are unknown here.
-fn ours(reading: &Reading<'_>) -> impl Iterator<Item = &'static Names> {
+fn overridden_stores(reading: &EnvReader<'_>) -> impl Iterator<Item = &'static StoreVariables> {
     let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
-    all.into_iter().filter(|(_, setting)| reading.is_ours(setting)).map(|(names, _)| names)
+    all.into_iter().filter(|(_, setting)| reading.is_setting_overridden(setting)).map(|(names, _)| names)
 }
 
-fn passwords(reading: &mut Reading<'_>, stores: &[&Names]) {
+fn read_passwords(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     if reading.flag("REDIS_AWS_IAM_AUTH") {
         let why = "is not to be had: let something write the token to a file and name that in REDIS_AUTH_FILE";
-        reading.refuse("REDIS_AWS_IAM_AUTH", why);
+        reading.add_error("REDIS_AWS_IAM_AUTH", why);
     }
     if !reading.text("REDIS_AUTH_FILE").is_empty() {
         if reading.text("REDIS_AUTH").is_empty() {
             reading.put_text("REDIS_AUTH_FILE", "backend_password_file");
         } else {
-            reading.note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
+            reading.add_note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
         }
     }
-    let by_sentinels = |names: &&&Names| reading.text(names.kind).eq_ignore_ascii_case("sentinel");
+    let by_sentinels = |names: &&&StoreVariables| reading.text(names.kind).eq_ignore_ascii_case("sentinel");
     let mut auths: Vec<_> =
         stores.iter().filter(by_sentinels).map(|names| names.sentinel_auth).collect();
     if auths.is_empty() {
-        let said = ours(reading).map(|names| names.sentinel_auth);
-        auths.extend(said.filter(|auth| !reading.text(auth).is_empty()).take(1));
+        let set_auths = overridden_stores(reading).map(|names| names.sentinel_auth);
+        auths.extend(set_auths.filter(|auth| !reading.text(auth).is_empty()).take(1));
     }
     let Some(&first) = auths.first() else { return };
     let auth = reading.text(first).to_owned();
     if auths.iter().any(|other| reading.text(other) != auth) {
         let why = "must be REDIS_SENTINEL_AUTH's: one password is kept for all sentinels";
-        reading.refuse(auths[1], why);
+        reading.add_error(auths[1], why);
     }
-    let (user, password) = user_and_password(&auth);
+    let (user, password) = split_credentials(&auth);
     let (user, password) = (user.to_owned(), password.to_owned());
     reading.put(first, "backend_sentinel_user", user);
     reading.put(first, "backend_sentinel_password", password);
 }
 
-fn tls(reading: &mut Reading<'_>, stores: &[&Names]) {
+fn read_tls(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
     let files = [
         ("REDIS_TLS_CLIENT_CERT", "backend_tls_cert_file"),
         ("REDIS_TLS_CLIENT_KEY", "backend_tls_key_file"),
         ("REDIS_TLS_CACERT", "backend_tls_ca_file"),
     ];
-    if ours(reading).next().is_none() && !stores.iter().any(|names| reading.flag(names.tls)) {
+    if overridden_stores(reading).next().is_none() && !stores.iter().any(|names| reading.flag(names.tls)) {
         let why = "REDIS_TLS is not on, so Redis is spoken to in plain text";
-        return reading.unused(&files.map(|(variable, _)| variable), why);
+        return reading.note_unused(&files.map(|(variable, _)| variable), why);
     }
     for (variable, setting) in files {
         reading.put_text(variable, setting);

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::reading::Reading;
+use super::reading::EnvReader;
 
-const FILES: &str = "CONFIG_TYPE is FILE, so there is no management server";
-const OUR_FILES: &str = "`limits` names files, so there is no management server";
-const XDS: [&str; 11] = [
+const FILE_TYPE_REASON: &str = "CONFIG_TYPE is FILE, so there is no management server";
+const LIMITS_SET_REASON: &str = "`limits` names files, so there is no management server";
+const XDS_VARIABLES: [&str; 11] = [
     "CONFIG_GRPC_XDS_NODE_ID",
     "CONFIG_GRPC_XDS_NODE_METADATA",
     "CONFIG_GRPC_XDS_SERVER_URL",
@@ -20,91 +20,91 @@ const XDS: [&str; 11] = [
     "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
 ];
 
-pub(super) fn read(reading: &mut Reading<'_>) {
+pub(super) fn read(reading: &mut EnvReader<'_>) {
     reading.put_flag("MERGE_DOMAIN_CONFIG", "merge_domains");
     reading.put_flag("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "healthy_with_config");
-    let ours = ["limits", "xds_server"].map(|setting| reading.is_ours(setting));
-    match (ours, reading.text("CONFIG_TYPE")) {
-        ([true, _], _) => our_files(reading),
-        ([_, true], _) | (_, "GRPC_XDS_SOTW") => xds(reading),
-        (_, "FILE") => files(reading),
-        _ => reading.refuse("CONFIG_TYPE", "takes FILE or GRPC_XDS_SOTW"),
+    let overridden = ["limits", "xds_server"].map(|setting| reading.is_setting_overridden(setting));
+    match (overridden, reading.text("CONFIG_TYPE")) {
+        ([true, _], _) => read_own_files(reading),
+        ([_, true], _) | (_, "GRPC_XDS_SOTW") => read_xds(reading),
+        (_, "FILE") => read_files(reading),
+        _ => reading.add_error("CONFIG_TYPE", "takes FILE or GRPC_XDS_SOTW"),
     }
 }
 
 /// Reads the file options for paths from our own limits
 /// setting. These paths are used unchanged, and must exist.
-fn our_files(reading: &mut Reading<'_>) {
-    reading.unused(&XDS, OUR_FILES);
-    dot_files(reading);
+fn read_own_files(reading: &mut EnvReader<'_>) {
+    reading.note_unused(&XDS_VARIABLES, LIMITS_SET_REASON);
+    read_dot_files(reading);
 }
 
-fn dot_files(reading: &mut Reading<'_>) {
+fn read_dot_files(reading: &mut EnvReader<'_>) {
     let count = !reading.flag("RUNTIME_IGNOREDOTFILES");
     reading.put("RUNTIME_IGNOREDOTFILES", "limits_dot_files", count.to_string());
 }
 
-fn files(reading: &mut Reading<'_>) {
-    reading.unused(&XDS, FILES);
+fn read_files(reading: &mut EnvReader<'_>) {
+    reading.note_unused(&XDS_VARIABLES, FILE_TYPE_REASON);
     // If the first files are invalid, envoyproxy/ratelimit starts without limits.
     reading.put("CONFIG_TYPE", "start_without_config", "true".to_owned());
-    dot_files(reading);
+    read_dot_files(reading);
     let root = PathBuf::from(reading.text("RUNTIME_ROOT"));
-    let tree = below(&root, reading.text("RUNTIME_SUBDIRECTORY"));
+    let tree = join_below(&root, reading.text("RUNTIME_SUBDIRECTORY"));
     if reading.flag("RUNTIME_WATCH_ROOT") {
-        watched_root(reading, &root, &tree);
+        read_watched_root(reading, &root, &tree);
     } else {
-        watched_directory(reading, &tree);
+        read_watched_directory(reading, &tree);
     }
 }
 
 /// Reads the tree below `RUNTIME_SUBDIRECTORY`. File
 /// names must start with `RUNTIME_APPDIRECTORY`.
-fn watched_root(reading: &mut Reading<'_>, root: &Path, tree: &Path) {
+fn read_watched_root(reading: &mut EnvReader<'_>, root: &Path, tree: &Path) {
     reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
-    let is_there = root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
-    if !is_there {
-        return reading.refuse("RUNTIME_ROOT", "must lie in a directory that is there");
+    let has_parent_directory = root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
+    if !has_parent_directory {
+        return reading.add_error("RUNTIME_ROOT", "must lie in a directory that is there");
     }
-    let nothing = [
+    let required = [
         ("RUNTIME_SUBDIRECTORY", reading.text("RUNTIME_SUBDIRECTORY").is_empty()),
         ("RUNTIME_APPDIRECTORY", reading.text("RUNTIME_APPDIRECTORY").is_empty()),
     ];
-    if let Some((variable, _)) = nothing.into_iter().find(|(_, is_empty)| *is_empty) {
+    if let Some((variable, _)) = required.into_iter().find(|(_, is_empty)| *is_empty) {
         let line = "is empty while RUNTIME_WATCH_ROOT is on: as with envoyproxy/ratelimit no file is \
                     read and nothing is limited";
-        return reading.note(variable, line);
+        return reading.add_note(variable, line);
     }
-    limits(reading, tree);
+    set_limits(reading, tree);
     reading.put_text("RUNTIME_APPDIRECTORY", "limits_prefix");
 }
 
-fn watched_directory(reading: &mut Reading<'_>, tree: &Path) {
-    let tree = below(tree, reading.text("RUNTIME_APPDIRECTORY"));
+fn read_watched_directory(reading: &mut EnvReader<'_>, tree: &Path) {
+    let tree = join_below(tree, reading.text("RUNTIME_APPDIRECTORY"));
     if !tree.is_dir() {
         let why = format!(
             "with RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY must name a directory that is there; \
              {} is none",
             tree.display()
         );
-        return reading.refuse("RUNTIME_ROOT", &why);
+        return reading.add_error("RUNTIME_ROOT", &why);
     }
-    limits(reading, &tree);
+    set_limits(reading, &tree);
 }
 
-fn limits(reading: &mut Reading<'_>, tree: &Path) {
+fn set_limits(reading: &mut EnvReader<'_>, tree: &Path) {
     reading.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
 }
 
 /// Joins paths like Go: an absolute `part` is still below `root`.
-fn below(root: &Path, part: &str) -> PathBuf {
+fn join_below(root: &Path, part: &str) -> PathBuf {
     match part.trim_matches('/') {
         "" => root.to_owned(),
         part => root.join(part),
     }
 }
 
-fn xds(reading: &mut Reading<'_>) {
+fn read_xds(reading: &mut EnvReader<'_>) {
     reading.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
     let url = reading.text("CONFIG_GRPC_XDS_SERVER_URL");
     // Remove gRPC's resolver schemes: the name is always resolved here.
@@ -124,21 +124,21 @@ fn xds(reading: &mut Reading<'_>) {
     reading.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "xds_backoff_min");
     reading.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "xds_backoff_max");
     reading.put_flag("XDS_CLIENT_BACKOFF_JITTER", "xds_backoff_jitter");
-    let most = u32::try_from(reading.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
-    reading.put("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "xds_max_message", most.to_string());
-    xds_tls(reading);
+    let max_message_bytes = u32::try_from(reading.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
+    reading.put("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "xds_max_message", max_message_bytes.to_string());
+    read_xds_tls(reading);
 }
 
-fn xds_tls(reading: &mut Reading<'_>) {
+fn read_xds_tls(reading: &mut EnvReader<'_>) {
     let files = [
         ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "xds_tls_cert_file"),
         ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "xds_tls_key_file"),
         ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_ca_file"),
         ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds_tls_server_name"),
     ];
-    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reading.is_ours("xds_tls") {
+    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reading.is_setting_overridden("xds_tls") {
         let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
-        return reading.unused(&files.map(|(variable, _)| variable), why);
+        return reading.note_unused(&files.map(|(variable, _)| variable), why);
     }
     reading.put_flag("CONFIG_GRPC_XDS_SERVER_USE_TLS", "xds_tls");
     for (variable, setting) in files {

@@ -1,23 +1,23 @@
 //! Reads the variables for the sinks of statistics.
 
-use super::parse::{Kind, Parsed, parse};
-use super::reading::Reading;
+use super::parse::{VariableKind, VariableValue, parse_variable};
+use super::reading::EnvReader;
 use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
 
-pub(super) fn read(reading: &mut Reading<'_>) {
+pub(super) fn read(reading: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
     // If our own settings select a sink, conflicting variables are no error.
-    let theirs = !["stats_sink", "metrics"].iter().any(|setting| reading.is_ours(setting));
+    let are_sinks_from_environment = !["stats_sink", "metrics"].iter().any(|setting| reading.is_setting_overridden(setting));
     let (variable, sink) = match () {
-        () if reading.flag("DISABLE_STATS") => return disabled(reading),
-        () if theirs && dogstatsd && (statsd || prometheus) => {
+        () if reading.flag("DISABLE_STATS") => return disable_stats(reading),
+        () if are_sinks_from_environment && dogstatsd && (statsd || prometheus) => {
             let why = "cannot go with USE_STATSD, which is on unless it is set to false, or USE_PROMETHEUS";
-            return reading.refuse("USE_DOG_STATSD", why);
+            return reading.add_error("USE_DOG_STATSD", why);
         }
-        () if theirs && prometheus && statsd => {
+        () if are_sinks_from_environment && prometheus && statsd => {
             let why = "cannot go with USE_STATSD, which is on unless it is set to false";
-            return reading.refuse("USE_PROMETHEUS", why);
+            return reading.add_error("USE_PROMETHEUS", why);
         }
         () if dogstatsd => ("USE_DOG_STATSD", "dogstatsd"),
         () if prometheus => ("USE_PROMETHEUS", "none"),
@@ -27,23 +27,23 @@ pub(super) fn read(reading: &mut Reading<'_>) {
     reading.put(variable, "stats_sink", sink.to_owned());
     reading.put("USE_PROMETHEUS", "metrics", prometheus.to_string());
     if prometheus {
-        metrics(reading);
+        read_prometheus(reading);
     }
-    if reading.is_ours("stats_sink") {
+    if reading.is_setting_overridden("stats_sink") {
         // The sink of our own setting is unknown here.
         // Settings that it does not use have no effect.
-        sent(reading, &["statsd", "dogstatsd"]);
+        read_sinks(reading, &["statsd", "dogstatsd"]);
     } else if sink != "none" {
-        sent(reading, &[sink]);
+        read_sinks(reading, &[sink]);
     }
 }
 
-fn disabled(reading: &mut Reading<'_>) {
+fn disable_stats(reading: &mut EnvReader<'_>) {
     reading.put("DISABLE_STATS", "stats_sink", "none".to_owned());
     reading.put("DISABLE_STATS", "metrics", "false".to_owned());
 }
 
-fn metrics(reading: &mut Reading<'_>) {
+fn read_prometheus(reading: &mut EnvReader<'_>) {
     reading.put("USE_PROMETHEUS", "metrics_names", "all".to_owned());
     let address = reading.text("PROMETHEUS_ADDR").to_owned();
     match address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) {
@@ -51,29 +51,29 @@ fn metrics(reading: &mut Reading<'_>) {
             reading.put_host("PROMETHEUS_ADDR", "metrics_host", host);
             reading.put("PROMETHEUS_ADDR", "metrics_port", port.to_owned());
         }
-        None => reading.refuse("PROMETHEUS_ADDR", "takes host:port or :port"),
+        None => reading.add_error("PROMETHEUS_ADDR", "takes host:port or :port"),
     }
     if reading.text("PROMETHEUS_PATH").starts_with('/') {
         reading.put_text("PROMETHEUS_PATH", "metrics_path");
     } else {
-        reading.refuse("PROMETHEUS_PATH", "takes a path, which begins with `/`");
+        reading.add_error("PROMETHEUS_PATH", "takes a path, which begins with `/`");
     }
     reading.put_text("PROMETHEUS_MAPPER_YAML", "metrics_mapping");
     reading.put_flag("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "metrics_milliseconds");
-    if reading.is_ours("stats_sink") {
+    if reading.is_setting_overridden("stats_sink") {
         return;
     }
     let why = "USE_PROMETHEUS is on, and what Prometheus reads is never sent";
-    reading.unused(&["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"], why);
+    reading.note_unused(&["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"], why);
     let why = "USE_PROMETHEUS is on: give a target its labels in Prometheus; with envoyproxy/ratelimit \
                tags undo the mapping of names";
-    reading.unused(&["EXTRA_TAGS"], why);
+    reading.note_unused(&["EXTRA_TAGS"], why);
 }
 
-fn sent(reading: &mut Reading<'_>, sinks: &[&str]) {
+fn read_sinks(reading: &mut EnvReader<'_>, sinks: &[&str]) {
     let interval = reading.nanos("STATS_FLUSH_INTERVAL");
     if interval == 0 {
-        reading.refuse("STATS_FLUSH_INTERVAL", "must be longer than nothing");
+        reading.add_error("STATS_FLUSH_INTERVAL", "must be longer than nothing");
     }
     reading.put_nanos("STATS_FLUSH_INTERVAL", "stats_interval");
     let tags = reading.map("EXTRA_TAGS");
@@ -87,7 +87,7 @@ fn sent(reading: &mut Reading<'_>, sinks: &[&str]) {
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     match u16::try_from(reading.int("STATSD_PORT")) {
         Ok(port @ 1..) => reading.put("STATSD_HOST", "stats_address", format!("{host}:{port}")),
-        _ => reading.refuse("STATSD_PORT", "takes a port from 1 to 65535"),
+        _ => reading.add_error("STATSD_PORT", "takes a port from 1 to 65535"),
     }
     if sinks.contains(&"statsd") {
         let is_udp = reading.text("STATSD_PROTOCOL") == "udp";
@@ -95,26 +95,26 @@ fn sent(reading: &mut Reading<'_>, sinks: &[&str]) {
         reading.put("STATSD_PROTOCOL", "stats_protocol", protocol.to_owned());
     }
     if sinks.contains(&"dogstatsd") {
-        mogrifiers(reading);
+        read_mogrifiers(reading);
     }
 }
 
-fn mogrifiers(reading: &mut Reading<'_>) {
-    if reading.is_ours("stats_mogrifiers") {
+fn read_mogrifiers(reading: &mut EnvReader<'_>) {
+    if reading.is_setting_overridden("stats_mogrifiers") {
         return;
     }
     let mut rules = Vec::new();
     for name in reading.list("USE_DOG_STATSD_MOGRIFIERS") {
-        match mogrifier(reading, &name) {
+        match read_mogrifier(reading, &name) {
             Ok(rule) => rules.push(rule),
-            Err((variable, why)) => reading.refuse(&variable, &why),
+            Err((variable, why)) => reading.add_error(&variable, &why),
         }
     }
     let text = Mogrifiers(rules).show();
     reading.put("USE_DOG_STATSD_MOGRIFIERS", "stats_mogrifiers", text);
 }
 
-fn mogrifier(reading: &Reading<'_>, name: &str) -> Result<Mogrifier, (String, String)> {
+fn read_mogrifier(reading: &EnvReader<'_>, name: &str) -> Result<Mogrifier, (String, String)> {
     let variable = |part: &str| format!("DOG_STATSD_MOGRIFIER_{name}_{part}");
     let text = |part: &str| match reading.raw(&variable(part)) {
         "" => Err((variable(part), "must not be empty".to_owned())),
@@ -124,8 +124,8 @@ fn mogrifier(reading: &Reading<'_>, name: &str) -> Result<Mogrifier, (String, St
     if let Err(error) = regex::Regex::new(&pattern) {
         return Err((variable("PATTERN"), format!("is no regular expression: {error}")));
     }
-    let Some(Parsed::Map(tags)) = parse(Kind::Map, reading.raw(&variable("TAGS"))) else {
-        return Err((variable("TAGS"), format!("takes {}", Kind::Map.accepts())));
+    let Some(VariableValue::Map(tags)) = parse_variable(VariableKind::Map, reading.raw(&variable("TAGS"))) else {
+        return Err((variable("TAGS"), format!("takes {}", VariableKind::Map.accepts())));
     };
     if tags.iter().any(|(name, text)| name.is_empty() || text.is_empty()) {
         return Err((variable("TAGS"), "must have neither empty names nor empty texts".to_owned()));

@@ -8,47 +8,47 @@
 //! - The variables of mogrifiers, whose names are not fixed: see [`super::stats`].
 //! - `OTEL_*`.
 
-use super::parse::Kind;
+use super::parse::VariableKind;
 
 /// A variable of envoyproxy/ratelimit.
 #[derive(Debug)]
-pub struct Row {
+pub struct VariableRow {
     /// The name.
     pub name: &'static str,
     /// The type.
-    pub kind: Kind,
+    pub kind: VariableKind,
     /// The default text. Empty if the default is the empty value of the type.
     pub default: &'static str,
     /// The effect in Sluicegate.
-    pub means: Means,
+    pub effect: VariableEffect,
 }
 
 /// The effect of a variable in Sluicegate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Means {
+pub enum VariableEffect {
     /// The variable determines these settings, alone or with other variables.
     Settings(&'static str),
     /// The variable has no effect. Contains the explanation for the log.
-    Nothing(&'static str),
+    NoEffect(&'static str),
 }
 
-const fn row(name: &'static str, kind: Kind, default: &'static str, means: Means) -> Row {
-    Row { name, kind, default, means }
+const fn row(name: &'static str, kind: VariableKind, default: &'static str, means: VariableEffect) -> VariableRow {
+    VariableRow { name, kind, default, effect: means }
 }
 
-use Kind::{Bool, Duration, Float, Int, List, Map, Text};
-use Means::{Nothing, Settings as Is};
+use VariableKind::{Bool, Duration, Float, Int, List, Map, Text};
+use VariableEffect::{NoEffect, Settings as Is};
 
 const ONE_CONNECTION: &str =
     "one connection carries every question here, in pipelines; there is no pool to size";
-const ALWAYS_TOGETHER: &str =
+const ALWAYS_BATCHED: &str =
     "questions that come while another is under way always travel together here";
-const PARALLEL: &str = "the slots of a Cluster are always asked at the same time here";
-const STARTS_ALL_THE_SAME: &str = "this service starts and answers without Redis and calls it for ever, so that nothing has to wait";
-const MEMCACHED: &str = "there is no memcached here: counters are where `backend` says";
+const ALWAYS_PARALLEL: &str = "the slots of a Cluster are always asked at the same time here";
+const STARTS_WITHOUT_REDIS: &str = "this service starts and answers without Redis and calls it for ever, so that nothing has to wait";
+const NO_MEMCACHED: &str = "there is no memcached here: counters are where `backend` says";
 
 /// All variables.
-pub static TABLE: &[Row] = &[
+pub static TABLE: &[VariableRow] = &[
     // Listeners and server.
     row("HOST", Text, "0.0.0.0", Is("http_host")),
     row("PORT", Int, "8080", Is("http_port")),
@@ -68,7 +68,7 @@ pub static TABLE: &[Row] = &[
         "GRPC_SERVER_TLS_CA_CERT",
         Text,
         "",
-        Nothing(
+        NoEffect(
             "envoyproxy/ratelimit does not read it, so clients need no certificate because of it; \
              GRPC_CLIENT_TLS_CACERT demands one",
         ),
@@ -91,7 +91,7 @@ pub static TABLE: &[Row] = &[
         "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
         Duration,
         "3s",
-        Nothing(
+        NoEffect(
             "it has no effect in envoyproxy/ratelimit either; XDS_CLIENT_BACKOFF_INITIAL_INTERVAL has",
         ),
     ),
@@ -107,7 +107,7 @@ pub static TABLE: &[Row] = &[
         "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
         Float,
         "0.5",
-        Nothing(
+        NoEffect(
             "waits double up to the longest and begin anew after a stream that brought something",
         ),
     ),
@@ -133,7 +133,7 @@ pub static TABLE: &[Row] = &[
     row("REDIS_SOCKET_TYPE", Text, "unix", Is("backend")),
     row("REDIS_TYPE", Text, "SINGLE", Is("backend")),
     row("REDIS_URL", Text, "/var/run/nutcracker/ratelimit.sock", Is("backend")),
-    row("REDIS_POOL_SIZE", Int, "10", Nothing(ONE_CONNECTION)),
+    row("REDIS_POOL_SIZE", Int, "10", NoEffect(ONE_CONNECTION)),
     row("REDIS_AUTH", Text, "", Is("backend")),
     row("REDIS_AUTH_FILE", Text, "", Is("backend_password_file")),
     row("REDIS_SENTINEL_AUTH", Text, "", Is("backend_sentinel_password")),
@@ -142,21 +142,21 @@ pub static TABLE: &[Row] = &[
     row("REDIS_TLS_CLIENT_KEY", Text, "", Is("backend_tls_key_file")),
     row("REDIS_TLS_CACERT", Text, "", Is("backend_tls_ca_file, backend_tls_system_roots")),
     row("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Bool, "false", Is("backend_tls_any_name")),
-    row("REDIS_PIPELINE_WINDOW", Duration, "0", Nothing(ALWAYS_TOGETHER)),
-    row("REDIS_PIPELINE_LIMIT", Int, "0", Nothing(ALWAYS_TOGETHER)),
-    row("REDIS_CLUSTER_PIPELINE_PARALLELISM", Int, "1", Nothing(PARALLEL)),
+    row("REDIS_PIPELINE_WINDOW", Duration, "0", NoEffect(ALWAYS_BATCHED)),
+    row("REDIS_PIPELINE_LIMIT", Int, "0", NoEffect(ALWAYS_BATCHED)),
+    row("REDIS_CLUSTER_PIPELINE_PARALLELISM", Int, "1", NoEffect(ALWAYS_PARALLEL)),
     row("REDIS_TIMEOUT", Duration, "10s", Is("backend_deadline")),
     row("REDIS_OP_TIMEOUT", Duration, "0", Is("backend_deadline")),
-    row("REDIS_POOL_ON_EMPTY_BEHAVIOR", Text, "WAIT", Nothing(ONE_CONNECTION)),
-    row("REDIS_STARTUP_INITIAL_INTERVAL", Duration, "1s", Nothing(STARTS_ALL_THE_SAME)),
-    row("REDIS_STARTUP_MAX_INTERVAL", Duration, "30s", Nothing(STARTS_ALL_THE_SAME)),
-    row("REDIS_STARTUP_MAX_ELAPSED_TIME", Duration, "0", Nothing(STARTS_ALL_THE_SAME)),
+    row("REDIS_POOL_ON_EMPTY_BEHAVIOR", Text, "WAIT", NoEffect(ONE_CONNECTION)),
+    row("REDIS_STARTUP_INITIAL_INTERVAL", Duration, "1s", NoEffect(STARTS_WITHOUT_REDIS)),
+    row("REDIS_STARTUP_MAX_INTERVAL", Duration, "30s", NoEffect(STARTS_WITHOUT_REDIS)),
+    row("REDIS_STARTUP_MAX_ELAPSED_TIME", Duration, "0", NoEffect(STARTS_WITHOUT_REDIS)),
     row("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Bool, "false", Is("healthy_with_backend")),
     row(
         "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR",
         Bool,
         "false",
-        Nothing("a Redis that may not write is always left for the one that may"),
+        NoEffect("a Redis that may not write is always left for the one that may"),
     ),
     row("REDIS_AWS_IAM_AUTH", Bool, "false", Is("backend_password_file")),
     row("REDIS_PERSECOND", Bool, "false", Is("backend_per_second")),
@@ -168,24 +168,24 @@ pub static TABLE: &[Row] = &[
         "/var/run/nutcracker/ratelimitpersecond.sock",
         Is("backend_per_second"),
     ),
-    row("REDIS_PERSECOND_POOL_SIZE", Int, "10", Nothing(ONE_CONNECTION)),
+    row("REDIS_PERSECOND_POOL_SIZE", Int, "10", NoEffect(ONE_CONNECTION)),
     row("REDIS_PERSECOND_AUTH", Text, "", Is("backend_per_second")),
     row("REDIS_PERSECOND_SENTINEL_AUTH", Text, "", Is("backend_sentinel_password")),
     row("REDIS_PERSECOND_TLS", Bool, "false", Is("backend_per_second")),
-    row("REDIS_PERSECOND_PIPELINE_WINDOW", Duration, "0", Nothing(ALWAYS_TOGETHER)),
-    row("REDIS_PERSECOND_PIPELINE_LIMIT", Int, "0", Nothing(ALWAYS_TOGETHER)),
-    row("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Int, "1", Nothing(PARALLEL)),
+    row("REDIS_PERSECOND_PIPELINE_WINDOW", Duration, "0", NoEffect(ALWAYS_BATCHED)),
+    row("REDIS_PERSECOND_PIPELINE_LIMIT", Int, "0", NoEffect(ALWAYS_BATCHED)),
+    row("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Int, "1", NoEffect(ALWAYS_PARALLEL)),
     row("REDIS_PERSECOND_TIMEOUT", Duration, "10s", Is("backend_deadline")),
-    row("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Text, "WAIT", Nothing(ONE_CONNECTION)),
-    row("MEMCACHE_HOST_PORT", List, "", Nothing(MEMCACHED)),
-    row("MEMCACHE_SRV", Text, "", Nothing(MEMCACHED)),
-    row("MEMCACHE_SRV_REFRESH", Duration, "0", Nothing(MEMCACHED)),
-    row("MEMCACHE_MAX_IDLE_CONNS", Int, "2", Nothing(MEMCACHED)),
-    row("MEMCACHE_TLS", Bool, "false", Nothing(MEMCACHED)),
-    row("MEMCACHE_TLS_CLIENT_CERT", Text, "", Nothing(MEMCACHED)),
-    row("MEMCACHE_TLS_CLIENT_KEY", Text, "", Nothing(MEMCACHED)),
-    row("MEMCACHE_TLS_CACERT", Text, "", Nothing(MEMCACHED)),
-    row("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", Bool, "false", Nothing(MEMCACHED)),
+    row("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Text, "WAIT", NoEffect(ONE_CONNECTION)),
+    row("MEMCACHE_HOST_PORT", List, "", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_SRV", Text, "", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_SRV_REFRESH", Duration, "0", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_MAX_IDLE_CONNS", Int, "2", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_TLS", Bool, "false", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_TLS_CLIENT_CERT", Text, "", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_TLS_CLIENT_KEY", Text, "", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_TLS_CACERT", Text, "", NoEffect(NO_MEMCACHED)),
+    row("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", Bool, "false", NoEffect(NO_MEMCACHED)),
     row("DISABLE_STATS", Bool, "false", Is("stats_sink, metrics")),
     row("USE_STATSD", Bool, "true", Is("stats_sink")),
     row("USE_DOG_STATSD", Bool, "false", Is("stats_sink")),

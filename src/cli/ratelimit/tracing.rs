@@ -3,9 +3,9 @@
 //! Not covered:
 //! - `OTEL_EXPORTER_OTLP_*`: both services read them directly.
 
-use super::reading::Reading;
+use super::reading::EnvReader;
 
-pub(super) fn read(reading: &mut Reading<'_>) {
+pub(super) fn read(reading: &mut EnvReader<'_>) {
     reading.put_flag("TRACING_ENABLED", "otlp");
     if !reading.flag("TRACING_ENABLED") {
         let others = [
@@ -15,13 +15,13 @@ pub(super) fn read(reading: &mut Reading<'_>) {
             "TRACING_SERVICE_INSTANCE_ID",
             "TRACING_SAMPLING_RATE",
         ];
-        return reading.unused(&others, "TRACING_ENABLED is not on");
+        return reading.note_unused(&others, "TRACING_ENABLED is not on");
     }
     let variable = "TRACING_EXPORTER_PROTOCOL";
     match reading.text(variable) {
         "http" | "" => reading.put(variable, "otlp_protocol", "http/protobuf".to_owned()),
         "grpc" => reading.put(variable, "otlp_protocol", "grpc".to_owned()),
-        _ => reading.refuse(variable, "takes http or grpc"),
+        _ => reading.add_error(variable, "takes http or grpc"),
     }
     // The collector may accept only spans: envoyproxy/ratelimit sends nothing else.
     reading.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::config::settings::Settings;
 use crate::edge::grpc;
-use crate::edge::grpc::tls::{self, Tls};
+use crate::edge::grpc::tls::{self, ServerTls};
 use crate::edge::health::Health;
 use crate::engine::Engine;
 use crate::kernel::units::Nanos;
@@ -15,37 +15,37 @@ use crate::kernel::units::Nanos;
 ///
 /// # Errors
 /// The problem with the files.
-pub(super) fn tls_of(settings: &Settings) -> Result<Option<Arc<Tls>>, String> {
+pub(super) fn load_tls(settings: &Settings) -> Result<Option<Arc<ServerTls>>, String> {
     let files = settings.grpc_tls_cert_file.as_ref().zip(settings.grpc_tls_key_file.as_ref());
     let Some((certificate, key)) = files else { return Ok(None) };
     let name = settings.grpc_tls_client_name.as_ref();
-    let files = tls::Files {
+    let files = tls::TlsFiles {
         certificate: certificate.clone(),
         key: key.clone(),
         client_ca: settings.grpc_tls_client_ca_file.clone(),
         client_name: name.map(|name| name.as_str().to_owned()),
     };
-    let tls = Tls::new(files).map_err(|error| error.to_string())?;
+    let tls = ServerTls::new(files).map_err(|error| error.to_string())?;
     Ok(Some(Arc::new(tls)))
 }
 
 /// Returns the maximum connection age, varied by up to 10 % in
 /// each process. This spreads the reconnections to a fleet.
-pub(super) fn age_of(settings: &Settings) -> Option<grpc::Age> {
+pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge> {
     let most = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
-    let drawn = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
+    let jitter = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
     let grace = Some(settings.grpc_max_age_grace).filter(|grace| grace.0 != 0);
-    let most = Nanos(most - most / 10 + drawn).into();
-    Some(grpc::Age { most, grace: grace.map(Duration::from) })
+    let most = Nanos(most - most / 10 + jitter).into();
+    Some(grpc::ConnectionAge { max_age: most, grace: grace.map(Duration::from) })
 }
 
 /// The interval at which readiness follows the store's availability.
-const HEED: Duration = Duration::from_millis(250);
+const READINESS_INTERVAL: Duration = Duration::from_millis(250);
 
-pub(super) async fn heed_backend(health: Health, engine: Arc<Engine>) {
-    let mut ticks = tokio::time::interval(HEED);
+pub(super) async fn follow_store(health: Health, engine: Arc<Engine>) {
+    let mut ticks = tokio::time::interval(READINESS_INTERVAL);
     loop {
         ticks.tick().await;
-        health.set_backend(engine.trouble().is_none());
+        health.set_store_available(engine.store_failure().is_none());
     }
 }

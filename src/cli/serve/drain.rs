@@ -13,42 +13,42 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::config::settings::OnHangup;
-use crate::edge::health::{Health, Ready};
-use crate::source::Reload;
+use crate::edge::health::{Health, Readiness};
+use crate::source::ReloadRequest;
 
 /// The phases of a shutdown, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Phase {
+pub(super) enum DrainPhase {
     Serving,
     /// No new calls. Requests in flight finish.
     Finishing,
 }
 
-pub(super) struct Ends {
+pub(super) struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
 }
 
 /// The SIGHUP signals that trigger a reload. `None` if SIGHUP ends the process.
-pub(super) struct Hangups(Option<Signal>);
+pub(super) struct ReloadSignals(Option<Signal>);
 
-impl Hangups {
+impl ReloadSignals {
     /// Triggers a reload at each SIGHUP since the start. Never returns.
-    pub(super) async fn ask(self, reload: Reload) {
+    pub(super) async fn trigger_reloads(self, reload: ReloadRequest) {
         let Some(mut hangups) = self.0 else { return std::future::pending().await };
         while hangups.recv().await.is_some() {
-            reload.now();
+            reload.request();
         }
     }
 }
 
-impl Ends {
+impl ShutdownSignals {
     /// Installs the signal handlers.
     ///
     /// # Errors
     /// The system refuses a handler.
-    pub(super) fn listen(on_hangup: OnHangup) -> std::io::Result<(Self, Hangups)> {
+    pub(super) fn install(on_hangup: OnHangup) -> std::io::Result<(Self, ReloadSignals)> {
         let hangups = Some(signal(SignalKind::hangup())?);
         let (hangup, hangups) = match on_hangup {
             OnHangup::Stop => (hangups, None),
@@ -56,7 +56,7 @@ impl Ends {
         };
         let terminate = signal(SignalKind::terminate())?;
         let interrupt = signal(SignalKind::interrupt())?;
-        Ok((Self { terminate, interrupt, hangup }, Hangups(hangups)))
+        Ok((Self { terminate, interrupt, hangup }, ReloadSignals(hangups)))
     }
 
     /// Waits for the next signal, and returns its name.
@@ -76,28 +76,28 @@ impl Ends {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Times {
+pub(super) struct DrainTimes {
     pub(super) delay: Duration,
     pub(super) finish: Duration,
 }
 
 /// Waits for the first signal, then runs the phases. Returns when
 /// the process must end, even if requests are still in flight.
-pub(super) async fn lead(
-    mut ends: Ends,
+pub(super) async fn run_drain(
+    mut ends: ShutdownSignals,
     health: Health,
-    phase: watch::Sender<Phase>,
-    times: Times,
+    phase: watch::Sender<DrainPhase>,
+    times: DrainTimes,
 ) {
     let cause = ends.next().await;
     tracing::info!(signal = cause, delay = ?times.delay, "draining: health says NOT_SERVING");
-    health.set(Ready::Draining);
+    health.set_readiness(Readiness::Draining);
     tokio::select! {
         () = tokio::time::sleep(times.delay) => {}
         again = ends.next() => tracing::info!(signal = again, "drain delay cut short"),
     }
     tracing::info!(at_most = ?times.finish, "finishing calls under way");
-    phase.send_replace(Phase::Finishing);
+    phase.send_replace(DrainPhase::Finishing);
     tokio::select! {
         () = tokio::time::sleep(times.finish) => {
             tracing::warn!(after = ?times.finish, "calls are still under way; ending without them");
@@ -108,7 +108,7 @@ pub(super) async fn lead(
     }
 }
 
-pub(super) async fn finishing(mut phase: watch::Receiver<Phase>) {
+pub(super) async fn wait_until_finishing(mut phase: watch::Receiver<DrainPhase>) {
     // A closed channel also means that the process ends.
-    drop(phase.wait_for(|phase| *phase == Phase::Finishing).await);
+    drop(phase.wait_for(|phase| *phase == DrainPhase::Finishing).await);
 }

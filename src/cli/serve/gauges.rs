@@ -3,22 +3,22 @@
 //! Not covered:
 //! - The selection of limits with their own series: see [`metrics`].
 
-use crate::engine::ceilings::InUse;
+use crate::engine::ceilings::ConcurrencyUsage;
 use crate::engine::{Engine, admit};
 use crate::telemetry::metrics;
 
-pub(super) fn ceilings(engine: &Engine, in_use: &[metrics::Ceiling]) -> metrics::Total {
+pub(super) fn concurrency_totals(engine: &Engine, in_use: &[metrics::ConcurrencyGauges]) -> metrics::ConcurrencyTotals {
     let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::Total { buckets, most, in_flight, waiting } = engine.ceilings().total();
+    let admit::BucketTotals { buckets, max_buckets: most, in_flight, waiting } = engine.concurrency_limits().totals();
     let limit = in_use.iter().map(|ceiling| ceiling.limit).fold(0, u64::saturating_add);
     let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
     let (early, most_early) = engine.early_releases();
     let (early, most_early) = (count(early), most_early.into());
-    metrics::Total { in_flight, waiting, limit, buckets, most, early, most_early }
+    metrics::ConcurrencyTotals { in_flight, waiting, limit, buckets, max_buckets: most, early_releases: early, max_early_releases: most_early }
 }
 
-pub(super) fn in_use(engine: &Engine) -> Vec<metrics::Ceiling> {
-    let ceiling = |(path, all): (Box<str>, InUse)| metrics::Ceiling {
+pub(super) fn concurrency_usage(engine: &Engine) -> Vec<metrics::ConcurrencyGauges> {
+    let ceiling = |(path, all): (Box<str>, ConcurrencyUsage)| metrics::ConcurrencyGauges {
         path,
         in_flight: all.in_flight,
         waiting: all.waiting,
@@ -27,10 +27,10 @@ pub(super) fn in_use(engine: &Engine) -> Vec<metrics::Ceiling> {
         min_rtt: all.busiest.and_then(|look| look.min_rtt),
         gradient: all.busiest.and_then(|look| look.gradient()),
     };
-    engine.ceilings_in_use().into_iter().map(ceiling).collect()
+    engine.concurrency_in_use().into_iter().map(ceiling).collect()
 }
 
-pub(super) fn balances(engine: &Engine) -> metrics::Balances {
-    let sum = engine.leases().map(|leases| leases.sum()).unwrap_or_default();
-    metrics::Balances { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
+pub(super) fn lease_balances(engine: &Engine) -> metrics::LeaseTotals {
+    let sum = engine.leases().map(|leases| leases.totals()).unwrap_or_default();
+    metrics::LeaseTotals { keys: u64::try_from(sum.keys).unwrap_or(u64::MAX), hits: sum.hits.0 }
 }

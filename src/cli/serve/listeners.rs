@@ -19,7 +19,7 @@ use crate::config::settings::Settings;
 const BACKLOG: u32 = 1024;
 
 pub(super) struct Listeners {
-    pub(super) grpc: Grpc,
+    pub(super) grpc: GrpcSocket,
     pub(super) http: TcpListener,
     pub(super) metrics: Option<TcpListener>,
     pub(super) admin: TcpListener,
@@ -28,36 +28,36 @@ pub(super) struct Listeners {
 }
 
 /// The sockets that are bound at startup.
-pub(super) enum Bound {
+pub(super) enum StartupListeners {
     All(Box<Listeners>),
     /// At most HTTP, for probes. A process without limits must not listen on other ports.
-    Waits(Option<TcpListener>),
+    HttpOnly(Option<TcpListener>),
 }
 
-impl Bound {
+impl StartupListeners {
     /// Binds the sockets that must exist before the limits are loaded.
     ///
     /// # Errors
     /// One message for each socket.
-    pub(super) async fn first(settings: &Settings) -> Result<Self, Vec<String>> {
+    pub(super) async fn bind_startup(settings: &Settings) -> Result<Self, Vec<String>> {
         if settings.xds_server.is_some() && !settings.start_without_config {
             // With `reuse_port`, the kernel would send this listener
             // another process' checks, which it cannot answer.
-            let http = (!settings.reuse_port).then(|| http(settings)).transpose();
-            return http.map(Self::Waits).map_err(|why| vec![why]);
+            let http = (!settings.reuse_port).then(|| bind_http(settings)).transpose();
+            return http.map(Self::HttpOnly).map_err(|why| vec![why]);
         }
-        Ok(Self::All(Box::new(Listeners::bind(settings, http(settings)).await?)))
+        Ok(Self::All(Box::new(Listeners::bind(settings, bind_http(settings)).await?)))
     }
 
     /// Binds the remaining sockets.
     ///
     /// # Errors
-    /// As [`Bound::first`].
-    pub(super) async fn all(self, settings: &Settings) -> Result<Listeners, Vec<String>> {
+    /// As [`StartupListeners::bind_startup`].
+    pub(super) async fn bind_rest(self, settings: &Settings) -> Result<Listeners, Vec<String>> {
         match self {
             Self::All(listeners) => Ok(*listeners),
-            Self::Waits(bound) => {
-                Listeners::bind(settings, bound.map_or_else(|| http(settings), Ok)).await
+            Self::HttpOnly(bound) => {
+                Listeners::bind(settings, bound.map_or_else(|| bind_http(settings), Ok)).await
             }
         }
     }
@@ -65,8 +65,8 @@ impl Bound {
 
 /// The requested receive buffer for datagrams, in
 /// bytes. The kernel limits it to `net.core.rmem_max`.
-const DATAGRAMS_KEPT: usize = 4 << 20;
-pub(super) enum Grpc {
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
+pub(super) enum GrpcSocket {
     Tcp(TcpListener),
     /// A Unix socket. The file is first, so that it is dropped first.
     Unix(SocketFile, UnixListener),
@@ -84,12 +84,12 @@ pub(super) struct SocketFile {
 type Inode = (u64, u64);
 
 fn inode(path: &Path) -> Option<Inode> {
-    let there = std::fs::symlink_metadata(path).ok()?;
-    Some((there.dev(), there.ino()))
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 impl SocketFile {
-    fn at(path: &Path) -> Self {
+    fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), inode: inode(path) }
     }
 }
@@ -111,19 +111,19 @@ impl Listeners {
     ) -> Result<Self, Vec<String>> {
         let Settings { host, admin_host, reuse_port: reuse, .. } = *settings;
         let at =
-            |name, own: Option<IpAddr>, port| Ask { name, host: own.unwrap_or(host), port, reuse };
+            |name, own: Option<IpAddr>, port| ListenAddress { name, host: own.unwrap_or(host), port, reuse };
         let grpc = match &settings.grpc_socket {
-            Some(path) => unix(path).await,
-            None => at("grpc", settings.grpc_host, settings.grpc_port).bind().map(Grpc::Tcp),
+            Some(path) => bind_unix(path).await,
+            None => at("grpc", settings.grpc_host, settings.grpc_port).bind().map(GrpcSocket::Tcp),
         };
         let metrics = at("metrics", settings.metrics_host, settings.metrics_port);
         let metrics = settings.metrics.then(|| metrics.bind()).transpose();
         let admin = at("admin", Some(admin_host), settings.admin_port).bind();
         let syslog = match settings.syslog_port {
-            Some(port) => datagrams(settings.syslog_host, port).await.map(Some),
+            Some(port) => bind_udp(settings.syslog_host, port).await.map(Some),
             None => Ok(None),
         };
-        let peers = super::peers::port(settings)
+        let peers = super::peers::peer_port(settings)
             .map(|port| at("peer", Some(settings.peer_host), port).bind());
         match (grpc, http, metrics, admin, syslog, peers.transpose()) {
             (Ok(grpc), Ok(http), Ok(metrics), Ok(admin), Ok(syslog), Ok(peers)) => {
@@ -137,14 +137,14 @@ impl Listeners {
         }
     }
 
-    pub(super) fn lines(&self) -> Vec<String> {
+    pub(super) fn summary_lines(&self) -> Vec<String> {
         let line = |name: &str, listener: &TcpListener| {
             let address = listener.local_addr().ok()?;
             Some(format!("{name} listening on {address}"))
         };
         let grpc = match &self.grpc {
-            Grpc::Tcp(listener) => line("grpc", listener),
-            Grpc::Unix(file, _) => Some(format!("grpc listening on {}", file.path.display())),
+            GrpcSocket::Tcp(listener) => line("grpc", listener),
+            GrpcSocket::Unix(file, _) => Some(format!("grpc listening on {}", file.path.display())),
         };
         let metrics = self.metrics.as_ref().and_then(|listener| line("metrics", listener));
         let (http, admin) = (line("http", &self.http), line("admin", &self.admin));
@@ -155,17 +155,17 @@ impl Listeners {
     }
 }
 
-struct Ask {
+struct ListenAddress {
     name: &'static str,
     host: IpAddr,
     port: u16,
     reuse: bool,
 }
 
-impl Ask {
+impl ListenAddress {
     fn bind(self) -> Result<TcpListener, String> {
         let bound = self.listen();
-        bound.map_err(|error| cannot(self.name, SocketAddr::new(self.host, self.port), &error))
+        bound.map_err(|error| bind_error(self.name, SocketAddr::new(self.host, self.port), &error))
     }
 
     fn listen(&self) -> std::io::Result<TcpListener> {
@@ -180,39 +180,39 @@ impl Ask {
     }
 }
 
-fn http(settings: &Settings) -> Result<TcpListener, String> {
+fn bind_http(settings: &Settings) -> Result<TcpListener, String> {
     let Settings { host, http_host, http_port: port, reuse_port: reuse, .. } = *settings;
-    Ask { name: "http", host: http_host.unwrap_or(host), port, reuse }.bind()
+    ListenAddress { name: "http", host: http_host.unwrap_or(host), port, reuse }.bind()
 }
 
-async fn unix(path: &Path) -> Result<Grpc, String> {
+async fn bind_unix(path: &Path) -> Result<GrpcSocket, String> {
     let failed = |error: std::io::Error| {
         let path = path.display();
         format!("grpc cannot listen on {path}: {error}; choose another with --grpc-socket")
     };
-    if let Ok(there) = std::fs::symlink_metadata(path) {
+    if let Ok(metadata) = std::fs::symlink_metadata(path) {
         let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
         // A killed process left the socket. Any other file belongs to another program.
-        let is_left =
-            there.file_type().is_socket() && UnixStream::connect(path).await.is_err_and(refused);
-        if !is_left {
+        let is_abandoned =
+            metadata.file_type().is_socket() && UnixStream::connect(path).await.is_err_and(refused);
+        if !is_abandoned {
             return Err(failed(std::io::ErrorKind::AddrInUse.into()));
         }
         std::fs::remove_file(path).map_err(failed)?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
-    Ok(Grpc::Unix(SocketFile::at(path), listener))
+    Ok(GrpcSocket::Unix(SocketFile::new(path), listener))
 }
 
-async fn datagrams(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
+async fn bind_udp(host: IpAddr, port: u16) -> Result<UdpSocket, String> {
     let bound = UdpSocket::bind(SocketAddr::new(host, port)).await.and_then(|socket| {
-        socket2::SockRef::from(&socket).set_recv_buffer_size(DATAGRAMS_KEPT)?;
+        socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         Ok(socket)
     });
-    bound.map_err(|error| cannot("syslog", SocketAddr::new(host, port), &error))
+    bound.map_err(|error| bind_error("syslog", SocketAddr::new(host, port), &error))
 }
 
-fn cannot(name: &str, address: SocketAddr, error: &std::io::Error) -> String {
+fn bind_error(name: &str, address: SocketAddr, error: &std::io::Error) -> String {
     let (host, port) = (address.ip(), address.port());
     let host_setting = match name {
         "admin" => "admin-host",

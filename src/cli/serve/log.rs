@@ -18,11 +18,11 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
     let lines = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_target(false)
-        .with_env_filter(filter(level));
+        .with_env_filter(level_filter(level));
     let started = match format {
         LogFormat::Text => lines.with_ansi(false).try_init(),
         LogFormat::Json => lines.json().flatten_event(true).try_init(),
-        LogFormat::Reference => lines.event_format(Reference(Clock::system())).try_init(),
+        LogFormat::Ratelimit => lines.event_format(RatelimitLogFormat(Clock::system())).try_init(),
     };
     drop(started);
 }
@@ -30,7 +30,7 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
 /// Limits the log level of libraries. At `trace`, the file watcher
 /// logs every file change, even those of the log file. At `debug`,
 /// the Redis client logs all replies, which can contain the password.
-fn filter(level: LogLevel) -> EnvFilter {
+fn level_filter(level: LogLevel) -> EnvFilter {
     EnvFilter::new(match level.word() {
         "trace" => "debug,sluicegate=trace,fred=info",
         "debug" => "debug,fred=info",
@@ -40,9 +40,9 @@ fn filter(level: LogLevel) -> EnvFilter {
 
 /// The JSON format of envoyproxy/ratelimit: `@timestamp`,
 /// `@message`, the level, and the fields by name.
-struct Reference(Clock);
+struct RatelimitLogFormat(Clock);
 
-impl<S, N> FormatEvent<S, N> for Reference
+impl<S, N> FormatEvent<S, N> for RatelimitLogFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -53,16 +53,16 @@ where
         mut line: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut fields = Fields::default();
+        let mut fields = LogFields::default();
         event.record(&mut fields);
         let at = jiff::Timestamp::from_nanosecond(self.0.now().0.into()).map_err(|_| fmt::Error)?;
         fields.0.insert("@timestamp".to_owned(), at.to_string().into());
-        fields.0.insert("level".to_owned(), level(*event.metadata().level()).into());
+        fields.0.insert("level".to_owned(), level_name(*event.metadata().level()).into());
         writeln!(line, "{}", Value::Object(fields.0))
     }
 }
 
-fn level(level: Level) -> &'static str {
+fn level_name(level: Level) -> &'static str {
     match level {
         Level::ERROR => "error",
         Level::WARN => "warning",
@@ -73,33 +73,33 @@ fn level(level: Level) -> &'static str {
 }
 
 #[derive(Default)]
-struct Fields(Map<String, Value>);
+struct LogFields(Map<String, Value>);
 
-impl Fields {
-    fn put(&mut self, field: &Field, value: Value) {
+impl LogFields {
+    fn insert(&mut self, field: &Field, value: Value) {
         let name = if field.name() == "message" { "@message" } else { field.name() };
         self.0.insert(name.to_owned(), value);
     }
 }
 
-impl Visit for Fields {
+impl Visit for LogFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.put(field, format!("{value:?}").into());
+        self.insert(field, format!("{value:?}").into());
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 }

@@ -10,42 +10,42 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::drain::{self, Phase};
-use super::{Failure, Parts};
-use crate::config::settings::{Backend, Settings};
-use crate::edge::grpc::peer::{self, Courier, Seal, Trust};
+use super::drain::{self, DrainPhase};
+use super::{ServeError, ServiceTasks};
+use crate::config::settings::{StoreSetting, Settings};
+use crate::edge::grpc::peer::{self, ReleaseForwarder, BatchSigner, PeerTrust};
 use crate::edge::grpc::tls;
 use crate::engine::Engine;
-use crate::engine::peers::Post;
+use crate::engine::peers::ForwardedRelease;
 
 /// The minimum length of a secret, as for `peer_secret`.
-const SHORTEST: usize = 16;
+const MIN_SECRET_LEN: usize = 16;
 
 /// Returns the port for other replicas. `None` if the store is not shared.
-pub(super) fn port(settings: &Settings) -> Option<u16> {
-    settings.peer_port.filter(|_| settings.backend != Backend::Memory)
+pub(super) fn peer_port(settings: &Settings) -> Option<u16> {
+    settings.peer_port.filter(|_| settings.backend != StoreSetting::Memory)
 }
 
 /// Lets the engine forward releases to other replicas if the
 /// store is shared. Returns the queue of these releases.
-pub(super) fn joined(
+pub(super) fn with_forwarding(
     settings: &Settings,
     engine: Engine,
-) -> (Engine, Option<mpsc::Receiver<Post>>) {
-    if port(settings).is_some() { engine.with_peers() } else { (engine, None) }
+) -> (Engine, Option<mpsc::Receiver<ForwardedRelease>>) {
+    if peer_port(settings).is_some() { engine.with_forwarding() } else { (engine, None) }
 }
 
 /// Loads the credentials for authenticating other replicas.
 ///
 /// # Errors
 /// The problem with the files.
-pub(super) fn trust_of(settings: &Settings) -> Result<Arc<Trust>, String> {
-    let plain = settings.peer_secret.as_ref().map(|secret| Seal::new(secret.reveal()));
-    let file = settings.peer_secret_file.as_deref().map(secret_in).transpose()?;
-    let trust = Trust { seal: plain.or(file.as_deref().map(Seal::new)), ..Trust::default() };
+pub(super) fn load_trust(settings: &Settings) -> Result<Arc<PeerTrust>, String> {
+    let plain = settings.peer_secret.as_ref().map(|secret| BatchSigner::new(secret.reveal()));
+    let file = settings.peer_secret_file.as_deref().map(read_secret).transpose()?;
+    let trust = PeerTrust { signer: plain.or(file.as_deref().map(BatchSigner::new)), ..PeerTrust::default() };
     let pair = settings.peer_tls_cert_file.as_ref().zip(settings.peer_tls_key_file.as_ref());
     let Some((certificate, key)) = pair else { return Ok(Arc::new(trust)) };
-    let files = tls::Files {
+    let files = tls::TlsFiles {
         certificate: certificate.clone(),
         key: key.clone(),
         client_ca: settings.peer_tls_ca_file.clone(),
@@ -54,42 +54,42 @@ pub(super) fn trust_of(settings: &Settings) -> Result<Arc<Trust>, String> {
     trust.with_certificates(files).map(Arc::new).map_err(|error| error.to_string())
 }
 
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The polls after which the previous secret becomes invalid:
 /// ten minutes. Kubernetes updates a mounted secret within two.
-const OVERLAP: u32 = 600;
+const OVERLAP_POLLS: u32 = 600;
 
 /// The secret of the peers, and the state of polling its file.
-struct Secret {
-    trust: Arc<Trust>,
+struct SecretFile {
+    trust: Arc<PeerTrust>,
     /// The last error of the file, or empty.
-    wrong: String,
+    last_error: String,
     /// The polls since the last change of the secret.
-    looks: u32,
+    polls: u32,
 }
 
-impl Secret {
-    async fn keep(mut self, path: PathBuf) {
-        let mut ticks = interval(LOOK);
+impl SecretFile {
+    async fn poll_file(mut self, path: PathBuf) {
+        let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let looked = path.clone();
-            let read = spawn_blocking(move || secret_in(&looked)).await;
-            self.learn(read.unwrap_or_else(|lost| Err(lost.to_string())));
+            let polled_path = path.clone();
+            let read = spawn_blocking(move || read_secret(&polled_path)).await;
+            self.apply_read(read.unwrap_or_else(|lost| Err(lost.to_string())));
         }
     }
 
-    fn learn(&mut self, read: Result<String, String>) {
-        let Some(seal) = &self.trust.seal else { return };
-        self.looks = self.looks.saturating_add(1);
-        if self.looks == OVERLAP {
-            seal.settle();
+    fn apply_read(&mut self, read: Result<String, String>) {
+        let Some(seal) = &self.trust.signer else { return };
+        self.polls = self.polls.saturating_add(1);
+        if self.polls == OVERLAP_POLLS {
+            seal.drop_previous();
         }
-        let wrong = match read {
+        let error = match read {
             Ok(secret) => {
-                if seal.renew(&secret) {
-                    self.looks = 0;
+                if seal.rotate(&secret) {
+                    self.polls = 0;
                     tracing::info!(
                         "the peers' secret was read anew; the one before is good for ten more minutes"
                     );
@@ -99,57 +99,57 @@ impl Secret {
             Err(wrong) => wrong,
         };
         // Log an error once, and not every second.
-        if !wrong.is_empty() && wrong != self.wrong {
-            tracing::error!(error = %wrong, "the peers' secret cannot be read anew; the last good one stays");
+        if !error.is_empty() && error != self.last_error {
+            tracing::error!(error = %error, "the peers' secret cannot be read anew; the last good one stays");
         }
-        self.wrong = wrong;
+        self.last_error = error;
     }
 }
 
-fn secret_in(path: &Path) -> Result<String, String> {
+fn read_secret(path: &Path) -> Result<String, String> {
     let name = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
     let text = text.trim_end_matches(['\n', '\r']);
-    let sound = text.bytes().all(|byte| byte.is_ascii_graphic());
-    if text.len() < SHORTEST || !sound {
+    let is_printable = text.bytes().all(|byte| byte.is_ascii_graphic());
+    if text.len() < MIN_SECRET_LEN || !is_printable {
         return Err(format!(
-            "{name}: a secret is one line of at least {SHORTEST} printable ASCII characters without blanks"
+            "{name}: a secret is one line of at least {MIN_SECRET_LEN} printable ASCII characters without blanks"
         ));
     }
     Ok(text.to_owned())
 }
 
-pub(super) struct Peering<'s> {
+pub(super) struct PeerContext<'s> {
     pub(super) settings: &'s Settings,
     pub(super) engine: &'s Arc<Engine>,
-    pub(super) trust: Arc<Trust>,
-    pub(super) finishing: watch::Receiver<Phase>,
+    pub(super) trust: Arc<PeerTrust>,
+    pub(super) phase: watch::Receiver<DrainPhase>,
 }
 
-impl Peering<'_> {
+impl PeerContext<'_> {
     /// Serves other replicas on `listener`, and sends them the releases in `posted`.
     pub(super) fn start(
         self,
         listener: TcpListener,
-        posted: mpsc::Receiver<Post>,
-        parts: &mut Parts,
+        posted: mpsc::Receiver<ForwardedRelease>,
+        parts: &mut ServiceTasks,
     ) -> std::io::Result<()> {
-        let Self { settings, engine, trust, finishing } = self;
+        let Self { settings, engine, trust, phase: finishing } = self;
         let port = listener.local_addr()?.port();
         let address = settings.peer_address.unwrap_or(settings.peer_host);
         if let Some(membership) = engine.membership() {
-            membership.call_at(SocketAddr::new(address, port));
+            membership.publish_address(SocketAddr::new(address, port));
         }
         let networks = settings.peer_networks.clone();
         if let Some(path) = settings.peer_secret_file.clone() {
-            let secret = Secret { trust: Arc::clone(&trust), wrong: String::new(), looks: OVERLAP };
-            parts.lasting(secret.keep(path));
+            let secret = SecretFile { trust: Arc::clone(&trust), last_error: String::new(), polls: OVERLAP_POLLS };
+            parts.spawn_background(secret.poll_file(path));
         }
-        let courier = Courier::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
-        parts.lasting(courier.run());
-        let served = peer::serve(listener, Arc::clone(engine), trust, drain::finishing(finishing));
-        parts.finishing(async move {
-            served.await.map_err(|error| Failure::Part(format!("peer server: {error}")))
+        let forwarder = ReleaseForwarder::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
+        parts.spawn_background(forwarder.run());
+        let served = peer::serve(listener, Arc::clone(engine), trust, drain::wait_until_finishing(finishing));
+        parts.spawn_listener(async move {
+            served.await.map_err(|error| ServeError::TaskEnded(format!("peer server: {error}")))
         });
         Ok(())
     }

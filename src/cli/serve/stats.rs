@@ -1,7 +1,7 @@
 //! Collects, exposes and sends envoyproxy/ratelimit's statistics.
 //!
 //! Guarantees:
-//! - Unsent lines wait, up to [`MOST_WAITING`] bytes. Beyond that, they are dropped and logged.
+//! - Unsent lines wait, up to [`MAX_WAITING_BYTES`] bytes. Beyond that, they are dropped and logged.
 //! - After a broken connection, only an incomplete line is sent again, as a whole.
 //! - A datagram that is known to be refused is sent again.
 //! - Nothing here delays a check.
@@ -23,47 +23,47 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::backend::inside::{Connections, Remembered};
+use crate::backend::inside::{ConnectionCounts, DenyCacheStats};
 use crate::config::settings::{
-    Address, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
+    HostPort, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
 };
-use crate::edge::grpc::tls::{Readings, Tls};
-use crate::edge::http::metrics::Formats;
+use crate::edge::grpc::tls::{TlsReadCounts, ServerTls};
+use crate::edge::http::metrics::MetricsFormats;
 use crate::engine::Engine;
-use crate::telemetry::stats::mapping::Mapping;
-use crate::telemetry::stats::{Dialect, Lines, Looked, Rewrite, Stats, page};
+use crate::telemetry::stats::mapping::StatMapping;
+use crate::telemetry::stats::{LineFormat, StatLineFormatter, ExternalStat, NameRewrite, Stats, render_page};
 
-const MOST_WAITING: usize = 4 << 20;
+const MAX_WAITING_BYTES: usize = 4 << 20;
 /// The timeout of one send or one name lookup.
-const PATIENCE: Duration = Duration::from_secs(3);
+const SEND_TIMEOUT: Duration = Duration::from_secs(3);
 /// The maximum size of one write to a connection, in bytes.
-const BATCH: usize = 64 << 10;
+const MAX_WRITE_BYTES: usize = 64 << 10;
 /// The maximum size of a datagram with several lines, in bytes: one Ethernet frame.
-const DATAGRAM: usize = 1432;
+const MAX_DATAGRAM_BYTES: usize = 1432;
 /// The maximum size of a datagram with one line, in bytes: 65,535 without the IP and UDP headers.
-const LONGEST: usize = 65_507;
+const MAX_LINE_BYTES: usize = 65_507;
 /// The interval for resolving the receiver's name again.
 /// Datagrams to an outdated address are lost without an error.
-const LOOKUP: Duration = Duration::from_secs(30);
-const LARGEST: u64 = 1 << 20;
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
+const MAX_MAPPING_BYTES: u64 = 1 << 20;
 
 /// Returns the statistics, or `None` if the settings neither expose nor send them.
-pub(super) fn of(settings: &Settings) -> Option<Arc<Stats>> {
+pub(super) fn create_stats(settings: &Settings) -> Option<Arc<Stats>> {
     let is_shown = settings.metrics && settings.metrics_names != MetricNames::Own;
     let is_sent = settings.stats_sink != StatsSink::None;
-    let stats = || Stats::new(settings.max_rule_stats, mapping(settings));
-    let made = || if is_sent { stats() } else { stats().unsent() };
+    let stats = || Stats::new(settings.max_rule_stats, load_mapping(settings));
+    let made = || if is_sent { stats() } else { stats().without_sending() };
     (is_shown || is_sent).then(|| Arc::new(made()))
 }
 
 /// Returns the mapping that the settings name. Uses the built-in mapping if
 /// the file is missing or invalid, because limits must still be enforced.
-fn mapping(settings: &Settings) -> Mapping {
-    let built_in = || Mapping::built_in(settings.metrics_milliseconds);
+fn load_mapping(settings: &Settings) -> StatMapping {
+    let built_in = || StatMapping::built_in(settings.metrics_milliseconds);
     let Some(path) = &settings.metrics_mapping else { return built_in() };
     let size = std::fs::metadata(path).map_or(0, |file| file.len());
     let text = match std::fs::read_to_string(path) {
-        Ok(text) if size <= LARGEST => text,
+        Ok(text) if size <= MAX_MAPPING_BYTES => text,
         Ok(_) => String::new(),
         Err(error) => {
             let path = path.display();
@@ -71,159 +71,159 @@ fn mapping(settings: &Settings) -> Mapping {
             return built_in();
         }
     };
-    Mapping::read(&text).unwrap_or_else(|error| {
+    StatMapping::parse(&text).unwrap_or_else(|error| {
         let path = path.display();
         tracing::error!(%path, %error, "the file of metrics_mapping (PROMETHEUS_MAPPER_YAML) is wrong; the built-in one is taken");
         built_in()
     })
 }
 
-pub(super) type Look = Arc<dyn Fn() -> Vec<Looked> + Send + Sync>;
+pub(super) type StatsReader = Arc<dyn Fn() -> Vec<ExternalStat> + Send + Sync>;
 
-pub(super) fn look(
+pub(super) fn stats_reader(
     engine: &Arc<Engine>,
-    tls: Option<Arc<Tls>>,
+    tls: Option<Arc<ServerTls>>,
     files: impl Fn() -> usize + Send + Sync + 'static,
-) -> Look {
+) -> StatsReader {
     let engine = Arc::clone(engine);
     Arc::new(move || {
         let files = u64::try_from(files()).unwrap_or(u64::MAX);
-        let mut looked = vec![Looked::Gauge("runtime.num_values", files)];
-        let inside = engine.inside();
-        looked.extend(inside.connections.into_iter().flat_map(|pool| connections(FIRST, pool)));
-        looked.extend(inside.per_second.into_iter().flat_map(|pool| connections(SECOND, pool)));
-        looked.extend(inside.remembered.into_iter().flat_map(remembered));
-        looked.extend(tls.iter().flat_map(|tls| certificates(tls.readings())));
+        let mut looked = vec![ExternalStat::Gauge("runtime.num_values", files)];
+        let inside = engine.store_stats();
+        looked.extend(inside.connections.into_iter().flat_map(|pool| connection_stats(POOL_STATS, pool)));
+        looked.extend(inside.per_second_connections.into_iter().flat_map(|pool| connection_stats(PER_SECOND_POOL_STATS, pool)));
+        looked.extend(inside.deny_cache.into_iter().flat_map(deny_cache_stats));
+        looked.extend(tls.iter().flat_map(|tls| certificate_stats(tls.read_counts())));
         looked
     })
 }
 
 /// The statistics of open, created and closed connections.
-const FIRST: [&str; 3] = [
+const POOL_STATS: [&str; 3] = [
     "ratelimit.redis_pool.cx_active",
     "ratelimit.redis_pool.cx_total",
     "ratelimit.redis_pool.cx_local_close",
 ];
-const SECOND: [&str; 3] = [
+const PER_SECOND_POOL_STATS: [&str; 3] = [
     "ratelimit.redis_per_second_pool.cx_active",
     "ratelimit.redis_per_second_pool.cx_total",
     "ratelimit.redis_per_second_pool.cx_local_close",
 ];
 
-fn connections([active, total, close]: [&'static str; 3], of: Connections) -> [Looked; 3] {
-    let open = of.made.saturating_sub(of.gone);
-    [Looked::Gauge(active, open), Looked::Counter(total, of.made), Looked::Counter(close, of.gone)]
+fn connection_stats([active, total, close]: [&'static str; 3], of: ConnectionCounts) -> [ExternalStat; 3] {
+    let open = of.opened.saturating_sub(of.closed);
+    [ExternalStat::Gauge(active, open), ExternalStat::Counter(total, of.opened), ExternalStat::Counter(close, of.closed)]
 }
 
-fn remembered(of: Remembered) -> [Looked; 8] {
+fn deny_cache_stats(of: DenyCacheStats) -> [ExternalStat; 8] {
     [
         ("ratelimit.localcache.evacuateCount", of.evicted),
         ("ratelimit.localcache.expiredCount", of.expired),
         ("ratelimit.localcache.entryCount", of.keys),
-        ("ratelimit.localcache.averageAccessTime", of.average_found_at()),
+        ("ratelimit.localcache.averageAccessTime", of.mean_last_access()),
         ("ratelimit.localcache.hitCount", of.hits),
         ("ratelimit.localcache.missCount", of.misses),
         ("ratelimit.localcache.lookupCount", of.hits + of.misses),
         ("ratelimit.localcache.overwriteCount", of.overwritten),
     ]
-    .map(|(name, value)| Looked::Gauge(name, value))
+    .map(|(name, value)| ExternalStat::Gauge(name, value))
 }
 
-fn certificates(of: Readings) -> [Looked; 3] {
+fn certificate_stats(of: TlsReadCounts) -> [ExternalStat; 3] {
     [
-        Looked::Counter("certs.load_attempts", of.attempts),
-        Looked::Counter("certs.load_failures", of.failures),
-        Looked::Gauge("certs.num_values", of.files),
+        ExternalStat::Counter("certs.load_attempts", of.attempts),
+        ExternalStat::Counter("certs.load_failures", of.failures),
+        ExternalStat::Gauge("certs.num_values", of.files),
     ]
 }
 
 /// Returns the metrics page: our own metrics, those of envoyproxy/ratelimit, or both.
-pub(super) fn pages(
+pub(super) fn metrics_page(
     names: MetricNames,
     own: impl Fn() -> String + Send + Sync + 'static,
     engine: Arc<Engine>,
-    look: Look,
+    look: StatsReader,
 ) -> Arc<dyn Fn() -> String + Send + Sync> {
     let reference = move || {
         let Some(stats) = engine.stats() else { return String::new() };
-        stats.pass(engine.clock().now());
-        page(stats, &look())
+        stats.advance(engine.clock().now());
+        render_page(stats, &look())
     };
     Arc::new(move || match names {
         MetricNames::Own => own(),
-        MetricNames::Reference => reference(),
+        MetricNames::Ratelimit => reference(),
         MetricNames::All => reference() + &own(),
     })
 }
 
 /// Returns the formats of the metrics page. envoyproxy/ratelimit's
 /// counters lack the suffix `_total` that OpenMetrics requires.
-pub(super) const fn formats(names: MetricNames) -> Formats {
+pub(super) const fn page_formats(names: MetricNames) -> MetricsFormats {
     match names {
-        MetricNames::Own => Formats::Both,
-        MetricNames::Reference | MetricNames::All => Formats::Text,
+        MetricNames::Own => MetricsFormats::Both,
+        MetricNames::Ratelimit | MetricNames::All => MetricsFormats::Text,
     }
 }
 
-pub(super) async fn send(settings: Settings, stats: Arc<Stats>, look: Look) {
+pub(super) async fn send_periodically(settings: Settings, stats: Arc<Stats>, look: StatsReader) {
     let dialect = match settings.stats_sink {
         StatsSink::None => return std::future::pending().await,
-        StatsSink::Statsd => Dialect::Statsd,
-        StatsSink::Dogstatsd => Dialect::Dogstatsd,
-        StatsSink::Log => Dialect::Log,
+        StatsSink::Statsd => LineFormat::Statsd,
+        StatsSink::Dogstatsd => LineFormat::Dogstatsd,
+        StatsSink::Log => LineFormat::Log,
     };
-    let rewrites = settings.stats_mogrifiers.0.iter().filter_map(rewrite).collect();
-    let mut lines = Lines::new(dialect, &settings.stats_tags.0, rewrites);
-    let mut sink = Sink::of(&settings);
+    let rewrites = settings.stats_mogrifiers.0.iter().filter_map(compile_rewrite).collect();
+    let mut lines = StatLineFormatter::new(dialect, &settings.stats_tags.0, rewrites);
+    let mut sink = StatsSender::of(&settings);
     let mut ticks = interval(settings.stats_interval.into());
-    let mut lookups = interval(LOOKUP);
+    let mut lookups = interval(LOOKUP_INTERVAL);
     lookups.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = lookups.tick() => sink.to.look_up().await,
+            _ = lookups.tick() => sink.destination.resolve_again().await,
             _ = ticks.tick() => {
-                sink.take(lines.next(&stats, &look()));
+                sink.enqueue(lines.next_lines(&stats, &look()));
                 sink.send().await;
             }
         }
     }
 }
 
-fn rewrite(rule: &Mogrifier) -> Option<Rewrite> {
+fn compile_rewrite(rule: &Mogrifier) -> Option<NameRewrite> {
     // The settings have already validated the pattern.
     let pattern = Regex::new(&rule.pattern).ok()?;
-    Some(Rewrite { pattern, name: rule.name.clone(), tags: rule.tags.clone() })
+    Some(NameRewrite { pattern, name: rule.name.clone(), tags: rule.tags.clone() })
 }
 
-struct Sink {
-    to: To,
+struct StatsSender {
+    destination: StatsDestination,
     waiting: VecDeque<String>,
     bytes: usize,
-    is_cut_off: bool,
+    is_failing: bool,
 }
 
-enum To {
+enum StatsDestination {
     Log,
-    Tcp(Address, Option<TcpStream>),
-    Udp(Address, Option<UdpSocket>),
+    Tcp(HostPort, Option<TcpStream>),
+    Udp(HostPort, Option<UdpSocket>),
 }
 
-impl Sink {
+impl StatsSender {
     fn of(settings: &Settings) -> Self {
         let to = match (&settings.stats_address, settings.stats_sink) {
-            (None, _) | (_, StatsSink::Log | StatsSink::None) => To::Log,
+            (None, _) | (_, StatsSink::Log | StatsSink::None) => StatsDestination::Log,
             (Some(at), StatsSink::Statsd) if settings.stats_protocol == StatsProtocol::Tcp => {
-                To::Tcp(at.clone(), None)
+                StatsDestination::Tcp(at.clone(), None)
             }
-            (Some(at), _) => To::Udp(at.clone(), None),
+            (Some(at), _) => StatsDestination::Udp(at.clone(), None),
         };
-        Self { to, waiting: VecDeque::new(), bytes: 0, is_cut_off: false }
+        Self { destination: to, waiting: VecDeque::new(), bytes: 0, is_failing: false }
     }
 
-    fn take(&mut self, lines: Vec<String>) {
+    fn enqueue(&mut self, lines: Vec<String>) {
         let mut dropped = 0_u64;
         for line in lines {
-            if MOST_WAITING < self.bytes + line.len() {
+            if MAX_WAITING_BYTES < self.bytes + line.len() {
                 dropped += 1;
                 continue;
             }
@@ -237,8 +237,8 @@ impl Sink {
 
     /// Sends the waiting lines until an error occurs.
     async fn send(&mut self) {
-        let was_tried = self.to.is_tried();
-        let sent = timeout(PATIENCE, self.to.send(&mut self.waiting)).await;
+        let can_prove_delivery = self.destination.can_prove_delivery();
+        let sent = timeout(SEND_TIMEOUT, self.destination.send(&mut self.waiting)).await;
         let error = match sent {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),
@@ -246,16 +246,16 @@ impl Sink {
         };
         self.bytes = self.waiting.iter().map(String::len).sum();
         if let Some(error) = &error {
-            self.to.hang_up();
-            if !self.is_cut_off {
-                tracing::warn!(to = %self.to, %error, "statistics cannot be sent; trying on");
+            self.destination.close();
+            if !self.is_failing {
+                tracing::warn!(to = %self.destination, %error, "statistics cannot be sent; trying on");
             }
         }
-        self.is_cut_off = error.is_some() || (self.is_cut_off && !was_tried);
+        self.is_failing = error.is_some() || (self.is_failing && !can_prove_delivery);
     }
 }
 
-impl fmt::Display for To {
+impl fmt::Display for StatsDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Log => f.write_str("the log"),
@@ -265,7 +265,7 @@ impl fmt::Display for To {
     }
 }
 
-impl To {
+impl StatsDestination {
     async fn send(&mut self, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
         match self {
             Self::Log => {
@@ -279,15 +279,15 @@ impl To {
                     Some(stream) => stream,
                     None => TcpStream::connect((at.host.as_str(), at.port)).await?,
                 };
-                write(&mut stream, waiting).await?;
+                write_lines(&mut stream, waiting).await?;
                 *held = Some(stream);
             }
             Self::Udp(at, held) => {
                 let socket = match held.take() {
                     Some(socket) => socket,
-                    None => connected(at).await?,
+                    None => connect_udp(at).await?,
                 };
-                post(&socket, waiting).await?;
+                send_datagrams(&socket, waiting).await?;
                 *held = Some(socket);
             }
         }
@@ -296,20 +296,20 @@ impl To {
 
     /// Resolves the receiver's name again, and opens a new socket. The new source
     /// port avoids stale NAT entries. If the lookup fails, nothing changes.
-    async fn look_up(&mut self) {
+    async fn resolve_again(&mut self) {
         let Self::Udp(at, Some(socket)) = self else { return };
-        if let Ok(Ok(anew)) = timeout(PATIENCE, connected(at)).await {
-            *socket = anew;
+        if let Ok(Ok(replacement)) = timeout(SEND_TIMEOUT, connect_udp(at)).await {
+            *socket = replacement;
         }
     }
 
     /// Returns `true` if a successful send would prove that a receiver exists. The
     /// first datagram of a socket proves nothing, because a refusal arrives later.
-    const fn is_tried(&self) -> bool {
+    const fn can_prove_delivery(&self) -> bool {
         !matches!(self, Self::Udp(_, None))
     }
 
-    fn hang_up(&mut self) {
+    fn close(&mut self) {
         match self {
             Self::Log => {}
             Self::Tcp(_, stream) => *stream = None,
@@ -327,21 +327,21 @@ fn is_open(stream: &TcpStream) -> bool {
 }
 
 /// Writes the waiting lines. Removes a line only after the system has accepted all of it.
-async fn write(to: &mut TcpStream, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
-    let mut begun = 0;
-    while let Some((text, _)) = packet(waiting, BATCH) {
-        let rest = text.as_bytes().get(begun..).unwrap_or_default();
+async fn write_lines(to: &mut TcpStream, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
+    let mut partial_len = 0;
+    while let Some((text, _)) = next_packet(waiting, MAX_WRITE_BYTES) {
+        let rest = text.as_bytes().get(partial_len..).unwrap_or_default();
         let taken = to.write(rest).await?;
         if taken == 0 {
             return Err(std::io::ErrorKind::WriteZero.into());
         }
-        begun = drop_taken(waiting, begun + taken);
+        partial_len = remove_sent(waiting, partial_len + taken);
     }
     Ok(())
 }
 
 /// Removes the lines within the first `taken` bytes. Returns the accepted bytes of the next line.
-fn drop_taken(waiting: &mut VecDeque<String>, mut taken: usize) -> usize {
+fn remove_sent(waiting: &mut VecDeque<String>, mut taken: usize) -> usize {
     while let Some(length) = waiting.front().map(String::len).filter(|length| *length <= taken) {
         taken -= length;
         waiting.pop_front();
@@ -349,10 +349,10 @@ fn drop_taken(waiting: &mut VecDeque<String>, mut taken: usize) -> usize {
     taken
 }
 
-async fn post(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
-    while let Some((text, lines)) = packet(waiting, DATAGRAM) {
+async fn send_datagrams(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
+    while let Some((text, lines)) = next_packet(waiting, MAX_DATAGRAM_BYTES) {
         let text = text.trim_end();
-        if LONGEST < text.len() {
+        if MAX_LINE_BYTES < text.len() {
             tracing::warn!(bytes = text.len(), "a statistic is lost: no datagram is so long");
         } else {
             to.send(text.as_bytes()).await?;
@@ -366,7 +366,7 @@ async fn post(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::io::Result
 }
 
 /// Joins the next lines that fit into `most` bytes, at least one. Also returns the number of lines.
-fn packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize)> {
+fn next_packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize)> {
     let mut lines = waiting.iter();
     let (mut packet, mut count) = (lines.next()?.clone(), 1);
     for line in lines {
@@ -379,7 +379,7 @@ fn packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize)> {
     Some((packet, count))
 }
 
-async fn connected(at: &Address) -> std::io::Result<UdpSocket> {
+async fn connect_udp(at: &HostPort) -> std::io::Result<UdpSocket> {
     let found = lookup_host((at.host.as_str(), at.port)).await?.next();
     let address = found.ok_or(std::io::ErrorKind::NotFound)?;
     let own = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -403,12 +403,12 @@ mod tests {
     /// Long enough to show that nothing arrives.
     const MOMENT: Duration = Duration::from_millis(100);
 
-    fn address(of: SocketAddr) -> Address {
-        Address { host: of.ip().to_string(), port: of.port() }
+    fn address(of: SocketAddr) -> HostPort {
+        HostPort { host: of.ip().to_string(), port: of.port() }
     }
 
-    fn sink(to: To) -> Sink {
-        Sink { to, waiting: VecDeque::new(), bytes: 0, is_cut_off: false }
+    fn sink(to: StatsDestination) -> StatsSender {
+        StatsSender { destination: to, waiting: VecDeque::new(), bytes: 0, is_failing: false }
     }
 
     fn joined(waiting: &VecDeque<String>) -> String {
@@ -416,7 +416,7 @@ mod tests {
     }
 
     /// Receives the next datagram, and its source port.
-    async fn heard(socket: &UdpSocket) -> (String, u16) {
+    async fn receive_datagram(socket: &UdpSocket) -> (String, u16) {
         let mut bytes = [0; 2_048];
         let (length, from) =
             timeout(DEADLINE, socket.recv_from(&mut bytes)).await.expect("in time").unwrap();
@@ -430,7 +430,7 @@ mod tests {
         let of = |its: [usize; 3]| -> Vec<usize> {
             let mut waiting: VecDeque<_> = its.map(|length| "x".repeat(length)).into();
             let next = || {
-                let (packet, lines) = packet(&waiting, DATAGRAM)?;
+                let (packet, lines) = next_packet(&waiting, MAX_DATAGRAM_BYTES)?;
                 waiting.drain(..lines);
                 Some(packet.len())
             };
@@ -454,7 +454,7 @@ mod tests {
         let lines = (0..4_096).map(|nth| format!("{nth}:{}|c\n", "1".repeat(1_024)));
         let mut waiting: VecDeque<_> = lines.collect();
         let all = joined(&waiting);
-        let mut to = To::Tcp(address(at), Some(sender));
+        let mut to = StatsDestination::Tcp(address(at), Some(sender));
         assert!(timeout(MOMENT, to.send(&mut waiting)).await.is_err(), "nobody reads");
         // The timeout has closed the connection. The rest
         // of the stream is everything that was accepted.
@@ -469,16 +469,16 @@ mod tests {
     #[tokio::test]
     async fn a_closed_connection_reconnects_before_the_next_send() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut sink = sink(To::Tcp(address(listener.local_addr().unwrap()), None));
+        let mut sink = sink(StatsDestination::Tcp(address(listener.local_addr().unwrap()), None));
         for line in ["a:1|c", "b:2|c"] {
-            sink.take(vec![line.to_owned()]);
+            sink.enqueue(vec![line.to_owned()]);
             sink.send().await;
             let came = timeout(DEADLINE, listener.accept()).await.expect("it calls again");
             let (mut stream, mut bytes) = (came.unwrap().0, [0; 6]);
             timeout(DEADLINE, stream.read_exact(&mut bytes)).await.expect("in time").unwrap();
             assert_eq!(&bytes[..], format!("{line}\n").as_bytes());
             drop(stream);
-            let To::Tcp(_, Some(held)) = &sink.to else { panic!("the connection is kept") };
+            let StatsDestination::Tcp(_, Some(held)) = &sink.destination else { panic!("the connection is kept") };
             timeout(DEADLINE, held.readable()).await.expect("the end comes").unwrap();
         }
     }
@@ -489,11 +489,11 @@ mod tests {
         let nobody = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = nobody.local_addr().unwrap();
         nobody.connect(at).await.unwrap();
-        let mut sink = sink(To::Udp(address(at), None));
+        let mut sink = sink(StatsDestination::Udp(address(at), None));
         let told = async {
-            while !sink.is_cut_off {
+            while !sink.is_failing {
                 if sink.waiting.is_empty() {
-                    sink.take(vec!["a:1|c".to_owned()]);
+                    sink.enqueue(vec!["a:1|c".to_owned()]);
                 }
                 sink.send().await;
                 yield_now().await;
@@ -504,39 +504,39 @@ mod tests {
         drop(nobody);
         let somebody = UdpSocket::bind(at).await.unwrap();
         sink.send().await;
-        assert_eq!(heard(&somebody).await.0, "a:1|c");
+        assert_eq!(receive_datagram(&somebody).await.0, "a:1|c");
         assert!(sink.waiting.is_empty());
         // The next outage is logged only after this one has certainly ended.
-        assert!(sink.is_cut_off, "one datagram proves nothing");
-        sink.take(vec!["b:1|c".to_owned()]);
+        assert!(sink.is_failing, "one datagram proves nothing");
+        sink.enqueue(vec!["b:1|c".to_owned()]);
         sink.send().await;
-        assert_eq!(heard(&somebody).await.0, "b:1|c");
-        assert!(!sink.is_cut_off);
+        assert_eq!(receive_datagram(&somebody).await.0, "b:1|c");
+        assert!(!sink.is_failing);
     }
 
     #[tokio::test]
     async fn an_oversized_line_is_dropped_without_blocking_others() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let mut sink = sink(To::Udp(address(socket.local_addr().unwrap()), None));
-        sink.take(vec!["x".repeat(LONGEST + 1), "a:1|c".to_owned()]);
+        let mut sink = sink(StatsDestination::Udp(address(socket.local_addr().unwrap()), None));
+        sink.enqueue(vec!["x".repeat(MAX_LINE_BYTES + 1), "a:1|c".to_owned()]);
         sink.send().await;
-        assert_eq!(heard(&socket).await.0, "a:1|c");
-        assert!(sink.waiting.is_empty() && !sink.is_cut_off);
+        assert_eq!(receive_datagram(&socket).await.0, "a:1|c");
+        assert!(sink.waiting.is_empty() && !sink.is_failing);
     }
 
     #[tokio::test]
     async fn another_lookup_opens_a_new_source_port() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let mut sink = sink(To::Udp(address(socket.local_addr().unwrap()), None));
-        sink.to.look_up().await;
+        let mut sink = sink(StatsDestination::Udp(address(socket.local_addr().unwrap()), None));
+        sink.destination.resolve_again().await;
         let mut ports = Vec::new();
         for line in ["a:1|c", "b:1|c"] {
-            sink.take(vec![line.to_owned()]);
+            sink.enqueue(vec![line.to_owned()]);
             sink.send().await;
-            let (text, port) = heard(&socket).await;
+            let (text, port) = receive_datagram(&socket).await;
             assert_eq!(text, line);
             ports.push(port);
-            sink.to.look_up().await;
+            sink.destination.resolve_again().await;
         }
         assert_ne!(ports[0], ports[1]);
     }

@@ -21,48 +21,48 @@ use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::edge::health::Ready;
+use crate::edge::health::Readiness;
 
 /// The maximum duration of a connection. Probes are answered at once.
-const DEADLINE: Duration = Duration::from_secs(5);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The maximum number of connections. Further connections wait in the kernel's queue.
-const MOST: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 
 /// The pause after a failed accept. Prevents a busy
 /// loop when the process has no free file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Answers probes at `port`, if any, as long as the future is polled.
-pub(super) async fn say_alive(port: Option<&TcpListener>) -> Infallible {
+pub(super) async fn answer_probes(port: Option<&TcpListener>) -> Infallible {
     let Some(port) = port else { return std::future::pending().await };
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = port.accept(), if connections.len() < MOST => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(tokio::time::timeout(DEADLINE, serve(stream)))),
-                Err(_) => tokio::time::sleep(PAUSE).await,
+            accepted = port.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(tokio::time::timeout(CONNECTION_TIMEOUT, serve_connection(stream)))),
+                Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
             },
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-async fn serve(stream: TcpStream) {
-    let asked = async |request: Request<Incoming>| answer(request.uri().path());
+async fn serve_connection(stream: TcpStream) {
+    let respond = async |request: Request<Incoming>| probe_reply(request.uri().path());
     let mut http = Builder::new(TokioExecutor::new()).http1_only();
     // One request per connection: the next request must reach the service itself.
     http.http1().timer(TokioTimer::new()).keep_alive(false);
     // A disconnected client needs no handling.
-    http.serve_connection(TokioIo::new(stream), service_fn(asked)).await.ok();
+    http.serve_connection(TokioIo::new(stream), service_fn(respond)).await.ok();
 }
 
 /// Replies like a service without the limits that it needs. An error closes the
 /// connection: proxies retry another replica after that, but not after an error reply.
-fn answer(path: &str) -> std::io::Result<Response<String>> {
+fn probe_reply(path: &str) -> std::io::Result<Response<String>> {
     let (status, text) = match path {
         "/livez" => (StatusCode::OK, "alive\n".to_owned()),
-        "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", Ready::NoConfig)),
+        "/readyz" => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", Readiness::NoConfig)),
         "/healthcheck" => (StatusCode::INTERNAL_SERVER_ERROR, String::new()),
         _ => return Err(std::io::Error::other("no limits came yet")),
     };

@@ -16,7 +16,7 @@ use super::{Diagnostic, Severity};
 
 /// The number of findings by severity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub struct SeverityCounts {
     /// The number of errors.
     pub errors: usize,
     /// The number of warnings.
@@ -25,7 +25,7 @@ pub struct Counts {
     pub notes: usize,
 }
 
-impl Counts {
+impl SeverityCounts {
     pub(super) fn add(&mut self, severity: Severity) {
         let count = match severity {
             Severity::Error => &mut self.errors,
@@ -47,19 +47,19 @@ impl Counts {
 
     /// Returns the total over all severities.
     #[must_use]
-    pub const fn sum(&self) -> usize {
+    pub const fn total(&self) -> usize {
         self.errors.saturating_add(self.warnings).saturating_add(self.notes)
     }
 
     /// Returns `true` if all counts are zero.
     #[must_use]
-    pub const fn is_none(&self) -> bool {
-        self.sum() == 0
+    pub const fn is_zero(&self) -> bool {
+        self.total() == 0
     }
 }
 
-/// The form for omitted findings: `100 more errors, 1 more warning`. Zero counts are omitted.
-impl fmt::Display for Counts {
+/// The form for omitted findings: `100 not_shown errors, 1 not_shown warning`. Zero counts are omitted.
+impl fmt::Display for SeverityCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [(self.errors, "error"), (self.warnings, "warning"), (self.notes, "note")];
         for (at, (count, thing)) in all.into_iter().filter(|(count, _)| *count > 0).enumerate() {
@@ -71,7 +71,7 @@ impl fmt::Display for Counts {
     }
 }
 
-impl<'d> FromIterator<&'d Diagnostic> for Counts {
+impl<'d> FromIterator<&'d Diagnostic> for SeverityCounts {
     fn from_iter<I: IntoIterator<Item = &'d Diagnostic>>(all: I) -> Self {
         let mut counts = Self::default();
         all.into_iter().for_each(|one| counts.add(one.severity()));
@@ -83,12 +83,12 @@ impl<'d> FromIterator<&'d Diagnostic> for Counts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
     shown: Vec<Diagnostic>,
-    more: Counts,
+    not_shown: SeverityCounts,
 }
 
 impl Diagnostics {
-    pub(super) const fn new(shown: Vec<Diagnostic>, more: Counts) -> Self {
-        Self { shown, more }
+    pub(super) const fn new(shown: Vec<Diagnostic>, more: SeverityCounts) -> Self {
+        Self { shown, not_shown: more }
     }
 
     /// Returns the count of findings that are not shown.
@@ -96,39 +96,39 @@ impl Diagnostics {
     /// In a file with over a thousand findings of one severity, a
     /// finding that several aliases reach may be counted several times.
     #[must_use]
-    pub const fn more(&self) -> Counts {
-        self.more
+    pub const fn not_shown(&self) -> SeverityCounts {
+        self.not_shown
     }
 
     /// Returns the count of all findings, shown or not.
     #[must_use]
-    pub fn counts(&self) -> Counts {
-        self.shown.iter().collect::<Counts>().plus(self.more)
+    pub fn counts(&self) -> SeverityCounts {
+        self.shown.iter().collect::<SeverityCounts>().plus(self.not_shown)
     }
 
-    /// Returns the `most` severe findings in their present order, and the count of the others.
+    /// Returns the `max` severe findings in their present order, and the count of the others.
     #[must_use]
-    pub fn worst(&self, most: usize) -> (Vec<&Diagnostic>, Counts) {
+    pub fn most_severe(&self, max: usize) -> (Vec<&Diagnostic>, SeverityCounts) {
         let mut ranked: Vec<(usize, &Diagnostic)> = self.shown.iter().enumerate().collect();
         ranked.sort_by_key(|(_, one)| std::cmp::Reverse(one.severity()));
-        let left_out = ranked.iter().skip(most).map(|(_, one)| *one).collect::<Counts>();
-        ranked.truncate(most);
+        let left_out = ranked.iter().skip(max).map(|(_, one)| *one).collect::<SeverityCounts>();
+        ranked.truncate(max);
         ranked.sort_unstable_by_key(|(at, _)| *at);
-        (ranked.into_iter().map(|(_, one)| one).collect(), left_out.plus(self.more))
+        (ranked.into_iter().map(|(_, one)| one).collect(), left_out.plus(self.not_shown))
     }
 
     /// Removes the notes, shown or not.
     #[must_use]
     pub fn without_notes(mut self) -> Self {
         self.shown.retain(|one| one.severity() != Severity::Note);
-        self.more.notes = 0;
+        self.not_shown.notes = 0;
         self
     }
 
     /// Appends the findings and counts of `others`.
     pub fn append(&mut self, others: Self) {
         self.shown.extend(others.shown);
-        self.more = self.more.plus(others.more);
+        self.not_shown = self.not_shown.plus(others.not_shown);
     }
 
     pub(in crate::config) fn sort_by_key<K: Ord>(&mut self, key: impl FnMut(&Diagnostic) -> K) {
@@ -169,6 +169,6 @@ impl fmt::Display for Diagnostics {
             let line_end = if at == 0 { "" } else { "\n" };
             write!(f, "{line_end}{one}")?;
         }
-        if self.more.is_none() { Ok(()) } else { write!(f, "\nand {}, not shown", self.more) }
+        if self.not_shown.is_zero() { Ok(()) } else { write!(f, "\nand {}, not shown", self.not_shown) }
     }
 }

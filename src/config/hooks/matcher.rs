@@ -15,7 +15,7 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Attributes;
+use super::RequestAttributes;
 
 /// The conditions on one header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -64,19 +64,19 @@ pub enum StringMatch {
     /// The text contains this substring.
     Contains(String),
     /// The whole text matches this regular expression.
-    SafeRegex(Pattern),
+    SafeRegex(RegexPattern),
 }
 
 /// A regular expression.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "Written", into = "Written")]
 #[schemars(with = "Written")]
-pub struct Pattern {
+pub struct RegexPattern {
     text: String,
-    whole: Regex,
+    anchored: Regex,
 }
 
-impl PartialEq for Pattern {
+impl PartialEq for RegexPattern {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text
     }
@@ -91,26 +91,26 @@ struct Written {
     regex: String,
 }
 
-impl TryFrom<Written> for Pattern {
+impl TryFrom<Written> for RegexPattern {
     type Error = regex::Error;
 
     fn try_from(Written { regex }: Written) -> Result<Self, regex::Error> {
         // Compile the expression alone first: an unbalanced `)` could close the group below.
         Regex::new(&regex)?;
         let whole = Regex::new(&format!("^(?:{regex})$"))?;
-        Ok(Self { text: regex, whole })
+        Ok(Self { text: regex, anchored: whole })
     }
 }
 
-impl From<Pattern> for Written {
-    fn from(pattern: Pattern) -> Self {
+impl From<RegexPattern> for Written {
+    fn from(pattern: RegexPattern) -> Self {
         Self { regex: pattern.text }
     }
 }
 
 impl HeaderMatcher {
-    pub(super) fn matches(&self, request: &Attributes<'_>) -> bool {
-        let header = (request.joined)(&self.name.to_ascii_lowercase());
+    pub(super) fn matches(&self, request: &RequestAttributes<'_>) -> bool {
+        let header = (request.joined_header_values)(&self.name.to_ascii_lowercase());
         let value = match header {
             None if self.treat_missing_header_as_empty => Some(Cow::Borrowed("")),
             header => header,
@@ -140,7 +140,7 @@ impl StringMatch {
             Self::Prefix(text) => value.starts_with(text.as_str()),
             Self::Suffix(text) => value.ends_with(text.as_str()),
             Self::Contains(text) => value.contains(text.as_str()),
-            Self::SafeRegex(pattern) => pattern.whole.is_match(value),
+            Self::SafeRegex(pattern) => pattern.anchored.is_match(value),
         }
     }
 }

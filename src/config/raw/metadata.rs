@@ -6,90 +6,90 @@
 //! - Deeper keys are rendered from their value: `0x10` becomes `16`, `yes` becomes `true`.
 //!
 //! Not covered:
-//! - Infinity and NaN, which JSON lacks: a [`NOT_FINITE`] text replaces them, with a warning.
+//! - Infinity and NaN, which JSON lacks: a [`NON_FINITE_PREFIX`] text replaces them, with a warning.
 
 use serde_json::{Map, Value as Json};
 
-use super::typed::Reader;
-use crate::config::NOT_FINITE;
+use super::typed::FileReader;
+use crate::config::NON_FINITE_PREFIX;
 use crate::config::diagnostic::Code;
-use crate::config::yaml::{Id, Kind, Value};
+use crate::config::yaml::{YamlId, YamlKind, ScalarValue};
 
-impl Reader<'_, '_> {
-    pub(super) fn first_level(&mut self, mapping: Id, out: &mut Map<String, Json>) {
-        self.pairs_into(mapping, out, |reader, key| {
-            reader.text_only(key);
+impl FileReader<'_, '_> {
+    pub(super) fn read_first_level(&mut self, mapping: YamlId, out: &mut Map<String, Json>) {
+        self.read_pairs(mapping, out, |reader, key| {
+            reader.check_is_text(key);
             reader.key_text(key)
         });
     }
 
-    fn pairs_into(
+    fn read_pairs(
         &mut self,
-        mapping: Id,
+        mapping: YamlId,
         out: &mut Map<String, Json>,
-        name: fn(&mut Self, Id) -> String,
+        name: fn(&mut Self, YamlId) -> String,
     ) {
         let tree = self.tree;
         for (key, value) in tree.pairs(mapping) {
             if tree.is_merge(key) {
-                for merged in tree.merged(value) {
-                    self.at(merged, |reader, merged| reader.pairs_into(merged, out, name));
+                for merged in tree.merged_mappings(value) {
+                    self.visit(merged, |reader, merged| reader.read_pairs(merged, out, name));
                 }
                 continue;
             }
             let mut named = String::new();
-            self.at(key, |reader, key| named = name(reader, key));
-            self.at(value, |reader, value| {
-                let value = reader.json(value);
+            self.visit(key, |reader, key| named = name(reader, key));
+            self.visit(value, |reader, value| {
+                let value = reader.read_json(value);
                 out.insert(named, value);
             });
         }
     }
 
-    fn json(&mut self, node: Id) -> Json {
+    fn read_json(&mut self, node: YamlId) -> Json {
         let tree = self.tree;
         match tree.kind(node) {
-            Kind::Mapping(_) => {
+            YamlKind::Mapping(_) => {
                 let mut map = Map::new();
-                self.pairs_into(node, &mut map, Self::rendered);
+                self.read_pairs(node, &mut map, Self::render_key);
                 Json::Object(map)
             }
-            Kind::Sequence(_) => {
+            YamlKind::Sequence(_) => {
                 let mut list = Vec::new();
                 for item in tree.children(node) {
-                    self.at(*item, |reader, item| list.push(reader.json(item)));
+                    self.visit(*item, |reader, item| list.push(reader.read_json(item)));
                 }
                 Json::Array(list)
             }
-            Kind::Scalar { .. } | Kind::Alias(_) => self.leaf(node),
+            YamlKind::Scalar { .. } | YamlKind::Alias(_) => self.read_leaf(node),
         }
     }
 
-    fn leaf(&mut self, node: Id) -> Json {
+    fn read_leaf(&mut self, node: YamlId) -> Json {
         match self.tree.scalar(node) {
-            None | Some((_, Value::Null)) => Json::Null,
-            Some((_, Value::Bool(value))) => value.into(),
-            Some((_, Value::Int(value))) => value.into(),
-            Some((_, Value::Big(value))) => value.into(),
-            Some((_, Value::Float(value))) if value.is_finite() => value.into(),
-            Some((_, Value::Float(value))) => self.not_finite(node, value).into(),
-            Some((text, Value::Text)) => text.into(),
-            Some((_, Value::Binary(bytes))) => {
-                self.text_only(node);
+            None | Some((_, ScalarValue::Null)) => Json::Null,
+            Some((_, ScalarValue::Bool(value))) => value.into(),
+            Some((_, ScalarValue::Int(value))) => value.into(),
+            Some((_, ScalarValue::Unsigned(value))) => value.into(),
+            Some((_, ScalarValue::Float(value))) if value.is_finite() => value.into(),
+            Some((_, ScalarValue::Float(value))) => self.non_finite_text(node, value).into(),
+            Some((text, ScalarValue::Text)) => text.into(),
+            Some((_, ScalarValue::Binary(bytes))) => {
+                self.check_is_text(node);
                 String::from_utf8_lossy(&bytes).into()
             }
         }
     }
 
-    fn not_finite(&mut self, node: Id, value: f64) -> String {
+    fn non_finite_text(&mut self, node: YamlId, value: f64) -> String {
         let message = "no such number exists in JSON: /json answers 500 to what would return it";
         let (span, help) = (self.tree.span(node), "write a finite number, or quote the text");
         self.findings.add_with_help(Code::NotFinite, span, message, help);
-        format!("{NOT_FINITE}{value}")
+        format!("{NON_FINITE_PREFIX}{value}")
     }
 
-    fn text_only(&mut self, node: Id) {
-        if let Some((_, Value::Binary(bytes))) = self.tree.scalar(node)
+    fn check_is_text(&mut self, node: YamlId) {
+        if let Some((_, ScalarValue::Binary(bytes))) = self.tree.scalar(node)
             && str::from_utf8(&bytes).is_err()
         {
             let message = "metadata is returned as JSON, which holds text and not these bytes";
@@ -98,23 +98,23 @@ impl Reader<'_, '_> {
     }
 
     /// Returns the text of a key below the first level, rendered from its value.
-    fn rendered(&mut self, key: Id) -> String {
-        self.text_only(key);
+    fn render_key(&mut self, key: YamlId) -> String {
+        self.check_is_text(key);
         match self.tree.scalar(key) {
-            None | Some((_, Value::Null)) => "<nil>".to_owned(),
-            Some((_, Value::Bool(value))) => value.to_string(),
-            Some((_, Value::Int(value))) => value.to_string(),
-            Some((_, Value::Big(value))) => value.to_string(),
-            Some((_, Value::Float(value))) => float(value),
-            Some((text, Value::Text)) => text.to_owned(),
-            Some((_, Value::Binary(bytes))) => String::from_utf8_lossy(&bytes).into_owned(),
+            None | Some((_, ScalarValue::Null)) => "<nil>".to_owned(),
+            Some((_, ScalarValue::Bool(value))) => value.to_string(),
+            Some((_, ScalarValue::Int(value))) => value.to_string(),
+            Some((_, ScalarValue::Unsigned(value))) => value.to_string(),
+            Some((_, ScalarValue::Float(value))) => format_float(value),
+            Some((text, ScalarValue::Text)) => text.to_owned(),
+            Some((_, ScalarValue::Binary(bytes))) => String::from_utf8_lossy(&bytes).into_owned(),
         }
     }
 }
 
 /// Formats a float with the shortest digits. Below 1e-4 and
 /// from 1e6 on, it has an exponent of two or more digits.
-fn float(value: f64) -> String {
+fn format_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {
         return match value {

@@ -11,193 +11,193 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use super::word::{Block, Word};
+use super::word::{LimitsBlock, FieldName};
 use crate::config::diagnostic::{Code, Findings, Span};
-use crate::config::yaml::{Id, Kind, Tree, Value};
+use crate::config::yaml::{YamlId, YamlKind, YamlTree, ScalarValue};
 
-/// Checks the keys and leaves of a tree. Nodes in `blamed` already have a finding. Returns
+/// Checks the keys and leaves of a tree. Nodes in `reported` already have a finding. Returns
 /// them together with the newly reported nodes, so that no node is reported twice.
-pub(super) fn check(tree: &Tree<'_>, blamed: HashSet<Id>, findings: &mut Findings) -> HashSet<Id> {
-    let mut names = Names { tree, findings, blamed, seen: HashSet::new() };
+pub(super) fn check(tree: &YamlTree<'_>, blamed: HashSet<YamlId>, findings: &mut Findings) -> HashSet<YamlId> {
+    let mut names = NameChecker { tree, findings, reported: blamed, seen: HashSet::new() };
     let mut todo = VecDeque::new();
     if let Some(root) = tree.root {
-        todo.push_back((root, Block::File));
+        todo.push_back((root, LimitsBlock::File));
     }
     while let Some((mapping, block)) = todo.pop_front() {
-        names.mapping(mapping, block, &mut todo);
+        names.check_mapping(mapping, block, &mut todo);
     }
-    names.blamed
+    names.reported
 }
 
 /// A key and its effective value.
 #[derive(Clone, Copy)]
-struct Entry {
-    key: Id,
-    value: Id,
+struct FieldEntry {
+    key: YamlId,
+    value: YamlId,
     /// The mapping that contains the key directly, without a merge.
-    home: Id,
+    owner: YamlId,
 }
 
 /// The mappings to check, in the order of the text on each level.
-type Todo = VecDeque<(Id, Block)>;
+type PendingMappings = VecDeque<(YamlId, LimitsBlock)>;
 
-type Entries = [Option<Entry>; Word::ALL.len()];
+type FieldEntries = [Option<FieldEntry>; FieldName::ALL.len()];
 
-struct Names<'a, 's> {
-    tree: &'a Tree<'s>,
+struct NameChecker<'a, 's> {
+    tree: &'a YamlTree<'s>,
     findings: &'a mut Findings,
-    blamed: HashSet<Id>,
+    reported: HashSet<YamlId>,
     /// The blocks that were reached through an alias. Each
     /// is checked once, even with a thousand aliases.
-    seen: HashSet<(Id, Block)>,
+    seen: HashSet<(YamlId, LimitsBlock)>,
 }
 
-impl Names<'_, '_> {
-    fn mapping(&mut self, mapping: Id, block: Block, todo: &mut Todo) {
-        let mut entries: Entries = [None; Word::ALL.len()];
-        self.collect(mapping, block, &mut entries);
-        for (word, entry) in Word::ALL.into_iter().zip(entries) {
+impl NameChecker<'_, '_> {
+    fn check_mapping(&mut self, mapping: YamlId, block: LimitsBlock, todo: &mut PendingMappings) {
+        let mut entries: FieldEntries = [None; FieldName::ALL.len()];
+        self.collect_entries(mapping, block, &mut entries);
+        for (word, entry) in FieldName::ALL.into_iter().zip(entries) {
             let Some(entry) = entry else { continue };
-            self.place(word, entry, block);
-            if word != Word::Metadata {
-                self.value(word, entry.value, block.inside(word), todo);
+            self.check_place(word, entry, block);
+            if word != FieldName::Metadata {
+                self.check_value(word, entry.value, block.child_block(word), todo);
             }
         }
     }
 
-    fn collect(&mut self, mapping: Id, block: Block, entries: &mut Entries) {
+    fn collect_entries(&mut self, mapping: YamlId, block: LimitsBlock, entries: &mut FieldEntries) {
         let tree = self.tree;
         for (key, value) in tree.pairs(mapping) {
             if tree.is_merge(key) {
-                for merged in tree.merged(value) {
-                    self.merge(mapping, key, tree.target(merged), block, entries);
+                for merged in tree.merged_mappings(value) {
+                    self.merge_entries(mapping, key, tree.target(merged), block, entries);
                 }
-            } else if let Some(word) = self.word(key, block) {
-                let entry = Entry { key, value, home: mapping };
+            } else if let Some(word) = self.field_name(key, block) {
+                let entry = FieldEntry { key, value, owner: mapping };
                 let slot = &mut entries[word as usize];
-                if slot.replace(entry).is_some_and(|earlier| earlier.home == mapping) {
-                    self.repeated(word, key);
+                if slot.replace(entry).is_some_and(|earlier| earlier.owner == mapping) {
+                    self.warn_repeated(word, key);
                 }
             }
         }
     }
 
     /// Inserts the entries of a merged mapping at the merge key. They overwrite earlier entries.
-    fn merge(&mut self, into: Id, key: Id, from: Id, block: Block, entries: &mut Entries) {
-        let mut merged: Entries = [None; Word::ALL.len()];
-        self.collect(from, block, &mut merged);
-        for ((word, slot), entry) in Word::ALL.into_iter().zip(entries).zip(merged) {
+    fn merge_entries(&mut self, into: YamlId, key: YamlId, from: YamlId, block: LimitsBlock, entries: &mut FieldEntries) {
+        let mut merged: FieldEntries = [None; FieldName::ALL.len()];
+        self.collect_entries(from, block, &mut merged);
+        for ((word, slot), entry) in FieldName::ALL.into_iter().zip(entries).zip(merged) {
             let Some(entry) = entry else { continue };
-            if slot.replace(entry).is_some_and(|earlier| earlier.home == into) {
+            if slot.replace(entry).is_some_and(|earlier| earlier.owner == into) {
                 let message = format!("`<<` overwrites `{}` above it", word.name());
                 let help = "move `<<` to the top of the block; what is below it wins";
-                self.warn(Code::MergeOverwrites, key, message, help);
+                self.report_warning(Code::MergeOverwrites, key, message, help);
             }
         }
     }
 
-    fn repeated(&mut self, word: Word, key: Id) {
+    fn warn_repeated(&mut self, word: FieldName, key: YamlId) {
         let message =
             format!("`{}` is written twice in one block; the last one counts", word.name());
-        self.warn(Code::RepeatedKey, key, message, "take one of them out");
+        self.report_warning(Code::RepeatedKey, key, message, "take one of them out");
     }
 
-    fn word(&mut self, key: Id, block: Block) -> Option<Word> {
+    fn field_name(&mut self, key: YamlId, block: LimitsBlock) -> Option<FieldName> {
         let key = self.tree.target(key);
         let (text, value) = self.tree.scalar(key)?;
         let name = match &value {
-            Value::Text => Some(text),
-            Value::Binary(bytes) => str::from_utf8(bytes).ok(),
+            ScalarValue::Text => Some(text),
+            ScalarValue::Binary(bytes) => str::from_utf8(bytes).ok(),
             _ => None,
         };
         let Some(name) = name else {
             let message = format!("the key `{text}` is not text but {}", kind_of(&value));
             let help = "every key is one of the language's words";
-            self.blame(Code::KeyNotText, key, message, Some(help.to_owned()));
+            self.report_error(Code::KeyNotText, key, message, Some(help.to_owned()));
             return None;
         };
-        let word = Word::named(name);
+        let word = FieldName::from_name(name);
         if word.is_none() && self.findings.is_full(Code::UnknownKey) {
-            self.findings.count(Code::UnknownKey);
+            self.findings.count_dropped(Code::UnknownKey);
         } else if word.is_none() {
             let message = format!("there is no key `{name}`");
-            let help = match Word::nearest(name, block) {
+            let help = match FieldName::nearest(name, block) {
                 Some(nearest) => format!("did you mean `{}`?", nearest.name()),
-                None if block == Block::Nowhere => "take it out".to_owned(),
-                None => block.listing(),
+                None if block == LimitsBlock::WithoutEffect => "take it out".to_owned(),
+                None => block.describe_fields(),
             };
-            self.blame(Code::UnknownKey, key, message, Some(help));
+            self.report_error(Code::UnknownKey, key, message, Some(help));
         }
         word
     }
 
-    fn place(&mut self, word: Word, entry: Entry, block: Block) {
-        let parked = word == Word::Metadata && block == Block::File;
-        if block.words().contains(&word) || parked {
+    fn check_place(&mut self, word: FieldName, entry: FieldEntry, block: LimitsBlock) {
+        let is_anchor_metadata = word == FieldName::Metadata && block == LimitsBlock::File;
+        if block.field_names().contains(&word) || is_anchor_metadata {
             return;
         }
-        let help = format!("it belongs in {}", Block::of(word));
-        if word.is_ours() {
+        let help = format!("it belongs in {}", LimitsBlock::list_blocks_of(word));
+        if word.is_extension() {
             let message = format!("`{}` has no place in {}", word.name(), block.title());
-            self.blame(Code::MisplacedWord, entry.key, message, Some(help));
-        } else if block != Block::Nowhere {
+            self.report_error(Code::MisplacedWord, entry.key, message, Some(help));
+        } else if block != LimitsBlock::WithoutEffect {
             let message = format!("`{}` is ignored in {}", word.name(), block.title());
-            self.warn(Code::IgnoredKey, entry.key, message, &help);
+            self.report_warning(Code::IgnoredKey, entry.key, message, &help);
         }
     }
 
-    fn value(&mut self, word: Word, value: Id, inside: Block, todo: &mut Todo) {
+    fn check_value(&mut self, word: FieldName, value: YamlId, inside: LimitsBlock, todo: &mut PendingMappings) {
         let target = self.tree.target(value);
         match self.tree.kind(target) {
-            Kind::Mapping(_) => self.later(value, inside, todo),
-            Kind::Sequence(_) => {
+            YamlKind::Mapping(_) => self.enqueue_once(value, inside, todo),
+            YamlKind::Sequence(_) => {
                 for item in self.tree.children(target) {
-                    self.item(word, *item, target, inside, todo);
+                    self.check_item(word, *item, target, inside, todo);
                 }
             }
-            Kind::Scalar { .. } => self.leaf(word, target),
-            Kind::Alias(_) => {}
+            YamlKind::Scalar { .. } => self.check_leaf(word, target),
+            YamlKind::Alias(_) => {}
         }
     }
 
-    fn item(&mut self, word: Word, item: Id, list: Id, inside: Block, todo: &mut Todo) {
+    fn check_item(&mut self, word: FieldName, item: YamlId, list: YamlId, inside: LimitsBlock, todo: &mut PendingMappings) {
         let target = self.tree.target(item);
-        if matches!(self.tree.kind(target), Kind::Mapping(_)) {
-            return self.later(item, inside, todo);
+        if matches!(self.tree.kind(target), YamlKind::Mapping(_)) {
+            return self.enqueue_once(item, inside, todo);
         }
-        self.blamed.insert(list);
-        let got = describe(self.tree, target);
+        self.reported.insert(list);
+        let got = describe_node(self.tree, target);
         let message = format!("an item of `{}` is not a mapping but {got}", word.name());
         let help = match inside {
-            Block::Descriptor => Some("an item looks like this: `- key: …`".to_owned()),
-            Block::Replaces => Some("an item looks like this: `- name: …`".to_owned()),
+            LimitsBlock::Descriptor => Some("an item looks like this: `- key: …`".to_owned()),
+            LimitsBlock::Replaces => Some("an item looks like this: `- name: …`".to_owned()),
             _ => None,
         };
-        self.blame(Code::NotMappingInList, item, message, help);
+        self.report_error(Code::NotMappingInList, item, message, help);
     }
 
-    fn later(&mut self, mapping: Id, block: Block, todo: &mut Todo) {
+    fn enqueue_once(&mut self, mapping: YamlId, block: LimitsBlock, todo: &mut PendingMappings) {
         let target = self.tree.target(mapping);
         if target == mapping || self.seen.insert((target, block)) {
             todo.push_back((target, block));
         }
     }
 
-    fn leaf(&mut self, word: Word, leaf: Id) {
+    fn check_leaf(&mut self, word: FieldName, leaf: YamlId) {
         let Some((text, value)) = self.tree.scalar(leaf) else { return };
         let what = match value {
-            Value::Float(_) => "a number with a fraction or exponent",
-            Value::Big(_) => "an integer beyond 64 bits",
+            ScalarValue::Float(_) => "a number with a fraction or exponent",
+            ScalarValue::Unsigned(_) => "an integer beyond 64 bits",
             _ => return,
         };
         let message =
             format!("`{}` is {what}, which a limits file cannot hold: {text}", word.name());
         let help = format!("quote it if it is meant as text: '{text}'");
-        self.blame(Code::FractionOrTooBig, leaf, message, Some(help));
+        self.report_error(Code::FractionOrTooBig, leaf, message, Some(help));
     }
 
-    fn blame(&mut self, code: Code, node: Id, message: String, help: Option<String>) {
-        self.blamed.insert(node);
+    fn report_error(&mut self, code: Code, node: YamlId, message: String, help: Option<String>) {
+        self.reported.insert(node);
         let span = self.tree.span(node);
         match help {
             Some(help) => self.findings.add_with_help(code, span, message, help),
@@ -205,30 +205,30 @@ impl Names<'_, '_> {
         }
     }
 
-    fn warn(&mut self, code: Code, node: Id, message: String, help: &str) {
+    fn report_warning(&mut self, code: Code, node: YamlId, message: String, help: &str) {
         self.findings.add_with_help(code, self.tree.span(node), message, help);
     }
 }
 
 /// Describes a node for messages, with its text if it has one.
-pub(super) fn describe(tree: &Tree<'_>, node: Id) -> String {
+pub(super) fn describe_node(tree: &YamlTree<'_>, node: YamlId) -> String {
     match tree.scalar(node) {
-        Some((_, Value::Null)) => "nothing".to_owned(),
-        Some((text, Value::Text)) => format!("the text `{}`", shortened(text)),
+        Some((_, ScalarValue::Null)) => "nothing".to_owned(),
+        Some((text, ScalarValue::Text)) => format!("the text `{}`", shortened(text)),
         Some((text, value)) => format!("{}: `{}`", kind_of(&value), shortened(text)),
-        None if matches!(tree.kind(node), Kind::Mapping(_)) => "a mapping".to_owned(),
+        None if matches!(tree.kind(node), YamlKind::Mapping(_)) => "a mapping".to_owned(),
         None => "a list".to_owned(),
     }
 }
 
-fn kind_of(value: &Value) -> &'static str {
+fn kind_of(value: &ScalarValue) -> &'static str {
     match value {
-        Value::Null => "nothing",
-        Value::Bool(_) => "a boolean",
-        Value::Int(_) | Value::Big(_) => "an integer",
-        Value::Float(_) => "a number",
-        Value::Text => "text",
-        Value::Binary(_) => "binary",
+        ScalarValue::Null => "nothing",
+        ScalarValue::Bool(_) => "a boolean",
+        ScalarValue::Int(_) | ScalarValue::Unsigned(_) => "an integer",
+        ScalarValue::Float(_) => "a number",
+        ScalarValue::Text => "text",
+        ScalarValue::Binary(_) => "binary",
     }
 }
 
@@ -239,6 +239,6 @@ fn shortened(text: &str) -> String {
 }
 
 /// Returns the span of a block's first key. The whole block may be a page long.
-pub(super) fn head(tree: &Tree<'_>, mapping: Id) -> Span {
+pub(super) fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
     tree.pairs(mapping).next().map_or_else(|| tree.span(mapping), |(key, _)| tree.span(key))
 }

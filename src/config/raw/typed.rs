@@ -12,28 +12,28 @@
 
 use std::collections::HashSet;
 
-use super::names::{describe, head};
-use super::word::{Block, Word};
+use super::names::{describe_node, first_key_span};
+use super::word::{LimitsBlock, FieldName};
 use super::{
     Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
 };
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
-use crate::config::yaml::{Budget, Id, Kind, Tree, Value};
+use crate::config::yaml::{AliasBudget, YamlId, YamlKind, YamlTree, ScalarValue};
 
-/// Reads the file from a tree. Nodes in `blamed` are not reported again.
-pub(super) fn read(tree: &Tree<'_>, blamed: &HashSet<Id>, findings: &mut Findings) -> File {
-    let mut reader = Reader { tree, blamed, findings, budget: Budget::default(), exhausted: false };
+/// Reads the file from a tree. Nodes in `reported` are not reported again.
+pub(super) fn read(tree: &YamlTree<'_>, reported: &HashSet<YamlId>, findings: &mut Findings) -> File {
+    let mut reader = FileReader { tree, blamed: reported, findings, budget: AliasBudget::default(), exhausted: false };
     let mut file = File::default();
     if let Some(root) = tree.root {
-        reader.fields(root, &mut file, &Wanted::File, Reader::in_file);
+        reader.read_fields(root, &mut file, &ExpectedNode::File, FileReader::set_file_field);
     }
     file
 }
 
-enum Wanted {
+enum ExpectedNode {
     File,
-    Item(Block),
-    Word(Word, &'static str),
+    Item(LimitsBlock),
+    Field(FieldName, &'static str),
 }
 
 const LIST: &str = "a list";
@@ -42,37 +42,37 @@ const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
 /// A key with its value, aliases resolved.
 #[derive(Clone, Copy)]
-struct Field {
-    word: Word,
-    value: Id,
+struct FieldValue {
+    name: FieldName,
+    value: YamlId,
 }
 
-type Take<'a, 's, T> = fn(&mut Reader<'a, 's>, Field, &mut T);
+type FieldSetter<'a, 's, T> = fn(&mut FileReader<'a, 's>, FieldValue, &mut T);
 
-pub(super) struct Reader<'a, 's> {
-    pub(super) tree: &'a Tree<'s>,
-    blamed: &'a HashSet<Id>,
+pub(super) struct FileReader<'a, 's> {
+    pub(super) tree: &'a YamlTree<'s>,
+    blamed: &'a HashSet<YamlId>,
     pub(super) findings: &'a mut Findings,
-    budget: Budget,
+    budget: AliasBudget,
     exhausted: bool,
 }
 
-impl<'a, 's> Reader<'a, 's> {
+impl<'a, 's> FileReader<'a, 's> {
     /// Calls `read` with the node `id` or its alias target, unless aliases exceed the budget.
-    pub(super) fn at(&mut self, id: Id, read: impl FnOnce(&mut Self, Id)) {
+    pub(super) fn visit(&mut self, id: YamlId, read: impl FnOnce(&mut Self, YamlId)) {
         let target = self.tree.target(id);
         let inside = usize::from(target != id);
-        if !self.counted(id) {
+        if !self.count_node(id) {
             return;
         }
-        self.budget.inside += inside;
-        if inside == 0 || self.counted(id) {
+        self.budget.alias_depth += inside;
+        if inside == 0 || self.count_node(id) {
             read(self, target);
         }
-        self.budget.inside -= inside;
+        self.budget.alias_depth -= inside;
     }
 
-    fn counted(&mut self, id: Id) -> bool {
+    fn count_node(&mut self, id: YamlId) -> bool {
         if !self.exhausted && !self.budget.count() {
             self.exhausted = true;
             let span = self.tree.span(id);
@@ -81,226 +81,226 @@ impl<'a, 's> Reader<'a, 's> {
         !self.exhausted
     }
 
-    fn fields<T>(&mut self, node: Id, out: &mut T, wanted: &Wanted, take: Take<'a, 's, T>) {
+    fn read_fields<T>(&mut self, node: YamlId, out: &mut T, wanted: &ExpectedNode, take: FieldSetter<'a, 's, T>) {
         let tree = self.tree;
-        if let Some((_, Value::Null)) = tree.scalar(node) {
+        if let Some((_, ScalarValue::Null)) = tree.scalar(node) {
             return;
         }
-        if !matches!(tree.kind(node), Kind::Mapping(_)) {
-            return self.mismatch(node, wanted);
+        if !matches!(tree.kind(node), YamlKind::Mapping(_)) {
+            return self.report_mismatch(node, wanted);
         }
         for (key, value) in tree.pairs(node) {
             if tree.is_merge(key) {
-                for merged in tree.merged(value) {
-                    self.at(merged, |reader, merged| {
-                        if matches!(tree.kind(merged), Kind::Mapping(_)) {
-                            reader.fields(merged, out, wanted, take);
+                for merged in tree.merged_mappings(value) {
+                    self.visit(merged, |reader, merged| {
+                        if matches!(tree.kind(merged), YamlKind::Mapping(_)) {
+                            reader.read_fields(merged, out, wanted, take);
                         }
                     });
                 }
-            } else if let Some(word) = self.word(key) {
-                self.at(value, |reader, value| take(reader, Field { word, value }, out));
+            } else if let Some(word) = self.field_name(key) {
+                self.visit(value, |reader, value| take(reader, FieldValue { name: word, value }, out));
             }
         }
     }
 
-    fn word(&mut self, key: Id) -> Option<Word> {
+    fn field_name(&mut self, key: YamlId) -> Option<FieldName> {
         let mut word = None;
-        self.at(key, |reader, key| word = Word::named(&reader.key_text(key)));
+        self.visit(key, |reader, key| word = FieldName::from_name(&reader.key_text(key)));
         word
     }
 
     /// Returns the source text of a key, or the decoded bytes of a binary key.
-    pub(super) fn key_text(&self, key: Id) -> String {
+    pub(super) fn key_text(&self, key: YamlId) -> String {
         match self.tree.scalar(key) {
-            Some((_, Value::Binary(bytes))) => String::from_utf8_lossy(&bytes).into_owned(),
-            None | Some((_, Value::Null)) => String::new(),
+            Some((_, ScalarValue::Binary(bytes))) => String::from_utf8_lossy(&bytes).into_owned(),
+            None | Some((_, ScalarValue::Null)) => String::new(),
             Some((text, _)) => text.to_owned(),
         }
     }
 
-    fn in_file(&mut self, field: Field, file: &mut File) {
-        match field.word {
-            Word::Domain => self.text(field, &mut file.domain),
-            Word::Descriptors => self.descriptors(field, &mut file.descriptors),
-            Word::Charge => self.optional(field, &mut file.charge, Self::text),
-            Word::Colocate => self.optional(field, &mut file.colocate, Self::text),
-            Word::Defaults => self.block(field, &mut file.defaults, Self::in_defaults),
+    fn set_file_field(&mut self, field: FieldValue, file: &mut File) {
+        match field.name {
+            FieldName::Domain => self.read_text(field, &mut file.domain),
+            FieldName::Descriptors => self.read_descriptors(field, &mut file.descriptors),
+            FieldName::Charge => self.read_optional(field, &mut file.charge, Self::read_text),
+            FieldName::Colocate => self.read_optional(field, &mut file.colocate, Self::read_text),
+            FieldName::Defaults => self.read_block(field, &mut file.defaults, Self::set_defaults_field),
             _ => {}
         }
     }
 
-    fn in_defaults(&mut self, field: Field, defaults: &mut Defaults) {
-        match field.word {
-            Word::Strategy => self.optional(field, &mut defaults.strategy, Self::text),
-            Word::Mode => self.optional(field, &mut defaults.mode, Self::text),
-            Word::MaxOvershoot => self.optional(field, &mut defaults.max_overshoot, Self::text),
-            Word::OnBackendFailure => {
-                self.optional(field, &mut defaults.on_backend_failure, Self::text);
+    fn set_defaults_field(&mut self, field: FieldValue, defaults: &mut Defaults) {
+        match field.name {
+            FieldName::Strategy => self.read_optional(field, &mut defaults.strategy, Self::read_text),
+            FieldName::Mode => self.read_optional(field, &mut defaults.mode, Self::read_text),
+            FieldName::MaxOvershoot => self.read_optional(field, &mut defaults.max_overshoot, Self::read_text),
+            FieldName::OnBackendFailure => {
+                self.read_optional(field, &mut defaults.on_backend_failure, Self::read_text);
             }
             _ => {}
         }
     }
 
-    fn in_descriptor(&mut self, field: Field, descriptor: &mut Descriptor) {
-        match field.word {
-            Word::Key => self.text(field, &mut descriptor.key),
-            Word::Value => self.text(field, &mut descriptor.value),
-            Word::RateLimit => self.rate_limit(field, &mut descriptor.rate_limit),
-            Word::Descriptors => self.descriptors(field, &mut descriptor.descriptors),
-            Word::ShadowMode => self.flag(field, &mut descriptor.shadow_mode),
-            Word::QuotaMode => self.flag(field, &mut descriptor.quota_mode),
-            Word::DetailedMetric => self.flag(field, &mut descriptor.detailed_metric),
-            Word::ValueToMetric => self.flag(field, &mut descriptor.value_to_metric),
-            Word::ShareThreshold => self.boolean(field, &mut descriptor.share_threshold),
-            Word::Metadata => self.metadata(field.value, &mut descriptor.metadata),
-            Word::Concurrency => {
-                self.block(field, &mut descriptor.concurrency, Self::in_concurrency);
+    fn set_descriptor_field(&mut self, field: FieldValue, descriptor: &mut Descriptor) {
+        match field.name {
+            FieldName::Key => self.read_text(field, &mut descriptor.key),
+            FieldName::Value => self.read_text(field, &mut descriptor.value),
+            FieldName::RateLimit => self.read_rate_limit(field, &mut descriptor.rate_limit),
+            FieldName::Descriptors => self.read_descriptors(field, &mut descriptor.descriptors),
+            FieldName::ShadowMode => self.read_flag(field, &mut descriptor.shadow_mode),
+            FieldName::QuotaMode => self.read_flag(field, &mut descriptor.quota_mode),
+            FieldName::DetailedMetric => self.read_flag(field, &mut descriptor.detailed_metric),
+            FieldName::ValueToMetric => self.read_flag(field, &mut descriptor.value_to_metric),
+            FieldName::ShareThreshold => self.read_bool(field, &mut descriptor.share_threshold),
+            FieldName::Metadata => self.read_metadata(field.value, &mut descriptor.metadata),
+            FieldName::Concurrency => {
+                self.read_block(field, &mut descriptor.concurrency, Self::set_concurrency_field);
             }
             _ => {}
         }
     }
 
-    /// Reads `rate_limit`. `Null` and `NULL` make an empty block, but `null` makes none: only the
+    /// Reads `read_rate_limit`. `Null` and `NULL` make an empty block, but `null` makes none: only the
     /// lower-case spelling is null when envoyproxy/ratelimit's parser decides if there is a block.
-    fn rate_limit(&mut self, field: Field, out: &mut Option<RateLimit>) {
-        if let Some(("Null" | "NULL", Value::Null)) = self.tree.scalar(field.value)
+    fn read_rate_limit(&mut self, field: FieldValue, out: &mut Option<RateLimit>) {
+        if let Some(("Null" | "NULL", ScalarValue::Null)) = self.tree.scalar(field.value)
             && self.tree.tag(field.value).is_empty()
         {
             let span = self.tree.span(field.value);
             *out = Some(RateLimit { span, ..RateLimit::default() });
             return;
         }
-        self.block(field, out, Self::in_rate_limit);
+        self.read_block(field, out, Self::set_rate_limit_field);
     }
 
-    fn in_rate_limit(&mut self, field: Field, limit: &mut RateLimit) {
-        match field.word {
-            Word::Unit => self.text(field, &mut limit.unit),
-            Word::RequestsPerUnit => self.count(field, &mut limit.requests_per_unit),
-            Word::Unlimited => self.boolean(field, &mut limit.unlimited),
-            Word::Name => self.text(field, &mut limit.name),
-            Word::Replaces => {
-                self.list(field, &mut limit.replaces, Block::Replaces, Self::in_replaces);
+    fn set_rate_limit_field(&mut self, field: FieldValue, limit: &mut RateLimit) {
+        match field.name {
+            FieldName::Unit => self.read_text(field, &mut limit.unit),
+            FieldName::RequestsPerUnit => self.read_count(field, &mut limit.requests_per_unit),
+            FieldName::Unlimited => self.read_bool(field, &mut limit.unlimited),
+            FieldName::Name => self.read_text(field, &mut limit.name),
+            FieldName::Replaces => {
+                self.read_list(field, &mut limit.replaces, LimitsBlock::Replaces, Self::set_replaces_field);
             }
-            Word::Per => self.optional(field, &mut limit.per, Self::text),
-            Word::Strategy => self.optional(field, &mut limit.strategy, Self::text),
-            Word::Burst => self.optional(field, &mut limit.burst, Self::count),
-            Word::Mode => self.optional(field, &mut limit.mode, Self::text),
-            Word::MaxOvershoot => self.optional(field, &mut limit.max_overshoot, Self::text),
-            Word::LeaseHits => self.optional(field, &mut limit.lease_hits, Self::count),
-            Word::OnBackendFailure => {
-                self.optional(field, &mut limit.on_backend_failure, Self::text);
+            FieldName::Per => self.read_optional(field, &mut limit.per, Self::read_text),
+            FieldName::Strategy => self.read_optional(field, &mut limit.strategy, Self::read_text),
+            FieldName::Burst => self.read_optional(field, &mut limit.burst, Self::read_count),
+            FieldName::Mode => self.read_optional(field, &mut limit.mode, Self::read_text),
+            FieldName::MaxOvershoot => self.read_optional(field, &mut limit.max_overshoot, Self::read_text),
+            FieldName::LeaseHits => self.read_optional(field, &mut limit.lease_hits, Self::read_count),
+            FieldName::OnBackendFailure => {
+                self.read_optional(field, &mut limit.on_backend_failure, Self::read_text);
             }
-            Word::Calendar => self.block(field, &mut limit.calendar, Self::in_calendar),
+            FieldName::Calendar => self.read_block(field, &mut limit.calendar, Self::set_calendar_field),
             _ => {}
         }
     }
 
-    fn in_replaces(&mut self, field: Field, name: &mut Spanned<String>) {
-        if field.word == Word::Name {
-            self.text(field, name);
+    fn set_replaces_field(&mut self, field: FieldValue, name: &mut Spanned<String>) {
+        if field.name == FieldName::Name {
+            self.read_text(field, name);
         }
     }
 
-    fn in_calendar(&mut self, field: Field, calendar: &mut Calendar) {
-        match field.word {
-            Word::TimeZone => self.optional(field, &mut calendar.time_zone, Self::text),
-            Word::StartsOn => self.optional(field, &mut calendar.starts_on, Self::text),
+    fn set_calendar_field(&mut self, field: FieldValue, calendar: &mut Calendar) {
+        match field.name {
+            FieldName::TimeZone => self.read_optional(field, &mut calendar.time_zone, Self::read_text),
+            FieldName::StartsOn => self.read_optional(field, &mut calendar.starts_on, Self::read_text),
             _ => {}
         }
     }
 
-    fn in_concurrency(&mut self, field: Field, ceiling: &mut Concurrency) {
-        match field.word {
-            Word::Limit => self.optional(field, &mut ceiling.limit, Self::count),
-            Word::Adaptive => self.block(field, &mut ceiling.adaptive, Self::in_adaptive),
-            Word::Mode => self.optional(field, &mut ceiling.mode, Self::text),
-            Word::OnBackendFailure => {
-                self.optional(field, &mut ceiling.on_backend_failure, Self::text);
+    fn set_concurrency_field(&mut self, field: FieldValue, concurrency: &mut Concurrency) {
+        match field.name {
+            FieldName::Limit => self.read_optional(field, &mut concurrency.limit, Self::read_count),
+            FieldName::Adaptive => self.read_block(field, &mut concurrency.adaptive, Self::set_adaptive_field),
+            FieldName::Mode => self.read_optional(field, &mut concurrency.mode, Self::read_text),
+            FieldName::OnBackendFailure => {
+                self.read_optional(field, &mut concurrency.on_backend_failure, Self::read_text);
             }
-            Word::Queue => self.block(field, &mut ceiling.queue, Self::in_queue),
-            Word::MaxDuration => self.optional(field, &mut ceiling.max_duration, Self::text),
-            Word::Reject => self.block(field, &mut ceiling.reject, Self::in_reject),
+            FieldName::Queue => self.read_block(field, &mut concurrency.queue, Self::set_queue_field),
+            FieldName::MaxDuration => self.read_optional(field, &mut concurrency.max_duration, Self::read_text),
+            FieldName::Reject => self.read_block(field, &mut concurrency.reject, Self::set_reject_field),
             _ => {}
         }
     }
 
-    fn in_adaptive(&mut self, field: Field, adaptive: &mut Adaptive) {
-        match field.word {
-            Word::Policy => self.optional(field, &mut adaptive.policy, Self::text),
-            Word::Min => self.optional(field, &mut adaptive.min, Self::count),
-            Word::Max => self.optional(field, &mut adaptive.max, Self::count),
+    fn set_adaptive_field(&mut self, field: FieldValue, adaptive: &mut Adaptive) {
+        match field.name {
+            FieldName::Policy => self.read_optional(field, &mut adaptive.policy, Self::read_text),
+            FieldName::Min => self.read_optional(field, &mut adaptive.min, Self::read_count),
+            FieldName::Max => self.read_optional(field, &mut adaptive.max, Self::read_count),
             _ => {}
         }
     }
 
-    fn in_queue(&mut self, field: Field, queue: &mut Queue) {
-        match field.word {
-            Word::Size => self.optional(field, &mut queue.size, Self::count),
-            Word::Timeout => self.optional(field, &mut queue.timeout, Self::text),
+    fn set_queue_field(&mut self, field: FieldValue, queue: &mut Queue) {
+        match field.name {
+            FieldName::Size => self.read_optional(field, &mut queue.size, Self::read_count),
+            FieldName::Timeout => self.read_optional(field, &mut queue.timeout, Self::read_text),
             _ => {}
         }
     }
 
-    fn in_reject(&mut self, field: Field, reject: &mut Reject) {
-        match field.word {
-            Word::Status => self.optional(field, &mut reject.status, Self::count),
-            Word::RetryAfter => self.optional(field, &mut reject.retry_after, Self::text),
-            Word::Body => self.optional(field, &mut reject.body, Self::text),
+    fn set_reject_field(&mut self, field: FieldValue, reject: &mut Reject) {
+        match field.name {
+            FieldName::Status => self.read_optional(field, &mut reject.status, Self::read_count),
+            FieldName::RetryAfter => self.read_optional(field, &mut reject.retry_after, Self::read_text),
+            FieldName::Body => self.read_optional(field, &mut reject.body, Self::read_text),
             _ => {}
         }
     }
 
-    fn descriptors(&mut self, field: Field, out: &mut Vec<Descriptor>) {
-        self.list(field, out, Block::Descriptor, Self::in_descriptor);
+    fn read_descriptors(&mut self, field: FieldValue, out: &mut Vec<Descriptor>) {
+        self.read_list(field, out, LimitsBlock::Descriptor, Self::set_descriptor_field);
     }
 
-    fn list<T: Default + Placed>(
+    fn read_list<T: Default + Placed>(
         &mut self,
-        field: Field,
+        field: FieldValue,
         out: &mut Vec<T>,
-        item: Block,
-        take: Take<'a, 's, T>,
+        item: LimitsBlock,
+        take: FieldSetter<'a, 's, T>,
     ) {
         let tree = self.tree;
         out.clear();
         match tree.kind(field.value) {
-            Kind::Sequence(_) => {}
+            YamlKind::Sequence(_) => {}
             _ if self.is_null(field.value) => return,
-            _ => return self.mismatch(field.value, &Wanted::Word(field.word, LIST)),
+            _ => return self.report_mismatch(field.value, &ExpectedNode::Field(field.name, LIST)),
         }
         for id in tree.children(field.value) {
-            self.at(*id, |reader, target| {
-                let span = if target == *id { head(tree, target) } else { tree.span(*id) };
-                let mut made = T::default();
-                made.place(span);
-                reader.fields(target, &mut made, &Wanted::Item(item), take);
-                out.push(made);
+            self.visit(*id, |reader, target| {
+                let span = if target == *id { first_key_span(tree, target) } else { tree.span(*id) };
+                let mut block = T::default();
+                block.place(span);
+                reader.read_fields(target, &mut block, &ExpectedNode::Item(item), take);
+                out.push(block);
             });
         }
     }
 
-    fn block<T: Default + Placed>(
+    fn read_block<T: Default + Placed>(
         &mut self,
-        field: Field,
+        field: FieldValue,
         out: &mut Option<T>,
-        take: Take<'a, 's, T>,
+        take: FieldSetter<'a, 's, T>,
     ) {
         if self.is_null(field.value) {
             *out = None;
             return;
         }
         let block = out.get_or_insert_default();
-        block.place(head(self.tree, field.value));
-        self.fields(field.value, block, &Wanted::Word(field.word, "a mapping"), take);
+        block.place(first_key_span(self.tree, field.value));
+        self.read_fields(field.value, block, &ExpectedNode::Field(field.name, "a mapping"), take);
     }
 
-    fn optional<T: Default>(
+    fn read_optional<T: Default>(
         &mut self,
-        field: Field,
+        field: FieldValue,
         out: &mut Option<T>,
-        read: fn(&mut Self, Field, &mut T),
+        read: fn(&mut Self, FieldValue, &mut T),
     ) {
         *out = None;
         if !self.is_null(field.value) {
@@ -308,24 +308,24 @@ impl<'a, 's> Reader<'a, 's> {
         }
     }
 
-    fn is_null(&self, node: Id) -> bool {
-        matches!(self.tree.scalar(node), Some((_, Value::Null)))
+    fn is_null(&self, node: YamlId) -> bool {
+        matches!(self.tree.scalar(node), Some((_, ScalarValue::Null)))
     }
 
-    fn text(&mut self, field: Field, out: &mut Spanned<String>) {
+    fn read_text(&mut self, field: FieldValue, out: &mut Spanned<String>) {
         let span = self.tree.span(field.value);
         let value = match self.tree.scalar(field.value) {
-            Some((_, Value::Null)) => String::new(),
-            Some((_, Value::Binary(bytes))) => self.decoded(bytes, span),
+            Some((_, ScalarValue::Null)) => String::new(),
+            Some((_, ScalarValue::Binary(bytes))) => self.decode_text(bytes, span),
             Some((text, _)) => text.to_owned(),
-            None => return self.mismatch(field.value, &Wanted::Word(field.word, "text")),
+            None => return self.report_mismatch(field.value, &ExpectedNode::Field(field.name, "text")),
         };
         *out = Spanned { value, span };
     }
 
     /// Decodes binary text. envoyproxy/ratelimit accepts any bytes,
     /// but requests contain only UTF-8, so other bytes match nothing.
-    fn decoded(&mut self, bytes: Vec<u8>, span: Span) -> String {
+    fn decode_text(&mut self, bytes: Vec<u8>, span: Span) -> String {
         String::from_utf8(bytes).unwrap_or_else(|error| {
             let message = "these bytes are not UTF-8, so that no request can ever carry them";
             self.findings.add(Code::BinaryNotText, span, message);
@@ -333,87 +333,87 @@ impl<'a, 's> Reader<'a, 's> {
         })
     }
 
-    fn flag(&mut self, field: Field, out: &mut bool) {
+    fn read_flag(&mut self, field: FieldValue, out: &mut bool) {
         let mut spanned = Spanned { value: *out, span: Span::default() };
-        self.boolean(field, &mut spanned);
+        self.read_bool(field, &mut spanned);
         *out = spanned.value;
     }
 
-    fn boolean(&mut self, field: Field, out: &mut Spanned<bool>) {
+    fn read_bool(&mut self, field: FieldValue, out: &mut Spanned<bool>) {
         let span = self.tree.span(field.value);
         match self.tree.scalar(field.value) {
-            Some((_, Value::Bool(value))) => *out = Spanned { value, span },
-            Some((_, Value::Null)) => *out = Spanned { value: false, span },
-            _ => self.mismatch(field.value, &Wanted::Word(field.word, BOOL)),
+            Some((_, ScalarValue::Bool(value))) => *out = Spanned { value, span },
+            Some((_, ScalarValue::Null)) => *out = Spanned { value: false, span },
+            _ => self.report_mismatch(field.value, &ExpectedNode::Field(field.name, BOOL)),
         }
     }
 
-    fn count(&mut self, field: Field, out: &mut Spanned<u32>) {
+    fn read_count(&mut self, field: FieldValue, out: &mut Spanned<u32>) {
         let span = self.tree.span(field.value);
         let number = match self.tree.scalar(field.value) {
-            Some((_, Value::Null)) => Some(0),
-            Some((_, Value::Int(value))) => u32::try_from(value).ok(),
-            Some((_, Value::Float(value))) => cut(value),
+            Some((_, ScalarValue::Null)) => Some(0),
+            Some((_, ScalarValue::Int(value))) => u32::try_from(value).ok(),
+            Some((_, ScalarValue::Float(value))) => truncate_to_u32(value),
             _ => None,
         };
         match number {
             Some(value) => *out = Spanned { value, span },
             None => {
-                self.mismatch(field.value, &Wanted::Word(field.word, COUNT));
+                self.report_mismatch(field.value, &ExpectedNode::Field(field.name, COUNT));
             }
         }
     }
 
-    fn mismatch(&mut self, node: Id, wanted: &Wanted) {
+    fn report_mismatch(&mut self, node: YamlId, wanted: &ExpectedNode) {
         if self.blamed.contains(&node) {
             return;
         }
-        let got = describe(self.tree, node);
+        let got = describe_node(self.tree, node);
         let message = match wanted {
-            Wanted::File => format!("a limits file is a mapping, this one is {got}"),
-            Wanted::Item(block) => format!("{} is a mapping, this one is {got}", block.title()),
-            Wanted::Word(word, what) => format!("`{}` wants {what}, got {got}", word.name()),
+            ExpectedNode::File => format!("a limits file is a mapping, this one is {got}"),
+            ExpectedNode::Item(block) => format!("{} is a mapping, this one is {got}", block.title()),
+            ExpectedNode::Field(word, what) => format!("`{}` wants {what}, got {got}", word.name()),
         };
         let span = self.tree.span(node);
-        match self.cure(node, wanted) {
+        match self.suggest_fix(node, wanted) {
             Some(help) => self.findings.add_with_help(Code::TypeMismatch, span, message, help),
             None => self.findings.add(Code::TypeMismatch, span, message),
         }
     }
 
-    fn cure(&self, node: Id, wanted: &Wanted) -> Option<&'static str> {
-        let is_mapping = matches!(self.tree.kind(node), Kind::Mapping(_));
+    fn suggest_fix(&self, node: YamlId, wanted: &ExpectedNode) -> Option<&'static str> {
+        let is_mapping = matches!(self.tree.kind(node), YamlKind::Mapping(_));
         match wanted {
-            Wanted::File => Some("it looks like this: `domain: …` and `descriptors: …`"),
-            Wanted::Word(_, LIST) if is_mapping => Some("put `- ` before its first key"),
-            Wanted::Word(_, BOOL | COUNT) if self.tree.is_quoted(node) => {
+            ExpectedNode::File => Some("it looks like this: `domain: …` and `descriptors: …`"),
+            ExpectedNode::Field(_, LIST) if is_mapping => Some("put `- ` before its first key"),
+            ExpectedNode::Field(_, BOOL | COUNT) if self.tree.is_quoted(node) => {
                 Some("take the quotes off if it is not meant as text")
             }
             _ => None,
         }
     }
 
-    /// Reads `metadata`. A repeated or merged block adds its first-level keys to the earlier block.
-    fn metadata(
+    /// Reads `read_metadata`. A repeated or merged block adds its first-level keys to the earlier block.
+    fn read_metadata(
         &mut self,
-        value: Id,
+        value: YamlId,
         out: &mut Option<Spanned<serde_json::Map<String, serde_json::Value>>>,
     ) {
         if self.is_null(value) {
             *out = None;
-        } else if matches!(self.tree.kind(value), Kind::Mapping(_)) {
+        } else if matches!(self.tree.kind(value), YamlKind::Mapping(_)) {
             let map = out.get_or_insert_default();
-            map.span = head(self.tree, value);
-            self.first_level(value, &mut map.value);
+            map.span = first_key_span(self.tree, value);
+            self.read_first_level(value, &mut map.value);
         } else {
-            self.mismatch(value, &Wanted::Word(Word::Metadata, "a mapping"));
+            self.report_mismatch(value, &ExpectedNode::Field(FieldName::Metadata, "a mapping"));
         }
     }
 }
 
 /// Truncates a fraction. Only an overwritten block can contain one: the
 /// first pass skips it, and envoyproxy/ratelimit's second pass truncates it.
-fn cut(value: f64) -> Option<u32> {
+fn truncate_to_u32(value: f64) -> Option<u32> {
     let fits = -1.0 < value && value < 4_294_967_296.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     fits.then_some(value.max(0.0) as u32)

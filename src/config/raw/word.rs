@@ -8,7 +8,7 @@
 
 /// A key of a limits file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum FieldName {
     Domain,
     Descriptors,
     Charge,
@@ -54,9 +54,9 @@ pub(super) enum Word {
     Body,
 }
 
-use Word as W;
+use FieldName as W;
 
-impl Word {
+impl FieldName {
     /// All keys, each at the index of its discriminant.
     pub(super) const ALL: [Self; 43] = [
         W::Domain,
@@ -153,15 +153,15 @@ impl Word {
     }
 
     /// Returns the key with this name. Case matters.
-    pub(super) fn named(name: &str) -> Option<Self> {
-        let has_the_length = |word: &Self| word.name().len() == name.len();
-        Self::ALL.into_iter().filter(has_the_length).find(|word| word.name() == name)
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        let has_same_length = |word: &Self| word.name().len() == name.len();
+        Self::ALL.into_iter().filter(has_same_length).find(|word| word.name() == name)
     }
 
     /// Returns `true` if envoyproxy/ratelimit does not have the key.
     /// A misplaced key of envoyproxy/ratelimit is ignored, so that
     /// its files stay valid. Any other misplaced key is an error.
-    pub(super) const fn is_ours(self) -> bool {
+    pub(super) const fn is_extension(self) -> bool {
         matches!(
             self,
             W::Charge
@@ -195,14 +195,14 @@ impl Word {
     }
 
     /// Returns the key nearest to a misspelled one. Keys of the block come first.
-    pub(super) fn nearest(misspelt: &str, block: Block) -> Option<Self> {
+    pub(super) fn nearest(misspelt: &str, block: LimitsBlock) -> Option<Self> {
         let tidy = misspelt.trim().to_lowercase().replace('-', "_");
         let near = |words: &[Self]| {
-            let distance = |word: &Self| (edits(&tidy, word.name()), *word);
+            let distance = |word: &Self| (edit_distance(&tidy, word.name()), *word);
             words.iter().map(distance).min_by_key(|(distance, _)| *distance)
         };
         let most = (tidy.len() / 3).clamp(1, 3);
-        [block.words(), &Self::ALL]
+        [block.field_names(), &Self::ALL]
             .into_iter()
             .filter_map(near)
             .find(|(distance, _)| *distance <= most)
@@ -212,7 +212,7 @@ impl Word {
 
 /// Counts the insertions, deletions, replacements and swaps of neighbors
 /// between two texts. Only the first 64 characters of `from` count.
-fn edits(from: &str, to: &str) -> usize {
+fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=to.len()).collect();
@@ -235,7 +235,7 @@ fn edits(from: &str, to: &str) -> usize {
 
 /// A mapping of a limits file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Block {
+pub(super) enum LimitsBlock {
     File,
     Defaults,
     /// An item of `descriptors`.
@@ -249,10 +249,10 @@ pub(super) enum Block {
     Queue,
     Reject,
     /// Any block below a key without effect.
-    Nowhere,
+    WithoutEffect,
 }
 
-impl Block {
+impl LimitsBlock {
     const ALL: [Self; 10] = [
         Self::File,
         Self::Defaults,
@@ -278,11 +278,11 @@ impl Block {
             Self::Adaptive => "`adaptive`",
             Self::Queue => "`queue`",
             Self::Reject => "`reject`",
-            Self::Nowhere => "a block without effect",
+            Self::WithoutEffect => "a block without effect",
         }
     }
 
-    pub(super) const fn words(self) -> &'static [Word] {
+    pub(super) const fn field_names(self) -> &'static [FieldName] {
         match self {
             Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Colocate, W::Defaults],
             Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnBackendFailure],
@@ -328,14 +328,14 @@ impl Block {
             Self::Adaptive => &[W::Policy, W::Min, W::Max],
             Self::Queue => &[W::Size, W::Timeout],
             Self::Reject => &[W::Status, W::RetryAfter, W::Body],
-            Self::Nowhere => &[],
+            Self::WithoutEffect => &[],
         }
     }
 
-    /// Returns the block that is the value of `word`, or `Nowhere`.
-    pub(super) fn inside(self, word: Word) -> Self {
-        if !self.words().contains(&word) {
-            return Self::Nowhere;
+    /// Returns the block that is the value of `word`, or `WithoutEffect`.
+    pub(super) fn child_block(self, word: FieldName) -> Self {
+        if !self.field_names().contains(&word) {
+            return Self::WithoutEffect;
         }
         match word {
             W::Descriptors => Self::Descriptor,
@@ -347,17 +347,17 @@ impl Block {
             W::Adaptive => Self::Adaptive,
             W::Queue => Self::Queue,
             W::Reject => Self::Reject,
-            _ => Self::Nowhere,
+            _ => Self::WithoutEffect,
         }
     }
 
-    pub(super) fn of(word: Word) -> String {
-        let blocks = Self::ALL.into_iter().filter(|block| block.words().contains(&word));
+    pub(super) fn list_blocks_of(word: FieldName) -> String {
+        let blocks = Self::ALL.into_iter().filter(|block| block.field_names().contains(&word));
         blocks.map(Self::title).collect::<Vec<_>>().join(" or ")
     }
 
-    pub(super) fn listing(self) -> String {
-        let words: Vec<_> = self.words().iter().map(|word| word.name()).collect();
+    pub(super) fn describe_fields(self) -> String {
+        let words: Vec<_> = self.field_names().iter().map(|word| word.name()).collect();
         format!("{} has: {}", self.title(), words.join(", "))
     }
 }

@@ -23,42 +23,42 @@ pub(crate) const PATTERN: &str = "^([0-9]+(ms|s|m|h|d))+$";
 
 /// The reason why a text is not a valid duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wrong {
-    Text,
+pub(crate) enum DurationError {
+    NotADuration,
     /// The duration is longer than 584 years.
     TooLong,
 }
 
-pub(crate) fn parse(text: &str) -> Result<Nanos, Wrong> {
+pub(crate) fn parse(text: &str) -> Result<Nanos, DurationError> {
     let mut rest = text;
     let mut sum = Some(0u64);
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or(Wrong::Text)?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or(DurationError::NotADuration)?;
         let (number, after) = rest.split_at(digits);
         let letters = after.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(after.len());
         let (suffix, after) = after.split_at(letters);
         let worth = SUFFIXES.iter().find(|(known, _)| *known == suffix);
-        let (_, worth) = worth.filter(|_| !number.is_empty()).ok_or(Wrong::Text)?;
+        let (_, worth) = worth.filter(|_| !number.is_empty()).ok_or(DurationError::NotADuration)?;
         let part = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*worth));
         sum = sum.and_then(|sum| sum.checked_add(part?));
         rest = after;
     }
     match sum {
-        _ if text.is_empty() => Err(Wrong::Text),
-        sum => sum.map(Nanos).ok_or(Wrong::TooLong),
+        _ if text.is_empty() => Err(DurationError::NotADuration),
+        sum => sum.map(Nanos).ok_or(DurationError::TooLong),
     }
 }
 
-impl Wrong {
+impl DurationError {
     /// Returns an error message about `text` as the value of `word`, and the suggested fix.
-    pub(crate) fn told(
+    pub(crate) fn message_and_fix(
         self,
         word: &str,
         text: &str,
         example: &'static str,
     ) -> (String, &'static str) {
         match self {
-            Self::Text => (format!("`{word}: {text}` is no duration"), example),
+            Self::NotADuration => (format!("`{word}: {text}` is no duration"), example),
             Self::TooLong => {
                 (format!("`{word}: {text}` is longer than 584 years"), "a shorter one")
             }

@@ -7,23 +7,23 @@
 //! Not covered:
 //! - The format of findings (see [`crate::config::diagnostic`]).
 
-use crate::config::diagnostic::{self, Code, Diagnostics, Source, Span};
+use crate::config::diagnostic::{self, Code, Diagnostics, SourceText, Span};
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct At {
+pub(crate) struct FileSpan {
     /// The index of the file.
     pub(crate) file: usize,
     pub(crate) span: Span,
 }
 
-pub(crate) struct Findings<'a>(Vec<(&'a Source, diagnostic::Findings)>);
+pub(crate) struct FileFindings<'a>(Vec<(&'a SourceText, diagnostic::Findings)>);
 
-impl<'a> Findings<'a> {
-    pub(crate) fn new(sources: impl Iterator<Item = &'a Source>) -> Self {
+impl<'a> FileFindings<'a> {
+    pub(crate) fn new(sources: impl Iterator<Item = &'a SourceText>) -> Self {
         Self(sources.map(|source| (source, diagnostic::Findings::default())).collect())
     }
 
-    pub(crate) fn add(&mut self, code: Code, at: At, message: String, help: impl Into<String>) {
+    pub(crate) fn add(&mut self, code: Code, at: FileSpan, message: String, help: impl Into<String>) {
         if let Some((_, found)) = self.0.get_mut(at.file) {
             found.add_with_help(code, at.span, message, help);
         }
@@ -31,11 +31,11 @@ impl<'a> Findings<'a> {
 
     /// Counts the finding and returns `true` if this file already has the
     /// maximum for `code`. The caller can then skip building the message.
-    pub(crate) fn only_counts(&mut self, code: Code, at: At) -> bool {
+    pub(crate) fn count_if_full(&mut self, code: Code, at: FileSpan) -> bool {
         self.0.get_mut(at.file).is_none_or(|(_, found)| {
             let is_full = found.is_full(code);
             if is_full {
-                found.count(code);
+                found.count_dropped(code);
             }
             is_full
         })
@@ -46,15 +46,15 @@ impl<'a> Findings<'a> {
     }
 
     /// Returns `file:line:column`. Cost: linear in the line.
-    pub(crate) fn place(&self, at: At) -> String {
+    pub(crate) fn place(&self, at: FileSpan) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
-            let place = source.place(at.span);
+            let place = source.locate(at.span);
             format!("{}:{}:{}", place.file, place.line, place.column)
         })
     }
 
     /// Returns `file:line`.
-    pub(crate) fn line(&self, at: At) -> String {
+    pub(crate) fn line(&self, at: FileSpan) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
             format!("{}:{}", source.name, source.line(at.span.start))
         })
@@ -62,12 +62,12 @@ impl<'a> Findings<'a> {
 
     /// Returns the warnings and notes; with an error, returns all findings as `Err`.
     pub(crate) fn finish(self) -> Result<Diagnostics, Diagnostics> {
-        let sound = !self.has_errors();
+        let is_valid = !self.has_errors();
         let mut all = Diagnostics::default();
         for (source, found) in self.0 {
             all.append(found.into_diagnostics(source));
         }
-        debug_assert!(!sound || all.counts().errors == 0);
-        if sound { Ok(all) } else { Err(all) }
+        debug_assert!(!is_valid || all.counts().errors == 0);
+        if is_valid { Ok(all) } else { Err(all) }
     }
 }

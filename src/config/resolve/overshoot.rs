@@ -1,4 +1,4 @@
-//! Resolves `mode: leased` and `max_overshoot`.
+//! Resolves `resolve_mode: leased` and `max_overshoot`.
 //!
 //! | `max_overshoot`, for 600 requests | most outstanding hits |
 //! |---|---|
@@ -13,11 +13,11 @@
 //! Not covered:
 //! - Lending (see [`crate::kernel::lease`]).
 
-use super::words::{ModeWord, StrategyWord};
+use super::words::{ModeKeyword, StrategyKeyword};
 use crate::config::diagnostic::Code;
-use crate::config::{Limit, Mode};
-use crate::kernel::lease::sizer::{self, Size, Sizer};
-use crate::kernel::lease::{Overshoot, Terms};
+use crate::config::{Limit, LimitMode};
+use crate::kernel::lease::sizer::{self, LeaseSizing, LeaseSizer};
+use crate::kernel::lease::{Overshoot, LeaseTerms};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The regular expression that [`parse`] accepts.
@@ -25,99 +25,99 @@ pub(crate) const PATTERN: &str = "^(0|[1-9][0-9]*)(([.][0-9]{1,2})?%)?$";
 
 /// The longest lease duration. The hits of a crashed replica can be lent again after
 /// this time. A key in steady demand needs at least one store call per duration.
-const LONGEST_TERM: Nanos = Nanos::from_secs(30);
+const MAX_LEASE_DURATION: Nanos = Nanos::from_secs(30);
 
 /// The lease duration in periods of the limit, for leases that may outlive a window. A key
 /// with a few hits per period then keeps its lease, instead of borrowing in every period.
-const PERIODS: u64 = 30;
+const LEASE_PERIODS: u64 = 30;
 
 /// 100 % in hundredths of a percent.
-const WHOLE: u64 = 10_000;
+const WHOLE_IN_BASIS_POINTS: u64 = 10_000;
 
-const FLEETS: [u64; 3] = [2, 8, 64];
+const FORECAST_FLEETS: [u64; 3] = [2, 8, 64];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Amount {
+pub(super) enum OvershootAmount {
     Hits(u64),
     /// In hundredths of a percent.
-    Part(u64),
+    BasisPoints(u64),
 }
 
 /// The reason why an amount is invalid for a limit.
-pub(super) enum Wrong {
+pub(super) enum OvershootError {
     /// The amount is 0, and the strategy has no windows.
     NoWindows,
     /// The amount is less than one hit.
-    Nothing,
+    BelowOneHit,
     AboveLimit,
 }
 
-pub(super) fn parse(text: &str) -> Option<Amount> {
+pub(super) fn parse(text: &str) -> Option<OvershootAmount> {
     let natural = |digits: &str| {
         let plain = digits == "0" || !digits.starts_with('0');
         let plain = plain && digits.bytes().all(|byte| byte.is_ascii_digit());
         plain.then(|| digits.parse::<u64>().ok()).flatten()
     };
-    let Some(percent) = text.strip_suffix('%') else { return natural(text).map(Amount::Hits) };
+    let Some(percent) = text.strip_suffix('%') else { return natural(text).map(OvershootAmount::Hits) };
     let (whole, decimals) = percent.split_once('.').unwrap_or((percent, "0"));
     let is_decimal = |byte: u8| byte.is_ascii_digit();
     if decimals.is_empty() || 2 < decimals.len() || !decimals.bytes().all(is_decimal) {
         return None;
     }
     let hundredths = format!("{decimals:0<2}").parse::<u64>().ok()?;
-    Some(Amount::Part(natural(whole)?.checked_mul(100)?.checked_add(hundredths)?))
+    Some(OvershootAmount::BasisPoints(natural(whole)?.checked_mul(100)?.checked_add(hundredths)?))
 }
 
-impl Amount {
+impl OvershootAmount {
     /// Returns `true` if the amount is above every possible limit.
     pub(super) const fn is_above_any(self) -> bool {
         match self {
             Self::Hits(hits) => (u32::MAX as u64) < hits,
-            Self::Part(part) => WHOLE < part,
+            Self::BasisPoints(part) => WHOLE_IN_BASIS_POINTS < part,
         }
     }
 
     /// Returns the maximum of outstanding hits for a limit of `requests`.
-    pub(super) fn of(self, requests: u32, strategy: StrategyWord) -> Result<Overshoot, Wrong> {
+    pub(super) fn for_limit(self, requests: u32, strategy: StrategyKeyword) -> Result<Overshoot, OvershootError> {
         let limit = u64::from(requests);
         let hits = match self {
-            Self::Hits(0) | Self::Part(0) if strategy == StrategyWord::FixedWindow => {
+            Self::Hits(0) | Self::BasisPoints(0) if strategy == StrategyKeyword::FixedWindow => {
                 return Ok(Overshoot::InWindow);
             }
-            Self::Hits(0) | Self::Part(0) => return Err(Wrong::NoWindows),
+            Self::Hits(0) | Self::BasisPoints(0) => return Err(OvershootError::NoWindows),
             Self::Hits(hits) => hits,
-            Self::Part(part) => limit.saturating_mul(part.min(WHOLE + 1)) / WHOLE,
+            Self::BasisPoints(part) => limit.saturating_mul(part.min(WHOLE_IN_BASIS_POINTS + 1)) / WHOLE_IN_BASIS_POINTS,
         };
         let above =
-            limit < hits || matches!(self, Self::Part(WHOLE..) if self != Self::Part(WHOLE));
+            limit < hits || matches!(self, Self::BasisPoints(WHOLE_IN_BASIS_POINTS..) if self != Self::BasisPoints(WHOLE_IN_BASIS_POINTS));
         match hits {
-            _ if above => Err(Wrong::AboveLimit),
-            0 => Err(Wrong::Nothing),
+            _ if above => Err(OvershootError::AboveLimit),
+            0 => Err(OvershootError::BelowOneHit),
             hits => Ok(Overshoot::AtMost(Hits(hits))),
         }
     }
 }
 
 /// Returns the code, the message and the suggested fix of an invalid amount.
-pub(super) fn refusal(
-    wrong: &Wrong,
+pub(super) fn error_message_and_fix(
+    wrong: &OvershootError,
     requests: u32,
-    strategy: StrategyWord,
+    strategy: StrategyKeyword,
 ) -> (Code, String, String) {
     match wrong {
-        Wrong::NoWindows => (
+        OvershootError::NoWindows => (
             Code::Contradiction,
             format!(
                 "`max_overshoot: 0` with `strategy: {strategy}`, which has no windows that leases end with"
             ),
             "at least 1 hit, or `strategy: fixed_window`, or `mode: strict`".to_owned(),
         ),
-        Wrong::Nothing => (
+        OvershootError::BelowOneHit => (
             Code::OutOfRange,
             format!("this part of {requests} is less than one hit"),
             "a larger part, or `mode: strict`; 0 is for `fixed_window`".to_owned(),
         ),
-        Wrong::AboveLimit => (
+        OvershootError::AboveLimit => (
             Code::OutOfRange,
             "a `max_overshoot` above the limit itself".to_owned(),
             format!("at most {requests}, or `100%`"),
@@ -126,51 +126,51 @@ pub(super) fn refusal(
 }
 
 /// Returns the mode of a keyword. `leased` requires `overshoot`.
-pub(super) fn mode(
-    word: ModeWord,
+pub(super) fn resolve_mode(
+    word: ModeKeyword,
     overshoot: Option<Overshoot>,
     period: Nanos,
-    size: Size,
-) -> Mode {
+    size: LeaseSizing,
+) -> LimitMode {
     match (word, overshoot) {
-        (ModeWord::Leased, Some(overshoot)) => {
-            let periods = if overshoot == Overshoot::InWindow { 1 } else { PERIODS };
-            let term = Nanos(period.0.saturating_mul(periods)).min(LONGEST_TERM);
-            Mode::Leased(Terms { overshoot, term, size })
+        (ModeKeyword::Leased, Some(overshoot)) => {
+            let periods = if overshoot == Overshoot::InWindow { 1 } else { LEASE_PERIODS };
+            let term = Nanos(period.0.saturating_mul(periods)).min(MAX_LEASE_DURATION);
+            LimitMode::Leased(LeaseTerms { overshoot, duration: term, sizing: size })
         }
-        (ModeWord::CachedDeny, _) => Mode::CachedDeny,
-        (ModeWord::Strict | ModeWord::Leased, _) => Mode::Strict,
+        (ModeKeyword::CachedDeny, _) => LimitMode::CachedDeny,
+        (ModeKeyword::Strict | ModeKeyword::Leased, _) => LimitMode::Strict,
     }
 }
 
 /// Returns the expected store calls per decision and the bound on leases, as sentences.
 pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
-    let Mode::Leased(terms) = limit.mode else { return None };
-    let fleets = FLEETS
-        .map(|fleet| format!("1 in {} on {fleet} replicas", decisions_a_call(limit, terms, fleet)));
-    let said = format!("expected calls per decision at its full rate: {}", fleets.join(", "));
-    let out = match terms.overshoot {
+    let LimitMode::Leased(terms) = limit.mode else { return None };
+    let fleets = FORECAST_FLEETS
+        .map(|fleet| format!("1 in {} on {fleet} replicas", decisions_per_call(limit, terms, fleet)));
+    let expected_calls = format!("expected calls per decision at its full rate: {}", fleets.join(", "));
+    let bound = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => format!("at most {hits} hits are lent at one time"),
         Overshoot::InWindow => "leases end with their window".to_owned(),
     };
-    Some((said, format!("a lease is good for {}; {out}", terms.term)))
+    Some((expected_calls, format!("a lease is good for {}; {bound}", terms.duration)))
 }
 
 /// Returns the expected number of one-hit decisions per store call.
 ///
 /// Assumes that the limit's full rate is spread evenly over `fleet`
 /// replicas. Uses the same sizing and division rules as leases.
-fn decisions_a_call(limit: &Limit, terms: Terms, fleet: u64) -> u64 {
+fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
     let requests = u64::from(limit.requests);
-    let mut sizer = Sizer::new(terms.size, terms.term, sizer::most(limit.strategy.most()));
+    let mut sizer = LeaseSizer::new(terms.sizing, terms.duration, sizer::max_lease(limit.strategy.max_at_once()));
     let product = u128::from(requests).saturating_mul(u128::from(sizer.span().0));
-    let a_span = product.checked_div(u128::from(limit.window.length().0)).unwrap_or(0);
-    let asked = u64::try_from(a_span).unwrap_or(u64::MAX) / fleet;
-    sizer.asked(Nanos(0), Hits(asked));
+    let hits_per_span = product.checked_div(u128::from(limit.window.length().0)).unwrap_or(0);
+    let demand = u64::try_from(hits_per_span).unwrap_or(u64::MAX) / fleet;
+    sizer.record_check(Nanos(0), Hits(demand));
     let share = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => hits / fleet,
         // The middle of the window.
         Overshoot::InWindow => requests / 2 / fleet,
     };
-    sizer.want(Nanos(0), Hits(0)).0.min(share).max(1)
+    sizer.next_lease(Nanos(0), Hits(0)).0.min(share).max(1)
 }

@@ -8,16 +8,16 @@
 
 use jiff::civil::Weekday;
 
-use crate::config::concurrency::{self, OnFailure};
+use crate::config::concurrency::{self, ConcurrencyFallback};
 use crate::config::settings::nearest;
-use crate::config::{Charging, OnBackendFailure, Unit};
-use crate::kernel::concurrency::policy::Law;
+use crate::config::{ChargePolicy, FallbackMode, Unit};
+use crate::kernel::concurrency::policy::AdaptiveAlgorithm;
 
 /// A closed list of keywords and their meanings.
-pub(crate) type Words<T> = [(&'static str, T)];
+pub(crate) type Keywords<T> = [(&'static str, T)];
 
 /// The units of envoyproxy/ratelimit.
-pub(crate) const UNITS: &Words<Unit> = &[
+pub(crate) const UNITS: &Keywords<Unit> = &[
     ("second", Unit::Second),
     ("minute", Unit::Minute),
     ("hour", Unit::Hour),
@@ -28,7 +28,7 @@ pub(crate) const UNITS: &Words<Unit> = &[
 ];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum StrategyWord {
+pub(crate) enum StrategyKeyword {
     #[default]
     FixedWindow,
     Gcra,
@@ -36,53 +36,53 @@ pub(crate) enum StrategyWord {
     SlidingLog,
 }
 
-pub(crate) const STRATEGIES: &Words<StrategyWord> = &[
-    ("fixed_window", StrategyWord::FixedWindow),
-    ("gcra", StrategyWord::Gcra),
-    ("sliding_window", StrategyWord::SlidingWindow),
-    ("sliding_log", StrategyWord::SlidingLog),
+pub(crate) const STRATEGIES: &Keywords<StrategyKeyword> = &[
+    ("fixed_window", StrategyKeyword::FixedWindow),
+    ("gcra", StrategyKeyword::Gcra),
+    ("sliding_window", StrategyKeyword::SlidingWindow),
+    ("sliding_log", StrategyKeyword::SlidingLog),
 ];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ModeWord {
+pub(crate) enum ModeKeyword {
     #[default]
     Strict,
     CachedDeny,
     Leased,
 }
 
-pub(crate) const MODES: &Words<ModeWord> = &[
-    ("strict", ModeWord::Strict),
-    ("cached_deny", ModeWord::CachedDeny),
-    ("leased", ModeWord::Leased),
+pub(crate) const MODES: &Keywords<ModeKeyword> = &[
+    ("strict", ModeKeyword::Strict),
+    ("cached_deny", ModeKeyword::CachedDeny),
+    ("leased", ModeKeyword::Leased),
 ];
 
 /// `mode` of a concurrency limit.
-pub(crate) const CEILING_MODES: &Words<concurrency::Mode> = &[
-    ("local", concurrency::Mode::Local),
-    ("leased", concurrency::Mode::Leased),
-    ("strict", concurrency::Mode::Strict),
+pub(crate) const CONCURRENCY_MODES: &Keywords<concurrency::ConcurrencyMode> = &[
+    ("local", concurrency::ConcurrencyMode::Local),
+    ("leased", concurrency::ConcurrencyMode::Leased),
+    ("strict", concurrency::ConcurrencyMode::Strict),
 ];
 
 /// `on_backend_failure` of a concurrency limit.
-pub(crate) const CEILING_FAILURES: &Words<OnFailure> =
-    &[("deny", OnFailure::Deny), ("local", OnFailure::Local), ("allow", OnFailure::Allow)];
+pub(crate) const CONCURRENCY_FALLBACKS: &Keywords<ConcurrencyFallback> =
+    &[("deny", ConcurrencyFallback::Deny), ("local", ConcurrencyFallback::Local), ("allow", ConcurrencyFallback::Allow)];
 
 /// `policy` of a concurrency limit.
-pub(crate) const POLICIES: &Words<Law> =
-    &[("gradient", Law::Gradient), ("gradient2", Law::Gradient2), ("aimd", Law::Aimd)];
+pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> =
+    &[("gradient", AdaptiveAlgorithm::Gradient), ("gradient2", AdaptiveAlgorithm::Gradient2), ("aimd", AdaptiveAlgorithm::Aimd)];
 
-pub(crate) const FAILURES: &Words<OnBackendFailure> = &[
-    ("error", OnBackendFailure::Error),
-    ("allow", OnBackendFailure::Allow),
-    ("deny", OnBackendFailure::Deny),
-    ("local", OnBackendFailure::Local),
+pub(crate) const FALLBACK_MODES: &Keywords<FallbackMode> = &[
+    ("error", FallbackMode::Error),
+    ("allow", FallbackMode::Allow),
+    ("deny", FallbackMode::Deny),
+    ("local", FallbackMode::Local),
 ];
 
-pub(crate) const CHARGES: &Words<Charging> =
-    &[("each", Charging::Each), ("all_or_nothing", Charging::AllOrNothing)];
+pub(crate) const CHARGE_POLICIES: &Keywords<ChargePolicy> =
+    &[("each", ChargePolicy::Each), ("all_or_nothing", ChargePolicy::AllOrNothing)];
 
-pub(crate) const WEEKDAYS: &Words<Weekday> = &[
+pub(crate) const WEEKDAYS: &Keywords<Weekday> = &[
     ("monday", Weekday::Monday),
     ("tuesday", Weekday::Tuesday),
     ("wednesday", Weekday::Wednesday),
@@ -93,34 +93,34 @@ pub(crate) const WEEKDAYS: &Words<Weekday> = &[
 ];
 
 /// Returns the meaning of a keyword; case-sensitive.
-pub(crate) fn meaning<T: Copy>(words: &Words<T>, word: &str) -> Option<T> {
+pub(crate) fn parse_keyword<T: Copy>(words: &Keywords<T>, word: &str) -> Option<T> {
     words.iter().find(|(known, _)| *known == word).map(|&(_, meaning)| meaning)
 }
 
 /// Returns the unit with this name, in any case. Does not trim blanks.
-pub(crate) fn unit(word: &str) -> Option<Unit> {
+pub(crate) fn parse_unit(word: &str) -> Option<Unit> {
     let upper = word.to_uppercase();
     UNITS.iter().find(|(known, _)| known.to_uppercase() == upper).map(|&(_, unit)| unit)
 }
 
-impl std::fmt::Display for StrategyWord {
+impl std::fmt::Display for StrategyKeyword {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(name(STRATEGIES, *self))
+        f.write_str(keyword_of(STRATEGIES, *self))
     }
 }
 
-impl std::fmt::Display for ModeWord {
+impl std::fmt::Display for ModeKeyword {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(name(MODES, *self))
+        f.write_str(keyword_of(MODES, *self))
     }
 }
 
-pub(crate) fn name<T: Copy + PartialEq>(words: &Words<T>, meaning: T) -> &'static str {
+pub(crate) fn keyword_of<T: Copy + PartialEq>(words: &Keywords<T>, meaning: T) -> &'static str {
     words.iter().find(|(_, known)| *known == meaning).map_or("", |&(word, _)| word)
 }
 
 /// Suggests the nearest keyword, or else lists all.
-pub(crate) fn cure<T>(words: &Words<T>, word: &str) -> String {
+pub(crate) fn suggest<T>(words: &Keywords<T>, word: &str) -> String {
     if let Some(near) = nearest(&word.to_lowercase(), words.iter().map(|&(known, _)| known)) {
         return format!("did you mean `{near}`?");
     }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use serde_json::{Value as Json, json};
 
-use super::backend::{Address, address};
+use super::backend::{HostPort, parse_address};
 use super::value::{Value, quoted};
 
 impl Value for Option<IpAddr> {
@@ -30,12 +30,12 @@ impl Value for Option<IpAddr> {
     }
 }
 
-impl Value for Option<Address> {
+impl Value for Option<HostPort> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [""] => Some(None),
             // Port 0 marks a missing port, which is an error.
-            [text] => address(text, 0).filter(|address| address.port != 0).map(Some),
+            [text] => parse_address(text, 0).filter(|address| address.port != 0).map(Some),
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ impl Value for Hooks {
 
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
-            [text] => parse(text).ok(),
+            [text] => parse_hooks(text).ok(),
             _ => None,
         }
     }
@@ -41,28 +41,28 @@ impl Value for Hooks {
     }
 
     fn why(text: &str) -> Option<String> {
-        parse(text).err()
+        parse_hooks(text).err()
     }
 }
 
-fn parse(text: &str) -> Result<Hooks, String> {
+fn parse_hooks(text: &str) -> Result<Hooks, String> {
     let mut json = serde_json::Deserializer::from_str(text);
     let hooks: Hooks = serde_path_to_error::deserialize(&mut json)
-        .map_err(|error| format!("at `{}`: {}", error.path(), said(error.inner())))?;
+        .map_err(|error| format!("at `{}`: {}", error.path(), message_without_position(error.inner())))?;
     let mut names = HashSet::new();
     for (at, hook) in hooks.0.iter().enumerate() {
-        check(hook, &mut names).map_err(|what| format!("at `[{at}]`: {what}"))?;
+        check_hook(hook, &mut names).map_err(|what| format!("at `[{at}]`: {what}"))?;
     }
     Ok(hooks)
 }
 
 /// Returns the message without its position, which refers to JSON that the user never wrote.
-fn said(error: &serde_json::Error) -> String {
+fn message_without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }
 
-fn check<'h>(hook: &'h Hook, names: &mut HashSet<&'h str>) -> Result<(), String> {
+fn check_hook<'h>(hook: &'h Hook, names: &mut HashSet<&'h str>) -> Result<(), String> {
     if hook.name.is_empty() {
         return Err("a hook needs a name".to_owned());
     }

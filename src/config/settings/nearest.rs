@@ -7,13 +7,13 @@
 /// Returns the known word nearest to `word`, or `None` if no word is near enough.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let near = known.into_iter().map(|known| (edits(word, known), known));
+    let near = known.into_iter().map(|known| (edit_distance(word, known), known));
     let (edits, known) = near.min_by_key(|(edits, _)| *edits)?;
     (edits <= (known.len() / 3).max(1)).then_some(known)
 }
 
 /// Counts the insertions, deletions, replacements and swaps of neighbors between two words.
-fn edits(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
     let mut before_last = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();
@@ -33,16 +33,16 @@ fn edits(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{edits, nearest};
+    use super::{edit_distance, nearest};
 
     #[test]
     fn insertion_deletion_replacement_and_swap_cost_one_edit() {
-        assert_eq!(edits("port", "port"), 0);
-        assert_eq!(edits("prt", "port"), 1);
-        assert_eq!(edits("poort", "port"), 1);
-        assert_eq!(edits("pert", "port"), 1);
-        assert_eq!(edits("prot", "port"), 1);
-        assert_eq!(edits("", "port"), 4);
+        assert_eq!(edit_distance("port", "port"), 0);
+        assert_eq!(edit_distance("prt", "port"), 1);
+        assert_eq!(edit_distance("poort", "port"), 1);
+        assert_eq!(edit_distance("pert", "port"), 1);
+        assert_eq!(edit_distance("prot", "port"), 1);
+        assert_eq!(edit_distance("", "port"), 4);
     }
 
     #[test]

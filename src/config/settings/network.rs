@@ -31,14 +31,14 @@ impl Value for Option<u16> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Network {
+struct IpNetwork {
     address: IpAddr,
     bits: u32,
 }
 
 /// A list of networks and single addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Networks(Vec<Network>);
+pub struct Networks(Vec<IpNetwork>);
 
 impl Networks {
     /// Parses networks and addresses, separated by commas: `10.0.0.0/8, ::1`. Returns
@@ -46,7 +46,7 @@ impl Networks {
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-        parts.map(Network::new).collect::<Option<_>>().map(Self)
+        parts.map(IpNetwork::new).collect::<Option<_>>().map(Self)
     }
 
     /// Returns the loopback networks.
@@ -64,13 +64,13 @@ impl Networks {
 
     /// Returns `true` if one of the networks contains `address`.
     #[must_use]
-    pub fn contain(&self, address: IpAddr) -> bool {
+    pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(address))
     }
 }
 
-impl Network {
+impl IpNetwork {
     fn new(text: &str) -> Option<Self> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) if bits.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -79,40 +79,40 @@ impl Network {
             Some(_) => return None,
             None => {
                 let address: IpAddr = text.parse().ok()?;
-                (address, width(address))
+                (address, address_width(address))
             }
         };
-        let sound = bits <= width(address) && masked(address, bits) == number(address);
+        let sound = bits <= address_width(address) && network_bits(address, bits) == address_bits(address);
         sound.then_some(Self { address, bits })
     }
 
     fn contains(&self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4()
-            && masked(address, self.bits) == number(self.address)
+            && network_bits(address, self.bits) == address_bits(self.address)
     }
 }
 
-const fn width(address: IpAddr) -> u32 {
+const fn address_width(address: IpAddr) -> u32 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn number(address: IpAddr) -> u128 {
+fn address_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_bits().into(),
         IpAddr::V6(address) => address.to_bits(),
     }
 }
 
-fn masked(address: IpAddr, bits: u32) -> u128 {
-    let rest = width(address).saturating_sub(bits);
+fn network_bits(address: IpAddr, bits: u32) -> u128 {
+    let rest = address_width(address).saturating_sub(bits);
     let mask = u128::MAX.checked_shl(rest).unwrap_or(0);
-    number(address) & mask
+    address_bits(address) & mask
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for IpNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.address.fmt(f)?;
-        if self.bits < width(self.address) { write!(f, "/{}", self.bits) } else { Ok(()) }
+        if self.bits < address_width(self.address) { write!(f, "/{}", self.bits) } else { Ok(()) }
     }
 }
 
@@ -152,12 +152,12 @@ mod tests {
             ("2001:db9::", false),
             ("::10.1.0.1", false),
         ] {
-            assert_eq!(networks.contain(address.parse().unwrap()), inside, "{address}");
+            assert_eq!(networks.contains(address.parse().unwrap()), inside, "{address}");
         }
-        assert!(Networks::new("0.0.0.0/0").unwrap().contain("8.8.8.8".parse().unwrap()));
-        assert!(!Networks::new("").unwrap().contain("127.0.0.1".parse().unwrap()));
+        assert!(Networks::new("0.0.0.0/0").unwrap().contains("8.8.8.8".parse().unwrap()));
+        assert!(!Networks::new("").unwrap().contains("127.0.0.1".parse().unwrap()));
         let own = Networks::loopback();
-        assert!(["127.0.0.1", "127.9.9.9", "::1"].iter().all(|a| own.contain(a.parse().unwrap())));
+        assert!(["127.0.0.1", "127.9.9.9", "::1"].iter().all(|a| own.contains(a.parse().unwrap())));
         for (address, inside) in [
             ("127.0.0.1", true),
             ("10.1.2.3", true),
@@ -170,7 +170,7 @@ mod tests {
             ("169.254.169.254", false),
             ("2001:db8::1", false),
         ] {
-            assert_eq!(Networks::private().contain(address.parse().unwrap()), inside, "{address}");
+            assert_eq!(Networks::private().contains(address.parse().unwrap()), inside, "{address}");
         }
     }
 

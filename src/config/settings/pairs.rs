@@ -13,9 +13,9 @@ use super::value::{Shape, Value, quoted};
 
 /// Names with texts, in the order of the input: `a=b,c=d`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pairs(pub Vec<(String, String)>);
+pub struct TextPairs(pub Vec<(String, String)>);
 
-impl Value for Pairs {
+impl Value for TextPairs {
     fn read(texts: &[&str]) -> Option<Self> {
         let [text] = texts else { return None };
         if text.is_empty() {
@@ -42,27 +42,27 @@ impl Value for Pairs {
 /// Headers of requests that this process sends. Their
 /// texts may be credentials and are never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Headers(pub Vec<(String, String)>);
+pub struct OutgoingHeaders(pub Vec<(String, String)>);
 
-impl fmt::Debug for Headers {
+impl fmt::Debug for OutgoingHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
     }
 }
 
-impl Value for Headers {
+impl Value for OutgoingHeaders {
     const HIDDEN: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
-        Pairs::read(texts).map(|Pairs(pairs)| Self(pairs))
+        TextPairs::read(texts).map(|TextPairs(pairs)| Self(pairs))
     }
     fn accepts() -> String {
-        Pairs::accepts()
+        TextPairs::accepts()
     }
     fn show(&self) -> String {
         quoted(if self.0.is_empty() { "" } else { "(set, not shown)" })
     }
     fn schema() -> Json {
-        Pairs::schema()
+        TextPairs::schema()
     }
 }
 
@@ -88,7 +88,7 @@ impl Value for Mogrifiers {
 
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
-            [text] => mogrifiers(text).ok(),
+            [text] => parse_mogrifiers(text).ok(),
             _ => None,
         }
     }
@@ -109,21 +109,21 @@ impl Value for Mogrifiers {
         json!({"type": "array", "items": rule})
     }
     fn why(text: &str) -> Option<String> {
-        mogrifiers(text).err()
+        parse_mogrifiers(text).err()
     }
 }
 
-fn mogrifiers(text: &str) -> Result<Mogrifiers, String> {
+fn parse_mogrifiers(text: &str) -> Result<Mogrifiers, String> {
     let rules: Mogrifiers = serde_json::from_str(text).map_err(|error| error.to_string())?;
     for (at, rule) in rules.0.iter().enumerate() {
-        check(rule).map_err(|what| format!("at `[{at}]`: {what}"))?;
+        check_mogrifier(rule).map_err(|what| format!("at `[{at}]`: {what}"))?;
     }
     Ok(rules)
 }
 
-fn check(rule: &Mogrifier) -> Result<(), String> {
-    let tags = rule.tags.iter().any(|(name, text)| name.is_empty() || text.is_empty());
-    if rule.pattern.is_empty() || rule.name.is_empty() || tags {
+fn check_mogrifier(rule: &Mogrifier) -> Result<(), String> {
+    let has_empty_tag = rule.tags.iter().any(|(name, text)| name.is_empty() || text.is_empty());
+    if rule.pattern.is_empty() || rule.name.is_empty() || has_empty_tag {
         return Err("a pattern, a name, and each tag's name and text are needed".to_owned());
     }
     regex::Regex::new(&rule.pattern).map_err(|error| error.to_string()).map(drop)

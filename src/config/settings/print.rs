@@ -2,15 +2,15 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{Loaded, Origin, Setting, Settings, table};
+use super::{LoadedSettings, SettingOrigin, Setting, Settings, table};
 
 /// Returns the current values with their origins. It is a valid `server.yaml`, except for secrets.
 #[must_use]
-pub fn print_config(loaded: &Loaded) -> String {
-    let lines: Vec<_> = table().iter().map(|row| (value(row, &loaded.settings), row)).collect();
+pub fn print_config(loaded: &LoadedSettings) -> String {
+    let lines: Vec<_> = table().iter().map(|row| (yaml_line(row, &loaded.settings), row)).collect();
     let width = lines.iter().map(|(line, _)| line.len()).max().unwrap_or_default().min(40);
     let lines = lines.into_iter().map(|(line, row)| {
-        let origin = loaded.origins.get(row.name).unwrap_or(&Origin::Default);
+        let origin = loaded.origins.get(row.name).unwrap_or(&SettingOrigin::Default);
         format!("{line:width$}  # {origin}\n")
     });
     lines.collect::<Vec<_>>().concat()
@@ -22,7 +22,7 @@ pub fn server_yaml() -> String {
     let settings = Settings::default();
     let rows = table()
         .iter()
-        .map(|row| format!("\n# {}\n# {}\n{}\n", row.doc, takes(row), value(row, &settings)));
+        .map(|row| format!("\n# {}\n# {}\n{}\n", row.doc, accepted_values(row), yaml_line(row, &settings)));
     std::iter::once(SERVER_YAML_HEAD.to_owned()).chain(rows).collect::<Vec<_>>().concat()
 }
 
@@ -38,7 +38,7 @@ const SERVER_YAML_HEAD: &str = "\
 #[must_use]
 pub fn schema() -> Json {
     let properties: serde_json::Map<_, _> =
-        table().iter().map(|row| (row.name.to_owned(), property(row))).collect();
+        table().iter().map(|row| (row.name.to_owned(), schema_property(row))).collect();
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "server.yaml of Sluicegate",
@@ -49,26 +49,26 @@ pub fn schema() -> Json {
     })
 }
 
-fn property(row: &Setting) -> Json {
+fn schema_property(row: &Setting) -> Json {
     let mut property = row.schema.clone();
-    property["description"] = format!("{} Takes {}.", row.doc, takes(row)).into();
-    property["default"] = default(row);
+    property["description"] = format!("{} Takes {}.", row.doc, accepted_values(row)).into();
+    property["default"] = default_as_json(row);
     property
 }
 
 /// Returns the default as JSON. The text of a value is either JSON or a bare word.
-fn default(row: &Setting) -> Json {
+fn default_as_json(row: &Setting) -> Json {
     let shown = row.show(&Settings::default());
     serde_json::from_str(&shown).unwrap_or(Json::String(shown))
 }
 
-fn takes(row: &Setting) -> String {
+fn accepted_values(row: &Setting) -> String {
     if row.accepts.contains(row.unit) || row.unit == "word" || row.unit == "switch" {
         return row.accepts.clone();
     }
     format!("{}: {}", row.unit, row.accepts)
 }
 
-fn value(row: &Setting, settings: &Settings) -> String {
+fn yaml_line(row: &Setting, settings: &Settings) -> String {
     format!("{}: {}", row.name, row.show(settings))
 }

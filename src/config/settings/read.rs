@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use super::together::{Clash, Theirs, clashes};
+use super::together::{SettingConflict, RatelimitValueAction, find_conflicts};
 use super::value::Shape;
-use super::{LATER, PREFIX, Setting, Settings, file, nearest, table};
+use super::{RESERVED_NAMES, PREFIX, Setting, Settings, file, nearest, table};
 use crate::config::diagnostic::Severity;
 
 /// The raw input of all settings.
 ///
 /// It is not `Debug`, because a text may contain a token.
 #[derive(Clone, Default)]
-pub struct Doors {
+pub struct SettingsInput {
     /// The flags: names as in [`Setting::flag`], without dashes, and the texts of each.
     pub flags: Vec<(String, Vec<String>)>,
     /// The environment variables. Those without [`PREFIX`] are ignored.
@@ -21,15 +21,15 @@ pub struct Doors {
     /// The name and the text of `server.yaml`.
     pub file: Option<(String, String)>,
     /// The values from the process's name, such as `ratelimit`. All other input overrides them.
-    pub named: Vec<Named>,
+    pub ratelimit_values: Vec<RatelimitValue>,
 }
 
-impl Doors {
+impl SettingsInput {
     /// Returns the settings that flags, variables and the file name, even with invalid values.
     #[must_use]
-    pub fn named_settings(&self) -> BTreeSet<&'static str> {
+    pub fn explicit_setting_names(&self) -> BTreeSet<&'static str> {
         // A file that is not a mapping names no settings. Loading the settings reports it.
-        let file = self.file.as_ref().and_then(|(_, text)| file::read(text, is_text).ok());
+        let file = self.file.as_ref().and_then(|(_, text)| file::read_entries(text, is_literal_text).ok());
         let is_named = |row: &Setting| {
             self.flags.iter().any(|(flag, _)| *flag == row.flag)
                 || self.environment.iter().any(|(variable, _)| *variable == row.variable)
@@ -39,13 +39,13 @@ impl Doors {
     }
 }
 
-fn is_text(name: &str) -> bool {
-    table().iter().any(|row| row.name == name && row.is_text())
+fn is_literal_text(name: &str) -> bool {
+    table().iter().any(|row| row.name == name && row.is_literal_text())
 }
 
 /// A value that comes from the name of the process, such as `ratelimit`.
 #[derive(Clone)]
-pub struct Named {
+pub struct RatelimitValue {
     /// The name of the setting.
     pub setting: &'static str,
     /// The texts of the value.
@@ -58,7 +58,7 @@ pub struct Named {
 
 /// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// The default in the table of settings.
     Default,
     /// `server.yaml`: its path as the user wrote it, line and column from 1.
@@ -68,35 +68,35 @@ pub enum Origin {
     /// The flag of this name, without its two dashes.
     Flag(String),
     /// The default of this envoyproxy/ratelimit variable, which is not set.
-    Reference(&'static str),
+    RatelimitDefault(&'static str),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
             Self::File(name, line, column) => write!(f, "{name}:{line}:{column}"),
             Self::Environment(variable) => f.write_str(variable),
             Self::Flag(flag) => write!(f, "--{flag}"),
-            Self::Reference(variable) => write!(f, "ratelimit's default of {variable}"),
+            Self::RatelimitDefault(variable) => write!(f, "ratelimit's default of {variable}"),
         }
     }
 }
 
 /// An error or a warning about a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct SettingProblem {
     /// The severity: an error prevents the start of the process, a warning does not.
     pub severity: Severity,
     /// The origin of the value.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
     /// The expected and the actual value.
     pub message: String,
     /// The suggested fix.
     pub help: Option<String>,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for SettingProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { severity, origin, message, help } = self;
         let severity = if *severity == Severity::Error { "error" } else { "warning" };
@@ -107,13 +107,13 @@ impl fmt::Display for Problem {
 
 /// The settings, their origins and the warnings about them.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedSettings {
     /// The values of the settings.
     pub settings: Settings,
     /// The origin of each value, by the setting's name. Defaults are absent.
-    pub origins: BTreeMap<&'static str, Origin>,
+    pub origins: BTreeMap<&'static str, SettingOrigin>,
     /// The warnings about probable mistakes.
-    pub warnings: Vec<Problem>,
+    pub warnings: Vec<SettingProblem>,
 }
 
 /// Reads all settings, the weakest input first.
@@ -121,35 +121,35 @@ pub struct Loaded {
 /// # Errors
 ///
 /// Returns every error and warning of all inputs if at least one is an error.
-pub fn read(doors: &Doors) -> Result<Loaded, Vec<Problem>> {
-    let mut reader = Reader::default();
-    reader.named(&doors.named);
-    if let Some((name, text)) = &doors.file {
-        reader.file(&Arc::from(name.as_str()), text);
+pub fn read(input: &SettingsInput) -> Result<LoadedSettings, Vec<SettingProblem>> {
+    let mut reader = SettingsReader::default();
+    reader.read_ratelimit_values(&input.ratelimit_values);
+    if let Some((name, text)) = &input.file {
+        reader.read_file(&Arc::from(name.as_str()), text);
     }
-    reader.environment(&doors.environment);
-    reader.flags(&doors.flags);
-    reader.together();
-    let Reader { settings, origins, problems } = reader;
+    reader.read_environment(&input.environment);
+    reader.read_flags(&input.flags);
+    reader.resolve_conflicts();
+    let SettingsReader { settings, origins, problems } = reader;
     if problems.iter().any(|problem| problem.severity == Severity::Error) {
         return Err(problems);
     }
-    Ok(Loaded { settings, origins, warnings: problems })
+    Ok(LoadedSettings { settings, origins, warnings: problems })
 }
 
 #[derive(Default)]
-struct Reader {
+struct SettingsReader {
     settings: Settings,
-    origins: BTreeMap<&'static str, Origin>,
-    problems: Vec<Problem>,
+    origins: BTreeMap<&'static str, SettingOrigin>,
+    problems: Vec<SettingProblem>,
 }
 
-impl Reader {
-    fn file(&mut self, name: &Arc<str>, text: &str) {
-        let at = |(line, column)| Origin::File(Arc::clone(name), line, column);
-        let entries = match file::read(text, is_text) {
+impl SettingsReader {
+    fn read_file(&mut self, name: &Arc<str>, text: &str) {
+        let at = |(line, column)| SettingOrigin::File(Arc::clone(name), line, column);
+        let entries = match file::read_entries(text, is_literal_text) {
             Ok(entries) => entries,
-            Err(broken) => return self.error(at(broken.at), broken.message, None),
+            Err(broken) => return self.report_error(at(broken.at), broken.message, None),
         };
         for entry in entries {
             match table().iter().find(|setting| setting.name == entry.name) {
@@ -159,16 +159,16 @@ impl Reader {
                         texts.as_ref().map(|texts| texts.iter().map(AsRef::as_ref).collect());
                     self.assign(setting, at(entry.value_at), texts.as_deref());
                 }
-                None => self.unknown(at(entry.name_at), &entry.name, ""),
+                None => self.report_unknown(at(entry.name_at), &entry.name, ""),
             }
         }
     }
 
-    fn named(&mut self, values: &[Named]) {
-        for Named { setting, texts, variable, is_set } in values {
+    fn read_ratelimit_values(&mut self, values: &[RatelimitValue]) {
+        for RatelimitValue { setting, texts, variable, is_set } in values {
             let origin = match is_set {
-                true => Origin::Environment((*variable).to_owned()),
-                false => Origin::Reference(variable),
+                true => SettingOrigin::Environment((*variable).to_owned()),
+                false => SettingOrigin::RatelimitDefault(variable),
             };
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
             if let Some(setting) = table().iter().find(|row| row.name == *setting) {
@@ -177,130 +177,130 @@ impl Reader {
         }
     }
 
-    fn environment(&mut self, variables: &[(String, String)]) {
+    fn read_environment(&mut self, variables: &[(String, String)]) {
         for (variable, text) in variables {
-            let Some(word) = variable.strip_prefix(PREFIX) else { continue };
-            let origin = Origin::Environment(variable.clone());
+            let Some(name) = variable.strip_prefix(PREFIX) else { continue };
+            let origin = SettingOrigin::Environment(variable.clone());
             match table().iter().find(|setting| setting.variable == *variable) {
-                Some(setting) => self.assign(setting, origin, Some(&split(setting.shape, text))),
-                None => self.unknown(origin, &word.to_lowercase(), text),
+                Some(setting) => self.assign(setting, origin, Some(&split_variable(setting.shape, text))),
+                None => self.report_unknown(origin, &name.to_lowercase(), text),
             }
         }
     }
 
-    fn flags(&mut self, flags: &[(String, Vec<String>)]) {
+    fn read_flags(&mut self, flags: &[(String, Vec<String>)]) {
         for (flag, texts) in flags {
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let origin = Origin::Flag(flag.clone());
+            let origin = SettingOrigin::Flag(flag.clone());
             match table().iter().find(|setting| setting.flag == *flag) {
                 Some(setting) => self.assign(setting, origin, Some(&texts)),
-                None => self.unknown(origin, &flag.replace('-', "_"), ""),
+                None => self.report_unknown(origin, &flag.replace('-', "_"), ""),
             }
         }
     }
 
-    fn assign(&mut self, setting: &Setting, origin: Origin, texts: Option<&[&str]>) {
+    fn assign(&mut self, setting: &Setting, origin: SettingOrigin, texts: Option<&[&str]>) {
         if texts.is_some_and(|texts| (setting.set)(&mut self.settings, texts).is_some()) {
             self.origins.insert(setting.name, origin);
             return;
         }
-        let (message, help) = refusal(setting, texts.unwrap_or_default());
-        self.error(origin, message, help);
+        let (message, help) = invalid_value_message(setting, texts.unwrap_or_default());
+        self.report_error(origin, message, help);
     }
 
-    fn unknown(&mut self, origin: Origin, name: &str, text: &str) {
-        if LATER.contains(&name) {
+    fn report_unknown(&mut self, origin: SettingOrigin, name: &str, text: &str) {
+        if RESERVED_NAMES.contains(&name) {
             let help = Some("leave it out: nothing would heed it".to_owned());
-            return self.error(origin, format!("`{name}` is not in this version yet"), help);
+            return self.report_error(origin, format!("`{name}` is not in this version yet"), help);
         }
-        let in_environment = matches!(origin, Origin::Environment(_));
+        let in_environment = matches!(origin, SettingOrigin::Environment(_));
         if in_environment && is_service_link(name, text) {
             return;
         }
         let severity = if in_environment { Severity::Warning } else { Severity::Error };
         let message = "there is no such setting".to_owned();
         let help = nearest(name, table().iter().map(|setting| setting.name))
-            .map(|name| format!("did you mean {}?", spelt_for(&origin, name)));
-        self.problems.push(Problem { severity, origin, message, help });
+            .map(|name| format!("did you mean {}?", spelled_for(&origin, name)));
+        self.problems.push(SettingProblem { severity, origin, message, help });
     }
 
-    fn error(&mut self, origin: Origin, message: String, help: Option<String>) {
-        self.problems.push(Problem { severity: Severity::Error, origin, message, help });
+    fn report_error(&mut self, origin: SettingOrigin, message: String, help: Option<String>) {
+        self.problems.push(SettingProblem { severity: Severity::Error, origin, message, help });
     }
 
-    fn origin(&self, name: &str) -> Origin {
-        self.origins.get(name).cloned().unwrap_or(Origin::Default)
+    fn origin_of(&self, name: &str) -> SettingOrigin {
+        self.origins.get(name).cloned().unwrap_or(SettingOrigin::Default)
     }
 
-    fn together(&mut self) {
+    fn resolve_conflicts(&mut self) {
         loop {
-            let found = clashes(&self.settings).into_iter();
-            let (dropped, left): (Vec<_>, Vec<_>) = found.partition(|clash| self.is_dropped(clash));
+            let conflicts = find_conflicts(&self.settings).into_iter();
+            let (dropped, left): (Vec<_>, Vec<_>) = conflicts.partition(|clash| self.is_dropped(clash));
             if dropped.is_empty() {
-                return left.into_iter().for_each(|clash| self.refuse(clash));
+                return left.into_iter().for_each(|clash| self.report_conflict(clash));
             }
             // Without these values, other settings may lose their effect or their conflict.
             for clash in dropped {
-                self.drop_theirs(clash);
+                self.drop_ratelimit_value(clash);
             }
         }
     }
 
-    fn is_dropped(&self, clash: &Clash) -> bool {
-        let is_theirs = |setting: &str| is_of_the_reference(&self.origin(setting));
-        let is_ours = |setting: &str| self.origins.contains_key(setting) && !is_theirs(setting);
-        match clash.of_theirs {
-            Theirs::Refused | Theirs::Taken => false,
-            Theirs::Dropped => is_theirs(clash.setting),
-            Theirs::DroppedBeside(other) => is_theirs(clash.setting) && is_ours(other),
+    fn is_dropped(&self, clash: &SettingConflict) -> bool {
+        let is_ratelimit_setting = |setting: &str| is_from_ratelimit(&self.origin_of(setting));
+        let is_own_setting = |setting: &str| self.origins.contains_key(setting) && !is_ratelimit_setting(setting);
+        match clash.ratelimit_action {
+            RatelimitValueAction::Report | RatelimitValueAction::Accept => false,
+            RatelimitValueAction::Drop => is_ratelimit_setting(clash.setting),
+            RatelimitValueAction::DropBesideOwn(other) => is_ratelimit_setting(clash.setting) && is_own_setting(other),
         }
     }
 
-    fn refuse(&mut self, Clash { setting, message, help, of_theirs }: Clash) {
-        let origin = self.origin(setting);
-        if !(of_theirs == Theirs::Taken && is_of_the_reference(&origin)) {
-            self.error(origin, message, Some(help.to_owned()));
+    fn report_conflict(&mut self, SettingConflict { setting, message, help, ratelimit_action: of_theirs }: SettingConflict) {
+        let origin = self.origin_of(setting);
+        if !(of_theirs == RatelimitValueAction::Accept && is_from_ratelimit(&origin)) {
+            self.report_error(origin, message, Some(help.to_owned()));
         }
     }
 
     /// Drops a value of an envoyproxy/ratelimit variable. Warns once if the user set the variable.
-    fn drop_theirs(&mut self, Clash { setting, message, help, .. }: Clash) {
+    fn drop_ratelimit_value(&mut self, SettingConflict { setting, message, help, .. }: SettingConflict) {
         let Some(origin) = self.origins.remove(setting) else { return };
         if let Some(row) = table().iter().find(|row| row.name == setting) {
             (row.reset)(&mut self.settings);
         }
-        let is_told = self.problems.iter().any(|problem| problem.origin == origin);
-        if matches!(origin, Origin::Environment(_)) && !is_told {
+        let is_reported = self.problems.iter().any(|problem| problem.origin == origin);
+        if matches!(origin, SettingOrigin::Environment(_)) && !is_reported {
             let (severity, help) = (Severity::Warning, Some(help.to_owned()));
-            self.problems.push(Problem { severity, origin, message, help });
+            self.problems.push(SettingProblem { severity, origin, message, help });
         }
     }
 }
 
 /// Returns `true` if an envoyproxy/ratelimit variable determines the value, even by its default.
-fn is_of_the_reference(origin: &Origin) -> bool {
+fn is_from_ratelimit(origin: &SettingOrigin) -> bool {
     match origin {
-        Origin::Reference(_) => true,
-        Origin::Environment(variable) => !variable.starts_with(PREFIX),
-        Origin::Default | Origin::File(..) | Origin::Flag(_) => false,
+        SettingOrigin::RatelimitDefault(_) => true,
+        SettingOrigin::Environment(variable) => !variable.starts_with(PREFIX),
+        SettingOrigin::Default | SettingOrigin::File(..) | SettingOrigin::Flag(_) => false,
     }
 }
 
 /// Splits the text of a variable. Lists use `:`, as in `PATH`.
-fn split(shape: Shape, text: &str) -> Vec<&str> {
+fn split_variable(shape: Shape, text: &str) -> Vec<&str> {
     match shape {
         Shape::Many => text.split(':').filter(|part| !part.is_empty()).collect(),
         Shape::One | Shape::Switch | Shape::Block => vec![text],
     }
 }
 
-fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
+fn invalid_value_message(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
     let Setting { name, accepts, .. } = setting;
     match texts {
         [_, _, ..] => (format!("`{name}` is given {} times", texts.len()), Some("once is enough".into())),
         [text] if let Some(why) = (setting.why)(text) => (format!("`{name}` {why}"), None),
         [_] if setting.hidden => (format!("`{name}` takes {accepts}"), None),
-        [text] if is_address_of_a_service(text) => (
+        [text] if is_service_address(text) => (
             format!("`{name}` takes {accepts}, got `{}`", (setting.masked)(text)),
             Some("Kubernetes sets this variable for a Service of that name: set `enableServiceLinks: false`".into()),
         ),
@@ -313,18 +313,18 @@ fn refusal(setting: &Setting, texts: &[&str]) -> (String, Option<String>) {
     }
 }
 
-/// Returns the setting's name in the notation of `origin`: a flag, a variable or a key.
-fn spelt_for(origin: &Origin, name: &str) -> String {
+/// Returns the setting's name in the notation of `origin_of`: a flag, a variable or a key.
+fn spelled_for(origin: &SettingOrigin, name: &str) -> String {
     match origin {
-        Origin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
-        Origin::Flag(_) => format!("--{}", name.replace('_', "-")),
-        Origin::File(..) | Origin::Default | Origin::Reference(_) => format!("`{name}`"),
+        SettingOrigin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
+        SettingOrigin::Flag(_) => format!("--{}", name.replace('_', "-")),
+        SettingOrigin::File(..) | SettingOrigin::Default | SettingOrigin::RatelimitDefault(_) => format!("`{name}`"),
     }
 }
 
 /// Returns `true` for an address that Kubernetes sets for a Service.
 /// An address with a user or a password comes from a person.
-fn is_address_of_a_service(text: &str) -> bool {
+fn is_service_address(text: &str) -> bool {
     let is_of = |scheme: &&str| text.starts_with(*scheme);
     ["tcp://", "udp://", "sctp://"].iter().any(is_of) && !text.contains('@')
 }
@@ -333,8 +333,8 @@ fn is_address_of_a_service(text: &str) -> bool {
 /// Every pod has a dozen of them, and a warning for each would hide the relevant one.
 fn is_service_link(name: &str, text: &str) -> bool {
     let parts = ["service_host", "service_port"];
-    let ends = ["_tcp_port", "_tcp_addr", "_tcp_proto", "_udp_port", "_udp_addr", "_udp_proto"];
-    is_address_of_a_service(text)
+    let suffixes = ["_tcp_port", "_tcp_addr", "_tcp_proto", "_udp_port", "_udp_addr", "_udp_proto"];
+    is_service_address(text)
         || parts.iter().any(|part| name.contains(part))
-        || ends.iter().any(|end| name.ends_with(end))
+        || suffixes.iter().any(|end| name.ends_with(end))
 }

@@ -15,9 +15,9 @@ const LONGEST_PREFIX: usize = 256;
 
 /// The prefix of envoyproxy/ratelimit's keys. It can be any text, as in envoyproxy/ratelimit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReferencePrefix(String);
+pub struct RatelimitKeyPrefix(String);
 
-impl ReferencePrefix {
+impl RatelimitKeyPrefix {
     /// Returns the prefix.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -25,7 +25,7 @@ impl ReferencePrefix {
     }
 }
 
-impl Value for ReferencePrefix {
+impl Value for RatelimitKeyPrefix {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [text] if text.len() <= LONGEST_PREFIX && !text.contains(char::is_control) => {

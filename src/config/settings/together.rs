@@ -15,74 +15,74 @@
 //!
 //! The last four are accepted so that several processes can share one file.
 
-use super::{Backend, CounterKeys, MetricNames, Place, RedisUrl, Settings, StatsSink};
+use super::{StoreSetting, CounterKeys, MetricNames, RedisEndpoint, RedisUrl, Settings, StatsSink};
 use crate::kernel::units::Nanos;
 
 /// The longest `expiry_jitter`, in seconds. Redis accepts longer expiries.
-const LONGEST_JITTER: u64 = u32::MAX as u64;
+const MAX_JITTER_SECS: u64 = u32::MAX as u64;
 
 /// A conflict: the setting, the message and the fix.
-pub(super) struct Clash {
+pub(super) struct SettingConflict {
     pub(super) setting: &'static str,
     pub(super) message: String,
     pub(super) help: &'static str,
-    pub(super) of_theirs: Theirs,
+    pub(super) ratelimit_action: RatelimitValueAction,
 }
 
 /// The treatment of a conflict if an envoyproxy/ratelimit variable set the value.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Theirs {
+pub(super) enum RatelimitValueAction {
     /// The conflict is an error.
-    Refused,
+    Report,
     /// The value is accepted.
-    Taken,
+    Accept,
     /// The value is dropped.
-    Dropped,
+    Drop,
     /// The value is dropped if this other setting has a value from
     /// Sluicegate's own input. Otherwise the conflict is an error.
-    DroppedBeside(&'static str),
+    DropBesideOwn(&'static str),
 }
 
-pub(super) fn clashes(settings: &Settings) -> Vec<Clash> {
+pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
     let found = [
-        admin(settings),
-        password(settings),
-        identity(settings),
-        second(settings),
-        jitter(settings),
+        check_admin_access(settings),
+        check_password_file(settings),
+        check_redis_client_certificate(settings),
+        check_second_redis(settings),
+        check_expiry_jitter(settings),
     ];
-    let found = found.into_iter().flatten().chain(users(settings)).chain(tls(settings));
-    let found = found.chain(sentinels(settings)).chain(reference(settings));
-    let found = found.chain(source(settings)).chain(grpc(settings)).chain(told(settings));
-    let found = found.chain(syslog(settings)).chain(otlp(settings));
-    let found = found.chain(files(settings)).chain(waits(settings)).chain(statistics(settings));
-    found.chain(super::peers::clashes(settings)).collect()
+    let found = found.into_iter().flatten().chain(check_users(settings)).chain(check_redis_tls(settings));
+    let found = found.chain(check_sentinels(settings)).chain(check_ratelimit_keys(settings));
+    let found = found.chain(check_xds(settings)).chain(check_grpc(settings)).chain(check_metrics_and_stats(settings));
+    let found = found.chain(check_syslog(settings)).chain(check_otlp(settings));
+    let found = found.chain(check_limits_files(settings)).chain(check_xds_backoff(settings)).chain(check_stats_sending(settings));
+    found.chain(super::peers::find_peer_conflicts(settings)).collect()
 }
 
 /// Returns each configured Redis with the name of its setting.
-fn stores(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
+fn redis_settings(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
     let main = match &settings.backend {
-        Backend::Redis(url) => Some(("backend", url)),
-        Backend::Memory => None,
+        StoreSetting::Redis(url) => Some(("backend", url)),
+        StoreSetting::Memory => None,
     };
     let second = settings.backend_per_second.as_ref().map(|url| ("backend_per_second", url));
     main.into_iter().chain(second)
 }
 
-pub(super) fn clash(
+pub(super) fn conflict(
     setting: &'static str,
     message: impl Into<String>,
     help: &'static str,
-) -> Clash {
-    Clash { setting, message: message.into(), help, of_theirs: Theirs::Refused }
+) -> SettingConflict {
+    SettingConflict { setting, message: message.into(), help, ratelimit_action: RatelimitValueAction::Report }
 }
 
 /// Returns a conflict about a setting without effect.
-fn idle(setting: &'static str, message: impl Into<String>, help: &'static str) -> Clash {
-    Clash { of_theirs: Theirs::Dropped, ..clash(setting, message, help) }
+fn unused_setting(setting: &'static str, message: impl Into<String>, help: &'static str) -> SettingConflict {
+    SettingConflict { ratelimit_action: RatelimitValueAction::Drop, ..conflict(setting, message, help) }
 }
 
-fn admin(settings: &Settings) -> Option<Clash> {
+fn check_admin_access(settings: &Settings) -> Option<SettingConflict> {
     let open = !settings.admin_host.is_loopback() && settings.admin_token.is_none();
     let open = open && !settings.debug_pages;
     let message = || {
@@ -92,59 +92,59 @@ fn admin(settings: &Settings) -> Option<Clash> {
         )
     };
     let help = "set admin_token, or listen on 127.0.0.1";
-    open.then(|| clash("admin_host", message(), help))
+    open.then(|| conflict("admin_host", message(), help))
 }
 
-fn password(settings: &Settings) -> Option<Clash> {
+fn check_password_file(settings: &Settings) -> Option<SettingConflict> {
     settings.backend_password_file.as_ref()?;
     let name = "backend_password_file";
-    if stores(settings).next().is_none() {
-        return Some(idle(
+    if redis_settings(settings).next().is_none() {
+        return Some(unused_setting(
             name,
             "`backend_password_file` is for a Redis, and `backend` names none",
             "leave it out: nothing would heed it",
         ));
     }
-    stores(settings).all(|(_, url)| url.password.is_some()).then(|| {
+    redis_settings(settings).all(|(_, url)| url.password.is_some()).then(|| {
         let message = "`backend` has a password and `backend_password_file` names another";
-        let of_theirs = Theirs::DroppedBeside("backend");
-        Clash { of_theirs, ..clash(name, message, "keep one of them") }
+        let ratelimit_action = RatelimitValueAction::DropBesideOwn("backend");
+        SettingConflict { ratelimit_action, ..conflict(name, message, "keep one of them") }
     })
 }
 
-fn users(settings: &Settings) -> Vec<Clash> {
+fn check_users(settings: &Settings) -> Vec<SettingConflict> {
     let is_half = |url: &RedisUrl| url.user.is_some() && url.password.is_none();
-    let half = stores(settings).filter(|(_, url)| is_half(url));
+    let half = redis_settings(settings).filter(|(_, url)| is_half(url));
     let half = half.filter(|_| settings.backend_password_file.is_none());
     half.map(|(name, _)| {
         let message = format!("`{name}` names a user without a password, whom no Redis knows");
-        clash(name, message, "write user:password@, or set backend_password_file")
+        conflict(name, message, "write user:password@, or set backend_password_file")
     })
     .collect()
 }
 
-fn second(settings: &Settings) -> Option<Clash> {
-    let alone = settings.backend_per_second.is_some() && settings.backend == Backend::Memory;
-    alone.then(|| {
+fn check_second_redis(settings: &Settings) -> Option<SettingConflict> {
+    let has_no_first_redis = settings.backend_per_second.is_some() && settings.backend == StoreSetting::Memory;
+    has_no_first_redis.then(|| {
         let message = "`backend_per_second` is a second Redis, and `backend` is not the first";
         let help = "name the store of all other limits as `backend`";
-        idle("backend_per_second", message, help)
+        unused_setting("backend_per_second", message, help)
     })
 }
 
-fn jitter(settings: &Settings) -> Option<Clash> {
+fn check_expiry_jitter(settings: &Settings) -> Option<SettingConflict> {
     let jitter = settings.expiry_jitter;
     let seconds = jitter.0 / Nanos::SECOND.0;
-    let uneven = !jitter.0.is_multiple_of(Nanos::SECOND.0) || LONGEST_JITTER < seconds;
-    uneven.then(|| {
+    let is_invalid = !jitter.0.is_multiple_of(Nanos::SECOND.0) || MAX_JITTER_SECS < seconds;
+    is_invalid.then(|| {
         let message =
             format!("`expiry_jitter` {jitter} is not a whole number of up to 2^32 - 1 seconds");
-        clash("expiry_jitter", message, "300s is the reference's")
+        conflict("expiry_jitter", message, "300s is the reference's")
     })
 }
 
-fn reference(settings: &Settings) -> Vec<Clash> {
-    let is_redis = matches!(settings.backend, Backend::Redis(_));
+fn check_ratelimit_keys(settings: &Settings) -> Vec<SettingConflict> {
+    let is_redis = matches!(settings.backend, StoreSetting::Redis(_));
     if is_redis && settings.counter_keys == CounterKeys::Envoyproxy {
         return Vec::new();
     }
@@ -160,12 +160,12 @@ fn reference(settings: &Settings) -> Vec<Clash> {
         .map(|(name, _)| {
             let message =
                 format!("`{name}` is about the reference's keys in a Redis, and there are none");
-            idle(name, message, "set `counter_keys: envoyproxy` and a Redis as `backend`")
+            unused_setting(name, message, "set `counter_keys: envoyproxy` and a Redis as `backend`")
         })
         .collect()
 }
 
-fn syslog(settings: &Settings) -> Vec<Clash> {
+fn check_syslog(settings: &Settings) -> Vec<SettingConflict> {
     let defaults = Settings::default();
     let given = [
         ("syslog_host", settings.syslog_host != defaults.syslog_host),
@@ -175,12 +175,12 @@ fn syslog(settings: &Settings) -> Vec<Clash> {
     given
         .map(|(name, _)| {
             let message = format!("`{name}` is about releases by datagrams, and there is no port");
-            idle(name, message, "set syslog_port, or leave this out")
+            unused_setting(name, message, "set syslog_port, or leave this out")
         })
         .collect()
 }
 
-fn identity(settings: &Settings) -> Option<Clash> {
+fn check_redis_client_certificate(settings: &Settings) -> Option<SettingConflict> {
     let (name, other) = match (&settings.backend_tls_cert_file, &settings.backend_tls_key_file) {
         (Some(_), None) => ("backend_tls_cert_file", "backend_tls_key_file"),
         (None, Some(_)) => ("backend_tls_key_file", "backend_tls_cert_file"),
@@ -188,11 +188,11 @@ fn identity(settings: &Settings) -> Option<Clash> {
     };
     let message = format!("`{name}` is set and `{other}` is not");
     let help = "a client's certificate is good with its key only: name both";
-    Some(Clash { of_theirs: Theirs::DroppedBeside(other), ..clash(name, message, help) })
+    Some(SettingConflict { ratelimit_action: RatelimitValueAction::DropBesideOwn(other), ..conflict(name, message, help) })
 }
 
-fn tls(settings: &Settings) -> Vec<Clash> {
-    if stores(settings).any(|(_, url)| url.tls) {
+fn check_redis_tls(settings: &Settings) -> Vec<SettingConflict> {
+    if redis_settings(settings).any(|(_, url)| url.tls) {
         return Vec::new();
     }
     let given = [
@@ -207,14 +207,14 @@ fn tls(settings: &Settings) -> Vec<Clash> {
     given
         .map(|(name, _)| {
             let message = format!("`{name}` is set, and `backend` does not speak TLS");
-            idle(name, message, "write rediss for redis in `backend`, or leave this out")
+            unused_setting(name, message, "write rediss for redis in `backend`, or leave this out")
         })
         .collect()
 }
 
 /// Checks sentinel settings that are set without
 /// sentinels, are incomplete or contradict each other.
-fn sentinels(settings: &Settings) -> Vec<Clash> {
+fn check_sentinels(settings: &Settings) -> Vec<SettingConflict> {
     let user = !settings.backend_sentinel_user.is_empty();
     let password = settings.backend_sentinel_password.is_some();
     let file = settings.backend_sentinel_password_file.is_some();
@@ -223,12 +223,12 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
         ("backend_sentinel_password", password),
         ("backend_sentinel_password_file", file),
     ];
-    let is_sentinel = stores(settings).any(|(_, url)| matches!(url.place, Place::Sentinel(..)));
+    let is_sentinel = redis_settings(settings).any(|(_, url)| matches!(url.endpoint, RedisEndpoint::Sentinel(..)));
     if !is_sentinel {
         let given = given.into_iter().filter(|(_, given)| *given);
         let of = |name| {
             let message = format!("`{name}` is set, and `backend` names no sentinels");
-            idle(name, message, "write redis+sentinel:// in `backend`, or leave this out")
+            unused_setting(name, message, "write redis+sentinel:// in `backend`, or leave this out")
         };
         return given.map(|(name, _)| of(name)).collect();
     }
@@ -236,28 +236,28 @@ fn sentinels(settings: &Settings) -> Vec<Clash> {
     if password && file {
         let message =
             "`backend_sentinel_password` and `backend_sentinel_password_file` are both set";
-        found.push(clash("backend_sentinel_password_file", message, "keep one of them"));
+        found.push(conflict("backend_sentinel_password_file", message, "keep one of them"));
     }
     if user && !password && !file {
         let message = "`backend_sentinel_user` is set without a password, whom no sentinel knows";
         let help = "set backend_sentinel_password_file or backend_sentinel_password";
-        found.push(clash("backend_sentinel_user", message, help));
+        found.push(conflict("backend_sentinel_user", message, help));
     }
     found
 }
 
 /// Returns a conflict for each setting in `given` that is set without effect.
-pub(super) fn unheeded(
+pub(super) fn unused_settings(
     given: &[(&'static str, bool)],
     why: &str,
     help: &'static str,
-) -> Vec<Clash> {
+) -> Vec<SettingConflict> {
     let set = given.iter().filter(|(_, is_set)| *is_set);
-    set.map(|(name, _)| idle(name, format!("`{name}` is set, and {why}"), help)).collect()
+    set.map(|(name, _)| unused_setting(name, format!("`{name}` is set, and {why}"), help)).collect()
 }
 
 /// Checks that a certificate and its key are both set or both absent.
-fn halves(pair: [(&'static str, bool); 2]) -> Vec<Clash> {
+fn check_certificate_pair(pair: [(&'static str, bool); 2]) -> Vec<SettingConflict> {
     let [(one, has_one), (other, has_other)] = pair;
     let (there, absent) = match (has_one, has_other) {
         (true, false) => (one, other),
@@ -266,13 +266,13 @@ fn halves(pair: [(&'static str, bool); 2]) -> Vec<Clash> {
     };
     let message = format!("`{there}` is set and `{absent}` is not");
     let help = "a certificate is good with its key only: name both";
-    vec![Clash { of_theirs: Theirs::DroppedBeside(absent), ..clash(there, message, help) }]
+    vec![SettingConflict { ratelimit_action: RatelimitValueAction::DropBesideOwn(absent), ..conflict(there, message, help) }]
 }
 
-const NO_SERVER: &str = "`xds_server` names no management server";
-const SET_SERVER: &str = "set xds_server, or leave this out";
+const NO_XDS_SERVER: &str = "`xds_server` names no management server";
+const SET_XDS_SERVER: &str = "set xds_server, or leave this out";
 
-fn files(settings: &Settings) -> Vec<Clash> {
+fn check_limits_files(settings: &Settings) -> Vec<SettingConflict> {
     if settings.xds_server.is_none() {
         return Vec::new();
     }
@@ -281,12 +281,12 @@ fn files(settings: &Settings) -> Vec<Clash> {
         ("limits_dot_files", settings.limits_dot_files),
         ("limits_optional", settings.limits_optional),
     ];
-    unheeded(&given, "`xds_server` has the limits", "leave out one of them")
+    unused_settings(&given, "`xds_server` has the limits", "leave out one of them")
 }
 
 /// Checks the reconnect waits: they need an xDS server,
 /// and the longest must not be below the shortest.
-fn waits(settings: &Settings) -> Vec<Clash> {
+fn check_xds_backoff(settings: &Settings) -> Vec<SettingConflict> {
     let defaults = Settings::default();
     let (least, most) = (settings.xds_backoff_min, settings.xds_backoff_max);
     if settings.xds_server.is_none() {
@@ -295,19 +295,19 @@ fn waits(settings: &Settings) -> Vec<Clash> {
             ("xds_backoff_max", most != defaults.xds_backoff_max),
             ("xds_backoff_jitter", settings.xds_backoff_jitter != defaults.xds_backoff_jitter),
         ];
-        return unheeded(&given, NO_SERVER, SET_SERVER);
+        return unused_settings(&given, NO_XDS_SERVER, SET_XDS_SERVER);
     }
     if least <= most {
         return Vec::new();
     }
-    let is_moved = most != defaults.xds_backoff_max;
-    let name = if is_moved { "xds_backoff_max" } else { "xds_backoff_min" };
+    let is_max_changed = most != defaults.xds_backoff_max;
+    let name = if is_max_changed { "xds_backoff_max" } else { "xds_backoff_min" };
     let message = format!("`xds_backoff_min` {least} is longer than `xds_backoff_max` {most}");
-    let clash = clash(name, message, "shorten the one or lengthen the other");
-    vec![Clash { of_theirs: Theirs::Taken, ..clash }]
+    let clash = conflict(name, message, "shorten the one or lengthen the other");
+    vec![SettingConflict { ratelimit_action: RatelimitValueAction::Accept, ..clash }]
 }
 
-fn source(settings: &Settings) -> Vec<Clash> {
+fn check_xds(settings: &Settings) -> Vec<SettingConflict> {
     let defaults = Settings::default();
     let pair = [
         ("xds_tls_cert_file", settings.xds_tls_cert_file.is_some()),
@@ -328,47 +328,47 @@ fn source(settings: &Settings) -> Vec<Clash> {
             ("xds_tls", settings.xds_tls),
             ("xds_max_message", settings.xds_max_message != 0),
         ];
-        return unheeded(&[&given[..], &tls].concat(), NO_SERVER, SET_SERVER);
+        return unused_settings(&[&given[..], &tls].concat(), NO_XDS_SERVER, SET_XDS_SERVER);
     }
     let files = [("limits", !settings.limits.is_empty())];
-    let mut found = unheeded(&files, "`xds_server` has the limits", "keep one of them");
+    let mut found = unused_settings(&files, "`xds_server` has the limits", "keep one of them");
     if !settings.xds_tls {
         let why = "the management server is not spoken to in TLS";
-        found.extend(unheeded(&tls, why, "set xds_tls, or leave this out"));
+        found.extend(unused_settings(&tls, why, "set xds_tls, or leave this out"));
     }
-    found.extend(halves(pair));
+    found.extend(check_certificate_pair(pair));
     found
 }
 
-fn grpc(settings: &Settings) -> Vec<Clash> {
+fn check_grpc(settings: &Settings) -> Vec<SettingConflict> {
     let pair = [
         ("grpc_tls_cert_file", settings.grpc_tls_cert_file.is_some()),
         ("grpc_tls_key_file", settings.grpc_tls_key_file.is_some()),
     ];
-    let mut found = halves(pair);
+    let mut found = check_certificate_pair(pair);
     if !pair[0].1 && !pair[1].1 {
         let client = [
             ("grpc_tls_client_ca_file", settings.grpc_tls_client_ca_file.is_some()),
             ("grpc_tls_client_name", settings.grpc_tls_client_name.is_some()),
         ];
-        found.extend(unheeded(&client, "gRPC is in plain text", "set grpc_tls_cert_file"));
+        found.extend(unused_settings(&client, "gRPC is in plain text", "set grpc_tls_cert_file"));
     } else if settings.grpc_tls_client_ca_file.is_none() {
         let name = [("grpc_tls_client_name", settings.grpc_tls_client_name.is_some())];
         let why = "clients need no certificate";
-        found.extend(unheeded(&name, why, "set grpc_tls_client_ca_file"));
+        found.extend(unused_settings(&name, why, "set grpc_tls_client_ca_file"));
     }
     let grace = [("grpc_max_age_grace", settings.grpc_max_age_grace.0 != 0)];
     if settings.grpc_max_age.0 == 0 {
-        found.extend(unheeded(&grace, "connections last for ever", "set grpc_max_age"));
+        found.extend(unused_settings(&grace, "connections last for ever", "set grpc_max_age"));
     }
     found
 }
 
-fn told(settings: &Settings) -> Vec<Clash> {
+fn check_metrics_and_stats(settings: &Settings) -> Vec<SettingConflict> {
     let mut found = Vec::new();
     if !settings.metrics_path.starts_with('/') {
         let message = "`metrics_path` is no path";
-        found.push(clash("metrics_path", message, "a path begins with `/`"));
+        found.push(conflict("metrics_path", message, "a path begins with `/`"));
     }
     if settings.metrics_names == MetricNames::Own {
         let given = [
@@ -376,31 +376,31 @@ fn told(settings: &Settings) -> Vec<Clash> {
             ("metrics_milliseconds", settings.metrics_milliseconds),
         ];
         let why = "envoyproxy/ratelimit's metrics are not shown";
-        found.extend(unheeded(&given, why, "set `metrics_names: all`, or leave this out"));
+        found.extend(unused_settings(&given, why, "set `metrics_names: all`, or leave this out"));
     }
     let is_sent = matches!(settings.stats_sink, StatsSink::Statsd | StatsSink::Dogstatsd);
     if is_sent && settings.stats_address.is_none() {
         let message = "`stats_sink` names a service and `stats_address` does not say where it is";
-        found.push(clash("stats_sink", message, "set stats_address"));
+        found.push(conflict("stats_sink", message, "set stats_address"));
     }
     if !is_sent {
         let given = [("stats_address", settings.stats_address.is_some())];
         let why = "statistics are not sent anywhere";
-        found.extend(unheeded(&given, why, "set stats_sink, or leave this out"));
+        found.extend(unused_settings(&given, why, "set stats_sink, or leave this out"));
     }
     if settings.stats_interval.0 == 0 {
         let message = "`stats_interval` 0 would send for ever";
-        found.push(clash("stats_interval", message, "10s is the default"));
+        found.push(conflict("stats_interval", message, "10s is the default"));
     }
     if settings.stats_sink != StatsSink::Dogstatsd {
         let given = [("stats_mogrifiers", !settings.stats_mogrifiers.0.is_empty())];
         let why = "DogStatsD is not spoken";
-        found.extend(unheeded(&given, why, "set `stats_sink: dogstatsd`, or leave this out"));
+        found.extend(unused_settings(&given, why, "set `stats_sink: dogstatsd`, or leave this out"));
     }
     found
 }
 
-fn statistics(settings: &Settings) -> Vec<Clash> {
+fn check_stats_sending(settings: &Settings) -> Vec<SettingConflict> {
     let defaults = Settings::default();
     let protocol = ("stats_protocol", settings.stats_protocol != defaults.stats_protocol);
     let always = [
@@ -413,10 +413,10 @@ fn statistics(settings: &Settings) -> Vec<Clash> {
         // DogStatsD always uses UDP, so any `stats_protocol` is harmless.
         StatsSink::Statsd | StatsSink::Dogstatsd => Vec::new(),
     };
-    unheeded(&given, "statistics are not sent anywhere", "set stats_sink, or leave this out")
+    unused_settings(&given, "statistics are not sent anywhere", "set stats_sink, or leave this out")
 }
 
-fn otlp(settings: &Settings) -> Vec<Clash> {
+fn check_otlp(settings: &Settings) -> Vec<SettingConflict> {
     if settings.otlp {
         return Vec::new();
     }
@@ -428,5 +428,5 @@ fn otlp(settings: &Settings) -> Vec<Clash> {
         ("otlp_attributes", settings.otlp_attributes != defaults.otlp_attributes),
         ("otlp_sampled", settings.otlp_sampled != defaults.otlp_sampled),
     ];
-    unheeded(&given, "`otlp` is off", "set otlp, or leave this out")
+    unused_settings(&given, "`otlp` is off", "set otlp, or leave this out")
 }

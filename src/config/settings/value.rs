@@ -67,7 +67,7 @@ pub trait Value: Sized {
     }
 }
 
-fn one<T: FromStr>(texts: &[&str]) -> Option<T> {
+fn parse_one<T: FromStr>(texts: &[&str]) -> Option<T> {
     match texts {
         [text] => text.parse().ok(),
         _ => None,
@@ -167,7 +167,7 @@ impl Value for bool {
     const IS_SCALAR: bool = true;
     const CHOICES: &'static [&'static str] = &["true", "false"];
     fn read(texts: &[&str]) -> Option<Self> {
-        one(texts)
+        parse_one(texts)
     }
     fn accepts() -> String {
         "true or false".to_owned()
@@ -182,7 +182,7 @@ impl Value for bool {
 
 impl Value for IpAddr {
     fn read(texts: &[&str]) -> Option<Self> {
-        one(texts)
+        parse_one(texts)
     }
     fn accepts() -> String {
         "an IP address such as 127.0.0.1, 0.0.0.0 or ::".to_owned()
@@ -215,7 +215,7 @@ impl Value for Vec<PathBuf> {
 impl Value for Nanos {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
-            [text] => duration(text),
+            [text] => parse_duration(text),
             _ => None,
         }
     }
@@ -231,7 +231,7 @@ impl Value for Nanos {
 }
 
 /// Parses a duration such as `250ms`. A bare `0` needs no unit.
-fn duration(text: &str) -> Option<Nanos> {
+fn parse_duration(text: &str) -> Option<Nanos> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let unit: u64 = match unit {
@@ -250,13 +250,13 @@ fn duration(text: &str) -> Option<Nanos> {
 
 /// A fraction from 0 to 1. It is an `f32` because envoyproxy/ratelimit computes with one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ratio(f32);
+pub struct UnitFraction(f32);
 
-impl Ratio {
+impl UnitFraction {
     /// The default of envoyproxy/ratelimit's `NEAR_LIMIT_RATIO`.
-    pub const REFERENCE: Self = Self(0.8);
+    pub const NEAR_LIMIT_DEFAULT: Self = Self(0.8);
     /// The fraction 1.
-    pub const ALL: Self = Self(1.0);
+    pub const WHOLE: Self = Self(1.0);
 
     /// Returns `None` unless `part` is from 0 to 1.
     #[must_use]
@@ -271,10 +271,10 @@ impl Ratio {
     }
 }
 
-impl Value for Ratio {
+impl Value for UnitFraction {
     const IS_SCALAR: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
-        one(texts).and_then(Self::new)
+        parse_one(texts).and_then(Self::new)
     }
     fn accepts() -> String {
         "a number from 0 to 1".to_owned()
@@ -295,7 +295,7 @@ impl HeaderName {
     /// Returns the name if `name` is empty or an HTTP token of at most 256 bytes.
     #[must_use]
     pub fn new(name: &str) -> Option<Self> {
-        let sound = name.len() <= 256 && name.bytes().all(is_token);
+        let sound = name.len() <= 256 && name.bytes().all(is_token_char);
         sound.then(|| Self(name.to_owned()))
     }
 
@@ -307,7 +307,7 @@ impl HeaderName {
 }
 
 /// RFC 9110, section 5.6.2.
-fn is_token(byte: u8) -> bool {
+fn is_token_char(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
@@ -331,9 +331,9 @@ impl Value for HeaderName {
 
 /// A secret that is never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct SecretText(String);
 
-impl Secret {
+impl SecretText {
     /// Returns the secret if `text` is printable ASCII without blanks, and not empty.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
@@ -356,18 +356,18 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
 }
 
-impl Value for Option<Secret> {
+impl Value for Option<SecretText> {
     const HIDDEN: bool = true;
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [""] => Some(None),
-            [text] => Secret::new(text).map(Some),
+            [text] => SecretText::new(text).map(Some),
             _ => None,
         }
     }

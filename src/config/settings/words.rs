@@ -82,7 +82,7 @@ choice! {
         /// One JSON object a line.
         Json = "json",
         /// One JSON object a line, with `@timestamp`, `@message` and `level`.
-        Reference = "reference",
+        Ratelimit = "reference",
     }
 }
 choice! {
@@ -91,7 +91,7 @@ choice! {
         /// None.
         None = "none",
         /// The three headers of envoyproxy/ratelimit.
-        Reference = "reference",
+        Ratelimit = "reference",
         /// `RateLimit` and `RateLimit-Policy` of the IETF draft.
         Draft = "draft",
         /// Both.
@@ -115,7 +115,7 @@ choice! {
         /// The names of this service.
         Own = "own",
         /// The names of envoyproxy/ratelimit.
-        Reference = "reference",
+        Ratelimit = "reference",
         /// Both.
         All = "all",
     }

@@ -13,41 +13,41 @@ use std::ops::Range;
 
 use hashbrown::HashTable;
 
-use super::table::{Goal, Table};
-use super::{DescriptorTree, Marks, Name, Node, NodeId, RuleId, name_hash};
+use super::table::{LookupTarget, NameTable};
+use super::{DescriptorTree, NodeFlags, NameSpan, DescriptorNode, NodeId, RuleId, name_hash};
 use crate::config::Rule;
-use crate::config::concurrency::Ceiling;
+use crate::config::concurrency::ConcurrencyLimit;
 
-pub(crate) struct Builder {
+pub(crate) struct TreeBuilder {
     tree: DescriptorTree,
     /// The nodes so far, hashed by level and name.
-    named: HashTable<NodeId>,
+    nodes_by_name: HashTable<NodeId>,
     /// Pairs of level and pattern, in insertion order.
     wildcards: Vec<(NodeId, NodeId)>,
 }
 
 /// The reason why a node cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum AddNodeError {
     /// The level already has this node with the same name.
     Duplicate(NodeId),
     /// The tree is full: 4 GiB of names or 2^31 nodes.
     Full,
 }
 
-impl Builder {
+impl TreeBuilder {
     pub(crate) fn new() -> Self {
-        let root = Node::new(NodeId::ROOT, NodeId::ROOT, Name::default(), 0, Marks::default());
+        let root = DescriptorNode::new(NodeId::ROOT, NodeId::ROOT, NameSpan::default(), 0, NodeFlags::default());
         let tree = DescriptorTree {
-            table: Table::default(),
+            table: NameTable::default(),
             nodes: vec![root],
             names: String::new(),
             wildcards: Vec::new(),
             rules: Vec::new(),
-            ruled: Vec::new(),
-            ceilings: Vec::new(),
+            rule_nodes: Vec::new(),
+            concurrency_limits: Vec::new(),
         };
-        Self { tree, named: HashTable::new(), wildcards: Vec::new() }
+        Self { tree, nodes_by_name: HashTable::new(), wildcards: Vec::new() }
     }
 
     /// Returns the tree so far. Lookups find nothing before [`Self::finish`].
@@ -60,20 +60,20 @@ impl Builder {
         &mut self,
         parent: NodeId,
         name: (&str, &str),
-        marks: Marks,
-    ) -> Result<NodeId, Refused> {
+        marks: NodeFlags,
+    ) -> Result<NodeId, AddNodeError> {
         let start = self.push_name(name);
         let text = &self.tree.names[start..];
         let (wildcard, hash, len) = (text.contains('*'), name_hash(parent, text), text.len());
         if let Some(first) = self.find(parent, hash, text) {
             self.tree.names.truncate(start);
-            return Err(Refused::Duplicate(first));
+            return Err(AddNodeError::Duplicate(first));
         }
         let node = self.push_node(parent, name.0.len(), start, marks)?;
         if wildcard {
             self.wildcards.push((parent, node));
         }
-        self.named.insert_unique(hash, node, |&node| hash_of(&self.tree, node));
+        self.nodes_by_name.insert_unique(hash, node, |&node| hash_of(&self.tree, node));
         self.tree.nodes[parent.index()].lengths_below |= 1 << (len % 32);
         Ok(node)
     }
@@ -81,12 +81,12 @@ impl Builder {
     fn find(&self, parent: NodeId, hash: u64, text: &str) -> Option<NodeId> {
         let tree = &self.tree;
         let is_it = |&node: &NodeId| tree.node(node).parent == parent && tree.name(node) == text;
-        self.named.find(hash, is_it).copied()
+        self.nodes_by_name.find(hash, is_it).copied()
     }
 
     /// Adds a node that lookups cannot find, as a parent for
     /// other nodes. Returns the root if the tree is full.
-    pub(crate) fn hide(&mut self, parent: NodeId, name: (&str, &str), marks: Marks) -> NodeId {
+    pub(crate) fn add_hidden(&mut self, parent: NodeId, name: (&str, &str), marks: NodeFlags) -> NodeId {
         let start = self.push_name(name);
         self.push_node(parent, name.0.len(), start, marks).unwrap_or(NodeId::ROOT)
     }
@@ -108,27 +108,27 @@ impl Builder {
         parent: NodeId,
         key_len: usize,
         start: usize,
-        marks: Marks,
-    ) -> Result<NodeId, Refused> {
-        let node = NodeId(narrow(self.tree.nodes.len())?);
-        if node.0 > NodeId::LAST {
-            return Err(Refused::Full);
+        marks: NodeFlags,
+    ) -> Result<NodeId, AddNodeError> {
+        let node = NodeId(to_u32(self.tree.nodes.len())?);
+        if node.0 > NodeId::MAX_NUMBER {
+            return Err(AddNodeError::Full);
         }
-        let name = Name { start: narrow(start)?, len: narrow(self.tree.names.len() - start)? };
-        self.tree.nodes.push(Node::new(node, parent, name, narrow(key_len)?, marks));
+        let name = NameSpan { start: to_u32(start)?, len: to_u32(self.tree.names.len() - start)? };
+        self.tree.nodes.push(DescriptorNode::new(node, parent, name, to_u32(key_len)?, marks));
         Ok(node)
     }
 
-    pub(crate) fn impose(&mut self, node: NodeId, rule: Rule) {
+    pub(crate) fn set_rule(&mut self, node: NodeId, rule: Rule) {
         self.tree.rules.push(rule);
-        self.tree.ruled.push(node);
+        self.tree.rule_nodes.push(node);
         // Fits in 32 bits: there are no more rules than nodes, and the node count is limited.
         let number = u32::try_from(self.tree.rules.len()).ok();
         self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
     }
 
-    pub(crate) fn cover(&mut self, node: NodeId, ceiling: Ceiling) {
-        self.tree.ceilings.push((node, ceiling));
+    pub(crate) fn set_concurrency_limit(&mut self, node: NodeId, ceiling: ConcurrencyLimit) {
+        self.tree.concurrency_limits.push((node, ceiling));
     }
 
     /// Returns the domain and the names from the first level to `node`, joined by dots.
@@ -145,7 +145,7 @@ impl Builder {
 
     pub(crate) fn finish(mut self) -> DescriptorTree {
         self.wildcards.sort_by_key(|&(level, _)| level);
-        self.tree.ceilings.sort_by_key(|&(node, _)| node);
+        self.tree.concurrency_limits.sort_by_key(|&(node, _)| node);
         for run in self.wildcards.chunk_by(|a, b| a.0 == b.0) {
             let start = self.tree.wildcards.len();
             self.tree.wildcards.extend(run.iter().map(|&(_, node)| node));
@@ -154,33 +154,33 @@ impl Builder {
                 self.tree.nodes[run[0].0.index()].wildcards = Range { start, end };
             }
         }
-        self.fill();
+        self.build_table();
         self.tree
     }
 
     /// Builds the lookup table. Nodes must not change afterwards.
-    fn fill(&mut self) {
+    fn build_table(&mut self) {
         let tree = &self.tree;
-        let put = self.named.iter().map(|&node| {
-            let Node { parent, name, .. } = *tree.node(node);
-            (parent, name, goal_of(tree, node))
+        let entries = self.nodes_by_name.iter().map(|&node| {
+            let DescriptorNode { parent, name, .. } = *tree.node(node);
+            (parent, name, target_of(tree, node))
         });
-        self.tree.table = Table::new(&tree.names, put);
+        self.tree.table = NameTable::new(&tree.names, entries);
     }
 }
 
 /// Returns the rule for a node without children, concurrency limit or flags; otherwise the node.
-fn goal_of(tree: &DescriptorTree, id: NodeId) -> Goal {
+fn target_of(tree: &DescriptorTree, id: NodeId) -> LookupTarget {
     let node = tree.node(id);
     let is_plain =
-        !node.has_children() && node.marks == Marks::default() && tree.ceiling_of(id).is_none();
-    node.rule.filter(|_| is_plain).map_or(Goal::of_node(id), Goal::of_rule)
+        !node.has_children() && node.flags == NodeFlags::default() && tree.concurrency_limit_of(id).is_none();
+    node.rule.filter(|_| is_plain).map_or(LookupTarget::of_node(id), LookupTarget::of_rule)
 }
 
 fn hash_of(tree: &DescriptorTree, node: NodeId) -> u64 {
     name_hash(tree.node(node).parent, tree.name(node))
 }
 
-fn narrow(number: usize) -> Result<u32, Refused> {
-    u32::try_from(number).map_err(|_| Refused::Full)
+fn to_u32(number: usize) -> Result<u32, AddNodeError> {
+    u32::try_from(number).map_err(|_| AddNodeError::Full)
 }

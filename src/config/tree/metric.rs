@@ -7,13 +7,13 @@
 //! Not covered:
 //! - Characters that statistics do not allow (see [`crate::telemetry::stats`]).
 
-use super::{DescriptorTree, How, Marks, substitute};
+use super::{DescriptorTree, MatchKind, NodeFlags, shared_text};
 use crate::config::Rule;
 
-struct Level<'t, 'e> {
+struct MetricLevel<'t, 'e> {
     key: &'e str,
     value: &'e str,
-    how: How,
+    how: MatchKind,
     /// The text that replaces the value if a pattern matched.
     pattern: Option<&'t str>,
     is_shared: bool,
@@ -30,12 +30,12 @@ impl DescriptorTree {
     {
         let entries = entries.into_iter();
         let any_shared =
-            rule.detailed_metric && self.levels(entries.clone()).any(|level| level.is_shared);
+            rule.detailed_metric && self.metric_levels(entries.clone()).any(|level| level.is_shared);
         let mut name = String::with_capacity(rule.path.len());
         name.push_str(domain);
-        for level in self.levels(entries) {
+        for level in self.metric_levels(entries) {
             name.extend([".", level.key]);
-            match level.shown(rule.detailed_metric) {
+            match level.value_text(rule.detailed_metric) {
                 // A detailed name marks an absent value with
                 // `_`, unless the name contains a shared value.
                 "" if rule.detailed_metric && !any_shared => name.push('_'),
@@ -46,32 +46,32 @@ impl DescriptorTree {
         name
     }
 
-    fn levels<'t, 'e>(
+    fn metric_levels<'t, 'e>(
         &'t self,
         entries: impl Iterator<Item = (&'e str, &'e str)>,
-    ) -> impl Iterator<Item = Level<'t, 'e>> {
+    ) -> impl Iterator<Item = MetricLevel<'t, 'e>> {
         let mut above = Some(self.root());
         entries.map_while(move |(key, value)| {
-            let (goal, how) = self.step(above?, key, value)?;
+            let (goal, how) = self.match_entry(above?, key, value)?;
             above = self.node_at(goal);
-            let marks = above.map_or_else(Marks::default, |node| node.marks);
-            let pattern = above.filter(|_| how == How::Wildcard);
-            let pattern = pattern.map(|node| substitute(self.text(node.name), key));
+            let marks = above.map_or_else(NodeFlags::default, |node| node.flags);
+            let pattern = above.filter(|_| how == MatchKind::Wildcard);
+            let pattern = pattern.map(|node| shared_text(self.text(node.name), key));
             let is_shared = pattern.is_some() && marks.share_threshold;
             let value_to_metric = marks.value_to_metric;
-            Some(Level { key, value, how, pattern, is_shared, value_to_metric })
+            Some(MetricLevel { key, value, how, pattern, is_shared, value_to_metric })
         })
     }
 }
 
-impl<'t, 'e: 't> Level<'t, 'e> {
-    fn shown(&self, detailed: bool) -> &'t str {
+impl<'t, 'e: 't> MetricLevel<'t, 'e> {
+    fn value_text(&self, detailed: bool) -> &'t str {
         match (self.pattern, self.how) {
             (Some(pattern), _) if self.is_shared => pattern,
             _ if detailed || self.value_to_metric => self.value,
             (Some(pattern), _) => pattern,
-            (None, How::Exact) => self.value,
-            (None, How::Bare | How::Wildcard) => "",
+            (None, MatchKind::Exact) => self.value,
+            (None, MatchKind::Bare | MatchKind::Wildcard) => "",
         }
     }
 }

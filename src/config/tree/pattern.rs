@@ -11,14 +11,14 @@
 
 /// The composite `key_value` of one entry, without joining the parts in memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Composite<'a>([&'a [u8]; 3]);
+pub(crate) struct CompositeKey<'a>([&'a [u8]; 3]);
 
-impl<'a> Composite<'a> {
+impl<'a> CompositeKey<'a> {
     pub(crate) fn new(key: &'a str, value: &'a str) -> Self {
         Self([key.as_bytes(), b"_", value.as_bytes()])
     }
 
-    pub(super) fn joined(name: &'a str) -> Self {
+    pub(super) fn from_joined(name: &'a str) -> Self {
         Self([b"", b"", name.as_bytes()])
     }
 
@@ -28,7 +28,7 @@ impl<'a> Composite<'a> {
 
     /// Returns the last eight bytes as a big-endian number, with leading zeros for a shorter name.
     #[inline]
-    pub(super) fn end(self) -> u64 {
+    pub(super) fn suffix(self) -> u64 {
         let last = self.0[2];
         if let Some(end) = last.last_chunk() {
             return u64::from_be_bytes(*end);
@@ -37,8 +37,8 @@ impl<'a> Composite<'a> {
             (self.0, last.first_chunk(), last.last_chunk())
         {
             // Four to seven bytes: the two halves have equal bytes where they overlap.
-            let behind = 8 * (last.len() - 4);
-            return u64::from(u32::from_be_bytes(*first)) << behind
+            let shift = 8 * (last.len() - 4);
+            return u64::from(u32::from_be_bytes(*first)) << shift
                 | u64::from(u32::from_be_bytes(*end));
         }
         let mut before = self.len().saturating_sub(size_of::<u64>());
@@ -52,7 +52,7 @@ impl<'a> Composite<'a> {
     }
 
     #[inline]
-    pub(super) fn begins_with(self, mut literal: &[u8]) -> bool {
+    pub(super) fn starts_with(self, mut literal: &[u8]) -> bool {
         if literal.is_empty() {
             return true;
         }
@@ -66,7 +66,7 @@ impl<'a> Composite<'a> {
         false
     }
 
-    pub(super) fn holds(self, mut at: usize, mut literal: &[u8]) -> bool {
+    pub(super) fn has_literal_at(self, mut at: usize, mut literal: &[u8]) -> bool {
         for piece in self.0 {
             if at >= piece.len() {
                 at -= piece.len();
@@ -85,20 +85,20 @@ impl<'a> Composite<'a> {
     /// Returns the end of the leftmost `literal` within `from..to`.
     fn find_end(self, literal: &[u8], from: usize, to: usize) -> Option<usize> {
         let last = to.checked_sub(literal.len())?;
-        (from..=last).find(|&at| self.holds(at, literal)).map(|at| at + literal.len())
+        (from..=last).find(|&at| self.has_literal_at(at, literal)).map(|at| at + literal.len())
     }
 }
 
 /// Returns `true` if `pattern`, which has at least one `*`, matches `subject`.
-pub(crate) fn matches(pattern: &str, subject: Composite<'_>) -> bool {
+pub(crate) fn matches(pattern: &str, subject: CompositeKey<'_>) -> bool {
     let mut literals = pattern.split('*').map(str::as_bytes);
     let first = literals.next().unwrap_or_default();
     let last = literals.next_back().unwrap_or_default();
     let Some(to) = subject.len().checked_sub(last.len()).filter(|&to| first.len() <= to) else {
         return false;
     };
-    subject.begins_with(first)
-        && subject.holds(to, last)
+    subject.starts_with(first)
+        && subject.has_literal_at(to, last)
         && literals
             .try_fold(first.len(), |from, literal| subject.find_end(literal, from, to))
             .is_some()
@@ -109,5 +109,5 @@ pub(crate) fn matches(pattern: &str, subject: Composite<'_>) -> bool {
 /// The result is exact. Read each `*` of `narrow` as a character that no literal of `wide`
 /// contains. Only a `*` of `wide` can match it, and would match any other text in its place.
 pub(crate) fn covers(wide: &str, narrow: &str) -> bool {
-    matches(wide, Composite::joined(narrow))
+    matches(wide, CompositeKey::from_joined(narrow))
 }

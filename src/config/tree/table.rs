@@ -14,90 +14,90 @@ use std::num::NonZeroU32;
 
 use hashbrown::HashTable;
 
-use super::pattern::Composite;
-use super::{Name, NodeId, RuleId, key_hasher};
+use super::pattern::CompositeKey;
+use super::{NameSpan, NodeId, RuleId, key_hasher};
 
-/// The number of a name's last bytes that its slot stores, as in [`Composite::end`].
-const END: usize = size_of::<u64>();
+/// The number of a name's last bytes that its slot stores, as in [`CompositeKey::suffix`].
+const SUFFIX_LEN: usize = size_of::<u64>();
 
 /// The lookup targets by name.
 ///
 /// A slot of 16 bytes stores the end of a name, because names of one level mostly differ
 /// there. Each common prefix is stored once. A smaller table causes fewer cache misses.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Table {
-    places: HashTable<Place>,
-    stems: Vec<Stem>,
+pub(super) struct NameTable {
+    slots: HashTable<NameSlot>,
+    prefixes: Vec<NamePrefix>,
 }
 
 /// The end of a name, and its target.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    end: u64,
-    /// Index into `stems`.
-    stem: u32,
-    goal: Goal,
+struct NameSlot {
+    suffix: u64,
+    /// Index into `prefixes`.
+    prefix: u32,
+    target: LookupTarget,
 }
 
-const _: () = assert!(size_of::<Place>() == 16);
+const _: () = assert!(size_of::<NameSlot>() == 16);
 
-/// A common prefix: all but the last [`END`] bytes of
+/// A common prefix: all but the last [`SUFFIX_LEN`] bytes of
 /// names with one length, on the level below `parent`.
 #[derive(Clone, Copy, Debug)]
-struct Stem {
+struct NamePrefix {
     parent: NodeId,
     /// A whole name with this prefix.
-    name: Name,
+    name: NameSpan,
 }
 
 /// The target of a name: a node, or only its rule if the node has nothing else to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Goal(u32);
+pub(super) struct LookupTarget(u32);
 
-impl Goal {
+impl LookupTarget {
     /// The flag for a rule number in the other bits.
-    pub(super) const RULE: u32 = 1 << 31;
+    pub(super) const RULE_FLAG: u32 = 1 << 31;
 
     pub(super) const fn of_node(node: NodeId) -> Self {
         Self(node.0)
     }
 
     pub(super) const fn of_rule(rule: RuleId) -> Self {
-        Self(rule.0.get() | Self::RULE)
+        Self(rule.0.get() | Self::RULE_FLAG)
     }
 
     pub(super) fn node(self) -> Option<NodeId> {
-        (self.0 & Self::RULE == 0).then_some(NodeId(self.0))
+        (self.0 & Self::RULE_FLAG == 0).then_some(NodeId(self.0))
     }
 
     pub(super) fn rule(self) -> Option<RuleId> {
-        let number = NonZeroU32::new(self.0 & !Self::RULE);
-        number.filter(|_| self.0 & Self::RULE != 0).map(RuleId)
+        let number = NonZeroU32::new(self.0 & !Self::RULE_FLAG);
+        number.filter(|_| self.0 & Self::RULE_FLAG != 0).map(RuleId)
     }
 }
 
-impl Table {
-    /// Creates a table of `put`. Names must be unique within a level.
+impl NameTable {
+    /// Creates a table of `entries`. Names must be unique within a level.
     pub(super) fn new(
         names: &str,
-        put: impl ExactSizeIterator<Item = (NodeId, Name, Goal)>,
+        entries: impl ExactSizeIterator<Item = (NodeId, NameSpan, LookupTarget)>,
     ) -> Self {
-        let mut places = HashTable::with_capacity(put.len());
-        let mut stems: Vec<Stem> = Vec::new();
+        let mut places = HashTable::with_capacity(entries.len());
+        let mut stems: Vec<NamePrefix> = Vec::new();
         let mut known = HashMap::new();
-        for (parent, name, goal) in put {
-            let stem = Stem { parent, name };
+        for (parent, name, goal) in entries {
+            let stem = NamePrefix { parent, name };
             let number = *known.entry((parent, name.len, stem.text(names))).or_insert_with(|| {
                 stems.push(stem);
                 stems.len() - 1
             });
-            let end = Composite::joined(name.of(names)).end();
+            let end = CompositeKey::from_joined(name.text(names)).suffix();
             // There are no more prefixes than nodes, and node numbers fit in 31 bits.
-            let place = Place { end, stem: u32::try_from(number).unwrap_or(u32::MAX), goal };
-            let hash_of = |place: &Place| place.hash(&stems, names);
+            let place = NameSlot { suffix: end, prefix: u32::try_from(number).unwrap_or(u32::MAX), target: goal };
+            let hash_of = |place: &NameSlot| place.hash(&stems, names);
             places.insert_unique(hash_of(&place), place, hash_of);
         }
-        Self { places, stems }
+        Self { slots: places, prefixes: stems }
     }
 
     /// Returns the target of `subject`, whose hash is `hash`, on the level below `parent`.
@@ -107,33 +107,33 @@ impl Table {
         names: &str,
         parent: NodeId,
         hash: u64,
-        subject: Composite<'_>,
-    ) -> Option<Goal> {
-        let (end, len) = (subject.end(), subject.len());
-        let is_it = |place: &Place| {
-            let stem = &self.stems[place.stem as usize];
-            place.end == end
+        subject: CompositeKey<'_>,
+    ) -> Option<LookupTarget> {
+        let (end, len) = (subject.suffix(), subject.len());
+        let is_match = |place: &NameSlot| {
+            let stem = &self.prefixes[place.prefix as usize];
+            place.suffix == end
                 && stem.parent == parent
                 && stem.name.len as usize == len
-                && subject.begins_with(stem.text(names))
+                && subject.starts_with(stem.text(names))
         };
-        self.places.find(hash, is_it).map(|place| place.goal)
+        self.slots.find(hash, is_match).map(|place| place.target)
     }
 }
 
-impl Stem {
+impl NamePrefix {
     fn text(self, names: &str) -> &[u8] {
-        let whole = self.name.of(names).as_bytes();
-        &whole[..whole.len().saturating_sub(END)]
+        let whole = self.name.text(names).as_bytes();
+        &whole[..whole.len().saturating_sub(SUFFIX_LEN)]
     }
 }
 
-impl Place {
-    fn hash(&self, stems: &[Stem], names: &str) -> u64 {
-        let stem = stems[self.stem as usize];
-        let missing = END.saturating_sub(stem.name.len as usize);
+impl NameSlot {
+    fn hash(&self, stems: &[NamePrefix], names: &str) -> u64 {
+        let stem = stems[self.prefix as usize];
+        let missing = SUFFIX_LEN.saturating_sub(stem.name.len as usize);
         let mut hasher = key_hasher(stem.parent, stem.text(names));
-        hasher.write(&self.end.to_be_bytes()[missing..]);
+        hasher.write(&self.suffix.to_be_bytes()[missing..]);
         hasher.finish()
     }
 }
@@ -166,26 +166,26 @@ mod tests {
         let all: Vec<_> = (0_u32..)
             .zip(NAMES)
             .map(|(number, (level, text))| {
-                let name = Name { start, len: text.len().try_into().unwrap() };
+                let name = NameSpan { start, len: text.len().try_into().unwrap() };
                 start += name.len;
-                (NodeId(level), name, Goal::of_node(NodeId(number)))
+                (NodeId(level), name, LookupTarget::of_node(NodeId(number)))
             })
             .collect();
         for (out, &(level, name, goal)) in all.iter().enumerate() {
-            let hash = super::super::name_hash(level, name.of(&names));
-            let table = Table::new(&names, all.iter().copied());
-            let text = name.of(&names);
-            let found = table.find(&names, level, hash, Composite::joined(text));
+            let hash = super::super::name_hash(level, name.text(&names));
+            let table = NameTable::new(&names, all.iter().copied());
+            let text = name.text(&names);
+            let found = table.find(&names, level, hash, CompositeKey::from_joined(text));
             assert_eq!(found, Some(goal), "{text:?}");
             let cut = text.find('_').map(|at| (&text[..at], &text[at + 1..]));
             let found =
-                cut.map(|(key, value)| table.find(&names, level, hash, Composite::new(key, value)));
+                cut.map(|(key, value)| table.find(&names, level, hash, CompositeKey::new(key, value)));
             assert!(found.is_none_or(|found| found == Some(goal)), "{text:?}");
             // With one name in the table, look up the other names under that name's hash.
-            let alone = Table::new(&names, [all[out]].into_iter());
+            let alone = NameTable::new(&names, [all[out]].into_iter());
             for &(level, other, _) in all.iter().filter(|other| other.2 != goal) {
-                let found = alone.find(&names, level, hash, Composite::joined(other.of(&names)));
-                assert_eq!(found, None, "{text:?} for {:?}", other.of(&names));
+                let found = alone.find(&names, level, hash, CompositeKey::from_joined(other.text(&names)));
+                assert_eq!(found, None, "{text:?} for {:?}", other.text(&names));
             }
         }
     }

@@ -4,50 +4,50 @@
 //! - Takes the same steps as [`DescriptorTree::lookup`], with the same functions.
 //!
 //! Not covered:
-//! - The text for users (see `explain`).
+//! - The text for users (see `trace_lookup`).
 
 use std::borrow::Cow;
 
-use crate::config::concurrency::Ceiling;
+use crate::config::concurrency::ConcurrencyLimit;
 
-use super::pattern::Composite;
-use super::table::Goal;
-use super::{DescriptorTree, How, Match, Node, Shared, pattern, substitute};
+use super::pattern::CompositeKey;
+use super::table::LookupTarget;
+use super::{DescriptorTree, MatchKind, RuleMatch, DescriptorNode, SharedValues, pattern, shared_text};
 
 /// The trace of one lookup.
 #[derive(Debug)]
-pub struct Trace<'t> {
+pub struct LookupTrace<'t> {
     /// One step per compared entry.
-    pub steps: Vec<Step<'t>>,
+    pub steps: Vec<LookupStep<'t>>,
     /// The outcome of the lookup.
-    pub outcome: Outcome<'t>,
+    pub outcome: LookupOutcome<'t>,
     /// The concurrency limit of the last node.
-    pub ceiling: Option<&'t Ceiling>,
+    pub concurrency_limit: Option<&'t ConcurrencyLimit>,
 }
 
 /// The lookup of one entry at one level.
 #[derive(Debug)]
-pub struct Step<'t> {
+pub struct LookupStep<'t> {
     /// The entry.
     pub entry: (String, String),
     /// The candidates, by priority: exact, patterns, bare key.
-    pub tried: Vec<Tried<'t>>,
+    pub candidates: Vec<LookupCandidate<'t>>,
 }
 
 /// One candidate at one level.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tried<'t> {
+pub struct LookupCandidate<'t> {
     /// The kind of name.
-    pub how: How,
+    pub kind: MatchKind,
     /// The candidate's name.
     pub name: Cow<'t, str>,
     /// The status of the candidate.
-    pub verdict: Verdict,
+    pub status: CandidateStatus,
 }
 
 /// The status of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CandidateStatus {
     /// The lookup continues at this node.
     Taken,
     /// The level has no such node, or the pattern does not match.
@@ -58,9 +58,9 @@ pub enum Verdict {
 
 /// The outcome of a lookup.
 #[derive(Debug)]
-pub enum Outcome<'t> {
+pub enum LookupOutcome<'t> {
     /// A rule was found.
-    Found(Match<'t>),
+    Found(RuleMatch<'t>),
     /// The descriptor has no entries.
     NoEntries,
     /// The last step found no node.
@@ -74,11 +74,11 @@ pub enum Outcome<'t> {
     },
 }
 
-impl Step<'_> {
+impl LookupStep<'_> {
     /// Returns the candidate that was taken.
     #[must_use]
-    pub fn taken(&self) -> Option<&Tried<'_>> {
-        self.tried.iter().find(|tried| tried.verdict == Verdict::Taken)
+    pub fn taken(&self) -> Option<&LookupCandidate<'_>> {
+        self.candidates.iter().find(|tried| tried.status == CandidateStatus::Taken)
     }
 }
 
@@ -87,66 +87,66 @@ impl DescriptorTree {
     ///
     /// Cost: linear in the patterns of the visited levels; allocates. Not for the request path.
     #[must_use]
-    pub fn explain(&self, entries: &[(&str, &str)]) -> Trace<'_> {
+    pub fn trace_lookup(&self, entries: &[(&str, &str)]) -> LookupTrace<'_> {
         let mut steps = Vec::new();
-        let mut shared = Shared::new();
+        let mut shared = SharedValues::new();
         let mut level = self.root();
         for (position, &(key, value)) in entries.iter().enumerate() {
             let (tried, taken) = self.candidates(level, key, value);
-            steps.push(Step { entry: (key.to_owned(), value.to_owned()), tried });
+            steps.push(LookupStep { entry: (key.to_owned(), value.to_owned()), candidates: tried });
             let Some((goal, how)) = taken else {
-                return Trace { steps, outcome: Outcome::NoNode, ceiling: None };
+                return LookupTrace { steps, outcome: LookupOutcome::NoNode, concurrency_limit: None };
             };
-            if let Some(pattern) = self.shared_by(goal, how) {
-                shared.push((position, substitute(pattern, key)));
+            if let Some(pattern) = self.shared_pattern(goal, how) {
+                shared.push((position, shared_text(pattern, key)));
             }
             let below = self.node_at(goal).filter(|node| node.has_children());
             if position + 1 == entries.len() {
                 let outcome = match self.rule_at(goal) {
-                    Some(rule) => Outcome::Found(Match { rule, shared }),
-                    None => Outcome::NoLimit { has_children: below.is_some() },
+                    Some(rule) => LookupOutcome::Found(RuleMatch { rule, shared }),
+                    None => LookupOutcome::NoLimit { has_children: below.is_some() },
                 };
-                let ceiling = goal.node().and_then(|node| self.ceiling_of(node));
-                return Trace { steps, outcome, ceiling };
+                let ceiling = goal.node().and_then(|node| self.concurrency_limit_of(node));
+                return LookupTrace { steps, outcome, concurrency_limit: ceiling };
             }
             let Some(below) = below else {
-                return Trace { steps, outcome: Outcome::NoChildren, ceiling: None };
+                return LookupTrace { steps, outcome: LookupOutcome::NoChildren, concurrency_limit: None };
             };
             level = below;
         }
-        Trace { steps, outcome: Outcome::NoEntries, ceiling: None }
+        LookupTrace { steps, outcome: LookupOutcome::NoEntries, concurrency_limit: None }
     }
 
     fn candidates<'t>(
         &'t self,
-        level: &Node,
+        level: &DescriptorNode,
         key: &str,
         value: &str,
-    ) -> (Vec<Tried<'t>>, Option<(Goal, How)>) {
-        let taken = self.step(level, key, value);
-        let subject = Composite::new(key, value);
+    ) -> (Vec<LookupCandidate<'t>>, Option<(LookupTarget, MatchKind)>) {
+        let taken = self.match_entry(level, key, value);
+        let subject = CompositeKey::new(key, value);
         let mut tried = Vec::new();
         let exact = format!("{key}_{value}");
         let mut is_taken = false;
-        let mut judge = |how, name: Cow<'t, str>, is_there: bool| {
+        let mut add_candidate = |how, name: Cow<'t, str>, is_there: bool| {
             let verdict = if !is_there {
-                Verdict::Absent
+                CandidateStatus::Absent
             } else if !is_taken && taken.is_some_and(|(_, by)| by == how) {
-                Verdict::Taken
+                CandidateStatus::Taken
             } else {
-                Verdict::Outranked
+                CandidateStatus::Outranked
             };
-            is_taken |= verdict == Verdict::Taken;
-            tried.push(Tried { how, name, verdict });
+            is_taken |= verdict == CandidateStatus::Taken;
+            tried.push(LookupCandidate { kind: how, name, status: verdict });
         };
-        let found = self.named(level.id, &exact).is_some();
-        judge(How::Exact, exact.into(), found);
+        let found = self.find_node(level.id, &exact).is_some();
+        add_candidate(MatchKind::Exact, exact.into(), found);
         for &node in self.patterns(level) {
             let name = self.name(node);
-            judge(How::Wildcard, name.into(), pattern::matches(name, subject));
+            add_candidate(MatchKind::Wildcard, name.into(), pattern::matches(name, subject));
         }
-        let found = self.named(level.id, key).is_some();
-        judge(How::Bare, key.to_owned().into(), found);
+        let found = self.find_node(level.id, key).is_some();
+        add_candidate(MatchKind::Bare, key.to_owned().into(), found);
         (tried, taken)
     }
 }

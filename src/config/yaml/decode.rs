@@ -22,59 +22,59 @@ pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String
         return String::new();
     }
     let text = match bytes {
-        [0xEF, 0xBB, 0xBF, rest @ ..] => utf8(rest, findings),
-        [0xFF, 0xFE, rest @ ..] => utf16(rest, u16::from_le_bytes, findings),
-        [0xFE, 0xFF, rest @ ..] => utf16(rest, u16::from_be_bytes, findings),
-        _ => utf8(bytes, findings),
+        [0xEF, 0xBB, 0xBF, rest @ ..] => decode_utf8(rest, findings),
+        [0xFF, 0xFE, rest @ ..] => decode_utf16(rest, u16::from_le_bytes, findings),
+        [0xFE, 0xFF, rest @ ..] => decode_utf16(rest, u16::from_be_bytes, findings),
+        _ => decode_utf8(bytes, findings),
     };
     if !findings.has_errors() {
-        refuse_controls(&text, findings);
+        report_control_chars(&text, findings);
     }
     text
 }
 
-fn utf8(bytes: &[u8], findings: &mut Findings) -> String {
+fn decode_utf8(bytes: &[u8], findings: &mut Findings) -> String {
     match str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(error) => {
             let at = error.valid_up_to();
             let byte = bytes.get(at).copied().unwrap_or_default();
             let message = format!("byte 0x{byte:02X} does not belong to any UTF-8 character");
-            refuse(at, message, findings);
+            report_encoding(at, message, findings);
             String::from_utf8_lossy(bytes).into_owned()
         }
     }
 }
 
-fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16, findings: &mut Findings) -> String {
+fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16, findings: &mut Findings) -> String {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let mut text = String::with_capacity(pairs.len());
     for decoded in char::decode_utf16(pairs.iter().map(|pair| unit(*pair))) {
         if let Err(error) = &decoded {
             let half = error.unpaired_surrogate();
             let message = format!("half a UTF-16 character (0x{half:04X})");
-            refuse(text.len(), message, findings);
+            report_encoding(text.len(), message, findings);
         }
         text.push(decoded.unwrap_or(char::REPLACEMENT_CHARACTER));
     }
     if !rest.is_empty() {
-        refuse(text.len(), "a single byte at the end of UTF-16 text".to_owned(), findings);
+        report_encoding(text.len(), "a single byte at the end of UTF-16 text".to_owned(), findings);
     }
     text
 }
 
-fn refuse(at: usize, message: String, findings: &mut Findings) {
+fn report_encoding(at: usize, message: String, findings: &mut Findings) {
     if !findings.has_errors() {
         let help = "save the file as UTF-8";
         findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
     }
 }
 
-fn refuse_controls(text: &str, findings: &mut Findings) {
+fn report_control_chars(text: &str, findings: &mut Findings) {
     if text.as_bytes().chunks(64).all(is_printable_ascii) {
         return;
     }
-    let Some((at, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) else { return };
+    let Some((at, found)) = text.char_indices().find(|(_, c)| !is_allowed_char(*c)) else { return };
     let message = format!("the character U+{:04X} may not stand in YAML", u32::from(found));
     let help = "take it out, or write it in double quotes as an escape such as \"\\x01\"";
     findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
@@ -86,7 +86,7 @@ fn is_printable_ascii(bytes: &[u8]) -> bool {
 }
 
 /// Returns `true` for the characters of YAML 1.1, which forbids most control characters.
-fn allowed(c: char) -> bool {
+fn is_allowed_char(c: char) -> bool {
     matches!(c,
         '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{A0}'..='\u{D7FF}'
         | '\u{E000}'..='\u{FFFD}' | '\u{10000}'..)

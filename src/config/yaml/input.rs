@@ -11,9 +11,9 @@
 use granit_parser::input::{SkipTabs, WhitespaceResult};
 use granit_parser::{BorrowedInput, Input, StrInput};
 
-pub(super) struct Text<'s>(StrInput<'s>);
+pub(super) struct LenientInput<'s>(StrInput<'s>);
 
-impl<'s> Text<'s> {
+impl<'s> LenientInput<'s> {
     pub(super) fn new(text: &'s str) -> Self {
         Self(StrInput::new(text))
     }
@@ -30,7 +30,7 @@ macro_rules! as_beneath {
     };
 }
 
-impl Input for Text<'_> {
+impl Input for LenientInput<'_> {
     /// Reports a `#` like a blank: the scanner requires a blank before a comment.
     #[inline]
     fn skip_ws_to_eol_blanks(&mut self, tabs: SkipTabs) -> (usize, WhitespaceResult) {
@@ -82,7 +82,7 @@ impl Input for Text<'_> {
     }
 }
 
-impl<'s> BorrowedInput<'s> for Text<'s> {
+impl<'s> BorrowedInput<'s> for LenientInput<'s> {
     #[inline]
     fn slice_borrowed(&self, start: usize, end: usize) -> Option<&'s str> {
         self.0.slice_borrowed(start, end)

@@ -15,16 +15,16 @@ use std::ops::Range;
 
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, StructureStyle, Tag};
 
-use super::input::Text;
-use super::scalar::{self, Value};
-use super::strict::Strict;
+use super::input::LenientInput;
+use super::scalar::{self, ScalarValue};
+use super::strict::Yaml11Checks;
 use super::{BYTES, DEPTH};
 use crate::config::diagnostic::{Code, Findings, Span};
 
-pub(in crate::config) type Id = usize;
+pub(in crate::config) type YamlId = usize;
 
 #[derive(Debug)]
-pub(in crate::config) enum Kind<'s> {
+pub(in crate::config) enum YamlKind<'s> {
     /// A text. If it is `plain` (without quotes), its spelling determines its type.
     Scalar { text: Cow<'s, str>, plain: bool },
     /// Keys and values in turn, in order.
@@ -32,89 +32,89 @@ pub(in crate::config) enum Kind<'s> {
     /// Items, in order.
     Sequence(Range<u32>),
     /// A reference to a node that is not an alias.
-    Alias(Id),
+    Alias(YamlId),
 }
 
 #[derive(Debug)]
-struct Node<'s> {
-    kind: Kind<'s>,
+struct YamlNode<'s> {
+    kind: YamlKind<'s>,
     start: u32,
     end: u32,
 }
 
 #[derive(Debug, Default)]
-pub(in crate::config) struct Tree<'s> {
-    nodes: Vec<Node<'s>>,
-    children: Vec<Id>,
-    tags: HashMap<Id, Box<str>>,
+pub(in crate::config) struct YamlTree<'s> {
+    nodes: Vec<YamlNode<'s>>,
+    children: Vec<YamlId>,
+    tags: HashMap<YamlId, Box<str>>,
     /// The outermost node, or `None` for an empty text.
-    pub(in crate::config) root: Option<Id>,
-    pub(in crate::config) aliased: bool,
+    pub(in crate::config) root: Option<YamlId>,
+    pub(in crate::config) has_aliases: bool,
 }
 
-impl<'s> Tree<'s> {
+impl<'s> YamlTree<'s> {
     /// Returns the number of nodes. Every ID is below it.
     pub(in crate::config) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    pub(in crate::config) fn kind(&self, id: Id) -> &Kind<'s> {
+    pub(in crate::config) fn kind(&self, id: YamlId) -> &YamlKind<'s> {
         &self.nodes[id].kind
     }
 
-    pub(in crate::config) fn span(&self, id: Id) -> Span {
-        let Node { start, end, .. } = &self.nodes[id];
+    pub(in crate::config) fn span(&self, id: YamlId) -> Span {
+        let YamlNode { start, end, .. } = &self.nodes[id];
         Span { start: widen(*start), end: widen(*end) }
     }
 
     /// Returns the resolved tag of a node, or an empty text.
-    pub(in crate::config) fn tag(&self, id: Id) -> &str {
+    pub(in crate::config) fn tag(&self, id: YamlId) -> &str {
         self.tags.get(&id).map_or("", |tag| tag)
     }
 
     /// Returns the target of an alias, or `id` itself for other nodes.
-    pub(in crate::config) fn target(&self, id: Id) -> Id {
+    pub(in crate::config) fn target(&self, id: YamlId) -> YamlId {
         match self.kind(id) {
-            Kind::Alias(target) => *target,
+            YamlKind::Alias(target) => *target,
             _ => id,
         }
     }
 
     /// Returns the items of a sequence, or the keys and values of a mapping in turn.
-    pub(in crate::config) fn children(&self, id: Id) -> &[Id] {
+    pub(in crate::config) fn children(&self, id: YamlId) -> &[YamlId] {
         match self.kind(id) {
-            Kind::Mapping(range) | Kind::Sequence(range) => {
+            YamlKind::Mapping(range) | YamlKind::Sequence(range) => {
                 &self.children[widen(range.start)..widen(range.end)]
             }
-            Kind::Scalar { .. } | Kind::Alias(_) => &[],
+            YamlKind::Scalar { .. } | YamlKind::Alias(_) => &[],
         }
     }
 
-    pub(in crate::config) fn pairs(&self, id: Id) -> impl Iterator<Item = (Id, Id)> {
+    pub(in crate::config) fn pairs(&self, id: YamlId) -> impl Iterator<Item = (YamlId, YamlId)> {
         self.children(id).as_chunks::<2>().0.iter().map(|[key, value]| (*key, *value))
     }
 
     /// Returns the text and the value of a scalar, or `None` for other nodes. A
     /// tag that does not fit is ignored here, because [`super::check`] reports it.
-    pub(in crate::config) fn scalar(&self, id: Id) -> Option<(&str, Value)> {
+    pub(in crate::config) fn scalar(&self, id: YamlId) -> Option<(&str, ScalarValue)> {
         match self.kind(id) {
-            Kind::Scalar { text, plain } => {
-                let value = scalar::value(text, self.tag(id), *plain);
-                Some((text, value.unwrap_or(Value::Text)))
+            YamlKind::Scalar { text, plain } => {
+                let value = scalar::parse_scalar(text, self.tag(id), *plain);
+                Some((text, value.unwrap_or(ScalarValue::Text)))
             }
             _ => None,
         }
     }
 
     /// Returns `true` if a node is text only because of its quotes.
-    pub(in crate::config) fn is_quoted(&self, id: Id) -> bool {
-        matches!(self.kind(id), Kind::Scalar { plain: false, .. }) && self.tag(id).is_empty()
+    pub(in crate::config) fn is_quoted(&self, id: YamlId) -> bool {
+        matches!(self.kind(id), YamlKind::Scalar { plain: false, .. }) && self.tag(id).is_empty()
     }
 
     /// Returns `true` if the key merges the pairs of its value into the mapping (`<<`).
-    pub(in crate::config) fn is_merge(&self, key: Id) -> bool {
+    pub(in crate::config) fn is_merge(&self, key: YamlId) -> bool {
         match self.kind(key) {
-            Kind::Scalar { text, plain } if text == "<<" => {
+            YamlKind::Scalar { text, plain } if text == "<<" => {
                 (*plain && self.tag(key).is_empty())
                     || matches!(self.tag(key), "!" | "tag:yaml.org,2002:merge")
             }
@@ -124,9 +124,9 @@ impl<'s> Tree<'s> {
 
     /// Returns the mappings that a merge key names, in the order of their
     /// application. The first item of a list wins, so it comes last.
-    pub(in crate::config) fn merged(&self, value: Id) -> Vec<Id> {
+    pub(in crate::config) fn merged_mappings(&self, value: YamlId) -> Vec<YamlId> {
         match self.kind(value) {
-            Kind::Sequence(_) => self.children(value).iter().rev().copied().collect(),
+            YamlKind::Sequence(_) => self.children(value).iter().rev().copied().collect(),
             _ => vec![value],
         }
     }
@@ -142,36 +142,36 @@ fn narrow(offset: usize) -> u32 {
 }
 
 /// Parses the first document of `text`. Syntax errors are added to `findings`.
-pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tree<'s> {
-    refuse_unknown_directives(text, 0, findings);
+pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> YamlTree<'s> {
+    report_unknown_directives(text, 0, findings);
     let version_at = text.find("%YAML").unwrap_or_default();
     let version_at = Span { start: version_at, end: version_at + "%YAML".len() };
-    let mut builder = Builder::new(text, version_at);
-    let mut parser = Parser::with_options(Text::new(text), options(DEPTH));
+    let mut builder = YamlTreeBuilder::new(text, version_at);
+    let mut parser = Parser::with_options(LenientInput::new(text), parser_options(DEPTH));
     while let Some(event) = parser.next() {
         match event {
             Ok((Event::DocumentEnd | Event::StreamEnd, at)) => {
-                builder.strict.token(span_of(&at), findings);
-                tell_of_another(parser, builder.is_nothing(), findings);
+                builder.strict.check_token(span_of(&at), findings);
+                report_later_documents(parser, builder.is_empty_document(), findings);
                 break;
             }
-            Ok((event, span)) => builder.take(event, &span, findings),
-            Err(error) if builder.is_whole() && ends_document(&error) => {
+            Ok((event, span)) => builder.apply_event(event, &span, findings),
+            Err(error) if builder.is_complete() && ends_document(&error) => {
                 let at = error.marker().byte_offset().unwrap_or(text.len());
-                refuse_unknown_directives(text, at, findings);
+                report_unknown_directives(text, at, findings);
                 if !findings.has_errors() {
-                    another(Span { start: at, end: at }, builder.is_nothing(), findings);
+                    report_second_document(Span { start: at, end: at }, builder.is_empty_document(), findings);
                 }
                 break;
             }
             Err(error) => {
-                explain(&error, text, findings);
+                report_syntax_error(&error, text, findings);
                 break;
             }
         }
         if DEPTH < builder.open.len() {
             let at = builder.open.last().map(|open| builder.tree.span(open.id));
-            too_deep(at.unwrap_or_default(), findings);
+            report_too_deep(at.unwrap_or_default(), findings);
             break;
         }
     }
@@ -180,9 +180,9 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Tr
 
 /// Reports a document after the first one. It is dropped, as in envoyproxy/ratelimit,
 /// and the user would not notice otherwise. Empty documents are skipped.
-fn tell_of_another<'s>(
+fn report_later_documents<'s>(
     rest: impl Iterator<Item = Result<(Event<'s>, granit_parser::Span), ScanError>>,
-    is_first_nothing: bool,
+    is_first_empty: bool,
     findings: &mut Findings,
 ) {
     let mut begins = None;
@@ -191,7 +191,7 @@ fn tell_of_another<'s>(
             Ok((Event::StreamEnd, _)) => return,
             Ok((Event::DocumentStart(..), at)) => begins = Some(span_of(&at)),
             Ok((Event::DocumentEnd, _)) => {}
-            Ok((Event::Scalar(text, ..), _)) if is_nothing(&text) => {}
+            Ok((Event::Scalar(text, ..), _)) if is_null_text(&text) => {}
             Ok(_) => break,
             Err(error) => {
                 let at = error.marker().byte_offset().unwrap_or_default();
@@ -201,17 +201,17 @@ fn tell_of_another<'s>(
         }
     }
     if let Some(at) = begins {
-        another(at, is_first_nothing, findings);
+        report_second_document(at, is_first_empty, findings);
     }
 }
 
 /// Returns `true` for null, and for the `~` that the parser emits instead of a missing value.
-fn is_nothing(text: &str) -> bool {
+fn is_null_text(text: &str) -> bool {
     matches!(text, "" | "~" | "null")
 }
 
-fn another(at: Span, is_first_nothing: bool, findings: &mut Findings) {
-    let help = if is_first_nothing {
+fn report_second_document(at: Span, is_first_empty: bool, findings: &mut Findings) {
+    let help = if is_first_empty {
         "the first document is the one that is read, and is empty: take out the `---` before this one"
     } else {
         "a file is one document with one domain: put this one into a file of its own"
@@ -220,7 +220,7 @@ fn another(at: Span, is_first_nothing: bool, findings: &mut Findings) {
     findings.add_with_help(Code::SecondDocument, at, message, help);
 }
 
-fn options(depth: usize) -> granit_parser::Options {
+fn parser_options(depth: usize) -> granit_parser::Options {
     let mut options = granit_parser::options! {
         flow_nesting_limit: depth,
         block_nesting_limit: depth,
@@ -237,29 +237,29 @@ fn ends_document(error: &ScanError) -> bool {
 }
 
 /// A collection whose end was not reached yet.
-struct Open {
-    id: Id,
+struct OpenCollection {
+    id: YamlId,
     /// `true` inside brackets (flow style).
-    bracketed: bool,
+    is_flow: bool,
     /// The number of nodes without a parent at the start of the collection.
     waiting: usize,
 }
 
-struct Builder<'s> {
-    tree: Tree<'s>,
-    strict: Strict<'s>,
-    open: Vec<Open>,
-    waiting: Vec<Id>,
-    anchors: HashMap<usize, Id>,
+struct YamlTreeBuilder<'s> {
+    tree: YamlTree<'s>,
+    strict: Yaml11Checks<'s>,
+    open: Vec<OpenCollection>,
+    waiting: Vec<YamlId>,
+    anchors: HashMap<usize, YamlId>,
     /// The position of the `%YAML` directive, if there is one.
     version_at: Span,
 }
 
-impl<'s> Builder<'s> {
+impl<'s> YamlTreeBuilder<'s> {
     fn new(text: &'s str, version_at: Span) -> Self {
         Self {
-            tree: Tree::default(),
-            strict: Strict::new(text),
+            tree: YamlTree::default(),
+            strict: Yaml11Checks::new(text),
             open: Vec::new(),
             waiting: Vec::new(),
             anchors: HashMap::new(),
@@ -267,16 +267,16 @@ impl<'s> Builder<'s> {
         }
     }
 
-    fn is_whole(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.tree.root.is_some() && self.open.is_empty()
     }
 
-    fn is_nothing(&self) -> bool {
+    fn is_empty_document(&self) -> bool {
         let kind = self.tree.root.map(|root| self.tree.kind(root));
-        kind.is_none_or(|kind| matches!(kind, Kind::Scalar { text, .. } if is_nothing(text)))
+        kind.is_none_or(|kind| matches!(kind, YamlKind::Scalar { text, .. } if is_null_text(text)))
     }
 
-    fn take(&mut self, event: Event<'s>, at: &granit_parser::Span, findings: &mut Findings) {
+    fn apply_event(&mut self, event: Event<'s>, at: &granit_parser::Span, findings: &mut Findings) {
         match event {
             Event::DocumentStart(_, Some(version)) if (version.major, version.minor) != (1, 1) => {
                 let message = format!(
@@ -288,38 +288,38 @@ impl<'s> Builder<'s> {
             }
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = style == ScalarStyle::Plain;
-                let text = self.strict.scalar(text, style, span_of(at), findings);
-                let id = self.node(Kind::Scalar { text, plain }, at, anchor, tag.as_deref());
+                let text = self.strict.check_scalar(text, style, span_of(at), findings);
+                let id = self.add_node(YamlKind::Scalar { text, plain }, at, anchor, tag.as_deref());
                 self.waiting.push(id);
             }
             Event::Alias(anchor) => {
-                self.strict.token(span_of(at), findings);
-                self.alias(anchor, at);
+                self.strict.check_token(span_of(at), findings);
+                self.add_alias(anchor, at);
             }
-            Event::Anchor(_, name) => Strict::anchor(&name, span_of(at), findings),
+            Event::Anchor(_, name) => Yaml11Checks::check_anchor(&name, span_of(at), findings),
             Event::SequenceStart(style, anchor, tag) => {
-                let id = self.node(Kind::Sequence(0..0), at, anchor, tag.as_deref());
-                self.begin(id, style, at, findings);
+                let id = self.add_node(YamlKind::Sequence(0..0), at, anchor, tag.as_deref());
+                self.begin_collection(id, style, at, findings);
             }
             Event::MappingStart(style, anchor, tag) => {
-                let id = self.node(Kind::Mapping(0..0), at, anchor, tag.as_deref());
-                self.begin(id, style, at, findings);
+                let id = self.add_node(YamlKind::Mapping(0..0), at, anchor, tag.as_deref());
+                self.begin_collection(id, style, at, findings);
             }
-            Event::SequenceEnd | Event::MappingEnd => self.end(at),
+            Event::SequenceEnd | Event::MappingEnd => self.end_collection(at),
             _ => {}
         }
     }
 
-    fn node(
+    fn add_node(
         &mut self,
-        kind: Kind<'s>,
+        kind: YamlKind<'s>,
         at: &granit_parser::Span,
         anchor: usize,
         tag: Option<&Tag>,
-    ) -> Id {
+    ) -> YamlId {
         let id = self.tree.nodes.len();
         let (start, end) = (offset(&at.start), offset(&at.end));
-        self.tree.nodes.push(Node { kind, start, end });
+        self.tree.nodes.push(YamlNode { kind, start, end });
         if let Some(tag) = tag {
             let written_out = format!("{}{}", tag.handle(), tag.suffix());
             self.tree.tags.insert(id, written_out.into());
@@ -331,33 +331,33 @@ impl<'s> Builder<'s> {
         id
     }
 
-    fn alias(&mut self, anchor: usize, at: &granit_parser::Span) {
+    fn add_alias(&mut self, anchor: usize, at: &granit_parser::Span) {
         if let Some(target) = self.anchors.get(&anchor).copied() {
-            self.tree.aliased = true;
-            let id = self.node(Kind::Alias(target), at, 0, None);
+            self.tree.has_aliases = true;
+            let id = self.add_node(YamlKind::Alias(target), at, 0, None);
             self.waiting.push(id);
         }
     }
 
-    fn begin(
+    fn begin_collection(
         &mut self,
-        id: Id,
+        id: YamlId,
         style: StructureStyle,
         at: &granit_parser::Span,
         findings: &mut Findings,
     ) {
         let bracketed = style == StructureStyle::Flow;
         if bracketed {
-            self.strict.open(span_of(at), findings);
+            self.strict.open_bracket(span_of(at), findings);
         }
         self.waiting.push(id);
-        self.open.push(Open { id, bracketed, waiting: self.waiting.len() });
+        self.open.push(OpenCollection { id, is_flow: bracketed, waiting: self.waiting.len() });
     }
 
-    fn end(&mut self, at: &granit_parser::Span) {
-        let Some(Open { id, bracketed, waiting }) = self.open.pop() else { return };
+    fn end_collection(&mut self, at: &granit_parser::Span) {
+        let Some(OpenCollection { id, is_flow: bracketed, waiting }) = self.open.pop() else { return };
         if bracketed {
-            self.strict.close(span_of(at));
+            self.strict.close_bracket(span_of(at));
         }
         let first = narrow(self.tree.children.len());
         self.tree.children.extend(self.waiting.drain(waiting..));
@@ -365,8 +365,8 @@ impl<'s> Builder<'s> {
         let node = &mut self.tree.nodes[id];
         node.end = offset(&at.end).max(node.end);
         match &mut node.kind {
-            Kind::Mapping(of) | Kind::Sequence(of) => *of = range,
-            Kind::Scalar { .. } | Kind::Alias(_) => {}
+            YamlKind::Mapping(of) | YamlKind::Sequence(of) => *of = range,
+            YamlKind::Scalar { .. } | YamlKind::Alias(_) => {}
         }
     }
 }
@@ -379,20 +379,20 @@ fn offset(marker: &granit_parser::Marker) -> u32 {
     narrow(marker.byte_offset().unwrap_or(0))
 }
 
-pub(super) fn too_deep(at: Span, findings: &mut Findings) {
+pub(super) fn report_too_deep(at: Span, findings: &mut Findings) {
     let message = format!("nested more than {DEPTH} levels deep");
     findings.add(Code::TooDeep, at, message);
 }
 
 /// Reports unknown directives. YAML 1.1 parsers reject them, but `granit_parser` skips them.
-fn refuse_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
+fn report_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
     let mut start = from;
     for line in text.get(from..).unwrap_or_default().split_inclusive(['\n', '\r']) {
         let content = line.trim();
-        let known = ["%YAML", "%TAG"].iter().any(|name| {
+        let is_known = ["%YAML", "%TAG"].iter().any(|name| {
             content.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '\t']))
         });
-        if line.starts_with('%') && !known {
+        if line.starts_with('%') && !is_known {
             let message = format!("`{content}` is not a directive that YAML has");
             let span = Span { start, end: start + content.len() };
             findings.add_with_help(Code::Syntax, span, message, "%YAML 1.1 and %TAG are known");
@@ -404,17 +404,17 @@ fn refuse_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
     }
 }
 
-fn explain(error: &ScanError, text: &str, findings: &mut Findings) {
+fn report_syntax_error(error: &ScanError, text: &str, findings: &mut Findings) {
     let start = error.marker().byte_offset().unwrap_or(0).min(text.len());
     let rest = text.get(start..).unwrap_or_default();
     if *error.kind() == ErrorKind::RecursionLimitExceeded {
-        return too_deep(Span { start, end: start }, findings);
+        return report_too_deep(Span { start, end: start }, findings);
     }
     if *error.kind() == ErrorKind::MappingValueNotAllowed
-        && let Some(word) = lone_word(&text[..start])
+        && let Some(word) = lone_word_before_colon(&text[..start])
     {
         let message = format!("not YAML: {}", error.info());
-        return findings.add_with_help(Code::Syntax, word, message, BEGAN_ABOVE);
+        return findings.add_with_help(Code::Syntax, word, message, CONTINUED_TEXT_FIX);
     }
     let word = rest.split([' ', '\t', '\n', '\r', ',', ']', '}']).next().unwrap_or_default();
     let span = Span { start, end: start + word.len() };
@@ -422,19 +422,19 @@ fn explain(error: &ScanError, text: &str, findings: &mut Findings) {
         ErrorKind::UnknownAnchor => format!("alias `{word}` names an anchor that is not above it"),
         _ => format!("not YAML: {}", error.info()),
     };
-    match cure(error.kind()) {
+    match suggest_fix(error.kind()) {
         Some(help) => findings.add_with_help(Code::Syntax, span, message, help),
         None => findings.add(Code::Syntax, span, message),
     }
 }
 
 /// The fix for a text that continues on a line that is valid by itself.
-const BEGAN_ABOVE: &str =
+const CONTINUED_TEXT_FIX: &str =
     "keys of one block start in one column, and a colon is followed by a blank";
 
 /// Returns the word before a colon if only blanks and dashes precede it on its line.
 /// In that case the text that the colon would split starts on an earlier line.
-fn lone_word(before: &str) -> Option<Span> {
+fn lone_word_before_colon(before: &str) -> Option<Span> {
     let first = before.rfind(['\n', '\r']).map_or(0, |end| end + 1);
     let line = before[first..].trim_end_matches([' ', '\t']);
     let word = line.rsplit([' ', '\t']).next().filter(|word| !word.is_empty())?;
@@ -444,7 +444,7 @@ fn lone_word(before: &str) -> Option<Span> {
     is_alone.then_some(Span { start, end })
 }
 
-fn cure(kind: &ErrorKind) -> Option<&'static str> {
+fn suggest_fix(kind: &ErrorKind) -> Option<&'static str> {
     Some(match kind {
         ErrorKind::TabInBlockIndentation
         | ErrorKind::TabInIndentation

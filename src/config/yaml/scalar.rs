@@ -13,102 +13,102 @@
 use super::timestamp::is_timestamp;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::config) enum Value {
+pub(in crate::config) enum ScalarValue {
     /// An empty text, `~` or `null`.
     Null,
     Bool(bool),
     Int(i64),
     /// An integer above `i64::MAX`.
-    Big(u64),
+    Unsigned(u64),
     Float(f64),
     Text,
     /// Decoded `!!binary`.
     Binary(Vec<u8>),
 }
 
-const STANDARD: &str = "tag:yaml.org,2002:";
+const STANDARD_TAG_PREFIX: &str = "tag:yaml.org,2002:";
 
 /// Returns the value of a scalar.
 ///
 /// # Errors
 ///
 /// Returns the tag's short name if it is a standard tag that does not fit the text.
-pub(super) fn value(text: &str, tag: &str, plain: bool) -> Result<Value, &'static str> {
-    let Some(standard) = tag.strip_prefix(STANDARD) else {
-        let by_looks = plain && tag.is_empty();
-        return Ok(if by_looks { by_its_looks(text) } else { Value::Text });
+pub(super) fn parse_scalar(text: &str, tag: &str, plain: bool) -> Result<ScalarValue, &'static str> {
+    let Some(standard) = tag.strip_prefix(STANDARD_TAG_PREFIX) else {
+        let is_untyped = plain && tag.is_empty();
+        return Ok(if is_untyped { plain_value(text) } else { ScalarValue::Text });
     };
-    match (standard, by_its_looks(text)) {
-        ("binary", _) => base64(text).map(Value::Binary).ok_or("!!binary"),
-        ("timestamp", _) => is_timestamp(text).then_some(Value::Text).ok_or("!!timestamp"),
-        ("bool", value @ Value::Bool(_))
-        | ("null", value @ Value::Null)
-        | ("int", value @ (Value::Int(_) | Value::Big(_)))
-        | ("float", value @ Value::Float(_)) => Ok(value),
-        ("float", Value::Int(value)) => Ok(Value::Float(float(value))),
+    match (standard, plain_value(text)) {
+        ("binary", _) => decode_base64(text).map(ScalarValue::Binary).ok_or("!!binary"),
+        ("timestamp", _) => is_timestamp(text).then_some(ScalarValue::Text).ok_or("!!timestamp"),
+        ("bool", value @ ScalarValue::Bool(_))
+        | ("null", value @ ScalarValue::Null)
+        | ("int", value @ (ScalarValue::Int(_) | ScalarValue::Unsigned(_)))
+        | ("float", value @ ScalarValue::Float(_)) => Ok(value),
+        ("float", ScalarValue::Int(value)) => Ok(ScalarValue::Float(int_to_float(value))),
         ("bool", _) => Err("!!bool"),
         ("null", _) => Err("!!null"),
         ("int", _) => Err("!!int"),
         ("float", _) => Err("!!float"),
-        _ => Ok(Value::Text),
+        _ => Ok(ScalarValue::Text),
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "that is what the tag asks for")]
-fn float(value: i64) -> f64 {
+fn int_to_float(value: i64) -> f64 {
     value as f64
 }
 
-fn by_its_looks(text: &str) -> Value {
+fn plain_value(text: &str) -> ScalarValue {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => Value::Null,
+        "" | "~" | "null" | "Null" | "NULL" => ScalarValue::Null,
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
-            Value::Bool(true)
+            ScalarValue::Bool(true)
         }
         "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            Value::Bool(false)
+            ScalarValue::Bool(false)
         }
-        ".nan" | ".NaN" | ".NAN" => Value::Float(f64::NAN),
-        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => Value::Float(f64::INFINITY),
-        "-.inf" | "-.Inf" | "-.INF" => Value::Float(f64::NEG_INFINITY),
-        _ => number(text).unwrap_or(Value::Text),
+        ".nan" | ".NaN" | ".NAN" => ScalarValue::Float(f64::NAN),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => ScalarValue::Float(f64::INFINITY),
+        "-.inf" | "-.Inf" | "-.INF" => ScalarValue::Float(f64::NEG_INFINITY),
+        _ => parse_number(text).unwrap_or(ScalarValue::Text),
     }
 }
 
-fn number(text: &str) -> Option<Value> {
+fn parse_number(text: &str) -> Option<ScalarValue> {
     match text.as_bytes().first()? {
-        b'.' => fraction(text),
+        b'.' => parse_fraction(text),
         b'+' | b'-' | b'0'..=b'9' => {
             let digits = text.replace('_', "");
-            integer(&digits).or_else(|| decimal(&digits)).or_else(|| signed_binary(&digits))
+            parse_integer(&digits).or_else(|| parse_decimal(&digits)).or_else(|| parse_signed_binary(&digits))
         }
         _ => None,
     }
 }
 
-fn integer(text: &str) -> Option<Value> {
+fn parse_integer(text: &str) -> Option<ScalarValue> {
     let unsigned = text.strip_prefix(['+', '-']);
-    let (radix, digits) = radix(unsigned.unwrap_or(text));
+    let (radix, digits) = split_radix(unsigned.unwrap_or(text));
     if !digits.chars().all(|c| c.is_digit(radix)) {
         return None;
     }
     let magnitude = u64::from_str_radix(digits, radix).ok()?;
     if text.starts_with('-') {
-        return 0_i64.checked_sub_unsigned(magnitude).map(Value::Int);
+        return 0_i64.checked_sub_unsigned(magnitude).map(ScalarValue::Int);
     }
     match i64::try_from(magnitude) {
-        Ok(value) => Some(Value::Int(value)),
-        Err(_) => unsigned.is_none().then_some(Value::Big(magnitude)),
+        Ok(value) => Some(ScalarValue::Int(value)),
+        Err(_) => unsigned.is_none().then_some(ScalarValue::Unsigned(magnitude)),
     }
 }
 
 /// Parses `0b-1` and `0b+1`. Only binary integers may have the sign after the prefix.
-fn signed_binary(text: &str) -> Option<Value> {
+fn parse_signed_binary(text: &str) -> Option<ScalarValue> {
     let digits = text.strip_prefix("0b")?;
-    i64::from_str_radix(digits, 2).ok().map(Value::Int)
+    i64::from_str_radix(digits, 2).ok().map(ScalarValue::Int)
 }
 
-fn radix(text: &str) -> (u32, &str) {
+fn split_radix(text: &str) -> (u32, &str) {
     match text.as_bytes() {
         [b'0', b'x' | b'X', _, ..] => (16, &text[2..]),
         [b'0', b'b' | b'B', _, ..] => (2, &text[2..]),
@@ -119,34 +119,34 @@ fn radix(text: &str) -> (u32, &str) {
 }
 
 /// Parses `[-+]? (digits [. digits?] | . digits) ([eE] [-+]? digits)?` if it is finite.
-fn decimal(text: &str) -> Option<Value> {
+fn parse_decimal(text: &str) -> Option<ScalarValue> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
     let (whole, part) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    let shaped = digits(whole) && digits(part) && digits(exponent) && !exponent.is_empty();
-    if !shaped || mantissa.len() <= mantissa.matches('.').count() {
+    let has_number_shape = digits(whole) && digits(part) && digits(exponent) && !exponent.is_empty();
+    if !has_number_shape || mantissa.len() <= mantissa.matches('.').count() {
         return None;
     }
-    text.parse().ok().filter(|value: &f64| value.is_finite()).map(Value::Float)
+    text.parse().ok().filter(|value: &f64| value.is_finite()).map(ScalarValue::Float)
 }
 
 /// Parses a number that starts with its decimal point. `_` is valid only between digits.
-fn fraction(text: &str) -> Option<Value> {
+fn parse_fraction(text: &str) -> Option<ScalarValue> {
     let digit = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
     let parts = text.match_indices('_').all(|(at, _)| digit(at.wrapping_sub(1)) && digit(at + 1));
-    if parts { decimal(&text.replace('_', "")) } else { None }
+    if parts { parse_decimal(&text.replace('_', "")) } else { None }
 }
 
 /// Decodes standard base64 with padding. Line ends may be anywhere.
-fn base64(text: &str) -> Option<Vec<u8>> {
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
     let coded: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
     let (quads, rest) = coded.as_chunks::<4>();
     let (last, full) = quads.split_last().map_or((None, quads), |(last, full)| (Some(last), full));
     let mut bytes = Vec::with_capacity(coded.len());
     for quad in full {
-        bytes.extend(triple(*quad)?);
+        bytes.extend(decode_quad(*quad)?);
     }
     if let Some(quad) = last {
         let padding = quad.iter().rev().take_while(|b| **b == b'=').count();
@@ -155,21 +155,21 @@ fn base64(text: &str) -> Option<Vec<u8>> {
         if 2 < padding || !padded_in_place {
             return None;
         }
-        bytes.extend(&triple(whole)?[..3_usize.checked_sub(padding)?]);
+        bytes.extend(&decode_quad(whole)?[..3_usize.checked_sub(padding)?]);
     }
     rest.is_empty().then_some(bytes)
 }
 
-fn triple(quad: [u8; 4]) -> Option<[u8; 3]> {
+fn decode_quad(quad: [u8; 4]) -> Option<[u8; 3]> {
     let mut bits = 0_u32;
     for byte in quad {
-        bits = bits << 6 | u32::from(sextet(byte)?);
+        bits = bits << 6 | u32::from(decode_sextet(byte)?);
     }
     let [_, a, b, c] = bits.to_be_bytes();
     Some([a, b, c])
 }
 
-fn sextet(byte: u8) -> Option<u8> {
+fn decode_sextet(byte: u8) -> Option<u8> {
     match byte {
         b'A'..=b'Z' => Some(byte - b'A'),
         b'a'..=b'z' => Some(byte - b'a' + 26),

@@ -19,46 +19,46 @@ use granit_parser::ScalarStyle;
 use crate::config::diagnostic::{Code, Findings, Span};
 
 /// Checks the text between nodes and the spelling of scalars.
-pub(super) struct Strict<'s> {
+pub(super) struct Yaml11Checks<'s> {
     text: &'s str,
     /// The end of the last token. The text before it is checked.
-    from: usize,
+    checked_to: usize,
     /// `true` if the last token was an unquoted text, which includes the blanks after it.
     after_plain: bool,
-    brackets: usize,
+    open_brackets: usize,
 }
 
-impl<'s> Strict<'s> {
+impl<'s> Yaml11Checks<'s> {
     pub(super) fn new(text: &'s str) -> Self {
-        Self { text, from: 0, after_plain: false, brackets: 0 }
+        Self { text, checked_to: 0, after_plain: false, open_brackets: 0 }
     }
 
-    pub(super) fn open(&mut self, at: Span, findings: &mut Findings) {
-        self.gap(at.start, findings);
-        self.brackets += 1;
+    pub(super) fn open_bracket(&mut self, at: Span, findings: &mut Findings) {
+        self.check_gap(at.start, findings);
+        self.open_brackets += 1;
     }
 
-    pub(super) fn close(&mut self, at: Span) {
-        self.brackets = self.brackets.saturating_sub(1);
-        self.pass(at, false);
+    pub(super) fn close_bracket(&mut self, at: Span) {
+        self.open_brackets = self.open_brackets.saturating_sub(1);
+        self.advance(at, false);
     }
 
     /// Checks the scalar at `at` and returns its text in YAML 1.1.
-    pub(super) fn scalar(
+    pub(super) fn check_scalar(
         &mut self,
         text: Cow<'s, str>,
         style: ScalarStyle,
         at: Span,
         findings: &mut Findings,
     ) -> Cow<'s, str> {
-        self.gap(at.start, findings);
-        self.pass(at, style == ScalarStyle::Plain);
+        self.check_gap(at.start, findings);
+        self.advance(at, style == ScalarStyle::Plain);
         match style {
             // The parser emits `~` for a missing value.
             ScalarStyle::Plain if at.start == at.end => Cow::Borrowed(""),
-            ScalarStyle::Plain if 0 < self.brackets => self.plain_in_brackets(text, at, findings),
+            ScalarStyle::Plain if 0 < self.open_brackets => self.check_plain_in_brackets(text, at, findings),
             ScalarStyle::DoubleQuoted => {
-                self.escapes(at, findings);
+                self.check_escapes(at, findings);
                 text
             }
             _ => text,
@@ -66,31 +66,31 @@ impl<'s> Strict<'s> {
     }
 
     /// Checks the text before any other token.
-    pub(super) fn token(&mut self, at: Span, findings: &mut Findings) {
-        self.gap(at.start, findings);
-        self.pass(at, false);
+    pub(super) fn check_token(&mut self, at: Span, findings: &mut Findings) {
+        self.check_gap(at.start, findings);
+        self.advance(at, false);
     }
 
-    fn pass(&mut self, token: Span, plain: bool) {
-        if self.from < token.end {
-            (self.from, self.after_plain) = (token.end, plain);
+    fn advance(&mut self, token: Span, plain: bool) {
+        if self.checked_to < token.end {
+            (self.checked_to, self.after_plain) = (token.end, plain);
         }
     }
 
-    pub(super) fn anchor(name: &str, at: Span, findings: &mut Findings) {
+    pub(super) fn check_anchor(name: &str, at: Span, findings: &mut Findings) {
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')) {
             let message = format!("the anchor `{name}` has other than letters, digits, _ and -");
             findings.add_with_help(Code::Syntax, at, message, "rename it");
         }
     }
 
-    fn gap(&self, to: usize, findings: &mut Findings) {
-        let gap = self.text.get(self.from..to).unwrap_or_default();
-        if 0 < self.brackets || !gap.contains('\t') {
+    fn check_gap(&self, to: usize, findings: &mut Findings) {
+        let gap = self.text.get(self.checked_to..to).unwrap_or_default();
+        if 0 < self.open_brackets || !gap.contains('\t') {
             return;
         }
-        if let Some(at) = tab_where_a_key_may_start(gap, self.from == 0, self.after_plain) {
-            let (start, message) = (self.from + at, "a tab where a line or an item starts");
+        if let Some(at) = find_misplaced_tab(gap, self.checked_to == 0, self.after_plain) {
+            let (start, message) = (self.checked_to + at, "a tab where a line or an item starts");
             let span = Span { start, end: start + 1 };
             findings.add_with_help(Code::Syntax, span, message, "indent with spaces");
         }
@@ -98,7 +98,7 @@ impl<'s> Strict<'s> {
 
     /// Checks an unquoted text inside brackets. In YAML 1.1 `unit:`
     /// before a comma is one word instead of a key without a value.
-    fn plain_in_brackets(
+    fn check_plain_in_brackets(
         &self,
         text: Cow<'s, str>,
         at: Span,
@@ -120,13 +120,13 @@ impl<'s> Strict<'s> {
         }
     }
 
-    fn escapes(&self, at: Span, findings: &mut Findings) {
+    fn check_escapes(&self, at: Span, findings: &mut Findings) {
         let mut rest = self.text.get(at.start..at.end).unwrap_or_default();
         while let Some((_, escape)) = rest.split_once('\\') {
-            let surrogate = ["ud8", "ud9", "uda", "udb"]
+            let is_surrogate = ["ud8", "ud9", "uda", "udb"]
                 .iter()
                 .any(|half| escape.get(..3).is_some_and(|start| start.eq_ignore_ascii_case(half)));
-            if surrogate || escape.starts_with('/') {
+            if is_surrogate || escape.starts_with('/') {
                 let message = "an escape that YAML 1.1 does not have";
                 let help = "write the character itself, or \\U and eight digits";
                 return findings.add_with_help(Code::Syntax, at, message, help);
@@ -140,21 +140,21 @@ impl<'s> Strict<'s> {
 
 /// Returns the first tab at the start of a line or an item, outside of comments.
 /// On blank lines after an unquoted text, only the first column counts.
-fn tab_where_a_key_may_start(gap: &str, starts_line: bool, mut after_plain: bool) -> Option<usize> {
+fn find_misplaced_tab(gap: &str, starts_line: bool, mut after_plain: bool) -> Option<usize> {
     let mut key_may_start = starts_line;
     let mut before = if starts_line { '\n' } else { 'x' };
     let mut in_comment = false;
     for (at, c) in gap.char_indices() {
-        let apart = before.is_ascii_whitespace();
+        let is_after_blank = before.is_ascii_whitespace();
         after_plain &= c.is_ascii_whitespace();
-        let taken = after_plain && !matches!(before, '\n' | '\r');
+        let is_in_plain = after_plain && !matches!(before, '\n' | '\r');
         match c {
             '\n' | '\r' => (key_may_start, in_comment) = (true, false),
-            '\t' if key_may_start && !in_comment && !taken => return Some(at),
+            '\t' if key_may_start && !in_comment && !is_in_plain => return Some(at),
             ' ' | '\t' => {}
-            '#' if apart => in_comment = true,
+            '#' if is_after_blank => in_comment = true,
             // The indicator of an item or a key, at the start of a line or after another indicator.
-            '-' | '?' if apart => {}
+            '-' | '?' if is_after_blank => {}
             _ => key_may_start = false,
         }
         before = c;

@@ -38,84 +38,84 @@ use tonic::server::{ClientStreamingService, Grpc, NamedService};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_prost::ProstEncoder;
 
-use super::fields::Fields;
+use super::fields::ProtobufFields;
 use crate::edge::hook::{self, ID};
-use crate::engine::peers::Told;
-use crate::engine::{Engine, check_id};
-use crate::kernel::concurrency::Outcome;
+use crate::engine::peers::PermitUpdate;
+use crate::engine::{Engine, validate_id};
+use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
+use crate::telemetry::event::{RequestCompleted, EdgeOutcome as Counted, Protocol};
 
 /// The metadata namespace of the `ext_authz` filter.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
 
 const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
 
-const HTTP_LOGS: u64 = 2;
-const LOG_ENTRY: u64 = 1;
+const HTTP_LOGS_FIELD: u64 = 2;
+const LOG_ENTRY_FIELD: u64 = 1;
 
 /// A draining process closes a stream after it was idle for
 /// this time. Closing it earlier would lose entries in transit.
-const QUIET: time::Duration = time::Duration::from_millis(100);
+const DRAIN_IDLE_TIMEOUT: time::Duration = time::Duration::from_millis(100);
 /// The longest time that a draining process reads a stream.
-const LAST: time::Duration = time::Duration::from_secs(1);
+const DRAIN_TIMEOUT: time::Duration = time::Duration::from_secs(1);
 
-const TURN: usize = 256;
+const ENTRIES_PER_YIELD: usize = 256;
 
 /// Decodes the HTTP entries of `message` lazily. An item is an error if the entry is invalid.
-pub fn entries(message: &[u8]) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
-    let logs = Fields::of(message).filter(|(number, _)| *number == HTTP_LOGS);
-    let entries = logs.flat_map(|(_, logs)| Fields::of(logs));
-    let entries = entries.filter(|(number, _)| *number == LOG_ENTRY);
+pub fn decode_entries(message: &[u8]) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
+    let logs = ProtobufFields::new(message).filter(|(number, _)| *number == HTTP_LOGS_FIELD);
+    let entries = logs.flat_map(|(_, logs)| ProtobufFields::new(logs));
+    let entries = entries.filter(|(number, _)| *number == LOG_ENTRY_FIELD);
     entries.map(|(_, entry)| HttpAccessLogEntry::decode(entry))
 }
 
 /// The service at its path. tonic's generated service
 /// would decode all entries of a message at once.
 #[derive(Clone, Debug)]
-pub struct AccessLogs {
+pub struct AccessLogService {
     engine: Arc<Engine>,
-    leaving: watch::Receiver<bool>,
+    draining: watch::Receiver<bool>,
 }
 
-impl AccessLogs {
-    /// Creates the service over `engine`, which ends its streams soon after `leaving` becomes true.
+impl AccessLogService {
+    /// Creates the service over `engine`, which ends its streams soon after `draining` becomes true.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, leaving: watch::Receiver<bool>) -> Self {
-        Self { engine, leaving }
+        Self { engine, draining: leaving }
     }
 
-    fn note(&self, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
+    fn apply_entry(&self, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
         let headers = entry.request.as_ref().map(|request| &request.request_headers);
         let id = headers.and_then(|headers| headers.get(ID));
-        let outcome = match id.map(|id| (id, check_id(id))) {
-            None => Counted::NothingToAsk,
+        let outcome = match id.map(|id| (id, validate_id(id))) {
+            None => Counted::NothingToCheck,
             Some((_, Err(_))) => Counted::BadId,
             Some((id, Ok(()))) => {
-                self.tell(id, entry, source);
-                Counted::Admit
+                self.release_or_renew(id, entry, source);
+                Counted::Allow
             }
         };
-        Asked { protocol: Protocol::AccessLog, outcome }.emit();
+        RequestCompleted { protocol: Protocol::AccessLog, outcome }.emit();
     }
 
-    fn tell(&self, id: &str, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
-        let told = match says(entry) {
-            Says::Ended { outcome, rtt } => Told::ended(id, source, outcome, rtt),
-            Says::GoesOn => Told::goes_on(id),
-            Says::Nothing => return,
+    fn release_or_renew(&self, id: &str, entry: &HttpAccessLogEntry, source: Option<IpAddr>) {
+        let told = match entry_event(entry) {
+            EntryEvent::Ended { outcome, rtt } => PermitUpdate::release(id, source, outcome, rtt),
+            EntryEvent::InFlight => PermitUpdate::renewal(id),
+            EntryEvent::Other => return,
         };
-        self.engine.tell(told, owner(entry));
+        self.engine.apply_or_forward(told, entry_owner(entry));
     }
 }
 
-impl AccessLogs {
-    async fn listen(
+impl AccessLogService {
+    async fn read_stream(
         self,
         request: Request<Streaming<Bytes>>,
     ) -> Result<Response<StreamAccessLogsResponse>, Status> {
         let source = request.remote_addr().map(|address| address.ip());
-        let (mut messages, mut leaving) = (request.into_inner(), self.leaving.clone());
+        let (mut messages, mut leaving) = (request.into_inner(), self.draining.clone());
         loop {
             let message = tokio::select! {
                 biased;
@@ -123,40 +123,40 @@ impl AccessLogs {
                 _ = leaving.wait_for(|leaving| *leaving) => break,
             };
             // The proxy disconnected, so no error needs to be sent.
-            let Ok(Some(message)) = message else { return Ok(heard()) };
-            self.note_all(&message, source).await?;
+            let Ok(Some(message)) = message else { return Ok(empty_response()) };
+            self.apply_entries(&message, source).await?;
         }
         // The remaining entries may release permits of other replicas.
         let began = Instant::now();
-        while began.elapsed() < LAST
-            && let Ok(Ok(Some(message))) = timeout(QUIET, messages.message()).await
+        while began.elapsed() < DRAIN_TIMEOUT
+            && let Ok(Ok(Some(message))) = timeout(DRAIN_IDLE_TIMEOUT, messages.message()).await
         {
-            self.note_all(&message, source).await?;
+            self.apply_entries(&message, source).await?;
         }
-        Ok(heard())
+        Ok(empty_response())
     }
 
     /// Applies all entries of a message. Returns an error afterwards if an entry was invalid.
-    async fn note_all(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
+    async fn apply_entries(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
         let mut broken = None;
-        for (at, entry) in (1..).zip(entries(message)) {
+        for (at, entry) in (1..).zip(decode_entries(message)) {
             match entry {
-                Ok(entry) => self.note(&entry, source),
+                Ok(entry) => self.apply_entry(&entry, source),
                 Err(error) => broken = broken.or(Some(error)),
             }
-            if at % TURN == 0 {
+            if at % ENTRIES_PER_YIELD == 0 {
                 yield_now().await;
             }
         }
-        broken.map_or(Ok(()), |error| Err(malformed(&error)))
+        broken.map_or(Ok(()), |error| Err(malformed_status(&error)))
     }
 }
 
-impl NamedService for AccessLogs {
+impl NamedService for AccessLogService {
     const NAME: &'static str = SERVICE_NAME;
 }
 
-impl Service<http::Request<Body>> for AccessLogs {
+impl Service<http::Request<Body>> for AccessLogService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<http::Response<Body>, Infallible>;
@@ -170,33 +170,33 @@ impl Service<http::Request<Body>> for AccessLogs {
             return Box::pin(ready(Ok(Status::new(Code::Unimplemented, "").into_http())));
         }
         let logs = self.clone();
-        Box::pin(async move { Ok(Grpc::new(Raw).client_streaming(logs, request).await) })
+        Box::pin(async move { Ok(Grpc::new(BytesCodec).client_streaming(logs, request).await) })
     }
 }
 
-impl ClientStreamingService<Bytes> for AccessLogs {
+impl ClientStreamingService<Bytes> for AccessLogService {
     type Response = StreamAccessLogsResponse;
     type Future = BoxFuture<Response<StreamAccessLogsResponse>, Status>;
 
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
-        Box::pin(self.clone().listen(request))
+        Box::pin(self.clone().read_stream(request))
     }
 }
 
-fn heard() -> Response<StreamAccessLogsResponse> {
+fn empty_response() -> Response<StreamAccessLogsResponse> {
     Response::new(StreamAccessLogsResponse {})
 }
 
-fn malformed(error: &DecodeError) -> Status {
-    Asked { protocol: Protocol::AccessLog, outcome: Counted::Malformed }.emit();
+fn malformed_status(error: &DecodeError) -> Status {
+    RequestCompleted { protocol: Protocol::AccessLog, outcome: Counted::Malformed }.emit();
     Status::internal(format!("an entry of the access log: {error}"))
 }
 
 /// The codec of the service: encoded messages in, a decoded response out.
 #[derive(Clone, Copy, Debug)]
-struct Raw;
+struct BytesCodec;
 
-impl Codec for Raw {
+impl Codec for BytesCodec {
     type Encode = StreamAccessLogsResponse;
     type Decode = Bytes;
     type Encoder = ProstEncoder<StreamAccessLogsResponse>;
@@ -211,7 +211,7 @@ impl Codec for Raw {
     }
 }
 
-impl Decoder for Raw {
+impl Decoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -224,64 +224,64 @@ impl Decoder for Raw {
 ///
 /// It reads the filter's metadata, which no client can set, or else a response header.
 #[must_use]
-pub fn owner(entry: &HttpAccessLogEntry) -> Option<&str> {
+pub fn entry_owner(entry: &HttpAccessLogEntry) -> Option<&str> {
     let common = entry.common_properties.as_ref();
     let metadata = common.and_then(|common| common.metadata.as_ref());
-    hook::said_by(EXT_AUTHZ, hook::OWNER, metadata).or_else(|| {
+    hook::filter_string(EXT_AUTHZ, hook::OWNER_KEY, metadata).or_else(|| {
         let headers = &entry.response.as_ref()?.response_headers;
-        headers.get(hook::OWNER).map(String::as_str)
+        headers.get(hook::OWNER_KEY).map(String::as_str)
     })
 }
 
 /// The state of a request according to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Says {
+pub enum EntryEvent {
     /// The request has ended.
     Ended {
         /// The outcome for the upstream.
-        outcome: Outcome,
+        outcome: RequestOutcome,
         /// The upstream's latency, from the first byte sent to the last byte received.
         rtt: Option<Nanos>,
     },
     /// The request is in flight.
-    GoesOn,
+    InFlight,
     /// Another event, such as the start of the request.
-    Nothing,
+    Other,
 }
 
 /// Returns the state of the request in `entry`. Envoy versions without entry types log only ends.
 #[must_use]
-pub fn says(entry: &HttpAccessLogEntry) -> Says {
+pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
     let nothing = AccessLogCommon::default();
     let common = entry.common_properties.as_ref().unwrap_or(&nothing);
     match common.access_log_type() {
-        AccessLogType::DownstreamPeriodic => Says::GoesOn,
+        AccessLogType::DownstreamPeriodic => EntryEvent::InFlight,
         AccessLogType::DownstreamEnd | AccessLogType::NotSet => {
-            let rtt = rtt(common);
-            Says::Ended { outcome: outcome(entry, common, rtt), rtt }
+            let rtt = upstream_rtt(common);
+            EntryEvent::Ended { outcome: upstream_outcome(entry, common, rtt), rtt }
         }
-        _ => Says::Nothing,
+        _ => EntryEvent::Other,
     }
 }
 
 /// Returns the outcome for the upstream. It is [`Outcome::Ignored`]
 /// if the client disconnected or Envoy itself responded.
-fn outcome(entry: &HttpAccessLogEntry, common: &AccessLogCommon, rtt: Option<Nanos>) -> Outcome {
+fn upstream_outcome(entry: &HttpAccessLogEntry, common: &AccessLogCommon, rtt: Option<Nanos>) -> RequestOutcome {
     let flags = common.response_flags.unwrap_or_default();
     let code = entry.response.as_ref().and_then(|response| response.response_code);
-    if has_failed(&flags) {
-        return Outcome::Dropped;
+    if has_upstream_failed(&flags) {
+        return RequestOutcome::Dropped;
     }
     let left = flags.downstream_connection_termination || flags.downstream_remote_reset;
     match code.map_or(0, |code| code.value) {
-        _ if left || rtt.is_none() => Outcome::Ignored,
-        0..100 => Outcome::Ignored,
-        100..500 => Outcome::Success,
-        500.. => Outcome::Dropped,
+        _ if left || rtt.is_none() => RequestOutcome::Ignored,
+        0..100 => RequestOutcome::Ignored,
+        100..500 => RequestOutcome::Success,
+        500.. => RequestOutcome::Dropped,
     }
 }
 
-const fn has_failed(flags: &ResponseFlags) -> bool {
+const fn has_upstream_failed(flags: &ResponseFlags) -> bool {
     flags.no_healthy_upstream
         || flags.upstream_connection_failure
         || flags.upstream_connection_termination
@@ -294,13 +294,13 @@ const fn has_failed(flags: &ResponseFlags) -> bool {
         || flags.duration_timeout
 }
 
-fn rtt(common: &AccessLogCommon) -> Option<Nanos> {
-    let begun = nanos(common.time_to_first_upstream_tx_byte?)?;
-    let ended = nanos(common.time_to_last_upstream_rx_byte?)?;
+fn upstream_rtt(common: &AccessLogCommon) -> Option<Nanos> {
+    let begun = to_nanos(common.time_to_first_upstream_tx_byte?)?;
+    let ended = to_nanos(common.time_to_last_upstream_rx_byte?)?;
     (begun <= ended).then(|| ended.since(begun))
 }
 
-fn nanos(duration: Duration) -> Option<Nanos> {
+fn to_nanos(duration: Duration) -> Option<Nanos> {
     let (seconds, nanos) = (u64::try_from(duration.seconds).ok()?, u64::try_from(duration.nanos));
     Some(Nanos(seconds.checked_mul(Nanos::SECOND.0)?.checked_add(nanos.ok()?)?))
 }

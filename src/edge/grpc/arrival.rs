@@ -28,50 +28,50 @@ use tonic::{Code, Status};
 use tonic_prost::ProstEncoder;
 
 use super::convert::{MAX_DESCRIPTORS, MAX_ENTRIES, check_counts};
-use super::fields::Fields;
-use super::prompt::Prompt;
-use super::rls::RateLimits;
-use crate::engine::Refusal;
+use super::fields::ProtobufFields;
+use super::prompt::BoundedBody;
+use super::rls::RateLimitService;
+use crate::engine::CheckError;
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// The smallest size of a descriptor or an entry, in bytes: a tag and a length of zero.
-const LEAST: usize = 2;
-const DESCRIPTORS: u64 = 2;
-const ENTRIES: u64 = 1;
+const MIN_FIELD_BYTES: usize = 2;
+const DESCRIPTORS_FIELD: u64 = 2;
+const ENTRIES_FIELD: u64 = 1;
 
 /// A request, or the error for a request that has too many parts to decode.
-pub type Arrived = Result<RateLimitRequest, Refusal>;
+pub type BoundedRequest = Result<RateLimitRequest, CheckError>;
 
 /// Decodes `message`; the inner error means that it has too many descriptors or entries.
 ///
 /// # Errors
 /// `message` is not a valid `RateLimitRequest`.
-pub fn arrived(message: &[u8]) -> Result<Arrived, DecodeError> {
-    match check(message) {
+pub fn decode_request(message: &[u8]) -> Result<BoundedRequest, DecodeError> {
+    match check_bounds(message) {
         Ok(()) => RateLimitRequest::decode(message).map(Ok),
         Err(refusal) => Ok(Err(refusal)),
     }
 }
 
-fn check(message: &[u8]) -> Result<(), Refusal> {
-    if message.len() <= LEAST * MAX_DESCRIPTORS.min(MAX_ENTRIES) {
+fn check_bounds(message: &[u8]) -> Result<(), CheckError> {
+    if message.len() <= MIN_FIELD_BYTES * MAX_DESCRIPTORS.min(MAX_ENTRIES) {
         return Ok(());
     }
     let (mut descriptors, mut entries) = (0, 0);
-    for (_, descriptor) in Fields::of(message).filter(|(number, _)| *number == DESCRIPTORS) {
+    for (_, descriptor) in ProtobufFields::new(message).filter(|(number, _)| *number == DESCRIPTORS_FIELD) {
         descriptors += 1;
-        entries += Fields::of(descriptor).filter(|(number, _)| *number == ENTRIES).count();
+        entries += ProtobufFields::new(descriptor).filter(|(number, _)| *number == ENTRIES_FIELD).count();
     }
     check_counts(descriptors, entries)
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Letters;
+struct RlsCodec;
 
-impl Codec for Letters {
+impl Codec for RlsCodec {
     type Encode = RateLimitResponse;
-    type Decode = Arrived;
+    type Decode = BoundedRequest;
     type Encoder = ProstEncoder<RateLimitResponse>;
     type Decoder = Self;
 
@@ -84,13 +84,13 @@ impl Codec for Letters {
     }
 }
 
-impl Decoder for Letters {
-    type Item = Arrived;
+impl Decoder for RlsCodec {
+    type Item = BoundedRequest;
     type Error = Status;
 
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Arrived>, Status> {
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<BoundedRequest>, Status> {
         // tonic passes the whole message in one chunk.
-        let arrived = arrived(from.chunk()).map_err(|error| Status::internal(error.to_string()))?;
+        let arrived = decode_request(from.chunk()).map_err(|error| Status::internal(error.to_string()))?;
         from.advance(from.remaining());
         Ok(Some(arrived))
     }
@@ -98,15 +98,15 @@ impl Decoder for Letters {
 
 /// The service at its path. tonic's generated service would decode every message without counting.
 #[derive(Clone, Debug)]
-pub(super) struct Limits(Arc<RateLimits>);
+pub(super) struct RateLimitEndpoint(Arc<RateLimitService>);
 
-impl Limits {
-    pub(super) fn new(limits: RateLimits) -> Self {
+impl RateLimitEndpoint {
+    pub(super) fn new(limits: RateLimitService) -> Self {
         Self(Arc::new(limits))
     }
 }
 
-impl Service<Request<Prompt>> for Limits {
+impl Service<Request<BoundedBody>> for RateLimitEndpoint {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Response<Body>, Infallible>;
@@ -115,25 +115,25 @@ impl Service<Request<Prompt>> for Limits {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Prompt>) -> Self::Future {
+    fn call(&mut self, request: Request<BoundedBody>) -> Self::Future {
         if request.uri().path() != METHOD {
             return Box::pin(ready(Ok(Status::new(Code::Unimplemented, "").into_http())));
         }
         let limits = self.clone();
-        Box::pin(async move { Ok(Grpc::new(Letters).unary(limits, request).await) })
+        Box::pin(async move { Ok(Grpc::new(RlsCodec).unary(limits, request).await) })
     }
 }
 
-impl UnaryService<Arrived> for Limits {
+impl UnaryService<BoundedRequest> for RateLimitEndpoint {
     type Response = RateLimitResponse;
     type Future = BoxFuture<tonic::Response<RateLimitResponse>, Status>;
 
-    fn call(&mut self, request: tonic::Request<Arrived>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<BoundedRequest>) -> Self::Future {
         let Self(limits) = self.clone();
         let (metadata, _, arrived) = request.into_parts();
         match arrived {
-            Ok(request) => Box::pin(async move { limits.answer(&metadata, request).await }),
-            Err(refusal) => Box::pin(ready(limits.refuse(refusal))),
+            Ok(request) => Box::pin(async move { limits.decide_call(&metadata, request).await }),
+            Err(refusal) => Box::pin(ready(limits.reject(refusal))),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A check borrows from its request.
-//! - Every request becomes a check or a [`Refusal`].
+//! - Every request becomes a check or a [`CheckError`].
 //! - A response has one status per descriptor, in the order of the request.
 //! - Times are rounded up to whole seconds.
 //! - The metadata of a rule is copied unchanged.
@@ -24,11 +24,11 @@ use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::Duration;
 
 use super::metadata;
-use crate::edge::Reporting;
-use crate::edge::headers::Headers;
-use crate::edge::hook::OWNER;
-use crate::engine::{Answer, Refusal, Rejection, Status};
-use crate::kernel::decision::{Cost, Descriptor, Override, Question, Reason, Shown, Verdict};
+use crate::edge::ReplyOptions;
+use crate::edge::headers::RateLimitHeaders;
+use crate::edge::hook::OWNER_KEY;
+use crate::engine::{Decision, CheckError, ConcurrencyRejection, LimitStatus};
+use crate::kernel::decision::{Cost, Descriptor, LimitOverride, Check, Reason, AppliedLimit, Verdict};
 use crate::kernel::units::{Hits, Nanos, Unit};
 
 /// The largest number of descriptors in one check. It is ten times the number that
@@ -43,41 +43,41 @@ pub const MAX_ENTRIES: usize = 10 * MAX_DESCRIPTORS;
 pub const MAX_ENTRY_BYTES: usize = 64 * 1024;
 
 /// The smallest `hits_addend` that is refused. envoyproxy/ratelimit reads it as a negative number.
-const HITS_END: u64 = 1 << 63;
+const MIN_REFUSED_HITS: u64 = 1 << 63;
 
 /// Converts `request` to a check.
 ///
 /// # Errors
 /// The domain or the descriptors are missing, as in envoyproxy/ratelimit.
 /// Also for a request that it crashes on or misreads.
-pub fn question<'r>(
+pub fn to_check<'r>(
     request: &'r RateLimitRequest,
-    reporting: &Reporting,
-) -> Result<Question<'r>, Refusal> {
+    reporting: &ReplyOptions,
+) -> Result<Check<'r>, CheckError> {
     if request.domain.is_empty() {
-        return Err(Refusal::EmptyDomain);
+        return Err(CheckError::EmptyDomain);
     }
     if request.descriptors.is_empty() {
-        return Err(Refusal::NoDescriptors);
+        return Err(CheckError::NoDescriptors);
     }
     let entries = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
     check_counts(request.descriptors.len(), entries)?;
-    let every = request.hits_addend.max(1).into();
+    let request_hits = request.hits_addend.max(1).into();
     let descriptors = request
         .descriptors
         .iter()
         .enumerate()
-        .map(|(index, written)| descriptor(index, written, every, reporting))
+        .map(|(index, written)| descriptor(index, written, request_hits, reporting))
         .collect::<Result<_, _>>()?;
-    Ok(Question { domain: &request.domain, descriptors })
+    Ok(Check { domain: &request.domain, descriptors })
 }
 
-pub(super) const fn check_counts(descriptors: usize, entries: usize) -> Result<(), Refusal> {
+pub(super) const fn check_counts(descriptors: usize, entries: usize) -> Result<(), CheckError> {
     if MAX_DESCRIPTORS < descriptors {
-        return Err(Refusal::TooManyDescriptors { got: descriptors, most: MAX_DESCRIPTORS });
+        return Err(CheckError::TooManyDescriptors { got: descriptors, most: MAX_DESCRIPTORS });
     }
     if MAX_ENTRIES < entries {
-        return Err(Refusal::TooManyEntries { got: entries, most: MAX_ENTRIES });
+        return Err(CheckError::TooManyEntries { got: entries, most: MAX_ENTRIES });
     }
     Ok(())
 }
@@ -86,11 +86,11 @@ fn descriptor<'r>(
     index: usize,
     written: &'r RateLimitDescriptor,
     every: u64,
-    reporting: &Reporting,
-) -> Result<Descriptor<'r>, Refusal> {
+    reporting: &ReplyOptions,
+) -> Result<Descriptor<'r>, CheckError> {
     let longest = written.entries.iter().map(|entry| entry.key.len().max(entry.value.len())).max();
     if let Some(got) = longest.filter(|&got| MAX_ENTRY_BYTES <= got) {
-        return Err(Refusal::EntryTooLong { descriptor: index, got, most: MAX_ENTRY_BYTES });
+        return Err(CheckError::EntryTooLong { descriptor: index, got, most: MAX_ENTRY_BYTES });
     }
     Ok(Descriptor {
         entries: written.entries.iter().map(|entry| (&*entry.key, &*entry.value)).collect(),
@@ -100,25 +100,25 @@ fn descriptor<'r>(
 }
 
 /// Returns the hits of a descriptor: its own `hits_addend`,
-/// even 0, otherwise `every` of the request.
+/// even 0, otherwise `request_hits` of the request.
 fn cost(
     index: usize,
     written: &RateLimitDescriptor,
     every: u64,
-    reporting: &Reporting,
-) -> Result<Cost, Refusal> {
+    reporting: &ReplyOptions,
+) -> Result<Cost, CheckError> {
     let hits = written.hits_addend.as_ref().map_or(every, |own| own.value);
-    if HITS_END <= hits {
-        return Err(Refusal::HitsTooLarge { descriptor: index, got: hits });
+    if MIN_REFUSED_HITS <= hits {
+        return Err(CheckError::HitsTooLarge { descriptor: index, got: hits });
     }
-    match (written.is_negative_hits, reporting.negative_hits) {
+    match (written.is_negative_hits, reporting.allow_negative_hits) {
         (false, _) => Ok(Cost::Charge(Hits(hits))),
         (true, true) => Ok(Cost::Refund(Hits(hits))),
-        (true, false) => Err(Refusal::RefundsAreOff { descriptor: index }),
+        (true, false) => Err(CheckError::RefundsDisabled { descriptor: index }),
     }
 }
 
-fn r#override(index: usize, limit: RateLimitOverride) -> Result<Override, Refusal> {
+fn r#override(index: usize, limit: RateLimitOverride) -> Result<LimitOverride, CheckError> {
     let unit = match limit.unit {
         1 => Unit::Second,
         2 => Unit::Minute,
@@ -129,44 +129,44 @@ fn r#override(index: usize, limit: RateLimitOverride) -> Result<Override, Refusa
         // The enum of requests has no week. envoyproxy/ratelimit
         // accepts the number from the response's enum.
         7 => Unit::Week,
-        got => return Err(Refusal::UnknownUnit { descriptor: index, got }),
+        got => return Err(CheckError::UnknownUnit { descriptor: index, got }),
     };
-    Ok(Override { requests: limit.requests_per_unit, unit })
+    Ok(LimitOverride { requests: limit.requests_per_unit, unit })
 }
 
 /// Converts the decision on `request` to a response.
 #[must_use]
-pub fn reply(
+pub fn to_response(
     request: &RateLimitRequest,
-    answer: &Answer,
-    reporting: &Reporting,
+    answer: &Decision,
+    reporting: &ReplyOptions,
 ) -> RateLimitResponse {
     RateLimitResponse {
-        overall_code: code(answer.verdict).into(),
-        statuses: answer.statuses.iter().map(status).collect(),
-        response_headers_to_add: headers(&reporting.headers, answer),
-        request_headers_to_add: upstream(reporting, answer),
-        dynamic_metadata: reporting.dynamic_metadata.then(|| metadata::of(request, answer)),
+        overall_code: wire_code(answer.verdict).into(),
+        statuses: answer.statuses.iter().map(descriptor_status).collect(),
+        response_headers_to_add: header_values(&reporting.headers, answer),
+        request_headers_to_add: upstream_headers(reporting, answer),
+        dynamic_metadata: reporting.dynamic_metadata.then(|| metadata::for_decision(request, answer)),
         ..RateLimitResponse::default()
     }
 }
 
-fn upstream(reporting: &Reporting, answer: &Answer) -> Vec<HeaderValue> {
-    let reference = reporting.upstream.clone();
-    headers(&Headers { reference, ..Headers::default() }, answer)
+fn upstream_headers(reporting: &ReplyOptions, answer: &Decision) -> Vec<HeaderValue> {
+    let reference = reporting.upstream_names.clone();
+    header_values(&RateLimitHeaders { compat_names: reference, ..RateLimitHeaders::default() }, answer)
 }
 
 /// Builds the response to a check whose descriptors `covered` were denied by a concurrency limit.
-pub(super) fn rejection(
+pub(super) fn rejection_response(
     request: &RateLimitRequest,
     covered: &[usize],
-    rejection: &Rejection,
+    rejection: &ConcurrencyRejection,
 ) -> RateLimitResponse {
     let verdict = |descriptor: usize| {
-        if covered.contains(&descriptor) { Verdict::Deny } else { Verdict::Admit }
+        if covered.contains(&descriptor) { Verdict::Deny } else { Verdict::Allow }
     };
     let statuses = (0..request.descriptors.len()).map(|descriptor| DescriptorStatus {
-        code: code(verdict(descriptor)).into(),
+        code: wire_code(verdict(descriptor)).into(),
         ..DescriptorStatus::default()
     });
     let reject = &rejection.reject;
@@ -184,17 +184,17 @@ pub(super) fn rejection(
     }
 }
 
-pub(super) fn name_owner(reply: &mut RateLimitResponse, owner: &str) {
+pub(super) fn add_owner(reply: &mut RateLimitResponse, owner: &str) {
     let header = |key: &str, value: &str| HeaderValue {
         key: key.to_owned(),
         value: value.to_owned(),
         raw_value: Vec::new(),
     };
-    reply.response_headers_to_add.push(header(OWNER, owner));
-    metadata::name_owner(&mut reply.dynamic_metadata, owner);
+    reply.response_headers_to_add.push(header(OWNER_KEY, owner));
+    metadata::add_owner(&mut reply.dynamic_metadata, owner);
 }
 
-pub(super) fn released(request: &RateLimitRequest) -> RateLimitResponse {
+pub(super) fn release_response(request: &RateLimitRequest) -> RateLimitResponse {
     let ok = || DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
     let statuses = request.descriptors.iter().map(|_| ok()).collect();
     let overall_code = Code::Ok.into();
@@ -204,19 +204,19 @@ pub(super) fn released(request: &RateLimitRequest) -> RateLimitResponse {
 /// Converts an error to a gRPC status: `UNKNOWN` for errors of envoyproxy/ratelimit,
 /// `INVALID_ARGUMENT` for errors that only Sluicegate returns.
 #[must_use]
-pub fn refusal(refusal: &Refusal) -> tonic::Status {
+pub fn error_status(refusal: &CheckError) -> tonic::Status {
     match refusal {
-        Refusal::EmptyDomain
-        | Refusal::NoDescriptors
-        | Refusal::NoConfig
-        | Refusal::BackendDown(_) => tonic::Status::unknown(refusal.to_string()),
-        Refusal::TooManyDescriptors { .. }
-        | Refusal::TooManyEntries { .. }
-        | Refusal::EntryTooLong { .. }
-        | Refusal::HitsTooLarge { .. }
-        | Refusal::UnknownUnit { .. }
-        | Refusal::BadId { .. }
-        | Refusal::RefundsAreOff { .. } => tonic::Status::invalid_argument(refusal.to_string()),
+        CheckError::EmptyDomain
+        | CheckError::NoDescriptors
+        | CheckError::NoConfig
+        | CheckError::StoreUnavailable(_) => tonic::Status::unknown(refusal.to_string()),
+        CheckError::TooManyDescriptors { .. }
+        | CheckError::TooManyEntries { .. }
+        | CheckError::EntryTooLong { .. }
+        | CheckError::HitsTooLarge { .. }
+        | CheckError::UnknownUnit { .. }
+        | CheckError::BadId { .. }
+        | CheckError::RefundsDisabled { .. } => tonic::Status::invalid_argument(refusal.to_string()),
     }
 }
 
@@ -227,35 +227,35 @@ pub(super) fn unit_text(unit: i32) -> String {
         .map_or_else(|_| unit.to_string(), |unit| unit.as_str_name().to_owned())
 }
 
-fn status(status: &Status) -> DescriptorStatus {
-    let finding = &status.finding;
+fn descriptor_status(status: &LimitStatus) -> DescriptorStatus {
+    let finding = &status.decision;
     let Some(shown) = &finding.limit else {
         let unlimited = finding.reason == Reason::Unlimited;
         return DescriptorStatus {
-            code: code(finding.verdict).into(),
+            code: wire_code(finding.verdict).into(),
             limit_remaining: if unlimited { u32::MAX } else { 0 },
             ..DescriptorStatus::default()
         };
     };
     DescriptorStatus {
-        code: code(finding.verdict).into(),
+        code: wire_code(finding.verdict).into(),
         current_limit: Some(current_limit(shown)),
-        limit_remaining: u32::try_from(finding.room.remaining.0).unwrap_or(u32::MAX),
-        duration_until_reset: Some(whole_seconds(finding.room.reset_after)),
+        limit_remaining: u32::try_from(finding.headroom.remaining.0).unwrap_or(u32::MAX),
+        duration_until_reset: Some(whole_seconds(finding.headroom.reset_after)),
         ..DescriptorStatus::default()
     }
 }
 
 /// A period without a unit of its own is `UNKNOWN` here; the header `RateLimit-Policy` contains it.
-fn current_limit(shown: &Shown) -> RateLimit {
+fn current_limit(shown: &AppliedLimit) -> RateLimit {
     RateLimit {
         name: shown.name.as_deref().unwrap_or_default().to_owned(),
         requests_per_unit: shown.requests,
-        unit: shown.unit.map_or(rate_limit::Unit::Unknown, unit).into(),
+        unit: shown.unit.map_or(rate_limit::Unit::Unknown, wire_unit).into(),
     }
 }
 
-const fn unit(unit: Unit) -> rate_limit::Unit {
+const fn wire_unit(unit: Unit) -> rate_limit::Unit {
     match unit {
         Unit::Second => rate_limit::Unit::Second,
         Unit::Minute => rate_limit::Unit::Minute,
@@ -273,16 +273,16 @@ fn whole_seconds(duration: Nanos) -> Duration {
     Duration { seconds, nanos: 0 }
 }
 
-const fn code(verdict: Verdict) -> Code {
+const fn wire_code(verdict: Verdict) -> Code {
     match verdict {
-        Verdict::Admit => Code::Ok,
+        Verdict::Allow => Code::Ok,
         Verdict::Deny => Code::OverLimit,
     }
 }
 
-fn headers(headers: &Headers, answer: &Answer) -> Vec<HeaderValue> {
+fn header_values(headers: &RateLimitHeaders, answer: &Decision) -> Vec<HeaderValue> {
     headers
-        .of(answer)
+        .for_decision(answer)
         .into_iter()
         .map(|(key, value)| HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() })
         .collect()

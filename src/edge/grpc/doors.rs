@@ -3,7 +3,7 @@
 //!
 //! Guarantees:
 //! - An unknown service or method gets `UNIMPLEMENTED`.
-//! - A message has a size limit and a time limit ([`Prompt`]).
+//! - A message has a size limit and a time limit ([`BoundedBody`]).
 //!
 //! Not covered:
 //! - A caller's `grpc-timeout`, which each service applies itself.
@@ -22,83 +22,83 @@ use tonic::codegen::{BoxFuture, Service as _};
 use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
 
-use super::arrival::Limits;
-use super::incoming::Holding;
-use super::prompt::{MOST, Prompt};
-use super::rls::RateLimits;
-use super::surface::{Recoded, Surface};
+use super::arrival::RateLimitEndpoint;
+use super::incoming::ShortIdleHandle;
+use super::prompt::{MAX_MESSAGE_BYTES, BoundedBody};
+use super::rls::RateLimitService;
+use super::surface::{MappedResponse, StatusCodeMapper};
 use crate::telemetry::event::Protocol;
 
 /// Streaming methods: the path, the largest message in bytes, and true if its end releases permits.
-const STREAMS: [(&str, usize, bool); 5] = [
-    ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MOST, true),
+const STREAMING_METHODS: [(&str, usize, bool); 5] = [
+    ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MAX_MESSAGE_BYTES, true),
     // Entries are decoded one at a time, so only tonic's own message limit applies.
     ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX, false),
-    ("/sluicegate.v1.Permits/Hold", MOST, true),
-    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MOST, false),
-    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MOST, false),
+    ("/sluicegate.v1.Permits/Hold", MAX_MESSAGE_BYTES, true),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
 ];
 
 #[derive(Clone, Debug)]
-pub(super) struct Doors {
-    limits: Surface<Limits>,
-    others: Routes,
+pub(super) struct ConnectionRouter {
+    rate_limits: StatusCodeMapper<RateLimitEndpoint>,
+    routes: Routes,
     peer: TcpConnectInfo,
-    holding: Holding,
+    idle_handle: ShortIdleHandle,
 }
 
-impl Doors {
-    /// Creates the router for a client at `peer`. `holding` creates the guards of permit streams.
+impl ConnectionRouter {
+    /// Creates the router for a client at `peer`. `idle_handle` creates the guards of permit streams.
     pub(super) fn new(
-        limits: &RateLimits,
+        limits: &RateLimitService,
         others: &Routes,
-        (peer, holding): (TcpConnectInfo, Holding),
+        (peer, holding): (TcpConnectInfo, ShortIdleHandle),
     ) -> Self {
-        let limits = limits.asked_by(peer.remote_addr().map(|address| address.ip()));
-        let limits = Surface(Limits::new(limits), Protocol::Grpc);
-        Self { limits, others: others.clone(), peer, holding }
+        let limits = limits.for_source(peer.remote_addr().map(|address| address.ip()));
+        let limits = StatusCodeMapper(RateLimitEndpoint::new(limits), Protocol::Grpc);
+        Self { rate_limits: limits, routes: others.clone(), peer, idle_handle: holding }
     }
 
-    fn other(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
+    fn route(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
         request.extensions_mut().insert(self.peer.clone());
-        let stream = STREAMS.into_iter().find(|(path, ..)| *path == request.uri().path());
+        let stream = STREAMING_METHODS.into_iter().find(|(path, ..)| *path == request.uri().path());
         let request = request.map(|body| match stream {
-            Some((_, most, holds)) => {
-                let held = holds.then(|| self.holding.hold()).flatten();
-                Prompt::stream(body, most, held)
+            Some((_, max_bytes, is_permit_stream)) => {
+                let guard = is_permit_stream.then(|| self.idle_handle.create_guard()).flatten();
+                BoundedBody::stream(body, max_bytes, guard)
             }
-            None => Prompt::whole(body),
+            None => BoundedBody::buffered(body),
         });
-        Box::pin(self.others.clone().call(request))
+        Box::pin(self.routes.clone().call(request))
     }
 }
 
-impl hyper::service::Service<Request<Incoming>> for Doors {
+impl hyper::service::Service<Request<Incoming>> for ConnectionRouter {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answer;
+    type Future = RouteFuture;
 
-    fn call(&self, request: Request<Incoming>) -> Answer {
+    fn call(&self, request: Request<Incoming>) -> RouteFuture {
         let service = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
         if service.is_some_and(|(service, _)| service == SERVICE_NAME) {
-            return Answer::Limits(self.limits.clone().call(request.map(Prompt::message)));
+            return RouteFuture::RateLimit(self.rate_limits.clone().call(request.map(BoundedBody::unbuffered)));
         }
-        Answer::Other(self.other(request))
+        RouteFuture::Routed(self.route(request))
     }
 }
 
-pub(super) enum Answer {
-    Limits(Recoded<Body>),
-    Other(BoxFuture<Response<Body>, Infallible>),
+pub(super) enum RouteFuture {
+    RateLimit(MappedResponse<Body>),
+    Routed(BoxFuture<Response<Body>, Infallible>),
 }
 
-impl Future for Answer {
+impl Future for RouteFuture {
     type Output = Result<Response<Body>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Limits(answer) => Pin::new(answer).poll(cx),
-            Self::Other(answer) => answer.as_mut().poll(cx),
+            Self::RateLimit(answer) => Pin::new(answer).poll(cx),
+            Self::Routed(answer) => answer.as_mut().poll(cx),
         }
     }
 }

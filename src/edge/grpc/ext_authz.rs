@@ -34,105 +34,105 @@ use envoy_types::pb::google::rpc;
 use tonic::{Code, Request, Response, Status};
 
 use super::{convert, metadata, rls};
-use crate::config::concurrency::Reject;
-use crate::config::hooks::{Attributes, Hooks};
-use crate::edge::Reporting;
-use crate::edge::hook::{self, Unanswered};
-use crate::engine::admit::with_wait;
-use crate::engine::{Admitted, Answer, Engine};
+use crate::config::concurrency::RejectReply;
+use crate::config::hooks::{RequestAttributes, Hooks};
+use crate::edge::ReplyOptions;
+use crate::edge::hook::{self, HookError};
+use crate::engine::admit::with_queue_time;
+use crate::engine::{AdmissionOutcome, Decision, Engine};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{Answered, Asked, Protocol};
+use crate::telemetry::event::{CheckAnswered, RequestCompleted, Protocol};
 use crate::telemetry::trace;
 
 /// The key of `context_extensions` that contains the name of the hook.
-const HOOK: &str = "hook";
+const HOOK_KEY: &str = "hook";
 
 /// The key of `context_extensions` with the name of the header that contains the client's
 /// address. Without it, the address is that of Envoy's peer, which may be a load balancer.
-const ADDRESS_HEADER: &str = "remote_address_header";
+const ADDRESS_HEADER_KEY: &str = "remote_address_header";
 
 const RETRY_AFTER: &str = "Retry-After";
 
-const DENIED: &str = "rate limited\n";
+const DENIED_BODY: &str = "rate limited\n";
 
 /// The service that answers `ext_authz` checks.
 #[derive(Debug)]
-pub struct Authorizations {
+pub struct AuthorizationService {
     engine: Arc<Engine>,
-    reporting: Reporting,
+    reporting: ReplyOptions,
     hooks: Arc<Hooks>,
 }
 
-impl Authorizations {
+impl AuthorizationService {
     /// Creates the service over `engine` with these `hooks`.
     #[must_use]
-    pub const fn new(engine: Arc<Engine>, reporting: Reporting, hooks: Arc<Hooks>) -> Self {
+    pub const fn new(engine: Arc<Engine>, reporting: ReplyOptions, hooks: Arc<Hooks>) -> Self {
         Self { engine, reporting, hooks }
     }
 
-    fn reply(&self, request: &RateLimitRequest, admitted: Admitted) -> CheckResponse {
+    fn to_response(&self, request: &RateLimitRequest, admitted: AdmissionOutcome) -> CheckResponse {
         match admitted {
             // The engine stores permits under the request's id.
-            Admitted::Decided(answer, _) => self.decided(request, &answer),
-            Admitted::Rejected(rejection) => {
-                response_of(Code::ResourceExhausted, rejected(&rejection.reject))
+            AdmissionOutcome::Decided(answer, _) => self.decision_response(request, &answer),
+            AdmissionOutcome::Rejected(rejection) => {
+                to_check_response(Code::ResourceExhausted, rejected_response(&rejection.reject))
             }
         }
     }
 
-    fn decided(&self, request: &RateLimitRequest, answer: &Answer) -> CheckResponse {
-        let headers = self.reporting.headers.of(answer).into_iter().map(header).collect();
+    fn decision_response(&self, request: &RateLimitRequest, answer: &Decision) -> CheckResponse {
+        let headers = self.reporting.headers.for_decision(answer).into_iter().map(header_option).collect();
         let (code, response) = match answer.verdict {
-            Verdict::Admit => (Code::Ok, passed(headers)),
-            Verdict::Deny => (Code::ResourceExhausted, denied(headers)),
+            Verdict::Allow => (Code::Ok, ok_response(headers)),
+            Verdict::Deny => (Code::ResourceExhausted, denied_response(headers)),
         };
         CheckResponse {
             dynamic_metadata: self
                 .reporting
                 .dynamic_metadata
-                .then(|| metadata::of(request, answer)),
-            ..response_of(code, response)
+                .then(|| metadata::for_decision(request, answer)),
+            ..to_check_response(code, response)
         }
     }
 }
 
 #[tonic::async_trait]
-impl Authorization for Authorizations {
+impl Authorization for AuthorizationService {
     async fn check(
         &self,
         request: Request<CheckRequest>,
     ) -> Result<Response<CheckResponse>, Status> {
         let header = |name: &str| request.metadata().get(name)?.to_str().ok();
-        let span = trace::question(Protocol::ExtAuthz, &header);
-        span.around(self.checked(request)).await
+        let span = trace::check_span(Protocol::ExtAuthz, &header);
+        span.scope(self.decide(request)).await
     }
 }
 
-impl Authorizations {
-    async fn checked(
+impl AuthorizationService {
+    async fn decide(
         &self,
         request: Request<CheckRequest>,
     ) -> Result<Response<CheckResponse>, Status> {
-        let patience = rls::patience(request.metadata());
+        let timeout = rls::caller_timeout(request.metadata());
         let (check, decoded) = (request.into_inner(), self.engine.clock().now());
         let context = check.attributes.unwrap_or_default();
-        let (request, id) = (asked(&self.hooks, &context), id_of(&context).map(Cow::into_owned));
+        let (request, id) = (rate_limit_request(&self.hooks, &context), envoy_request_id(&context).map(Cow::into_owned));
         // Frees the decoded message, which is many times
         // its encoded size, before waiting in a queue.
         drop(context);
         let (engine, reporting) = (&self.engine, &self.reporting);
-        let asking = hook::ask(engine, reporting, request.as_ref(), id.as_deref(), patience);
-        let (answer, queued) = with_wait(asking).await;
-        Asked { protocol: Protocol::ExtAuthz, outcome: hook::counted(&answer) }.emit();
+        let decision = hook::decide(engine, reporting, request.as_ref(), id.as_deref(), timeout);
+        let (answer, queued) = with_queue_time(decision).await;
+        RequestCompleted { protocol: Protocol::ExtAuthz, outcome: hook::admission_outcome(&answer) }.emit();
         let reply = match (request, answer) {
-            (Ok(request), Ok(admitted)) => Ok(self.reply(&request, admitted)),
-            (_, Err(Unanswered::NothingToAsk)) => Ok(response_of(Code::Ok, passed(Vec::new()))),
-            (_, Err(why)) | (Err(why), _) => Err(refusal(&why)),
+            (Ok(request), Ok(admitted)) => Ok(self.to_response(&request, admitted)),
+            (_, Err(HookError::NoDescriptors)) => Ok(to_check_response(Code::Ok, ok_response(Vec::new()))),
+            (_, Err(why)) | (Err(why), _) => Err(error_status(&why)),
         };
-        Answered { came: decoded, at: engine.clock().now(), queued }.emit();
+        CheckAnswered { received_at: decoded, replied_at: engine.clock().now(), queue_time: queued }.emit();
         reply.map(|mut reply| {
             if let Some(owner) = engine.owner().filter(|_| id.is_some()) {
-                name_owner(&mut reply, owner);
+                add_owner(&mut reply, owner);
             }
             Response::new(reply)
         })
@@ -142,11 +142,11 @@ impl Authorizations {
 /// Converts an error to a gRPC status, with the code
 /// of `ShouldRateLimit` where it has the same error.
 #[must_use]
-pub fn refusal(why: &Unanswered) -> Status {
+pub fn error_status(why: &HookError) -> Status {
     match why {
-        Unanswered::Refused(refused) => convert::refusal(refused),
-        Unanswered::NoHooks => Status::failed_precondition(why.to_string()),
-        Unanswered::UnknownHook { .. } | Unanswered::NothingToAsk | Unanswered::BadId(_) => {
+        HookError::Rejected(refused) => convert::error_status(refused),
+        HookError::NoHooks => Status::failed_precondition(why.to_string()),
+        HookError::UnknownHook { .. } | HookError::NoDescriptors | HookError::BadId(_) => {
             Status::invalid_argument(why.to_string())
         }
     }
@@ -155,34 +155,34 @@ pub fn refusal(why: &Unanswered) -> Status {
 /// Builds the rate limit request that the route's hook defines.
 ///
 /// # Errors
-/// As [`hook::request`].
-pub fn asked(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitRequest, Unanswered> {
+/// As [`hook::build_request`].
+pub fn rate_limit_request(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitRequest, HookError> {
     let nothing = HttpRequest::default();
     let http = context.request.as_ref().and_then(|request| request.http.as_ref());
     let http = http.unwrap_or(&nothing);
-    let address = address_of(context, http);
-    let attributes = Attributes {
-        header: &|name| first_of(http, name),
-        joined: &|name| header_of(http, name),
+    let address = client_address(context, http);
+    let attributes = RequestAttributes {
+        first_header_value: &|name| first_header(http, name),
+        joined_header_values: &|name| joined_header(http, name),
         path: &http.path,
         remote_address: address.as_deref(),
-        metadata: &|key| hook::text_at(context.metadata_context.as_ref(), key),
+        metadata: &|key| hook::metadata_string(context.metadata_context.as_ref(), key),
     };
-    hook::request(hooks, context.context_extensions.get(HOOK).map(String::as_str), &attributes)
+    hook::build_request(hooks, context.context_extensions.get(HOOK_KEY).map(String::as_str), &attributes)
 }
 
-fn id_of(context: &AttributeContext) -> Option<Cow<'_, str>> {
-    header_of(context.request.as_ref()?.http.as_ref()?, hook::ID)
+fn envoy_request_id(context: &AttributeContext) -> Option<Cow<'_, str>> {
+    joined_header(context.request.as_ref()?.http.as_ref()?, hook::ID)
 }
 
 /// Returns the first value of a header; all values if Envoy has joined them.
-fn first_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
-    lines_of(http, name).next()
+fn first_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
+    header_lines(http, name).next()
 }
 
 /// Returns all values of a header, joined with commas as in Envoy.
-fn header_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
-    lines_of(http, name).reduce(|all, next| {
+fn joined_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
+    header_lines(http, name).reduce(|all, next| {
         // Appends in place, because thousands of headers may have the same name.
         let mut all = all.into_owned();
         all.push(',');
@@ -193,23 +193,23 @@ fn header_of<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
 
 /// Returns the values of a header. Envoy's `encode_raw_headers` moves
 /// all headers from `headers` to `header_map`, which does not join them.
-fn lines_of<'r>(http: &'r HttpRequest, name: &str) -> impl Iterator<Item = Cow<'r, str>> {
+fn header_lines<'r>(http: &'r HttpRequest, name: &str) -> impl Iterator<Item = Cow<'r, str>> {
     let joined = http.headers.get(name).map(|value| Cow::Borrowed(value.as_str()));
     let raw = http.header_map.as_ref().filter(|_| joined.is_none());
     let raw = raw.into_iter().flat_map(|raw| &raw.headers).filter(move |header| header.key == name);
-    joined.into_iter().chain(raw.map(value_of))
+    joined.into_iter().chain(raw.map(header_value))
 }
 
-fn value_of(header: &HeaderValue) -> Cow<'_, str> {
+fn header_value(header: &HeaderValue) -> Cow<'_, str> {
     match &*header.raw_value {
         [] => Cow::Borrowed(&*header.value),
         raw => String::from_utf8_lossy(raw),
     }
 }
 
-fn address_of<'r>(context: &'r AttributeContext, http: &'r HttpRequest) -> Option<Cow<'r, str>> {
-    if let Some(name) = context.context_extensions.get(ADDRESS_HEADER) {
-        let named = header_of(http, &name.to_ascii_lowercase());
+fn client_address<'r>(context: &'r AttributeContext, http: &'r HttpRequest) -> Option<Cow<'r, str>> {
+    if let Some(name) = context.context_extensions.get(ADDRESS_HEADER_KEY) {
+        let named = joined_header(http, &name.to_ascii_lowercase());
         return named.filter(|text| text.parse::<IpAddr>().is_ok());
     }
     match context.source.as_ref()?.address.as_ref()?.address.as_ref()? {
@@ -218,45 +218,45 @@ fn address_of<'r>(context: &'r AttributeContext, http: &'r HttpRequest) -> Optio
     }
 }
 
-fn response_of(code: Code, response: HttpResponse) -> CheckResponse {
+fn to_check_response(code: Code, response: HttpResponse) -> CheckResponse {
     let status = rpc::Status { code: code.into(), ..rpc::Status::default() };
     CheckResponse { status: Some(status), http_response: Some(response), dynamic_metadata: None }
 }
 
-fn passed(response_headers_to_add: Vec<HeaderValueOption>) -> HttpResponse {
+fn ok_response(response_headers_to_add: Vec<HeaderValueOption>) -> HttpResponse {
     HttpResponse::OkResponse(OkHttpResponse {
         response_headers_to_add,
         ..OkHttpResponse::default()
     })
 }
 
-fn denied(headers: Vec<HeaderValueOption>) -> HttpResponse {
+fn denied_response(headers: Vec<HeaderValueOption>) -> HttpResponse {
     let status = Some(HttpStatus { code: StatusCode::TooManyRequests.into() });
-    HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED.to_owned() })
+    HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED_BODY.to_owned() })
 }
 
-fn name_owner(reply: &mut CheckResponse, owner: &str) {
-    let named = header((hook::OWNER, owner.to_owned()));
+fn add_owner(reply: &mut CheckResponse, owner: &str) {
+    let named = header_option((hook::OWNER_KEY, owner.to_owned()));
     match &mut reply.http_response {
         Some(HttpResponse::OkResponse(ok)) => ok.response_headers_to_add.push(named),
         Some(HttpResponse::DeniedResponse(denied)) => denied.headers.push(named),
         _ => {}
     }
-    metadata::name_owner(&mut reply.dynamic_metadata, owner);
+    metadata::add_owner(&mut reply.dynamic_metadata, owner);
 }
 
-fn rejected(reject: &Reject) -> HttpResponse {
+fn rejected_response(reject: &RejectReply) -> HttpResponse {
     let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
     HttpResponse::DeniedResponse(DeniedHttpResponse {
         status: Some(HttpStatus { code: reject.status.into() }),
-        headers: wait.map(|wait| header((RETRY_AFTER, wait))).into_iter().collect(),
+        headers: wait.map(|wait| header_option((RETRY_AFTER, wait))).into_iter().collect(),
         body: reject.body.to_string(),
     })
 }
 
 /// Builds a header that replaces the upstream's header
 /// of the same name: clients would read two limits.
-fn header((name, value): crate::edge::headers::Header<'_>) -> HeaderValueOption {
+fn header_option((name, value): crate::edge::headers::HeaderPair<'_>) -> HeaderValueOption {
     HeaderValueOption {
         header: Some(HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }),
         append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),

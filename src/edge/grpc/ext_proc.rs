@@ -39,53 +39,53 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::convert;
-use super::ext_authz::refusal;
-use super::prompt::unread;
-use crate::config::hooks::{Attributes, Hooks};
-use crate::edge::Reporting;
-use crate::edge::hook::{self, Unanswered};
-use crate::engine::admit::with_wait;
-use crate::engine::{Admitted, Answer, Engine, Permits, Refusal, Rejection};
-use crate::kernel::concurrency::Outcome;
-use crate::kernel::decision::{Question, Verdict};
+use super::ext_authz::error_status;
+use super::prompt::count_unreadable;
+use crate::config::hooks::{RequestAttributes, Hooks};
+use crate::edge::ReplyOptions;
+use crate::edge::hook::{self, HookError};
+use crate::engine::admit::with_queue_time;
+use crate::engine::{AdmissionOutcome, Decision, Engine, RequestPermits, CheckError, ConcurrencyRejection};
+use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Answered, Asked, Protocol};
+use crate::telemetry::event::{CheckAnswered, RequestCompleted, Protocol};
 use crate::telemetry::trace;
 
 /// The gRPC header with the name of the hook. Envoy's
 /// configuration sets it per filter or per route.
-pub const HOOK: &str = "x-sluicegate-hook";
+pub const HOOK_HEADER: &str = "x-sluicegate-hook";
 
 /// The attribute with the name of the hook, used if the header is missing.
 ///
 /// It is the route's own metadata, which no client can set. Envoy
 /// uses the expression as the key, so only this spelling is read.
-pub const ROUTE_HOOK: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
+pub const ROUTE_HOOK_ATTRIBUTE: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
 
 /// The delay after which a queued request gets a longer message timeout in Envoy. It is
 /// well below Envoy's default timeout of 200 ms, and above the usual time of a decision.
-const SOON: Duration = Duration::from_millis(50);
+const QUEUE_NOTICE_DELAY: Duration = Duration::from_millis(50);
 
 /// The time for the store call and the reply, added to the longest time in queues.
-const MARGIN: Nanos = Nanos(500 * Nanos::MILLI.0);
+const WAIT_MARGIN: Nanos = Nanos(500 * Nanos::MILLI.0);
 
 /// The service that processes `ext_proc` streams.
 #[derive(Clone, Debug)]
-pub struct Processor {
+pub struct ExtProcService {
     engine: Arc<Engine>,
-    reporting: Arc<Reporting>,
+    reporting: Arc<ReplyOptions>,
     hooks: Arc<Hooks>,
     leaving: watch::Receiver<bool>,
 }
 
-type Replies = mpsc::Sender<Result<ProcessingResponse, Status>>;
+type ProcessingReplySender = mpsc::Sender<Result<ProcessingResponse, Status>>;
 
-impl Processor {
+impl ExtProcService {
     /// Creates the service over `engine`, which ends its streams when `leaving` becomes true.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
-        reporting: Reporting,
+        reporting: ReplyOptions,
         hooks: Arc<Hooks>,
         leaving: watch::Receiver<bool>,
     ) -> Self {
@@ -94,160 +94,160 @@ impl Processor {
 }
 
 #[tonic::async_trait]
-impl ExternalProcessor for Processor {
+impl ExternalProcessor for ExtProcService {
     type ProcessStream = ReceiverStream<Result<ProcessingResponse, Status>>;
 
     async fn process(
         &self,
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
-        let name = request.metadata().get(HOOK).and_then(|name| name.to_str().ok());
+        let name = request.metadata().get(HOOK_HEADER).and_then(|name| name.to_str().ok());
         let name = name.map(str::to_owned);
         let header = |name: &str| request.metadata().get(name)?.to_str().ok();
-        let span = trace::question(Protocol::ExtProc, &header);
+        let span = trace::check_span(Protocol::ExtProc, &header);
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
-        tokio::spawn(async move { service.run((name.as_deref(), span), messages, &replies).await });
+        tokio::spawn(async move { service.serve_request((name.as_deref(), span), messages, &replies).await });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
 
-impl Processor {
-    async fn run(
+impl ExtProcService {
+    async fn serve_request(
         &self,
-        asking: (Option<&str>, trace::Span),
+        asking: (Option<&str>, trace::TraceSpan),
         mut messages: Streaming<ProcessingRequest>,
-        replies: &Replies,
+        replies: &ProcessingReplySender,
     ) {
         let permits = tokio::select! {
             // Envoy closed the stream. Dropping the other branch releases the permits.
             () = replies.closed() => return,
-            permits = self.ask(asking, &mut messages, replies) => permits,
+            permits = self.decide_and_reply(asking, &mut messages, replies) => permits,
         };
         if !permits.is_empty() {
-            self.hold(permits, messages, replies).await;
+            self.await_request_end(permits, messages, replies).await;
         }
     }
 
     /// Decides the first message, sends the reply and returns the acquired permits.
-    async fn ask(
+    async fn decide_and_reply(
         &self,
-        (hook, span): (Option<&str>, trace::Span),
+        (hook, span): (Option<&str>, trace::TraceSpan),
         messages: &mut Streaming<ProcessingRequest>,
-        replies: &Replies,
-    ) -> Permits {
+        replies: &ProcessingReplySender,
+    ) -> RequestPermits {
         let mut leaving = self.leaving.clone();
         let first = tokio::select! {
             first = messages.message() => first,
             // An idle stream must not delay the shutdown.
-            _ = leaving.wait_for(|leaving| *leaving) => return Permits::default(),
+            _ = leaving.wait_for(|leaving| *leaving) => return RequestPermits::default(),
         };
         let answered = match first {
-            Ok(Some(first)) => span.around(self.timed(hook, first, replies)).await,
-            Ok(None) => return Permits::default(),
-            Err(status) => Err(unread(&status, Protocol::ExtProc)),
+            Ok(Some(first)) => span.scope(self.decide_timed(hook, first, replies)).await,
+            Ok(None) => return RequestPermits::default(),
+            Err(status) => Err(count_unreadable(&status, Protocol::ExtProc)),
         };
         let (reply, permits) = match answered {
-            Ok((said, permits)) if permits.is_empty() => (Ok(last(said)), permits),
-            Ok((said, permits)) => (Ok(reply(said)), permits),
-            Err(status) => (Err(status), Permits::default()),
+            Ok((said, permits)) if permits.is_empty() => (Ok(final_response(said)), permits),
+            Ok((said, permits)) => (Ok(to_processing_response(said)), permits),
+            Err(status) => (Err(status), RequestPermits::default()),
         };
         // If Envoy does not read the reply, the permits are released.
-        if replies.send(reply).await.is_ok() { permits } else { Permits::default() }
+        if replies.send(reply).await.is_ok() { permits } else { RequestPermits::default() }
     }
 
-    async fn timed(
+    async fn decide_timed(
         &self,
         hook: Option<&str>,
         first: ProcessingRequest,
-        replies: &Replies,
-    ) -> Result<(Said, Permits), Status> {
+        replies: &ProcessingReplySender,
+    ) -> Result<(Said, RequestPermits), Status> {
         let asked = self.engine.clock().now();
-        let (answered, queued) = with_wait(self.answer(hook, first, replies)).await;
-        Answered { came: asked, at: self.engine.clock().now(), queued }.emit();
+        let (answered, queued) = with_queue_time(self.decide(hook, first, replies)).await;
+        CheckAnswered { received_at: asked, replied_at: self.engine.clock().now(), queue_time: queued }.emit();
         answered
     }
 
-    async fn answer(
+    async fn decide(
         &self,
         hook: Option<&str>,
         first: ProcessingRequest,
-        replies: &Replies,
-    ) -> Result<(Said, Permits), Status> {
-        let request = self.asked(hook, &first)?;
+        replies: &ProcessingReplySender,
+    ) -> Result<(Said, RequestPermits), Status> {
+        let request = self.hook_request(hook, &first)?;
         // Frees the decoded message, which is many times
         // its encoded size, before waiting in a queue.
         drop(first);
-        let admitted = self.admitted(&request, replies).await;
-        Asked { protocol: Protocol::ExtProc, outcome: hook::counted(&admitted) }.emit();
+        let admitted = self.admit_request(&request, replies).await;
+        RequestCompleted { protocol: Protocol::ExtProc, outcome: hook::admission_outcome(&admitted) }.emit();
         let passes = Said::RequestHeaders(HeadersResponse::default());
         match admitted {
-            Ok(Admitted::Rejected(rejection)) => Ok((rejected(rejection), Permits::default())),
-            Ok(Admitted::Decided(answer, permits)) if answer.verdict == Verdict::Admit => {
+            Ok(AdmissionOutcome::Rejected(rejection)) => Ok((rejected_response(rejection), RequestPermits::default())),
+            Ok(AdmissionOutcome::Decided(answer, permits)) if answer.verdict == Verdict::Allow => {
                 Ok((passes, permits))
             }
-            Ok(Admitted::Decided(answer, _)) => Ok((self.denied(&answer), Permits::default())),
-            Err(Unanswered::NothingToAsk) => Ok((passes, Permits::default())),
-            Err(why) => Err(refusal(&why)),
+            Ok(AdmissionOutcome::Decided(answer, _)) => Ok((self.denied_response(&answer), RequestPermits::default())),
+            Err(HookError::NoDescriptors) => Ok((passes, RequestPermits::default())),
+            Err(why) => Err(error_status(&why)),
         }
     }
 
-    fn asked(
+    fn hook_request(
         &self,
         hook: Option<&str>,
         first: &ProcessingRequest,
-    ) -> Result<Result<RateLimitRequest, Unanswered>, Status> {
-        let headers = headers(first)?;
-        let hook = hook.map_or_else(|| hook_of_route(first), |named| Ok(Some(named)))?;
+    ) -> Result<Result<RateLimitRequest, HookError>, Status> {
+        let headers = request_headers(first)?;
+        let hook = hook.map_or_else(|| route_hook(first), |named| Ok(Some(named)))?;
         let remote_address = match attribute(first, "source.address") {
             Some(Kind::StringValue(address)) => Some(without_port(address)),
             _ => None,
         };
-        let attributes = Attributes {
-            header: &|name| headers.get(name).map(|lines| Cow::Borrowed(lines.first())),
-            joined: &|name| headers.get(name).map(|lines| Cow::Borrowed(&*lines.joined)),
-            path: headers.get(":path").map_or("", Lines::first),
+        let attributes = RequestAttributes {
+            first_header_value: &|name| headers.get(name).map(|lines| Cow::Borrowed(lines.first())),
+            joined_header_values: &|name| headers.get(name).map(|lines| Cow::Borrowed(&*lines.joined)),
+            path: headers.get(":path").map_or("", HeaderLines::first),
             remote_address,
-            metadata: &|key| hook::text_at(first.metadata_context.as_ref(), key),
+            metadata: &|key| hook::metadata_string(first.metadata_context.as_ref(), key),
         };
-        Ok(hook::request(&self.hooks, hook, &attributes))
+        Ok(hook::build_request(&self.hooks, hook, &attributes))
     }
 
-    async fn admitted(
+    async fn admit_request(
         &self,
-        request: &Result<RateLimitRequest, Unanswered>,
-        replies: &Replies,
-    ) -> Result<Admitted, Unanswered> {
-        let request = request.as_ref().map_err(Unanswered::clone)?;
-        let question = convert::question(request, &self.reporting)?;
-        Ok(self.admit(&question, replies).await?)
+        request: &Result<RateLimitRequest, HookError>,
+        replies: &ProcessingReplySender,
+    ) -> Result<AdmissionOutcome, HookError> {
+        let request = request.as_ref().map_err(HookError::clone)?;
+        let question = convert::to_check(request, &self.reporting)?;
+        Ok(self.admit_with_notice(&question, replies).await?)
     }
 
     /// Admits the request. Extends Envoy's message timeout if the request waits in a queue.
-    async fn admit(&self, question: &Question<'_>, replies: &Replies) -> Result<Admitted, Refusal> {
+    async fn admit_with_notice(&self, question: &Check<'_>, replies: &ProcessingReplySender) -> Result<AdmissionOutcome, CheckError> {
         let mut admitted = std::pin::pin!(self.engine.admit(question, None));
         tokio::select! {
             biased;
             admitted = &mut admitted => return admitted,
-            () = tokio::time::sleep(SOON) => {}
+            () = tokio::time::sleep(QUEUE_NOTICE_DELAY) => {}
         }
-        let wait = self.engine.longest_wait(question);
+        let wait = self.engine.longest_queue_wait(question);
         if Nanos(0) < wait {
             // If this fails, Envoy has closed the stream, and the request ends with it.
-            let _told = replies.send(Ok(patience(wait.plus(MARGIN)))).await;
+            let _told = replies.send(Ok(extend_timeout(wait.plus(WAIT_MARGIN)))).await;
         }
         admitted.await
     }
 
     /// Replies to the later messages until the request ends, then releases the permits.
-    async fn hold(
+    async fn await_request_end(
         &self,
-        permits: Permits,
+        permits: RequestPermits,
         mut messages: Streaming<ProcessingRequest>,
-        replies: &Replies,
+        replies: &ProcessingReplySender,
     ) {
         let mut leaving = self.leaving.clone();
-        let mut outcome = Outcome::Success;
+        let mut outcome = RequestOutcome::Success;
         loop {
             let message = tokio::select! {
                 biased;
@@ -257,39 +257,39 @@ impl Processor {
                     Some(message) => message,
                     None => return,
                 },
-                () = hook::may_go(&mut leaving, Some(&permits)) => return permits.go_on(),
+                () = hook::wait_until_drained(&mut leaving, Some(&permits)) => return permits.leave_to_deadlines(),
             };
             match message {
-                Ok(None) => return permits.finish(outcome, None),
+                Ok(None) => return permits.release(outcome, None),
                 // Envoy resets the stream at the end of most requests, complete or not.
-                Err(status) if is_reset(&status) => return permits.finish(outcome, None),
-                Err(status) => return refuse(&status, replies),
+                Err(status) if is_remote_reset(&status) => return permits.release(outcome, None),
+                Err(status) => return report_invalid(&status, replies),
                 Ok(Some(message)) => {
-                    outcome = ended_as(&message).unwrap_or(outcome);
-                    let said = untouched(&message);
+                    outcome = response_outcome(&message).unwrap_or(outcome);
+                    let said = unchanged_reply(&message);
                     // Frees the decoded message, because sending may wait for Envoy.
                     drop(message);
                     let Some(said) = said else { return };
                     tokio::select! {
                         // A failed send means that the request has
                         // ended; the next message shows the outcome.
-                        _taken = replies.send(Ok(reply(said))) => {}
-                        () = hook::may_go(&mut leaving, Some(&permits)) => return permits.go_on(),
+                        _taken = replies.send(Ok(to_processing_response(said))) => {}
+                        () = hook::wait_until_drained(&mut leaving, Some(&permits)) => return permits.leave_to_deadlines(),
                     }
                 }
             }
         }
     }
 
-    fn denied(&self, answer: &Answer) -> Said {
-        let headers = self.reporting.headers.of(answer);
-        let headers = headers.into_iter().map(|(name, value)| header(name, value)).collect();
-        immediate(429, headers, Vec::new(), "sluicegate_over_limit")
+    fn denied_response(&self, answer: &Decision) -> Said {
+        let headers = self.reporting.headers.for_decision(answer);
+        let headers = headers.into_iter().map(|(name, value)| header_option(name, value)).collect();
+        immediate_response(429, headers, Vec::new(), "sluicegate_over_limit")
     }
 }
 
 /// Returns true if Envoy reset this stream and its connection is still open.
-fn is_reset(status: &Status) -> bool {
+fn is_remote_reset(status: &Status) -> bool {
     let reset = |error: &h2::Error| error.is_reset() && error.is_remote();
     causes(status).any(|cause| cause.downcast_ref().is_some_and(reset))
 }
@@ -299,15 +299,15 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'st
 }
 
 /// Counts and reports an invalid later message. A broken connection is not counted.
-fn refuse(status: &Status, replies: &Replies) {
+fn report_invalid(status: &Status, replies: &ProcessingReplySender) {
     if !causes(status).any(<dyn std::error::Error>::is::<hyper::Error>) {
         // The error is dropped if Envoy does not read the earlier reply.
-        let _told = replies.try_send(Err(unread(status, Protocol::ExtProc)));
+        let _told = replies.try_send(Err(count_unreadable(status, Protocol::ExtProc)));
     }
 }
 
 /// Returns the request's headers by name. The first message must contain them.
-fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, Lines>, Status> {
+fn request_headers(first: &ProcessingRequest) -> Result<HashMap<&str, HeaderLines>, Status> {
     let Some(Message::RequestHeaders(headers)) = &first.request else {
         let message = "the first message has no request headers: request_header_mode must be SEND";
         return Err(Status::invalid_argument(message));
@@ -316,23 +316,23 @@ fn headers(first: &ProcessingRequest) -> Result<HashMap<&str, Lines>, Status> {
         let message = "observability_mode waits for no answer, so that nothing could be denied";
         return Err(Status::invalid_argument(message));
     }
-    Ok(by_name(headers))
+    Ok(headers_by_name(headers))
 }
 
-struct Lines {
+struct HeaderLines {
     joined: String,
-    /// The length of the first value in `joined`, in bytes.
-    first: usize,
+    /// The length of the first value in `joined_header_values`, in bytes.
+    first_len: usize,
 }
 
-impl Lines {
+impl HeaderLines {
     fn first(&self) -> &str {
-        &self.joined[..self.first]
+        &self.joined[..self.first_len]
     }
 }
 
-fn by_name(headers: &HttpHeaders) -> HashMap<&str, Lines> {
-    let mut named: HashMap<&str, Lines> = HashMap::new();
+fn headers_by_name(headers: &HttpHeaders) -> HashMap<&str, HeaderLines> {
+    let mut named: HashMap<&str, HeaderLines> = HashMap::new();
     for header in headers.headers.iter().flat_map(|headers| &headers.headers) {
         let raw = String::from_utf8_lossy(&header.raw_value);
         let value = if header.value.is_empty() { &*raw } else { &*header.value };
@@ -342,18 +342,18 @@ fn by_name(headers: &HttpHeaders) -> HashMap<&str, Lines> {
                 lines.joined.push(',');
                 lines.joined.push_str(value);
             })
-            .or_insert_with(|| Lines { joined: value.to_owned(), first: value.len() });
+            .or_insert_with(|| HeaderLines { joined: value.to_owned(), first_len: value.len() });
     }
     named
 }
 
-fn hook_of_route(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
-    match attribute(request, ROUTE_HOOK) {
+fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
+    match attribute(request, ROUTE_HOOK_ATTRIBUTE) {
         None => Ok(None),
         Some(Kind::StringValue(name)) => Ok(Some(name)),
         // The first hook is no substitute: the route's intention is unknown.
         Some(_) => {
-            let message = format!("the attribute {ROUTE_HOOK} names a hook, and is no text");
+            let message = format!("the attribute {ROUTE_HOOK_ATTRIBUTE} names a hook, and is no text");
             Err(Status::invalid_argument(message))
         }
     }
@@ -371,15 +371,15 @@ fn without_port(address: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-fn rejected(rejection: Rejection) -> Said {
+fn rejected_response(rejection: ConcurrencyRejection) -> Said {
     let reject = rejection.reject;
     let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
-    let headers = wait.map(|wait| header("retry-after", wait)).into_iter().collect();
+    let headers = wait.map(|wait| header_option("retry-after", wait)).into_iter().collect();
     let body = reject.body.as_bytes().to_vec();
-    immediate(reject.status, headers, body, &format!("sluicegate_{}", rejection.reason.as_str()))
+    immediate_response(reject.status, headers, body, &format!("sluicegate_{}", rejection.reason.as_str()))
 }
 
-fn immediate(status: u16, headers: Vec<HeaderValueOption>, body: Vec<u8>, details: &str) -> Said {
+fn immediate_response(status: u16, headers: Vec<HeaderValueOption>, body: Vec<u8>, details: &str) -> Said {
     Said::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: status.into() }),
         headers: Some(HeaderMutation { set_headers: headers, remove_headers: Vec::new() }),
@@ -389,7 +389,7 @@ fn immediate(status: u16, headers: Vec<HeaderValueOption>, body: Vec<u8>, detail
     })
 }
 
-fn header(name: &str, value: String) -> HeaderValueOption {
+fn header_option(name: &str, value: String) -> HeaderValueOption {
     let header = HeaderValue {
         key: name.to_ascii_lowercase(),
         raw_value: value.into_bytes(),
@@ -404,15 +404,15 @@ fn header(name: &str, value: String) -> HeaderValueOption {
 
 /// Returns the outcome of the request for its upstream,
 /// if the message contains the response's status.
-fn ended_as(message: &ProcessingRequest) -> Option<Outcome> {
+fn response_outcome(message: &ProcessingRequest) -> Option<RequestOutcome> {
     let Some(Message::ResponseHeaders(headers)) = &message.request else { return None };
-    let named = by_name(headers);
+    let named = headers_by_name(headers);
     let failed = named.get(":status").is_some_and(|status| status.first().starts_with('5'));
-    Some(if failed { Outcome::Dropped } else { Outcome::Success })
+    Some(if failed { RequestOutcome::Dropped } else { RequestOutcome::Success })
 }
 
 /// Returns the reply that changes nothing; `None` if the message needs no reply.
-fn untouched(message: &ProcessingRequest) -> Option<Said> {
+fn unchanged_reply(message: &ProcessingRequest) -> Option<Said> {
     Some(match message.request.as_ref()? {
         Message::RequestHeaders(_) => Said::RequestHeaders(HeadersResponse::default()),
         Message::ResponseHeaders(_) => Said::ResponseHeaders(HeadersResponse::default()),
@@ -423,22 +423,22 @@ fn untouched(message: &ProcessingRequest) -> Option<Said> {
     })
 }
 
-fn reply(said: Said) -> ProcessingResponse {
+fn to_processing_response(said: Said) -> ProcessingResponse {
     ProcessingResponse { response: Some(said), ..ProcessingResponse::default() }
 }
 
 /// Builds the last reply of a stream, after which Envoy sends no more messages.
-fn last(said: Said) -> ProcessingResponse {
+fn final_response(said: Said) -> ProcessingResponse {
     let skip = HeaderSendMode::Skip.into();
     let mode_override = ProcessingMode {
         response_header_mode: skip,
         response_trailer_mode: skip,
         ..ProcessingMode::default()
     };
-    ProcessingResponse { mode_override: Some(mode_override), ..reply(said) }
+    ProcessingResponse { mode_override: Some(mode_override), ..to_processing_response(said) }
 }
 
-fn patience(wait: Nanos) -> ProcessingResponse {
+fn extend_timeout(wait: Nanos) -> ProcessingResponse {
     let seconds = i64::try_from(wait.0 / Nanos::SECOND.0).unwrap_or(i64::MAX);
     let nanos = i32::try_from(wait.0 % Nanos::SECOND.0).unwrap_or(0);
     ProcessingResponse {

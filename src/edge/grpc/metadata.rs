@@ -1,9 +1,9 @@
 //! Dynamic metadata of a decision: the request, and the metadata of rules that allowed it.
 //!
 //! Guarantees:
-//! - The format is that of envoyproxy/ratelimit, plus `degraded` and the owner of permits.
+//! - The format is that of envoyproxy/ratelimit, plus `fallback_reason` and the owner of permits.
 //! - The first value of a key wins; two objects with the same key are merged.
-//! - `degraded` is present only if the store did not answer.
+//! - `fallback_reason` is present only if the store did not answer.
 //!
 //! Not covered:
 //! - Errors, which carry no metadata.
@@ -18,52 +18,52 @@ use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::Value as Json;
 
 use super::convert::unit_text;
-use crate::config::NOT_FINITE;
-use crate::edge::hook::OWNER;
-use crate::engine::{Answer, Status};
+use crate::config::NON_FINITE_PREFIX;
+use crate::edge::hook::OWNER_KEY;
+use crate::engine::{Decision, LimitStatus};
 use crate::kernel::decision::Verdict;
 
 /// Builds the metadata of the decision on `request`, for later filters in Envoy.
 #[must_use]
-pub fn of(request: &RateLimitRequest, answer: &Answer) -> Struct {
+pub fn for_decision(request: &RateLimitRequest, answer: &Decision) -> Struct {
     let mut all = Struct::default();
-    put(&mut all, "domain", Kind::StringValue(request.domain.clone()));
-    put(&mut all, "descriptors", list(request.descriptors.iter().map(descriptor)));
+    insert(&mut all, "domain", Kind::StringValue(request.domain.clone()));
+    insert(&mut all, "descriptors", to_list(request.descriptors.iter().map(descriptor)));
     if request.hits_addend != 0 {
-        put(&mut all, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
+        insert(&mut all, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
     }
-    let rules = of_rules(answer);
+    let rules = rule_metadata(answer);
     if !rules.fields.is_empty() {
-        put(&mut all, "metadata", Kind::StructValue(rules));
+        insert(&mut all, "metadata", Kind::StructValue(rules));
     }
-    if answer.statuses.iter().any(|status| status.finding.reason.is_degraded()) {
-        put(&mut all, "degraded", list(answer.statuses.iter().map(degraded)));
+    if answer.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
+        insert(&mut all, "degraded", to_list(answer.statuses.iter().map(fallback_reason)));
     }
     all
 }
 
 /// Adds the name of the deciding replica to the metadata.
-pub fn name_owner(said: &mut Option<Struct>, owner: &str) {
-    put(said.get_or_insert_default(), OWNER, Kind::StringValue(owner.to_owned()));
+pub fn add_owner(metadata: &mut Option<Struct>, owner: &str) {
+    insert(metadata.get_or_insert_default(), OWNER_KEY, Kind::StringValue(owner.to_owned()));
 }
 
 /// Returns the reason for a decision by fallback; empty if the store answered.
-fn degraded(status: &Status) -> Kind {
-    let reason = status.finding.reason;
-    Kind::StringValue(if reason.is_degraded() { reason.as_str() } else { "" }.to_owned())
+fn fallback_reason(status: &LimitStatus) -> Kind {
+    let reason = status.decision.reason;
+    Kind::StringValue(if reason.is_fallback() { reason.as_str() } else { "" }.to_owned())
 }
 
 fn descriptor(written: &RateLimitDescriptor) -> Kind {
     let mut shown = Struct::default();
     let pairs = written.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value));
-    put(&mut shown, "entries", list(pairs.map(Kind::StringValue)));
+    insert(&mut shown, "entries", to_list(pairs.map(Kind::StringValue)));
     if let Some(limit) = written.limit {
-        put(&mut shown, "limit", Kind::StringValue(limit_text(limit)));
+        insert(&mut shown, "limit", Kind::StringValue(limit_text(limit)));
     }
     if let Some(own) = &written.hits_addend {
         // Protobuf's `Value` has only doubles; envoyproxy/ratelimit loses the same digits.
         #[allow(clippy::cast_precision_loss)]
-        put(&mut shown, "hitsAddend", Kind::NumberValue(own.value as f64));
+        insert(&mut shown, "hitsAddend", Kind::NumberValue(own.value as f64));
     }
     Kind::StructValue(shown)
 }
@@ -78,9 +78,9 @@ fn limit_text(limit: RateLimitOverride) -> String {
 }
 
 /// Merges the metadata of every rule that is not over its limit, ignoring global shadow mode.
-fn of_rules(answer: &Answer) -> Struct {
+fn rule_metadata(answer: &Decision) -> Struct {
     let mut merged = Struct::default();
-    for status in answer.statuses.iter().filter(|s| s.finding.verdict == Verdict::Admit) {
+    for status in answer.statuses.iter().filter(|s| s.decision.verdict == Verdict::Allow) {
         for (key, value) in status.metadata.iter().flat_map(|metadata| metadata.iter()) {
             merge(&mut merged, key, value);
         }
@@ -91,7 +91,7 @@ fn of_rules(answer: &Answer) -> Struct {
 fn merge(into: &mut Struct, key: &str, value: &Json) {
     match into.fields.entry(key.to_owned()) {
         Entry::Vacant(free) => {
-            free.insert(message(value));
+            free.insert(to_value(value));
         }
         Entry::Occupied(mut taken) => {
             if let (Some(Kind::StructValue(first)), Json::Object(second)) =
@@ -103,35 +103,35 @@ fn merge(into: &mut Struct, key: &str, value: &Json) {
     }
 }
 
-fn message(value: &Json) -> Value {
-    Value { kind: Some(kind(value)) }
+fn to_value(value: &Json) -> Value {
+    Value { kind: Some(to_kind(value)) }
 }
 
-fn kind(value: &Json) -> Kind {
+fn to_kind(value: &Json) -> Kind {
     match value {
         Json::Null => Kind::NullValue(0),
         Json::Bool(value) => Kind::BoolValue(*value),
         Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
         Json::String(text) => {
-            not_finite(text).map_or_else(|| Kind::StringValue(text.clone()), Kind::NumberValue)
+            parse_not_finite(text).map_or_else(|| Kind::StringValue(text.clone()), Kind::NumberValue)
         }
-        Json::Array(items) => list(items.iter().map(kind)),
+        Json::Array(items) => to_list(items.iter().map(to_kind)),
         Json::Object(fields) => Kind::StructValue(Struct {
-            fields: fields.iter().map(|(key, value)| (key.clone(), message(value))).collect(),
+            fields: fields.iter().map(|(key, value)| (key.clone(), to_value(value))).collect(),
         }),
     }
 }
 
 /// Parses an infinity or NaN, which JSON cannot represent, from its escaped text.
-fn not_finite(text: &str) -> Option<f64> {
-    text.strip_prefix(NOT_FINITE)?.parse().ok()
+fn parse_not_finite(text: &str) -> Option<f64> {
+    text.strip_prefix(NON_FINITE_PREFIX)?.parse().ok()
 }
 
-fn list(kinds: impl Iterator<Item = Kind>) -> Kind {
+fn to_list(kinds: impl Iterator<Item = Kind>) -> Kind {
     let values = kinds.map(|kind| Value { kind: Some(kind) }).collect();
     Kind::ListValue(ListValue { values })
 }
 
-fn put(into: &mut Struct, key: &str, kind: Kind) {
+fn insert(into: &mut Struct, key: &str, kind: Kind) {
     into.fields.insert(key.to_owned(), Value { kind: Some(kind) });
 }

@@ -2,7 +2,7 @@
 //! permits, access logs, health and reflection.
 //!
 //! Guarantees:
-//! - A vanished proxy with permit streams is detected after [`PING_AFTER`] plus [`PONG_WITHIN`].
+//! - A vanished proxy with permit streams is detected after [`PING_INTERVAL`] plus [`PERMIT_STREAM_PONG_TIMEOUT`].
 //! - Shutdown closes the listener at once, sends GOAWAY and finishes the open calls.
 //!
 //! Not covered:
@@ -43,57 +43,57 @@ use tonic_health::server::HealthReporter;
 use tonic_reflection::server::Error as ReflectionError;
 use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 
-use super::Reporting;
-use super::health::{Health, Ready};
+use super::ReplyOptions;
+use super::health::{Health, Readiness};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
 use crate::telemetry::event::Protocol;
-use access_log::AccessLogs;
-use ext_authz::Authorizations;
-use ext_proc::Processor;
-use incoming::{Incoming, Listener};
-use permits::Places;
+use access_log::AccessLogService;
+use ext_authz::AuthorizationService;
+use ext_proc::ExtProcService;
+use incoming::{IncomingConnections, GrpcListener};
+use permits::PermitsService;
 use permits::api::permits_server::PermitsServer;
-use rls::RateLimits;
-use surface::Surface;
-use timed::Timed;
-use tls::Tls;
+use rls::RateLimitService;
+use surface::StatusCodeMapper;
+use timed::TimedHealth;
+use tls::ServerTls;
 
 /// The idle time of a connection after which the server sends an HTTP/2 ping.
-pub const PING_AFTER: Duration = Duration::from_millis(500);
+pub const PING_INTERVAL: Duration = Duration::from_millis(500);
 /// The time that a connection with a permit stream may stay silent after a ping.
 ///
 /// A permit stream is a call whose end releases permits: `ext_proc` or `Permits.Hold`. Any received
 /// byte counts, not only the ping's reply. If a proxy's machine dies, the kernel may keep its
 /// connection for hours. With this timeout the permits of its requests are free after two seconds.
-pub const PONG_WITHIN: Duration = Duration::from_millis(1_500);
+pub const PERMIT_STREAM_PONG_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// The timeout of a ping's own reply, even if other bytes arrive.
 ///
 /// This is also the idle limit of a connection without permit streams:
 /// a proxy that was paused for some seconds keeps its connection.
-pub const PONG_AT_LAST: Duration = Duration::from_secs(20);
+pub const PONG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The largest number of connections at one time; a proxy opens one per worker thread.
-const MOST_CONNECTIONS: usize = 65_536;
+const MAX_CONNECTIONS: usize = 65_536;
 
 /// The health service's name for the whole process, as in envoyproxy/ratelimit.
-const PROCESS: &str = "ratelimit";
+const PROCESS_SERVICE: &str = "ratelimit";
 
-const NAMED: [&str; 3] = [PROCESS, RATE_LIMITS, AUTHORIZATION];
+const HEALTH_SERVICES: [&str; 3] = [PROCESS_SERVICE, RATE_LIMITS, AUTHORIZATION];
 
 /// The protobuf descriptors of Envoy's services, which `envoy-types` does not export.
 /// `tests/edge/reflection.rs` generates them and compares them with that crate.
-const SERVICES: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
+const ENVOY_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
-const OURS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
+const OWN_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
 
 /// The parts that the gRPC port serves.
 #[derive(Clone, Debug)]
-pub struct Grpc {
+pub struct GrpcPort {
     /// The engine that decides checks.
     pub engine: Arc<Engine>,
     /// The headers and metadata that replies carry.
-    pub reporting: Reporting,
+    pub reporting: ReplyOptions,
     /// The readiness that health checks report.
     pub health: Health,
     /// The hooks of `ext_authz` and `ext_proc`.
@@ -101,16 +101,16 @@ pub struct Grpc {
     /// True if gRPC reflection is served. envoyproxy/ratelimit has no reflection.
     pub reflection: bool,
     /// TLS; `None` means plain text.
-    pub tls: Option<Arc<Tls>>,
+    pub tls: Option<Arc<ServerTls>>,
     /// The age limit of connections; `None` means no limit.
-    pub age: Option<Age>,
+    pub connection_age: Option<ConnectionAge>,
 }
 
 /// The age limit of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Age {
+pub struct ConnectionAge {
     /// The age at which the server sends GOAWAY.
-    pub most: Duration,
+    pub max_age: Duration,
     /// The time from GOAWAY until the connection is closed; `None` means no limit.
     pub grace: Option<Duration>,
 }
@@ -122,40 +122,40 @@ pub struct Age {
 /// # Errors
 /// The server cannot be set up.
 pub async fn serve(
-    listener: Listener,
-    grpc: Grpc,
+    listener: GrpcListener,
+    grpc: GrpcPort,
     shutdown: impl Future<Output = ()>,
-) -> Result<(), Error> {
+) -> Result<(), GrpcPortError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let ready = grpc.health.watch();
-    report(&reporter, grpc.health.ready()).await;
-    let (leave, leaving) = watch::channel(false);
+    set_serving_status(&reporter, grpc.health.readiness()).await;
+    let (drain, draining) = watch::channel(false);
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
-    let places = Places::new(Arc::clone(&engine), grpc.reporting.clone(), leaving.clone());
-    let ended = AccessLogs::new(Arc::clone(&engine), leaving.clone());
-    let processor = Processor::new(engine, grpc.reporting.clone(), hooks, leaving);
-    let limits = RateLimits::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
-    let whose = Arc::clone(&grpc.engine);
-    let checks = Authorizations::new(grpc.engine, grpc.reporting, grpc.hooks);
-    let life = grpc.age.and_then(|age| Some(age.most.saturating_add(age.grace?)));
-    let incoming = Incoming::new(listener, grpc.tls, life, MOST_CONNECTIONS);
-    let mut others = Routes::new(Surface(AuthorizationServer::new(checks), Protocol::ExtAuthz))
+    let permits_service = PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
+    let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
+    let processor = ExtProcService::new(engine, grpc.reporting.clone(), hooks, draining);
+    let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
+    let health_engine = Arc::clone(&grpc.engine);
+    let checks = AuthorizationService::new(grpc.engine, grpc.reporting, grpc.hooks);
+    let max_lifetime = grpc.connection_age.and_then(|age| Some(age.max_age.saturating_add(age.grace?)));
+    let incoming = IncomingConnections::new(listener, grpc.tls, max_lifetime, MAX_CONNECTIONS);
+    let mut routes = Routes::new(StatusCodeMapper(AuthorizationServer::new(checks), Protocol::ExtAuthz))
         .add_service(ExternalProcessorServer::new(processor))
-        .add_service(ended)
-        .add_service(Surface(PermitsServer::new(places), Protocol::Permits))
-        .add_service(Timed(health, whose));
+        .add_service(access_logs)
+        .add_service(StatusCodeMapper(PermitsServer::new(permits_service), Protocol::Permits))
+        .add_service(TimedHealth(health, health_engine));
     if grpc.reflection {
-        others = others.add_service(reflection()?);
+        routes = routes.add_service(reflection()?);
     }
-    let most = grpc.age.map(|age| age.most);
-    let shutdown = until(shutdown, reporter, ready, leave);
-    connections::serve(incoming, (limits, others.prepare()), most, shutdown).await;
+    let max_age = grpc.connection_age.map(|age| age.max_age);
+    let shutdown = report_until_shutdown(shutdown, reporter, ready, drain);
+    connections::serve(incoming, (limits, routes.prepare()), max_age, shutdown).await;
     Ok(())
 }
 
 /// The reason why the gRPC port cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum GrpcPortError {
     /// The embedded protobuf descriptors are invalid.
     #[error("gRPC reflection: {0}")]
     Reflection(#[from] ReflectionError),
@@ -165,26 +165,26 @@ pub enum Error {
 ///
 /// The server waits for open calls, and a `Watch` call never ends by
 /// itself. Permit streams end without an error, so proxies see no failure.
-async fn until(
+async fn report_until_shutdown(
     shutdown: impl Future<Output = ()>,
     mut reporter: HealthReporter,
-    ready: watch::Receiver<Ready>,
-    leave: watch::Sender<bool>,
+    ready: watch::Receiver<Readiness>,
+    drain: watch::Sender<bool>,
 ) {
     tokio::select! {
         () = shutdown => {}
-        () = mirror(&reporter, ready) => {}
+        () = mirror_readiness(&reporter, ready) => {}
     }
-    leave.send_replace(true);
-    for service in NAMED.into_iter().chain([""]) {
+    drain.send_replace(true);
+    for service in HEALTH_SERVICES.into_iter().chain([""]) {
         reporter.clear_service_status(service).await;
     }
 }
 
-async fn mirror(reporter: &HealthReporter, mut ready: watch::Receiver<Ready>) {
+async fn mirror_readiness(reporter: &HealthReporter, mut ready: watch::Receiver<Readiness>) {
     while ready.changed().await.is_ok() {
         let now = *ready.borrow_and_update();
-        report(reporter, now).await;
+        set_serving_status(reporter, now).await;
     }
     std::future::pending::<()>().await;
 }
@@ -193,18 +193,18 @@ async fn mirror(reporter: &HealthReporter, mut ready: watch::Receiver<Ready>) {
 ///
 /// The unnamed service is the server itself. As in envoyproxy/ratelimit it is serving from the
 /// start. Unlike there, it stops serving during a drain: a proxy may check health without a name.
-async fn report(reporter: &HealthReporter, ready: Ready) {
+async fn set_serving_status(reporter: &HealthReporter, ready: Readiness) {
     let serving = |yes| if yes { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in NAMED {
-        reporter.set_service_status(service, serving(ready == Ready::Yes)).await;
+    for service in HEALTH_SERVICES {
+        reporter.set_service_status(service, serving(ready == Readiness::Ready)).await;
     }
-    reporter.set_service_status("", serving(ready != Ready::Draining)).await;
+    reporter.set_service_status("", serving(ready != Readiness::Draining)).await;
 }
 
 fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, ReflectionError> {
     tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(SERVICES)
-        .register_encoded_file_descriptor_set(OURS)
+        .register_encoded_file_descriptor_set(ENVOY_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(OWN_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
 }

@@ -26,14 +26,14 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use super::incoming::{Incoming, Listener};
-use super::{PING_AFTER, PONG_AT_LAST};
+use super::incoming::{IncomingConnections, GrpcListener};
+use super::{PING_INTERVAL, PONG_TIMEOUT};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
-pub use courier::Courier;
-pub use desk::Desk;
-pub use trust::{Seal, Trust};
+pub use courier::ReleaseForwarder;
+pub use desk::PeerReceiver;
+pub use trust::{BatchSigner, PeerTrust};
 
 /// The messages, service and client, generated from the proto file by `tests/edge/permits_code.rs`.
 #[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
@@ -42,20 +42,20 @@ pub mod api {
 }
 
 /// The largest number of messages in a batch.
-pub const MOST: usize = 1_000;
+pub const MAX_BATCH_MESSAGES: usize = 1_000;
 
 /// The largest batch, in bytes. A thousand messages with the longest ids take half of it.
-const LONGEST: usize = 512 * 1024;
+const MAX_BATCH_BYTES: usize = 512 * 1024;
 
 /// The largest number of concurrent batches on one connection.
 /// A replica sends one at a time, plus retries after a timeout.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_BATCHES: usize = 8;
 
 /// The largest number of connections. Each replica needs
 /// one; strangers must not use up all file descriptors.
-const MOST_CONNECTIONS: usize = 2_048;
+const MAX_PEER_CONNECTIONS: usize = 2_048;
 
-const PATIENCE: Duration = Duration::from_secs(1);
+const BATCH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves other replicas on `listener` until `shutdown`, then finishes the open calls.
 ///
@@ -64,17 +64,17 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub async fn serve(
     listener: TcpListener,
     engine: Arc<Engine>,
-    trust: Arc<Trust>,
+    trust: Arc<PeerTrust>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = Incoming::new(Listener::Tcp(listener), trust.tls(), None, MOST_CONNECTIONS);
-    let desk = PeersServer::new(Desk::new(engine, trust)).max_decoding_message_size(LONGEST);
+    let incoming = IncomingConnections::new(GrpcListener::Tcp(listener), trust.tls(), None, MAX_PEER_CONNECTIONS);
+    let receiver = PeersServer::new(PeerReceiver::new(engine, trust)).max_decoding_message_size(MAX_BATCH_BYTES);
     tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(PING_AFTER))
-        .http2_keepalive_timeout(Some(PONG_AT_LAST))
-        .concurrency_limit_per_connection(AT_ONCE)
-        .timeout(PATIENCE)
-        .add_service(desk)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PONG_TIMEOUT))
+        .concurrency_limit_per_connection(MAX_CONCURRENT_BATCHES)
+        .timeout(BATCH_TIMEOUT)
+        .add_service(receiver)
         .serve_with_incoming_shutdown(incoming, shutdown)
         .await
 }

@@ -23,15 +23,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::rls;
-use crate::edge::Reporting;
-use crate::edge::hook::{self, Unanswered};
-use crate::engine::admit::with_wait;
-use crate::engine::peers::{Told, is_name};
-use crate::engine::{Admitted, Answer, Engine, Refusal, Rejection, check_id};
-use crate::kernel::concurrency::Outcome;
+use crate::edge::ReplyOptions;
+use crate::edge::hook::{self, HookError};
+use crate::engine::admit::with_queue_time;
+use crate::engine::peers::{PermitUpdate, is_incarnation_name};
+use crate::engine::{AdmissionOutcome, Decision, Engine, CheckError, ConcurrencyRejection, validate_id};
+use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Answered, Asked, Outcome as Counted, Protocol};
+use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome as Counted, Protocol};
 use crate::telemetry::trace;
 
 use api::permits_server::Permits;
@@ -47,71 +47,71 @@ pub mod api {
 }
 
 /// The largest number of unread replies of a stream. Above it, the stream reads no more requests.
-const REPLIES: usize = 16;
+const REPLY_QUEUE_CAPACITY: usize = 16;
 
 /// The service that acquires, renews and releases permits.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct PermitsService {
     engine: Arc<Engine>,
-    reporting: Reporting,
-    leaving: watch::Receiver<bool>,
+    reporting: ReplyOptions,
+    draining: watch::Receiver<bool>,
 }
 
-impl Places {
-    /// Creates the service over `engine`, which ends its streams when `leaving` becomes true.
+impl PermitsService {
+    /// Creates the service over `engine`, which ends its streams when `draining` becomes true.
     #[must_use]
     pub const fn new(
         engine: Arc<Engine>,
-        reporting: Reporting,
+        reporting: ReplyOptions,
         leaving: watch::Receiver<bool>,
     ) -> Self {
-        Self { engine, reporting, leaving }
+        Self { engine, reporting, draining: leaving }
     }
 
-    async fn asked(
+    async fn acquire_permits(
         &self,
         asked: AcquireRequest,
         patience: Option<Nanos>,
     ) -> Result<AcquireResponse, Status> {
-        let (id, wait) = (asked.id.clone(), shorter(patience, asked.max_wait_us));
-        check_id(&id).map_err(Status::invalid_argument)?;
-        let (request, began) = (question(asked), self.engine.clock().now());
+        let (id, wait) = (asked.id.clone(), shorter_timeout(patience, asked.max_wait_us));
+        validate_id(&id).map_err(Status::invalid_argument)?;
+        let (request, began) = (to_rate_limit_request(asked), self.engine.clock().now());
         let (engine, reporting) = (&self.engine, &self.reporting);
-        let asking = hook::ask(engine, reporting, Ok(&request), Some(&id), wait);
-        let (admitted, queued) = with_wait(asking).await;
-        count(&admitted);
-        Answered { came: began, at: engine.clock().now(), queued }.emit();
-        let held = engine.held_by(&id);
+        let asking = hook::decide(engine, reporting, Ok(&request), Some(&id), wait);
+        let (admitted, queued) = with_queue_time(asking).await;
+        count_outcome(&admitted);
+        CheckAnswered { received_at: began, replied_at: engine.clock().now(), queue_time: queued }.emit();
+        let held = engine.renewal_interval(&id);
         let owner = engine.owner().unwrap_or_default().to_owned();
-        let shown = |admitted| AcquireResponse { owner, ..shown(&admitted, held) };
-        admitted.map(shown).map_err(|why| refusal(&why))
+        let shown = |admitted| AcquireResponse { owner, ..to_acquire_response(&admitted, held) };
+        admitted.map(shown).map_err(|why| error_status(&why))
     }
 
-    async fn released(
+    async fn release_permits(
         &self,
         asked: &ReleaseRequest,
         source: Option<IpAddr>,
     ) -> Result<ReleaseResponse, Status> {
-        check_id(&asked.id).map_err(Status::invalid_argument)?;
-        let (outcome, rtt) = ended(asked)?;
-        Asked { protocol: Protocol::Permits, outcome: Counted::Admit }.emit();
-        let told = Told::ended(&asked.id, source, outcome, rtt);
-        Ok(ReleaseResponse { held: self.engine.tell_and_hear(told, owner(&asked.owner)?).await })
+        validate_id(&asked.id).map_err(Status::invalid_argument)?;
+        let (outcome, rtt) = parse_outcome(asked)?;
+        RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
+        let told = PermitUpdate::release(&asked.id, source, outcome, rtt);
+        Ok(ReleaseResponse { held: self.engine.apply_or_forward_and_wait(told, parse_owner(&asked.owner)?).await })
     }
 }
 
 #[tonic::async_trait]
-impl Permits for Places {
+impl Permits for PermitsService {
     type HoldStream = ReceiverStream<Result<HoldResponse, Status>>;
 
     async fn acquire(
         &self,
         request: Request<AcquireRequest>,
     ) -> Result<Response<AcquireResponse>, Status> {
-        let patience = rls::patience(request.metadata());
+        let patience = rls::caller_timeout(request.metadata());
         let header = |name: &str| request.metadata().get(name)?.to_str().ok();
-        let span = trace::question(Protocol::Permits, &header);
-        span.around(self.asked(request.into_inner(), patience)).await.map(Response::new)
+        let span = trace::check_span(Protocol::Permits, &header);
+        span.scope(self.acquire_permits(request.into_inner(), patience)).await.map(Response::new)
     }
 
     async fn release(
@@ -119,7 +119,7 @@ impl Permits for Places {
         request: Request<ReleaseRequest>,
     ) -> Result<Response<ReleaseResponse>, Status> {
         let source = request.remote_addr().map(|address| address.ip());
-        self.released(request.get_ref(), source).await.map(Response::new)
+        self.release_permits(request.get_ref(), source).await.map(Response::new)
     }
 
     async fn renew(
@@ -127,9 +127,9 @@ impl Permits for Places {
         request: Request<RenewRequest>,
     ) -> Result<Response<RenewResponse>, Status> {
         let asked = request.get_ref();
-        check_id(&asked.id).map_err(Status::invalid_argument)?;
-        let (told, owner) = (Told::goes_on(&asked.id), owner(&asked.owner)?);
-        Ok(Response::new(RenewResponse { held: self.engine.tell_and_hear(told, owner).await }))
+        validate_id(&asked.id).map_err(Status::invalid_argument)?;
+        let (told, owner) = (PermitUpdate::renewal(&asked.id), parse_owner(&asked.owner)?);
+        Ok(Response::new(RenewResponse { held: self.engine.apply_or_forward_and_wait(told, owner).await }))
     }
 
     async fn hold(
@@ -138,7 +138,7 @@ impl Permits for Places {
     ) -> Result<Response<Self::HoldStream>, Status> {
         let headers = request.metadata().clone();
         let (service, messages) = (self.clone(), request.into_inner());
-        let (replies, stream) = mpsc::channel(REPLIES);
+        let (replies, stream) = mpsc::channel(REPLY_QUEUE_CAPACITY);
         tokio::spawn(async move {
             tokio::select! {
                 // The client closed the stream. Dropping the other branch releases its permits.
@@ -151,17 +151,17 @@ impl Permits for Places {
 }
 
 /// Validates the owner's name; empty means that none is given.
-fn owner(text: &str) -> Result<Option<&str>, Status> {
-    let is_sound = text.is_empty() || is_name(text);
+fn parse_owner(text: &str) -> Result<Option<&str>, Status> {
+    let is_sound = text.is_empty() || is_incarnation_name(text);
     let refused = || Status::invalid_argument("owner must be what the answer to the acquire says");
     is_sound.then_some(Some(text).filter(|text| !text.is_empty())).ok_or_else(refused)
 }
 
-fn count(admitted: &Result<Admitted, Unanswered>) {
-    Asked { protocol: Protocol::Permits, outcome: hook::counted(admitted) }.emit();
+fn count_outcome(admitted: &Result<AdmissionOutcome, HookError>) {
+    RequestCompleted { protocol: Protocol::Permits, outcome: hook::admission_outcome(admitted) }.emit();
 }
 
-fn question(asked: AcquireRequest) -> RateLimitRequest {
+fn to_rate_limit_request(asked: AcquireRequest) -> RateLimitRequest {
     let entry = |api::Entry { key, value }| Entry { key, value };
     let descriptor = |written: api::Descriptor| RateLimitDescriptor {
         entries: written.entries.into_iter().map(entry).collect(),
@@ -172,76 +172,76 @@ fn question(asked: AcquireRequest) -> RateLimitRequest {
     RateLimitRequest { domain: asked.domain, descriptors, hits_addend: 0 }
 }
 
-fn shorter(patience: Option<Nanos>, max_wait_us: Option<u64>) -> Option<Nanos> {
-    patience.into_iter().chain(max_wait_us.map(micros)).min()
+fn shorter_timeout(patience: Option<Nanos>, max_wait_us: Option<u64>) -> Option<Nanos> {
+    patience.into_iter().chain(max_wait_us.map(from_micros)).min()
 }
 
-const fn micros(us: u64) -> Nanos {
+const fn from_micros(us: u64) -> Nanos {
     Nanos(us.saturating_mul(1_000))
 }
 
 /// Converts to microseconds, rounded up: a retry must not come a microsecond too early.
-const fn in_micros(time: Nanos) -> u64 {
+const fn to_micros(time: Nanos) -> u64 {
     time.0.div_ceil(1_000)
 }
 
-fn ended(asked: &ReleaseRequest) -> Result<(Outcome, Option<Nanos>), Status> {
+fn parse_outcome(asked: &ReleaseRequest) -> Result<(RequestOutcome, Option<Nanos>), Status> {
     let outcome = match api::Outcome::try_from(asked.outcome) {
-        Ok(api::Outcome::Success) => Outcome::Success,
-        Ok(api::Outcome::Ignored) => Outcome::Ignored,
-        Ok(api::Outcome::Dropped) => Outcome::Dropped,
+        Ok(api::Outcome::Success) => RequestOutcome::Success,
+        Ok(api::Outcome::Ignored) => RequestOutcome::Ignored,
+        Ok(api::Outcome::Dropped) => RequestOutcome::Dropped,
         Ok(api::Outcome::Unspecified) | Err(_) => {
             let message = "outcome must be SUCCESS (1), IGNORED (2) or DROPPED (3)";
             return Err(Status::invalid_argument(message));
         }
     };
-    Ok((outcome, asked.rtt_us.map(micros)))
+    Ok((outcome, asked.rtt_us.map(from_micros)))
 }
 
-/// `held` is the permits' time to live without a renewal; `None` without permits.
-fn shown(admitted: &Admitted, held: Option<Nanos>) -> AcquireResponse {
+/// `renew_within` is the permits' time to live without a renewal; `None` without permits.
+fn to_acquire_response(admitted: &AdmissionOutcome, renew_within: Option<Nanos>) -> AcquireResponse {
     match admitted {
-        Admitted::Decided(answer, _) if answer.verdict == Verdict::Admit => AcquireResponse {
+        AdmissionOutcome::Decided(answer, _) if answer.verdict == Verdict::Allow => AcquireResponse {
             verdict: api::acquire_response::Verdict::Admit.into(),
-            held: held.is_some(),
-            renew_within_us: held.map_or(0, in_micros),
+            held: renew_within.is_some(),
+            renew_within_us: renew_within.map_or(0, to_micros),
             ..AcquireResponse::default()
         },
-        Admitted::Decided(answer, _) => denied(answer),
-        Admitted::Rejected(rejection) => rejected(rejection),
+        AdmissionOutcome::Decided(answer, _) => denied_response(answer),
+        AdmissionOutcome::Rejected(rejection) => rejected_response(rejection),
     }
 }
 
-fn denied(answer: &Answer) -> AcquireResponse {
-    let denies = |status: &&crate::engine::Status| status.finding.verdict == Verdict::Deny;
-    let reason = answer.statuses.iter().find(denies).map(|status| status.finding.reason.as_str());
+fn denied_response(answer: &Decision) -> AcquireResponse {
+    let denies = |status: &&crate::engine::LimitStatus| status.decision.verdict == Verdict::Deny;
+    let reason = answer.statuses.iter().find(denies).map(|status| status.decision.reason.as_str());
     AcquireResponse {
         verdict: api::acquire_response::Verdict::Deny.into(),
         reason: reason.unwrap_or_default().to_owned(),
         status: 429,
-        retry_after_us: answer.retry_after.map(in_micros),
+        retry_after_us: answer.retry_after.map(to_micros),
         ..AcquireResponse::default()
     }
 }
 
-fn rejected(rejection: &Rejection) -> AcquireResponse {
+fn rejected_response(rejection: &ConcurrencyRejection) -> AcquireResponse {
     let reject = &rejection.reject;
     AcquireResponse {
         verdict: api::acquire_response::Verdict::Deny.into(),
         reason: rejection.reason.as_str().to_owned(),
         status: reject.status.into(),
-        retry_after_us: reject.retry_after.map(in_micros),
+        retry_after_us: reject.retry_after.map(to_micros),
         body: reject.body.to_string(),
         ..AcquireResponse::default()
     }
 }
 
-fn refusal(why: &Unanswered) -> Status {
+fn error_status(why: &HookError) -> Status {
     let message = why.to_string();
     match why {
         // The id's format was validated before, so it must be in use.
-        Unanswered::BadId(_) => Status::already_exists(message),
-        Unanswered::Refused(Refusal::NoConfig | Refusal::BackendDown(_)) => {
+        HookError::BadId(_) => Status::already_exists(message),
+        HookError::Rejected(CheckError::NoConfig | CheckError::StoreUnavailable(_)) => {
             Status::unavailable(message)
         }
         _ => Status::invalid_argument(message),

@@ -14,41 +14,41 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
 
-use super::reserved::Call;
+use super::reserved::ReservedCall;
 use super::{convert, reserved};
-use crate::edge::{Reporting, outcome, tell};
-use crate::engine::admit::with_wait;
-use crate::engine::peers::Told;
-use crate::engine::{Admitted, Answer, Engine, Refusal};
-use crate::kernel::decision::{Question, Verdict};
+use crate::edge::{ReplyOptions, check_outcome, count_check_error};
+use crate::engine::admit::with_queue_time;
+use crate::engine::peers::PermitUpdate;
+use crate::engine::{AdmissionOutcome, Decision, Engine, CheckError};
+use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
-use crate::telemetry::stats::Method;
+use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
+use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
 
 /// The part of a caller's timeout that is reserved for sending the reply.
-const MARGIN: Nanos = Nanos(2_000_000);
+const REPLY_MARGIN: Nanos = Nanos(2_000_000);
 
-type Replied = Result<(RateLimitResponse, Outcome), Refusal>;
+type RlsReply = Result<(RateLimitResponse, EdgeOutcome), CheckError>;
 
 /// The service, for one client.
 #[derive(Clone, Debug)]
-pub struct RateLimits {
+pub struct RateLimitService {
     engine: Arc<Engine>,
-    reporting: Arc<Reporting>,
+    reporting: Arc<ReplyOptions>,
     source: Option<IpAddr>,
 }
 
-impl RateLimits {
+impl RateLimitService {
     /// Creates the service over `engine`.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, reporting: Reporting) -> Self {
+    pub fn new(engine: Arc<Engine>, reporting: ReplyOptions) -> Self {
         Self { engine, reporting: Arc::new(reporting), source: None }
     }
 
     /// Returns the service for a client at `source`.
     #[must_use]
-    pub fn asked_by(&self, source: Option<IpAddr>) -> Self {
+    pub fn for_source(&self, source: Option<IpAddr>) -> Self {
         Self { source, ..self.clone() }
     }
 
@@ -56,62 +56,62 @@ impl RateLimits {
     ///
     /// # Errors
     /// The gRPC status of a request that is refused.
-    pub async fn answer(
+    pub async fn decide_call(
         &self,
         metadata: &MetadataMap,
         mut request: RateLimitRequest,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        let came = self.engine.clock().now();
+        let arrived = self.engine.clock().now();
         let header = |name: &str| metadata.get(name)?.to_str().ok();
-        let span = trace::question(Protocol::Grpc, &header);
-        let call = reserved::take_off(&mut request);
-        if call == Ok(Call::Plain) {
+        let span = trace::check_span(Protocol::Grpc, &header);
+        let call = reserved::take_reserved(&mut request);
+        if call == Ok(ReservedCall::Plain) {
             let decided = async {
-                let replied = self.check(&request, patience(metadata)).await;
-                self.told(replied, (came, Nanos(0)))
+                let replied = self.check(&request, caller_timeout(metadata)).await;
+                self.finish(replied, (arrived, Nanos(0)))
             };
-            return span.around(decided).await;
+            return span.scope(decided).await;
         }
         // Boxed because the future is large and most calls end before they need it.
-        Box::pin(span.around(async {
+        Box::pin(span.scope(async {
             let (replied, queued) = match call {
-                Ok(call) => with_wait(self.reply((call, &request), patience(metadata))).await,
+                Ok(call) => with_queue_time(self.resolve((call, &request), caller_timeout(metadata))).await,
                 Err(refusal) => (Err(refusal), Nanos(0)),
             };
-            self.told(replied, (came, queued))
+            self.finish(replied, (arrived, queued))
         }))
         .await
     }
 
-    pub(super) fn refuse(&self, refusal: Refusal) -> Result<Response<RateLimitResponse>, Status> {
-        self.told(Err(refusal), (self.engine.clock().now(), Nanos(0)))
+    pub(super) fn reject(&self, refusal: CheckError) -> Result<Response<RateLimitResponse>, Status> {
+        self.finish(Err(refusal), (self.engine.clock().now(), Nanos(0)))
     }
 
     /// Decides a check without reserved keys.
-    async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> Replied {
-        let question = convert::question(request, &self.reporting)?;
+    async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
+        let question = convert::to_check(request, &self.reporting)?;
         let answer = self.engine.decide_within(&question, timeout).await?;
-        Ok(self.shown(request, &answer))
+        Ok(self.to_reply(request, &answer))
     }
 
-    /// Decides the call, or applies its release, within `patience`.
-    async fn reply(
+    /// Decides the call, or applies its release, within `caller_timeout`.
+    async fn resolve(
         &self,
-        (call, request): (Call, &RateLimitRequest),
+        (call, request): (ReservedCall, &RateLimitRequest),
         patience: Option<Nanos>,
-    ) -> Replied {
+    ) -> RlsReply {
         match call {
-            Call::Plain => self.check(request, patience).await,
-            Call::Acquire { id, covered } => {
+            ReservedCall::Plain => self.check(request, patience).await,
+            ReservedCall::Acquire { id, covered } => {
                 let mut replied = self.acquire(request, (&id, &covered), patience).await?;
                 if let Some(owner) = self.engine.owner() {
-                    convert::name_owner(&mut replied.0, owner);
+                    convert::add_owner(&mut replied.0, owner);
                 }
                 Ok(replied)
             }
-            Call::Release { id, owner, outcome, rtt } => {
-                self.engine.tell(Told::ended(&id, self.source, outcome, rtt), owner.as_deref());
-                Ok((convert::released(request), Outcome::Admit))
+            ReservedCall::Release { id, owner, outcome, rtt } => {
+                self.engine.apply_or_forward(PermitUpdate::release(&id, self.source, outcome, rtt), owner.as_deref());
+                Ok((convert::release_response(request), EdgeOutcome::Allow))
             }
         }
     }
@@ -121,46 +121,46 @@ impl RateLimits {
         request: &RateLimitRequest,
         (id, covered): (&str, &[usize]),
         patience: Option<Nanos>,
-    ) -> Replied {
-        let question = convert::question(request, &self.reporting);
-        let question = question.inspect_err(|_| self.engine.pass_by(id))?;
+    ) -> RlsReply {
+        let question = convert::to_check(request, &self.reporting);
+        let question = question.inspect_err(|_| self.engine.record_without_permits(id))?;
         let under = covered.iter().filter_map(|&at| question.descriptors.get(at).cloned());
-        let under = Question { domain: question.domain, descriptors: under.collect() };
+        let under = Check { domain: question.domain, descriptors: under.collect() };
         let first = covered.first().copied().unwrap_or_default();
         match self.engine.acquire((id, first), &under, &question, patience).await? {
-            Admitted::Decided(answer, _) => Ok(self.shown(request, &answer)),
-            Admitted::Rejected(rejection) => {
-                Ok((convert::rejection(request, covered, &rejection), Outcome::Deny))
+            AdmissionOutcome::Decided(answer, _) => Ok(self.to_reply(request, &answer)),
+            AdmissionOutcome::Rejected(rejection) => {
+                Ok((convert::rejection_response(request, covered, &rejection), EdgeOutcome::Deny))
             }
         }
     }
 
-    fn shown(&self, request: &RateLimitRequest, answer: &Answer) -> (RateLimitResponse, Outcome) {
+    fn to_reply(&self, request: &RateLimitRequest, answer: &Decision) -> (RateLimitResponse, EdgeOutcome) {
         let outcome = match answer.verdict {
-            Verdict::Admit => Outcome::Admit,
-            Verdict::Deny => Outcome::Deny,
+            Verdict::Allow => EdgeOutcome::Allow,
+            Verdict::Deny => EdgeOutcome::Deny,
         };
-        (convert::reply(request, answer, &self.reporting), outcome)
+        (convert::to_response(request, answer, &self.reporting), outcome)
     }
 
-    /// Converts the reply and counts the call. `came` is its arrival, `queued` the time in queues.
-    fn told(
+    /// Converts the reply and counts the call. `arrived` is its arrival, `queue_time` the time in queues.
+    fn finish(
         &self,
-        replied: Replied,
+        replied: RlsReply,
         (came, queued): (Nanos, Nanos),
     ) -> Result<Response<RateLimitResponse>, Status> {
         let (reply, outcome) = match replied {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
             Err(refused) => {
-                tell(&self.engine, &refused);
-                (Err(convert::refusal(&refused)), outcome(&Err(refused)))
+                count_check_error(&self.engine, &refused);
+                (Err(convert::error_status(&refused)), check_outcome(&Err(refused)))
             }
         };
-        Asked { protocol: Protocol::Grpc, outcome }.emit();
+        RequestCompleted { protocol: Protocol::Grpc, outcome }.emit();
         let now = self.engine.clock().now();
-        Answered { came, at: now, queued }.emit();
+        CheckAnswered { received_at: came, replied_at: now, queue_time: queued }.emit();
         if let Some(stats) = self.engine.stats() {
-            stats.called(Method::ShouldRateLimit, now, now.since(came));
+            stats.record_call(TimedMethod::ShouldRateLimit, now, now.since(came));
         }
         reply
     }
@@ -168,14 +168,14 @@ impl RateLimits {
 
 /// Returns the caller's `grpc-timeout` minus 2 ms, but at least half of it.
 #[must_use]
-pub fn patience(headers: &MetadataMap) -> Option<Nanos> {
-    let whole = timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
-    Some(whole.since(MARGIN).max(Nanos(whole.0 / 2)))
+pub fn caller_timeout(headers: &MetadataMap) -> Option<Nanos> {
+    let whole = parse_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
+    Some(whole.since(REPLY_MARGIN).max(Nanos(whole.0 / 2)))
 }
 
 /// Parses a gRPC timeout: `20m` is 20 ms. At most eight digits
 /// and a unit, as in the specification "gRPC over HTTP/2".
-fn timeout(text: &str) -> Option<Nanos> {
+fn parse_timeout(text: &str) -> Option<Nanos> {
     let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let unit: u64 = match unit {
         "H" => 3_600_000_000_000,

@@ -18,17 +18,17 @@ use tonic::codegen::http::{HeaderValue, Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
-use crate::telemetry::event::{Asked, Outcome, Protocol};
+use crate::telemetry::event::{RequestCompleted, EdgeOutcome, Protocol};
 
 /// A service with mapped error codes, and its protocol for telemetry.
 #[derive(Clone, Debug)]
-pub struct Surface<S>(pub S, pub Protocol);
+pub struct StatusCodeMapper<S>(pub S, pub Protocol);
 
-impl<S: NamedService> NamedService for Surface<S> {
+impl<S: NamedService> NamedService for StatusCodeMapper<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S, B, R> Service<Request<B>> for Surface<S>
+impl<S, B, R> Service<Request<B>> for StatusCodeMapper<S>
 where
     S: Service<
             Request<B>,
@@ -39,44 +39,44 @@ where
 {
     type Response = Response<R>;
     type Error = Infallible;
-    type Future = Recoded<R>;
+    type Future = MappedResponse<R>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.0.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        Recoded(self.0.call(request), self.1)
+        MappedResponse(self.0.call(request), self.1)
     }
 }
 
 /// The future of a response with a mapped error code.
 #[allow(missing_debug_implementations)]
-pub struct Recoded<R>(BoxFuture<Response<R>, Infallible>, Protocol);
+pub struct MappedResponse<R>(BoxFuture<Response<R>, Infallible>, Protocol);
 
-impl<R> Future for Recoded<R> {
+impl<R> Future for MappedResponse<R> {
     type Output = Result<Response<R>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let response = ready!(self.0.as_mut().poll(cx));
         let protocol = self.1;
-        Poll::Ready(response.map(|response| recode(response, protocol)))
+        Poll::Ready(response.map(|response| map_status_code(response, protocol)))
     }
 }
 
 /// Maps the code in the headers. Only a response without
 /// a message has it there; others have trailers.
-fn recode<R>(mut response: Response<R>, protocol: Protocol) -> Response<R> {
+fn map_status_code<R>(mut response: Response<R>, protocol: Protocol) -> Response<R> {
     let Some(code) = response.headers().get("grpc-status") else { return response };
     let outcome = match Code::from_bytes(code.as_bytes()) {
-        Code::OutOfRange => Outcome::TooLarge,
-        Code::Internal => Outcome::Malformed,
+        Code::OutOfRange => EdgeOutcome::TooLarge,
+        Code::Internal => EdgeOutcome::Malformed,
         _ => return response,
     };
-    if outcome == Outcome::TooLarge {
+    if outcome == EdgeOutcome::TooLarge {
         let known = HeaderValue::from(Code::ResourceExhausted as i32);
         response.headers_mut().insert("grpc-status", known);
     }
-    Asked { protocol, outcome }.emit();
+    RequestCompleted { protocol, outcome }.emit();
     response
 }

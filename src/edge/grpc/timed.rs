@@ -12,17 +12,17 @@ use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
 use crate::engine::Engine;
-use crate::telemetry::stats::Method;
+use crate::telemetry::stats::TimedMethod;
 
 /// A health service, and the engine whose statistics count its calls.
 #[derive(Clone, Debug)]
-pub(super) struct Timed<S>(pub(super) S, pub(super) Arc<Engine>);
+pub(super) struct TimedHealth<S>(pub(super) S, pub(super) Arc<Engine>);
 
-impl<S: NamedService> NamedService for Timed<S> {
+impl<S: NamedService> NamedService for TimedHealth<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S, B, R> Service<Request<B>> for Timed<S>
+impl<S, B, R> Service<Request<B>> for TimedHealth<S>
 where
     S: Service<
             Request<B>,
@@ -45,10 +45,10 @@ where
         let (engine, answer) = (Arc::clone(&self.1), self.0.call(request));
         let Some(stats) = engine.stats().filter(|_| is_check).cloned() else { return answer };
         Box::pin(async move {
-            let came = engine.clock().now();
+            let started = engine.clock().now();
             let answer = answer.await;
             let now = engine.clock().now();
-            stats.called(Method::Check, now, now.since(came));
+            stats.record_call(TimedMethod::Check, now, now.since(started));
             answer
         })
     }

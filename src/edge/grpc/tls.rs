@@ -27,11 +27,11 @@ use rustls::{
 use tokio::task::spawn_blocking;
 
 use crate::pem;
-pub use crate::pem::Error;
+pub use crate::pem::PemError;
 
 /// The paths of the TLS files.
 #[derive(Clone, Debug)]
-pub struct Files {
+pub struct TlsFiles {
     /// The server's certificate chain (PEM).
     pub certificate: PathBuf,
     /// The certificate's private key (PEM).
@@ -44,17 +44,17 @@ pub struct Files {
 
 /// The server's TLS configuration, reloaded when its files change.
 #[derive(Debug)]
-pub struct Tls {
-    files: Files,
-    whose: &'static str,
-    held: Mutex<Held>,
+pub struct ServerTls {
+    files: TlsFiles,
+    log_name: &'static str,
+    loaded: Mutex<LoadedTls>,
     attempts: AtomicU64,
     failures: AtomicU64,
 }
 
 /// Counts of reads of the TLS files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Readings {
+pub struct TlsReadCounts {
     /// Reads of the files, including failed ones.
     pub attempts: u64,
     /// Reads that failed: a file was unreadable, or the files did not match.
@@ -64,56 +64,56 @@ pub struct Readings {
 }
 
 #[derive(Debug)]
-struct Held {
-    seen: Vec<Seen>,
+struct LoadedTls {
+    fingerprints: Vec<FileFingerprint>,
     config: Arc<ServerConfig>,
 }
 
 /// The inode, size and ctime of a file, which change if
 /// it is written or replaced; `None` if it is missing.
-type Seen = Option<[u64; 4]>;
+type FileFingerprint = Option<[u64; 4]>;
 
-impl Tls {
+impl ServerTls {
     /// Reads the files.
     ///
     /// # Errors
     /// The files cannot be read or do not match.
-    pub fn new(files: Files) -> Result<Self, Error> {
-        let (seen, config) = (files.seen(), Arc::new(files.config()?));
-        let (held, whose) = (Mutex::new(Held { seen, config }), "gRPC's");
-        Ok(Self { files, whose, held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
+    pub fn new(files: TlsFiles) -> Result<Self, PemError> {
+        let (seen, config) = (files.fingerprints(), Arc::new(files.server_config()?));
+        let (held, whose) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC's");
+        Ok(Self { files, log_name: whose, loaded: held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
     }
 
     /// Reads the files of the peer port, which serves other replicas.
     ///
     /// # Errors
-    /// As [`Tls::new`].
-    pub fn of_peers(files: Files) -> Result<Self, Error> {
-        Ok(Self { whose: "the peers'", ..Self::new(files)? })
+    /// As [`ServerTls::new`].
+    pub fn for_peers(files: TlsFiles) -> Result<Self, PemError> {
+        Ok(Self { log_name: "the peers'", ..Self::new(files)? })
     }
 
     /// Returns how often the files were read.
     #[must_use]
-    pub fn readings(&self) -> Readings {
+    pub fn read_counts(&self) -> TlsReadCounts {
         let failures = self.failures.load(Relaxed);
         let attempts = self.attempts.load(Relaxed).max(failures);
-        Readings { attempts, failures, files: 2 + u64::from(self.files.client_ca.is_some()) }
+        TlsReadCounts { attempts, failures, files: 2 + u64::from(self.files.client_ca.is_some()) }
     }
 
     /// Returns the current configuration: the files as they are now, or their last valid state.
     pub async fn current(tls: &Arc<Self>) -> Arc<ServerConfig> {
-        let looking = Arc::clone(tls);
-        let looked = spawn_blocking(move || looking.look()).await;
-        looked.unwrap_or_else(|_| Arc::clone(&tls.held.lock().config))
+        let reloader = Arc::clone(tls);
+        let reloaded = spawn_blocking(move || reloader.reload_if_changed()).await;
+        reloaded.unwrap_or_else(|_| Arc::clone(&tls.loaded.lock().config))
     }
 
-    fn look(&self) -> Arc<ServerConfig> {
-        let seen = self.files.seen();
-        let mut held = self.held.lock();
-        if held.seen != seen {
+    fn reload_if_changed(&self) -> Arc<ServerConfig> {
+        let seen = self.files.fingerprints();
+        let mut held = self.loaded.lock();
+        if held.fingerprints != seen {
             self.attempts.fetch_add(1, Relaxed);
-            let (whose, file) = (self.whose, self.files.certificate.display());
-            match self.files.config() {
+            let (whose, file) = (self.log_name, self.files.certificate.display());
+            match self.files.server_config() {
                 Ok(config) => {
                     tracing::info!(%file, "{whose} certificate was read anew");
                     held.config = Arc::new(config);
@@ -127,14 +127,14 @@ impl Tls {
                     );
                 }
             }
-            held.seen = seen;
+            held.fingerprints = seen;
         }
         Arc::clone(&held.config)
     }
 }
 
-impl Files {
-    fn seen(&self) -> Vec<Seen> {
+impl TlsFiles {
+    fn fingerprints(&self) -> Vec<FileFingerprint> {
         let look = |path: &Path| {
             let metadata = fs::metadata(path).ok()?;
             let changed = [metadata.ctime(), metadata.ctime_nsec()].map(i64::cast_unsigned);
@@ -144,24 +144,24 @@ impl Files {
         files.into_iter().flatten().map(|path| look(path)).collect()
     }
 
-    fn config(&self) -> Result<ServerConfig, Error> {
+    fn server_config(&self) -> Result<ServerConfig, PemError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| self.unfit(&error))?;
+            .map_err(|error| self.mismatch_error(&error))?;
         let clients = match &self.client_ca {
             None => versions.with_no_client_auth(),
             Some(ca) => {
-                let roots = Arc::new(pem::roots(ca)?);
-                let known = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+                let roots = Arc::new(pem::trusted_cas(ca)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
                 let known =
-                    known.map_err(|error| Error::of(ca, &format_args!("does not fit: {error}")))?;
-                versions.with_client_cert_verifier(self.named(known)?)
+                    verifier.map_err(|error| PemError::new(ca, &format_args!("does not fit: {error}")))?;
+                versions.with_client_cert_verifier(self.with_name_check(known)?)
             }
         };
         let config =
-            clients.with_single_cert(pem::certificates(&self.certificate)?, pem::key(&self.key)?);
-        let mut config = config.map_err(|error| self.unfit(&error))?;
+            clients.with_single_cert(pem::certificates(&self.certificate)?, pem::private_key(&self.key)?);
+        let mut config = config.map_err(|error| self.mismatch_error(&error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
@@ -170,48 +170,48 @@ impl Files {
     ///
     /// # Errors
     /// The files cannot be read or do not match.
-    pub fn calling(&self) -> Result<ClientConfig, Error> {
+    pub fn client_config(&self) -> Result<ClientConfig, PemError> {
         let ca = self.client_ca.as_ref().unwrap_or(&self.certificate);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| self.unfit(&error))?
-            .with_root_certificates(pem::roots(ca)?)
-            .with_client_auth_cert(pem::certificates(&self.certificate)?, pem::key(&self.key)?);
-        let mut config = config.map_err(|error| self.unfit(&error))?;
+            .map_err(|error| self.mismatch_error(&error))?
+            .with_root_certificates(pem::trusted_cas(ca)?)
+            .with_client_auth_cert(pem::certificates(&self.certificate)?, pem::private_key(&self.key)?);
+        let mut config = config.map_err(|error| self.mismatch_error(&error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
 
-    fn unfit(&self, why: &dyn std::fmt::Display) -> Error {
+    fn mismatch_error(&self, why: &dyn std::fmt::Display) -> PemError {
         let mut why = why.to_string();
         if why.contains("UnsupportedCertVersion") {
             "it is of X.509 version 1; make one of version 3, with its names as subjectAltName"
                 .clone_into(&mut why);
         }
-        Error::of(&self.certificate, &format_args!("does not fit: {why}"))
+        PemError::new(&self.certificate, &format_args!("does not fit: {why}"))
     }
 
-    fn named(
+    fn with_name_check(
         &self,
         known: Arc<dyn ClientCertVerifier>,
-    ) -> Result<Arc<dyn ClientCertVerifier>, Error> {
+    ) -> Result<Arc<dyn ClientCertVerifier>, PemError> {
         let Some(name) = &self.client_name else { return Ok(known) };
         let name = ServerName::try_from(name.clone())
-            .map_err(|error| self.unfit(&format_args!("`{name}`: {error}")))?;
-        Ok(Arc::new(Called { known, name }))
+            .map_err(|error| self.mismatch_error(&format_args!("`{name}`: {error}")))?;
+        Ok(Arc::new(NamedClientVerifier { inner: known, name }))
     }
 }
 
 #[derive(Debug)]
-struct Called {
-    known: Arc<dyn ClientCertVerifier>,
+struct NamedClientVerifier {
+    inner: Arc<dyn ClientCertVerifier>,
     name: ServerName<'static>,
 }
 
-impl ClientCertVerifier for Called {
+impl ClientCertVerifier for NamedClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.known.root_hint_subjects()
+        self.inner.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -220,7 +220,7 @@ impl ClientCertVerifier for Called {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        let known = self.known.verify_client_cert(end_entity, intermediates, now)?;
+        let known = self.inner.verify_client_cert(end_entity, intermediates, now)?;
         rustls::client::verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
         Ok(known)
     }
@@ -231,7 +231,7 @@ impl ClientCertVerifier for Called {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.known.verify_tls12_signature(message, cert, dss)
+        self.inner.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -240,10 +240,10 @@ impl ClientCertVerifier for Called {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.known.verify_tls13_signature(message, cert, dss)
+        self.inner.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.known.supported_verify_schemes()
+        self.inner.supported_verify_schemes()
     }
 }

@@ -26,27 +26,27 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 
 use super::{JSON, PLAIN};
-use crate::config::settings::Secret;
+use crate::config::settings::SecretText;
 use crate::engine::Engine;
-use crate::telemetry::stats::Sample;
+use crate::telemetry::stats::StatSample;
 
-use counter::{Act, Wrong, counter, empty};
-pub use explain::{Explain, explain};
+use counter::{CounterAction, CounterError, run_action, reset_counters};
+pub use explain::{ExplainQuery, explain};
 pub use permits::permits;
-pub use show::{LastError, Loads, config, fleet, rlconfig};
+pub use show::{LoadError, ConfigLoads, config, fleet, rlconfig};
 
 /// The parts that the admin port uses.
 #[derive(Clone)]
 pub struct Admin {
     /// The token that callers must send as `Authorization: Bearer …`, if any.
-    pub token: Option<Secret>,
+    pub token: Option<SecretText>,
     /// Shows envoyproxy/ratelimit's pages, the first three
     /// paths, without the token. The other paths still need one.
     pub debug_pages: bool,
     /// The engine that the pages describe.
     pub engine: Arc<Engine>,
     /// Returns the result of the configuration loads.
-    pub loads: Arc<dyn Fn() -> Loads + Send + Sync>,
+    pub load_report: Arc<dyn Fn() -> ConfigLoads + Send + Sync>,
 }
 
 const PATHS: [(&str, &str); 13] = [
@@ -75,7 +75,7 @@ const PATHS: [(&str, &str); 13] = [
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
-        .route("/counter", get(look))
+        .route("/counter", get(show_counter))
         .route("/explain", get(show_explain))
         .route("/fleet", get(show_fleet))
         .route("/frozen", get(freeze::frozen))
@@ -83,26 +83,26 @@ pub fn router(admin: Admin) -> Router {
         .route("/rlconfig", get(show_rlconfig))
         .route("/stats", get(show_stats))
         .fallback(show_list)
-        .route("/debug/pprof", any(no_profile))
-        .route("/debug/pprof/", any(no_profile))
-        .route("/debug/pprof/{*profile}", any(no_profile))
-        .merge(changes(&admin))
-        .layer(from_fn_with_state(admin.clone(), admit))
+        .route("/debug/pprof", any(profiles_not_supported))
+        .route("/debug/pprof/", any(profiles_not_supported))
+        .route("/debug/pprof/{*profile}", any(profiles_not_supported))
+        .merge(change_routes(&admin))
+        .layer(from_fn_with_state(admin.clone(), authorize))
         .with_state(admin)
 }
 
-fn changes(admin: &Admin) -> Router<Admin> {
+fn change_routes(admin: &Admin) -> Router<Admin> {
     Router::new()
         .route("/freeze", post(freeze::freeze))
         .route("/grant", post(grant))
         .route("/reset", post(reset))
         .route("/thaw", post(freeze::thaw))
-        .layer(from_fn_with_state(admin.clone(), trust))
+        .layer(from_fn_with_state(admin.clone(), require_token_setting))
 }
 
 /// envoyproxy/ratelimit serves Go profiles here. The status is an error,
 /// so that no profile collector stores the sentence as a profile.
-async fn no_profile() -> Response {
+async fn profiles_not_supported() -> Response {
     let why = "profiles are not built in: run `perf record -g -p PID` on the host\n";
     (StatusCode::NOT_IMPLEMENTED, PLAIN, why).into_response()
 }
@@ -111,7 +111,7 @@ async fn no_profile() -> Response {
 const REFERENCE_PATHS: usize = 3;
 
 async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
-    let shown = if admin.knows(&headers) { PATHS.len() } else { REFERENCE_PATHS };
+    let shown = if admin.is_authorized(&headers) { PATHS.len() } else { REFERENCE_PATHS };
     let line = |(path, help): &(&str, &str)| [*path, ": ", *help, "\n"].concat();
     let mut lines: Vec<_> = PATHS.iter().take(shown).map(line).collect();
     lines.sort_unstable();
@@ -121,8 +121,8 @@ async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
 async fn show_stats(State(admin): State<Admin>) -> Response {
     let mut counted = serde_json::Map::new();
     if let Some(stats) = admin.engine.stats() {
-        stats.each(&[], |sample| {
-            if let Sample::Counter(name, count) = sample {
+        stats.for_each(&[], |sample| {
+            if let StatSample::Counter(name, count) = sample {
                 counted.insert(name.to_owned(), count.into());
             }
         });
@@ -139,19 +139,19 @@ async fn show_stats(State(admin): State<Admin>) -> Response {
 }
 
 async fn show_config(State(admin): State<Admin>) -> Response {
-    let shown = config(&(admin.loads)(), admin.engine.config().as_deref());
+    let shown = config(&(admin.load_report)(), admin.engine.config().as_deref());
     (JSON, shown.to_string()).into_response()
 }
 
 async fn show_fleet(State(admin): State<Admin>) -> Response {
     let clock = admin.engine.clock();
-    let shares = show::shares(admin.engine.ceilings().fleet(), clock);
+    let shares = show::shares_json(admin.engine.concurrency_limits().fleet_reporter(), clock);
     let shown = fleet(admin.engine.membership(), &shares, clock.now());
     (JSON, shown.to_string()).into_response()
 }
 
 async fn show_permits(State(admin): State<Admin>) -> Response {
-    (JSON, permits(admin.engine.ceilings()).to_string()).into_response()
+    (JSON, permits(admin.engine.concurrency_limits()).to_string()).into_response()
 }
 
 async fn show_rlconfig(State(admin): State<Admin>) -> Response {
@@ -164,12 +164,12 @@ async fn show_explain(
     Query(query): Query<Vec<(String, String)>>,
 ) -> Response {
     let refused = |why: String| (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response();
-    match (Explain::read(query), admin.engine.config()) {
+    match (ExplainQuery::from_query(query), admin.engine.config()) {
         (Err(why), _) => refused(why),
         (Ok(_), None) => refused("no limits are loaded".to_owned()),
         (Ok(asked), Some(config)) => {
             let mut explained = explain(&config, &asked, admin.engine.clock().now());
-            explain::look(&mut explained, &asked, &admin.engine);
+            explain::add_live_state(&mut explained, &asked, &admin.engine);
             (JSON, serde_json::to_string(&explained).unwrap_or_default()).into_response()
         }
     }
@@ -177,31 +177,31 @@ async fn show_explain(
 
 impl Admin {
     /// Returns `true` if a request with these headers may see every page.
-    fn knows(&self, headers: &HeaderMap) -> bool {
+    fn is_authorized(&self, headers: &HeaderMap) -> bool {
         match &self.token {
-            Some(token) => bears(headers, token),
+            Some(token) => has_token(headers, token),
             None => !self.debug_pages,
         }
     }
 
     /// Returns `true` if `path` needs no token. Unknown
     /// paths show the list, so debug pages open them.
-    fn is_open(&self, path: &str) -> bool {
-        let is_ours = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
-        self.debug_pages && !is_ours
+    fn is_public(&self, path: &str) -> bool {
+        let is_own_path = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
+        self.debug_pages && !is_own_path
     }
 }
 
-async fn look(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    act(&admin, query, Act::Look).await
+async fn show_counter(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
+    run_counter_action(&admin, query, CounterAction::Read).await
 }
 
 async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    act(&admin, query, Act::Grant).await
+    run_counter_action(&admin, query, CounterAction::Grant).await
 }
 
 /// Rejects changes if no token is set. Otherwise every local user could change counters.
-async fn trust(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+async fn require_token_setting(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     if admin.token.is_some() {
         return next.run(request).await;
     }
@@ -209,35 +209,35 @@ async fn trust(State(admin): State<Admin>, request: Request, next: Next) -> Resp
     (StatusCode::FORBIDDEN, PLAIN, why).into_response()
 }
 
-async fn act(admin: &Admin, query: Vec<(String, String)>, what: Act) -> Response {
-    let asked = match Explain::read(query) {
+async fn run_counter_action(admin: &Admin, query: Vec<(String, String)>, action: CounterAction) -> Response {
+    let asked = match ExplainQuery::from_query(query) {
         Ok(asked) => asked,
         Err(why) => return (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
     };
-    match counter(&admin.engine, &asked, what).await {
+    match run_action(&admin.engine, &asked, action).await {
         Ok(shown) => (JSON, shown.to_string()).into_response(),
-        Err(why) => refused(&why),
+        Err(why) => counter_error_response(&why),
     }
 }
 
 async fn reset(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
-    let asked = match Explain::read(query) {
+    let asked = match ExplainQuery::from_query(query) {
         Ok(asked) => asked,
         Err(why) => return (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
     };
-    match empty(&admin.engine, &asked).await {
+    match reset_counters(&admin.engine, &asked).await {
         Ok(1) => (PLAIN, "1 counter is empty\n").into_response(),
         Ok(some) => (PLAIN, format!("{some} counters are empty\n")).into_response(),
-        Err(why) => refused(&why),
+        Err(why) => counter_error_response(&why),
     }
 }
 
-fn refused(why: &Wrong) -> Response {
+fn counter_error_response(why: &CounterError) -> Response {
     (why.status(), PLAIN, format!("{why}\n")).into_response()
 }
 
-async fn admit(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    if admin.knows(request.headers()) || admin.is_open(request.uri().path()) {
+async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    if admin.is_authorized(request.headers()) || admin.is_public(request.uri().path()) {
         return next.run(request).await;
     }
     let challenge = [(WWW_AUTHENTICATE, "Bearer")];
@@ -248,7 +248,7 @@ async fn admit(State(admin): State<Admin>, request: Request, next: Next) -> Resp
     (StatusCode::UNAUTHORIZED, challenge, PLAIN, why).into_response()
 }
 
-fn bears(headers: &HeaderMap, token: &Secret) -> bool {
+fn has_token(headers: &HeaderMap, token: &SecretText) -> bool {
     let shown =
         headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     shown.is_some_and(|shown| token.matches(shown))

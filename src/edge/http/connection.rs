@@ -1,7 +1,7 @@
 //! Wraps one connection of an HTTP port and detects the state of its peer.
 //!
 //! Guarantees:
-//! - A client that accepts no data for [`UNREAD`] is disconnected, and unsent data is dropped.
+//! - A client that accepts no data for [`WRITE_TIMEOUT`] is disconnected, and unsent data is dropped.
 //! - A slow client stays connected if it accepts some data within that time.
 //! - A reply in progress notices that its client closed, even behind unread data.
 //!
@@ -25,11 +25,11 @@ use tokio::time::{Sleep, sleep};
 
 /// The maximum time without progress of a write. Equal to the maximum silence of
 /// a client. Without it, clients that never read could occupy every connection.
-const UNREAD: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The time in which the two kernels may still move data between their buffers. Free space
-/// in this time does not prove that the client reads. It is filled before [`UNREAD`] starts.
-const SETTLING: Duration = Duration::from_secs(1);
+/// in this time does not prove that the client reads. It is filled before [`WRITE_TIMEOUT`] starts.
+const BUFFER_SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// The readiness for a close of the peer, without data. With unread
 /// data, a socket is always readable, which would hide a later close.
@@ -40,42 +40,42 @@ const CLOSED: Interest = Interest::PRIORITY;
 const CLOSED: Interest = Interest::ERROR;
 
 #[derive(Debug)]
-pub(super) struct Connection {
-    reading: OwnedReadHalf,
-    writing: Arc<OwnedWriteHalf>,
-    unread: Option<Unread>,
+pub(super) struct HttpConnection {
+    read_half: OwnedReadHalf,
+    write_half: Arc<OwnedWriteHalf>,
+    write_timer: Option<WriteTimer>,
 }
 
 #[derive(Debug)]
-struct Unread {
-    ends: Pin<Box<Sleep>>,
+struct WriteTimer {
+    sleep: Pin<Box<Sleep>>,
     is_settled: bool,
 }
 
-impl Connection {
+impl HttpConnection {
     /// Wraps `stream` and returns its peer as well.
-    pub(super) fn new(stream: TcpStream) -> (Self, Peer) {
+    pub(super) fn new(stream: TcpStream) -> (Self, HttpPeer) {
         let (reading, writing) = stream.into_split();
         let writing = Arc::new(writing);
-        let peer = Peer(Some(Arc::clone(&writing)));
-        (Self { reading, writing, unread: None }, peer)
+        let peer = HttpPeer(Some(Arc::clone(&writing)));
+        (Self { read_half: reading, write_half: writing, write_timer: None }, peer)
     }
 
     fn socket(&self) -> &TcpStream {
-        OwnedWriteHalf::as_ref(&self.writing)
+        OwnedWriteHalf::as_ref(&self.write_half)
     }
 
-    fn poll_out(
+    fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
         write: impl Fn(&SockRef<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        let mut written = poll_written(self.socket(), cx, &write);
+        let mut written = poll_try_write(self.socket(), cx, &write);
         if written.is_pending() {
-            written = self.poll_unread(cx, write);
+            written = self.poll_blocked_write(cx, write);
         }
         if written.is_ready() {
-            self.unread = None;
+            self.write_timer = None;
         }
         written
     }
@@ -83,34 +83,34 @@ impl Connection {
     /// Writes without tokio's readiness when the timer expires. Linux
     /// reports a socket as writable only after a third of its queue
     /// was sent. Any free space already shows that the client reads.
-    fn poll_unread(
+    fn poll_blocked_write(
         &mut self,
         cx: &mut Context<'_>,
         write: impl Fn(&SockRef<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
-            let unread = self.unread.get_or_insert_with(|| Unread::after(SETTLING, false));
-            ready!(unread.ends.as_mut().poll(cx));
-            let is_over = unread.is_settled;
+            let timer = self.write_timer.get_or_insert_with(|| WriteTimer::start(BUFFER_SETTLE_TIME, false));
+            ready!(timer.sleep.as_mut().poll(cx));
+            let is_expired = timer.is_settled;
             match write(&SockRef::from(self.socket())) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 written => return Poll::Ready(written),
             }
-            if is_over {
-                return Poll::Ready(Err(cut_off(self.socket())));
+            if is_expired {
+                return Poll::Ready(Err(reset_and_time_out(self.socket())));
             }
-            self.unread = Some(Unread::after(UNREAD, true));
+            self.write_timer = Some(WriteTimer::start(WRITE_TIMEOUT, true));
         }
     }
 }
 
-impl Unread {
-    fn after(time: Duration, is_settled: bool) -> Self {
-        Self { ends: Box::pin(sleep(time)), is_settled }
+impl WriteTimer {
+    fn start(time: Duration, is_settled: bool) -> Self {
+        Self { sleep: Box::pin(sleep(time)), is_settled }
     }
 }
 
-fn poll_written(
+fn poll_try_write(
     socket: &TcpStream,
     cx: &mut Context<'_>,
     write: impl Fn(&SockRef<'_>) -> io::Result<usize>,
@@ -125,28 +125,28 @@ fn poll_written(
 }
 
 /// Resets the connection on close. Otherwise the kernel would keep megabytes of unsent data.
-fn cut_off(socket: &TcpStream) -> io::Error {
+fn reset_and_time_out(socket: &TcpStream) -> io::Error {
     drop(SockRef::from(socket).set_linger(Some(Duration::ZERO)));
     ErrorKind::TimedOut.into()
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for HttpConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().reading).poll_read(cx, buffer)
+        Pin::new(&mut self.get_mut().read_half).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for HttpConnection {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().poll_out(cx, |socket| socket.send(bytes))
+        self.get_mut().poll_send(cx, |socket| socket.send(bytes))
     }
 
     fn poll_write_vectored(
@@ -154,7 +154,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().poll_out(cx, |socket| socket.send_vectored(bytes))
+        self.get_mut().poll_send(cx, |socket| socket.send_vectored(bytes))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -173,15 +173,15 @@ impl AsyncWrite for Connection {
 
 /// The remote end of a connection. Without a connection, it never closes.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Peer(Option<Arc<OwnedWriteHalf>>);
+pub(super) struct HttpPeer(Option<Arc<OwnedWriteHalf>>);
 
-impl Peer {
-    pub(super) fn of(extensions: &Extensions) -> Self {
+impl HttpPeer {
+    pub(super) fn from_extensions(extensions: &Extensions) -> Self {
         extensions.get().cloned().unwrap_or_default()
     }
 
     /// Waits until the peer closes the connection or its sending side, or becomes unreachable.
-    pub(super) async fn gone(&self) {
+    pub(super) async fn closed(&self) {
         match &self.0 {
             // Fails only while the process ends.
             Some(socket) => drop(socket.ready(CLOSED).await),

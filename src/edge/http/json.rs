@@ -20,101 +20,101 @@ use axum::response::{IntoResponse as _, Response};
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tokio_stream::StreamExt as _;
 
-use super::{Ask, text};
+use super::{CheckPort, status_response};
 use crate::edge::grpc::convert;
-use crate::edge::{outcome, tell};
+use crate::edge::{check_outcome, count_check_error};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
 
-pub use read::{Unreadable, request};
-pub use write::{Inexpressible, response};
+pub use read::{JsonRequestError, parse_request};
+pub use write::{NotExpressibleInJson, to_json_text};
 
 /// The largest body in bytes. Equal to the largest gRPC message.
 pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 
 /// The timeout for receiving and deciding a check. Limits
 /// the time for which a slow client can occupy a connection.
-const DEADLINE: Duration = Duration::from_secs(10);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) async fn answer(ask: &Ask, body: Body) -> Response {
-    let answered = tokio::time::timeout(DEADLINE, decide(ask, body)).await;
-    let (outcome, response) = answered.unwrap_or_else(|_| refused(Refused::Late));
-    Asked { protocol: Protocol::Json, outcome }.emit();
+pub(super) async fn reply_to_check(port: &CheckPort, body: Body) -> Response {
+    let result = tokio::time::timeout(CHECK_TIMEOUT, decide(port, body)).await;
+    let (outcome, response) = result.unwrap_or_else(|_| body_error_response(BodyError::TimedOut));
+    RequestCompleted { protocol: Protocol::Json, outcome }.emit();
     response
 }
 
-async fn decide(ask: &Ask, body: Body) -> (Outcome, Response) {
-    let request = match whole(body).await.and_then(|bytes| read(&bytes)) {
+async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
+    let request = match read_body(body).await.and_then(|bytes| parse_body(&bytes)) {
         Ok(request) => request,
-        Err(why) => return refused(why),
+        Err(why) => return body_error_response(why),
     };
-    let decoded = ask.engine.clock().now();
-    let answer = match convert::question(&request, &ask.reporting) {
-        Ok(question) => ask.engine.decide(&question).await,
+    let decoded_at = port.engine.clock().now();
+    let answer = match convert::to_check(&request, &port.reporting) {
+        Ok(question) => port.engine.decide(&question).await,
         Err(refusal) => Err(refusal),
     };
-    let outcome = outcome(&answer);
-    let shown = match answer {
+    let outcome = check_outcome(&answer);
+    let reply = match answer {
         Ok(answer) => {
-            show(&convert::reply(&request, &answer, &ask.reporting), answer.verdict, outcome)
+            decision_response(&convert::to_response(&request, &answer, &port.reporting), answer.verdict, outcome)
         }
         Err(refusal) => {
-            tell(&ask.engine, &refusal);
-            (outcome, text(StatusCode::BAD_REQUEST))
+            count_check_error(&port.engine, &refusal);
+            (outcome, status_response(StatusCode::BAD_REQUEST))
         }
     };
-    Answered { came: decoded, at: ask.engine.clock().now(), queued: Nanos(0) }.emit();
-    shown
+    CheckAnswered { received_at: decoded_at, replied_at: port.engine.clock().now(), queue_time: Nanos(0) }.emit();
+    reply
 }
 
-fn show(reply: &RateLimitResponse, verdict: Verdict, outcome: Outcome) -> (Outcome, Response) {
+fn decision_response(reply: &RateLimitResponse, verdict: Verdict, outcome: EdgeOutcome) -> (EdgeOutcome, Response) {
     let status = match verdict {
-        Verdict::Admit => StatusCode::OK,
+        Verdict::Allow => StatusCode::OK,
         Verdict::Deny => StatusCode::TOO_MANY_REQUESTS,
     };
-    match response(reply) {
+    match to_json_text(reply) {
         Ok(body) => (outcome, (status, super::JSON, body).into_response()),
-        Err(Inexpressible) => (Outcome::Inexpressible, text(StatusCode::INTERNAL_SERVER_ERROR)),
+        Err(NotExpressibleInJson) => (EdgeOutcome::Unrepresentable, status_response(StatusCode::INTERNAL_SERVER_ERROR)),
     }
 }
 
 #[derive(Clone, Copy)]
-enum Refused {
+enum BodyError {
     Malformed,
     TooLarge,
     /// The body has more objects than the largest valid check.
-    TooMany,
-    Late,
+    TooManyObjects,
+    TimedOut,
 }
 
-fn refused(why: Refused) -> (Outcome, Response) {
+fn body_error_response(why: BodyError) -> (EdgeOutcome, Response) {
     match why {
-        Refused::Malformed => (Outcome::Malformed, text(StatusCode::BAD_REQUEST)),
-        Refused::TooLarge => (Outcome::TooLarge, text(StatusCode::PAYLOAD_TOO_LARGE)),
-        Refused::TooMany => (Outcome::TooManyEntries, text(StatusCode::BAD_REQUEST)),
-        Refused::Late => (Outcome::Late, text(StatusCode::REQUEST_TIMEOUT)),
+        BodyError::Malformed => (EdgeOutcome::Malformed, status_response(StatusCode::BAD_REQUEST)),
+        BodyError::TooLarge => (EdgeOutcome::TooLarge, status_response(StatusCode::PAYLOAD_TOO_LARGE)),
+        BodyError::TooManyObjects => (EdgeOutcome::TooManyEntries, status_response(StatusCode::BAD_REQUEST)),
+        BodyError::TimedOut => (EdgeOutcome::ReadTimeout, status_response(StatusCode::REQUEST_TIMEOUT)),
     }
 }
 
-fn read(bytes: &[u8]) -> Result<RateLimitRequest, Refused> {
-    request(bytes).map_err(|unreadable| match unreadable {
-        Unreadable::Malformed(_) => Refused::Malformed,
-        Unreadable::TooManyObjects(_) => Refused::TooMany,
+fn parse_body(bytes: &[u8]) -> Result<RateLimitRequest, BodyError> {
+    parse_request(bytes).map_err(|unreadable| match unreadable {
+        JsonRequestError::Malformed(_) => BodyError::Malformed,
+        JsonRequestError::TooManyObjects(_) => BodyError::TooManyObjects,
     })
 }
 
 /// Reads the whole body. Rejects a declared length above the limit without reading.
-async fn whole(body: Body) -> Result<Vec<u8>, Refused> {
+async fn read_body(body: Body) -> Result<Vec<u8>, BodyError> {
     if MAX_BODY_BYTES < usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX) {
-        return Err(Refused::TooLarge);
+        return Err(BodyError::TooLarge);
     }
     let mut bytes = Vec::new();
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|_| Refused::Malformed)?;
+        let chunk = chunk.map_err(|_| BodyError::Malformed)?;
         if MAX_BODY_BYTES - bytes.len() < chunk.len() {
-            return Err(Refused::TooLarge);
+            return Err(BodyError::TooLarge);
         }
         bytes.extend_from_slice(&chunk);
     }

@@ -15,18 +15,18 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE, VARY};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use super::{Typed, not_found};
-use crate::telemetry::metrics::{METRICS, open};
+use super::{StaticHeader, not_found};
+use crate::telemetry::metrics::{METRICS, to_openmetrics};
 
-const TEXT: Typed = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-const OPEN: Typed = [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
+const TEXT_FORMAT: StaticHeader = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+const OPENMETRICS_FORMAT: StaticHeader = [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
 
 /// A function that renders the page in text format 0.0.4.
-pub type Page = Arc<dyn Fn() -> String + Send + Sync>;
+pub type PageRenderer = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// The formats that the port offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Formats {
+pub enum MetricsFormats {
     /// The text format only.
     Text,
     /// The text format and OpenMetrics.
@@ -34,43 +34,43 @@ pub enum Formats {
 }
 
 /// Serves the page at `path`.
-pub fn router(path: &str, page: Page, formats: Formats) -> Router {
-    let shown = async move |headers: HeaderMap| match formats {
-        Formats::Both if prefers_open(&headers) => told(OPEN, open(&page(), &METRICS)),
-        Formats::Both | Formats::Text => told(TEXT, page()),
+pub fn router(path: &str, page: PageRenderer, formats: MetricsFormats) -> Router {
+    let handler = async move |headers: HeaderMap| match formats {
+        MetricsFormats::Both if prefers_openmetrics(&headers) => page_response(OPENMETRICS_FORMAT, to_openmetrics(&page(), &METRICS)),
+        MetricsFormats::Both | MetricsFormats::Text => page_response(TEXT_FORMAT, page()),
     };
-    Router::new().route(path, get(shown)).fallback(not_found)
+    Router::new().route(path, get(handler)).fallback(not_found)
 }
 
-fn told(format: Typed, text: String) -> Response {
+fn page_response(format: StaticHeader, text: String) -> Response {
     (format, [(VARY, "accept")], text).into_response()
 }
 
 /// Returns `true` if the client accepts OpenMetrics and prefers it at
 /// least as much as the text format. Source: RFC 9110, section 12.5.1.
-fn prefers_open(headers: &HeaderMap) -> bool {
+fn prefers_openmetrics(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let (mut open, mut text) = (0, 0);
+    let (mut open_weight, mut text_weight) = (0, 0);
     for range in ranges.flat_map(|value| value.split(',')) {
         let mut parts = range.split(';').map(str::trim);
         let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
         let parameters: Vec<_> = parts.filter_map(|part| part.split_once('=')).collect();
-        let of = |name: &str| {
+        let parameter = |name: &str| {
             let found = parameters.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
             found.map(|(_, value)| value.trim().trim_matches('"'))
         };
-        let weight = of("q").map_or(1000, thousandths);
-        match (&*kind, of("version")) {
-            ("application/openmetrics-text", None | Some("1.0.0")) => open = open.max(weight),
-            ("text/plain", None | Some("0.0.4")) => text = text.max(weight),
+        let weight = parameter("q").map_or(1000, parse_weight);
+        match (&*kind, parameter("version")) {
+            ("application/openmetrics-text", None | Some("1.0.0")) => open_weight = open_weight.max(weight),
+            ("text/plain", None | Some("0.0.4")) => text_weight = text_weight.max(weight),
             _ => {}
         }
     }
-    0 < open && text <= open
+    0 < open_weight && text_weight <= open_weight
 }
 
 /// Parses a weight in thousandths: `0.75` is 750. Returns 0 for an invalid weight.
-fn thousandths(weight: &str) -> u32 {
+fn parse_weight(weight: &str) -> u32 {
     let (whole, part) = weight.split_once('.').unwrap_or((weight, ""));
     let part: String = part.chars().chain("000".chars()).take(3).collect();
     let read = (whole.parse::<u32>().ok(), part.parse::<u32>().ok());

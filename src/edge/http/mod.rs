@@ -31,131 +31,131 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use tokio::sync::watch;
 
-use super::Reporting;
-use super::health::{Health, Ready};
+use super::ReplyOptions;
+use super::health::{Health, Readiness};
 use crate::config::hooks::Hooks;
 use crate::engine::Engine;
-use crate::kernel::decision::Cause;
+use crate::kernel::decision::StoreFailure;
 use crate::telemetry::event::Protocol;
 use crate::telemetry::trace;
 
-use connection::Peer;
-use nginx::hold::{Holds, MAX_HELD};
+use connection::HttpPeer;
+use nginx::hold::{LongRequestSlots, MAX_LONG_REQUESTS};
 pub use serve::serve;
 
 /// The parts that the port for checks and health uses.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct CheckPort {
     /// The engine that decides.
     pub engine: Arc<Engine>,
     /// The content of replies.
-    pub reporting: Reporting,
+    pub reporting: ReplyOptions,
     /// The readiness for health checks.
     pub health: Health,
     /// The hooks of `/check` and `/hold`.
     pub hooks: Arc<Hooks>,
     /// Becomes `true` when open permit connections must end.
-    pub leaving: watch::Receiver<bool>,
+    pub draining: watch::Receiver<bool>,
 }
 
-type Typed = [(HeaderName, &'static str); 1];
+type StaticHeader = [(HeaderName, &'static str); 1];
 
-const JSON: Typed = [(CONTENT_TYPE, "application/json")];
-const PLAIN: Typed = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
+const JSON: StaticHeader = [(CONTENT_TYPE, "application/json")];
+const PLAIN: StaticHeader = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
 /// Keeps browsers from rendering an error's text as a page.
-const NO_SNIFFING: Typed = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
+const NO_SNIFF: StaticHeader = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
-struct Port {
-    ask: Ask,
-    holds: Holds,
+struct CheckPortState {
+    ask: CheckPort,
+    slots: LongRequestSlots,
 }
 
 /// Serves `/json`, `/check`, `/hold`, `/healthcheck`, `/livez` and `/readyz`.
 ///
 /// Paths must match exactly. Every method is allowed, except for `/hold`, which requires GET.
-pub fn router(ask: Ask) -> Router {
-    router_with(ask, MAX_HELD)
+pub fn router(config: CheckPort) -> Router {
+    router_with_slots(config, MAX_LONG_REQUESTS)
 }
 
 /// Serves the same paths with another maximum of requests in queues and on `/hold`.
-pub fn router_with(ask: Ask, most: usize) -> Router {
+pub fn router_with_slots(config: CheckPort, max_slots: usize) -> Router {
     Router::new()
         .route("/json", any(json))
         .route("/check", any(check))
-        .route("/hold", any(held))
+        .route("/hold", any(hold))
         .route("/healthcheck", any(healthcheck))
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))
         .fallback(not_found)
-        .with_state(Arc::new(Port { ask, holds: Holds::new(most) }))
+        .with_state(Arc::new(CheckPortState { ask: config, slots: LongRequestSlots::new(max_slots) }))
 }
 
-async fn json(State(port): State<Arc<Port>>, request: Request<Body>) -> Response {
-    let span = question(Protocol::Json, request.headers());
-    span.around(json::answer(&port.ask, request.into_body())).await
+async fn json(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
+    let span = check_span(Protocol::Json, request.headers());
+    span.scope(json::reply_to_check(&port.ask, request.into_body())).await
 }
 
-async fn check(State(port): State<Arc<Port>>, request: Request<Body>) -> Response {
+async fn check(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
-    let span = question(Protocol::Nginx, &head.headers);
-    let peer = Peer::of(&head.extensions);
+    let span = check_span(Protocol::Nginx, &head.headers);
+    let peer = HttpPeer::from_extensions(&head.extensions);
     // Boxed, so that the futures around it do not move its large state.
-    let answer = Box::pin(nginx::answer(&port.ask, &port.holds, &head.headers));
-    unless_left(&peer, span.around(answer)).await
+    let answer = Box::pin(nginx::reply_to_check(&port.ask, &port.slots, &head.headers));
+    unless_disconnected(&peer, span.scope(answer)).await
 }
 
-async fn held(State(port): State<Arc<Port>>, request: Request<Body>) -> Response {
+async fn hold(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
     // A reply to HEAD has no body, so it cannot stay open.
     if head.method != Method::GET {
-        return ([(ALLOW, "GET")], text(StatusCode::METHOD_NOT_ALLOWED)).into_response();
+        return ([(ALLOW, "GET")], status_response(StatusCode::METHOD_NOT_ALLOWED)).into_response();
     }
     let span = trace::hold(&|name| head.headers.get(name)?.to_str().ok());
-    let peer = Peer::of(&head.extensions);
-    let answer = nginx::hold::answer(&port.ask, &port.holds, &head.headers, &peer);
-    unless_left(&peer, span.around(answer)).await
+    let peer = HttpPeer::from_extensions(&head.extensions);
+    let answer = nginx::hold::reply_with_permit(&port.ask, &port.slots, &head.headers, &peer);
+    unless_disconnected(&peer, span.scope(answer)).await
 }
 
 /// Returns `answer`, or closes the connection if the client disconnects
 /// first. The rest of its data is then not parsed as another request.
-async fn unless_left(peer: &Peer, answer: impl Future<Output = Response>) -> Response {
+async fn unless_disconnected(peer: &HttpPeer, answer: impl Future<Output = Response>) -> Response {
     tokio::select! {
         // Polls the decision first, because most decisions are immediate.
         biased;
         answer = answer => answer,
-        () = peer.gone() => (StatusCode::REQUEST_TIMEOUT, [(CONNECTION, "close")]).into_response(),
+        () = peer.closed() => (StatusCode::REQUEST_TIMEOUT, [(CONNECTION, "close")]).into_response(),
     }
 }
 
-fn question(protocol: Protocol, headers: &HeaderMap) -> trace::Span {
-    trace::question(protocol, &|name| headers.get(name)?.to_str().ok())
+fn check_span(protocol: Protocol, headers: &HeaderMap) -> trace::TraceSpan {
+    trace::check_span(protocol, &|name| headers.get(name)?.to_str().ok())
 }
 
 /// Replies like envoyproxy/ratelimit: the state only.
-async fn healthcheck(State(port): State<Arc<Port>>) -> Response {
-    match port.ask.health.ready() {
-        Ready::Yes => (PLAIN, "OK").into_response(),
-        Ready::NoConfig | Ready::NoBackend | Ready::Draining => {
+async fn healthcheck(State(port): State<Arc<CheckPortState>>) -> Response {
+    match port.ask.health.readiness() {
+        Readiness::Ready => (PLAIN, "OK").into_response(),
+        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
 }
 
-async fn readyz(State(port): State<Arc<Port>>) -> Response {
-    let Ask { engine, health, .. } = &port.ask;
-    let ready = health.ready();
+async fn readyz(State(port): State<Arc<CheckPortState>>) -> Response {
+    let CheckPort { engine, health, .. } = &port.ask;
+    let ready = health.readiness();
     let status = match ready {
-        Ready::Yes => StatusCode::OK,
-        Ready::NoConfig | Ready::NoBackend | Ready::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        Readiness::Ready => StatusCode::OK,
+        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
-    (status, PLAIN, format!("{ready}{}\n", Degraded(engine.trouble()))).into_response()
+    (status, PLAIN, format!("{ready}{}\n", StoreFailureText(engine.store_failure()))).into_response()
 }
 
 /// The text about an unavailable store. The process stays ready: it still decides,
 /// and a whole fleet that leaves the load balancer would stop all checks.
-struct Degraded(Option<Cause>);
+struct StoreFailureText(Option<StoreFailure>);
 
-impl fmt::Display for Degraded {
+impl fmt::Display for StoreFailureText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(cause) = self.0 else { return Ok(()) };
         write!(f, "; the store of counters does not answer ({}): ", cause.as_str())?;
@@ -164,11 +164,11 @@ impl fmt::Display for Degraded {
 }
 
 async fn not_found() -> Response {
-    (StatusCode::NOT_FOUND, PLAIN, NO_SNIFFING, "404 page not found\n").into_response()
+    (StatusCode::NOT_FOUND, PLAIN, NO_SNIFF, "404 page not found\n").into_response()
 }
 
 /// Returns an error with the status's own name as its text, as in envoyproxy/ratelimit.
-fn text(status: StatusCode) -> Response {
+fn status_response(status: StatusCode) -> Response {
     let name = status.canonical_reason().unwrap_or("Error");
-    (status, PLAIN, NO_SNIFFING, format!("{name}\n")).into_response()
+    (status, PLAIN, NO_SNIFF, format!("{name}\n")).into_response()
 }

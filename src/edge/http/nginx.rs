@@ -27,69 +27,69 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
-use super::{Ask, NO_SNIFFING, PLAIN};
-use crate::config::hooks::{Attributes, Hooks};
-use crate::edge::hook::{self, Unanswered};
-use crate::engine::admit::{with_places, with_wait};
-use crate::engine::{Admitted, Answer, Refusal, Rejection};
+use super::{CheckPort, NO_SNIFF, PLAIN};
+use crate::config::hooks::{RequestAttributes, Hooks};
+use crate::edge::hook::{self, HookError};
+use crate::engine::admit::{with_queue_slots, with_queue_time};
+use crate::engine::{AdmissionOutcome, Decision, CheckError, ConcurrencyRejection};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
-use hold::Holds;
+use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
+use hold::LongRequestSlots;
 
 /// The name of the hook. The first hook applies if the header is absent or empty.
-const HOOK: &str = "x-hook";
-const URI: &str = "x-original-uri";
-const METHOD: &str = "x-original-method";
-const ADDRESS: &str = "x-real-ip";
-const DENY_STATUS: HeaderName = HeaderName::from_static("x-deny-status");
+const HOOK_HEADER: &str = "x-hook";
+const URI_HEADER: &str = "x-original-uri";
+const METHOD_HEADER: &str = "x-original-method";
+const ADDRESS_HEADER: &str = "x-real-ip";
+const DENY_STATUS_HEADER: HeaderName = HeaderName::from_static("x-deny-status");
 /// The body for the client. NGINX discards the body of the subrequest itself.
-const DENY_BODY: HeaderName = HeaderName::from_static("x-deny-body");
+const DENY_BODY_HEADER: HeaderName = HeaderName::from_static("x-deny-body");
 
 /// The value of `$remote_addr` for a client on a Unix socket.
-const NO_ADDRESS: &str = "unix:";
+const UNIX_SOCKET_ADDRESS: &str = "unix:";
 
-pub(super) async fn answer(ask: &Ask, holds: &Holds, headers: &HeaderMap) -> Response {
-    let began = ask.engine.clock().now();
+pub(super) async fn reply_to_check(port: &CheckPort, holds: &LongRequestSlots, headers: &HeaderMap) -> Response {
+    let started = port.engine.clock().now();
     let answering = async {
-        match Original::of(headers) {
-            Ok(original) => checked(ask, holds, headers, &original).await,
-            Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+        match OriginalRequest::from_headers(headers) {
+            Ok(original) => check_within_slots(port, holds, headers, &original).await,
+            Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
         }
     };
-    let ((outcome, response), queued) = with_wait(answering).await;
-    Asked { protocol: Protocol::Nginx, outcome }.emit();
-    Answered { came: began, at: ask.engine.clock().now(), queued }.emit();
+    let ((outcome, response), queued) = with_queue_time(answering).await;
+    RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
+    CheckAnswered { received_at: started, replied_at: port.engine.clock().now(), queue_time: queued }.emit();
     response
 }
 
-async fn checked(
-    ask: &Ask,
-    holds: &Holds,
+async fn check_within_slots(
+    port: &CheckPort,
+    holds: &LongRequestSlots,
     headers: &HeaderMap,
-    original: &Original<'_>,
-) -> (Outcome, Response) {
-    let decided = decide(ask, headers, original);
-    let Some(admitted) = with_places(decided, || holds.place()).await else { return holds.full() };
-    let mut response = show(ask, admitted.as_ref());
-    let passes = matches!(admitted, Ok(_) | Err(Unanswered::NothingToAsk));
+    original: &OriginalRequest<'_>,
+) -> (EdgeOutcome, Response) {
+    let decision = decide(port, headers, original);
+    let Some(admitted) = with_queue_slots(decision, || holds.try_acquire()).await else { return holds.full_reply() };
+    let mut response = hook_response(port, admitted.as_ref());
+    let passes = matches!(admitted, Ok(_) | Err(HookError::NoDescriptors));
     if passes && original.id.is_some() {
-        name_owner(ask, response.headers_mut());
+        add_owner(port, response.headers_mut());
     }
-    (hook::counted(&admitted), response)
+    (hook::admission_outcome(&admitted), response)
 }
 
 async fn decide(
-    ask: &Ask,
+    port: &CheckPort,
     headers: &HeaderMap,
-    original: &Original<'_>,
-) -> Result<Admitted, Unanswered> {
-    let (request, id) = (original.asked(&ask.hooks, headers), original.id.as_deref());
+    original: &OriginalRequest<'_>,
+) -> Result<AdmissionOutcome, HookError> {
+    let (request, id) = (original.to_rate_limit_request(&port.hooks, headers), original.id.as_deref());
     // The limit's queue timeout and NGINX's disconnect already end a wait.
-    hook::ask(&ask.engine, &ask.reporting, request.as_ref(), id, None).await
+    hook::decide(&port.engine, &port.reporting, request.as_ref(), id, None).await
 }
 
 /// The client's request, as NGINX describes it.
-struct Original<'h> {
+struct OriginalRequest<'h> {
     hook: Option<Cow<'h, str>>,
     uri: Cow<'h, str>,
     method: Cow<'h, str>,
@@ -97,14 +97,14 @@ struct Original<'h> {
     id: Option<Cow<'h, str>>,
 }
 
-impl<'h> Original<'h> {
-    fn of(headers: &'h HeaderMap) -> Result<Self, Wrong> {
+impl<'h> OriginalRequest<'h> {
+    fn from_headers(headers: &'h HeaderMap) -> Result<Self, NginxHeaderError> {
         Ok(Self {
-            hook: once(headers, HOOK)?.filter(|name| !name.is_empty()),
-            uri: once(headers, URI)?.ok_or(Wrong::Missing(URI))?,
-            method: once(headers, METHOD)?.ok_or(Wrong::Missing(METHOD))?,
-            address: address(once(headers, ADDRESS)?.ok_or(Wrong::Missing(ADDRESS))?)?,
-            id: once(headers, hook::ID)?,
+            hook: single_header(headers, HOOK_HEADER)?.filter(|name| !name.is_empty()),
+            uri: single_header(headers, URI_HEADER)?.ok_or(NginxHeaderError::Missing(URI_HEADER))?,
+            method: single_header(headers, METHOD_HEADER)?.ok_or(NginxHeaderError::Missing(METHOD_HEADER))?,
+            address: parse_address(single_header(headers, ADDRESS_HEADER)?.ok_or(NginxHeaderError::Missing(ADDRESS_HEADER))?)?,
+            id: single_header(headers, hook::ID)?,
         })
     }
 
@@ -123,74 +123,74 @@ impl<'h> Original<'h> {
         }
     }
 
-    fn asked(&self, hooks: &Hooks, headers: &HeaderMap) -> Result<RateLimitRequest, Unanswered> {
-        let attributes = Attributes {
-            header: &|name| self.header(name, |name| headers.get(name).map(text)),
-            joined: &|name| self.header(name, |name| joined(headers, name)),
+    fn to_rate_limit_request(&self, hooks: &Hooks, headers: &HeaderMap) -> Result<RateLimitRequest, HookError> {
+        let attributes = RequestAttributes {
+            first_header_value: &|name| self.header(name, |name| headers.get(name).map(header_text)),
+            joined_header_values: &|name| self.header(name, |name| joined_header(headers, name)),
             path: &self.uri,
             remote_address: self.address.as_deref(),
             metadata: &|_| None,
         };
-        hook::request(hooks, self.hook.as_deref(), &attributes)
+        hook::build_request(hooks, self.hook.as_deref(), &attributes)
     }
 }
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-enum Wrong {
+enum NginxHeaderError {
     #[error("no {0}; NGINX must set it: see config/nginx/rate_limit.conf")]
     Missing(&'static str),
     #[error("{0} twice; NGINX must set it, so that the client's own does not come through")]
-    Twice(&'static str),
+    Duplicate(&'static str),
     #[error("x-real-ip is not an address; NGINX must set it to $remote_addr")]
-    NoAddress,
+    InvalidAddress,
 }
 
-fn once<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<Cow<'h, str>>, Wrong> {
+fn single_header<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<Cow<'h, str>>, NginxHeaderError> {
     let mut values = headers.get_all(name).iter();
-    let first = values.next().map(text);
-    if values.next().is_some() { Err(Wrong::Twice(name)) } else { Ok(first) }
+    let first = values.next().map(header_text);
+    if values.next().is_some() { Err(NginxHeaderError::Duplicate(name)) } else { Ok(first) }
 }
 
-fn address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, Wrong> {
-    if text == NO_ADDRESS {
+fn parse_address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, NginxHeaderError> {
+    if text == UNIX_SOCKET_ADDRESS {
         return Ok(None);
     }
-    text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| Wrong::NoAddress)
+    text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| NginxHeaderError::InvalidAddress)
 }
 
 /// Joins several values of a header, as Envoy's matchers do.
-fn joined<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
-    let mut values = headers.get_all(name).iter().map(text);
+fn joined_header<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
+    let mut values = headers.get_all(name).iter().map(header_text);
     let first = values.next()?;
     Some(values.fold(first, |all, next| Cow::Owned(format!("{all},{next}"))))
 }
 
 /// Replaces bytes that are not UTF-8. Rejecting them would let a client bypass the limits.
-fn text(value: &HeaderValue) -> Cow<'_, str> {
+fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
-fn show(ask: &Ask, admitted: Result<&Admitted, &Unanswered>) -> Response {
+fn hook_response(port: &CheckPort, admitted: Result<&AdmissionOutcome, &HookError>) -> Response {
     match admitted {
-        Ok(Admitted::Decided(answer, _)) => decided(ask, answer),
-        Ok(Admitted::Rejected(rejection)) => rejected(rejection),
-        Err(Unanswered::NothingToAsk) => StatusCode::OK.into_response(),
-        Err(why @ Unanswered::NoHooks) => explained(StatusCode::NOT_IMPLEMENTED, why),
-        Err(why @ Unanswered::Refused(Refusal::NoConfig | Refusal::BackendDown(_))) => {
-            explained(StatusCode::SERVICE_UNAVAILABLE, why)
+        Ok(AdmissionOutcome::Decided(answer, _)) => decision_response(port, answer),
+        Ok(AdmissionOutcome::Rejected(rejection)) => rejection_response(rejection),
+        Err(HookError::NoDescriptors) => StatusCode::OK.into_response(),
+        Err(why @ HookError::NoHooks) => text_response(StatusCode::NOT_IMPLEMENTED, why),
+        Err(why @ HookError::Rejected(CheckError::NoConfig | CheckError::StoreUnavailable(_))) => {
+            text_response(StatusCode::SERVICE_UNAVAILABLE, why)
         }
-        Err(why) => explained(StatusCode::BAD_REQUEST, why),
+        Err(why) => text_response(StatusCode::BAD_REQUEST, why),
     }
 }
 
-fn decided(ask: &Ask, answer: &Answer) -> Response {
+fn decision_response(port: &CheckPort, answer: &Decision) -> Response {
     let mut response = Response::new(Body::empty());
     if answer.verdict == Verdict::Deny {
         *response.status_mut() = StatusCode::FORBIDDEN;
         let status = HeaderValue::from(StatusCode::TOO_MANY_REQUESTS.as_u16());
-        response.headers_mut().insert(DENY_STATUS, status);
+        response.headers_mut().insert(DENY_STATUS_HEADER, status);
     }
-    for (name, value) in ask.reporting.headers.of(answer) {
+    for (name, value) in port.reporting.headers.for_decision(answer) {
         // envoyproxy/ratelimit can be configured to send a header without a name. HTTP/1 cannot.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             response.headers_mut().append(name, value);
@@ -199,18 +199,18 @@ fn decided(ask: &Ask, answer: &Answer) -> Response {
     response
 }
 
-fn name_owner(ask: &Ask, headers: &mut HeaderMap) {
-    let owner = ask.engine.owner().and_then(|owner| HeaderValue::from_str(owner).ok());
+fn add_owner(port: &CheckPort, headers: &mut HeaderMap) {
+    let owner = port.engine.owner().and_then(|owner| HeaderValue::from_str(owner).ok());
     if let Some(owner) = owner {
-        headers.insert(HeaderName::from_static(hook::OWNER), owner);
+        headers.insert(HeaderName::from_static(hook::OWNER_KEY), owner);
     }
 }
 
-fn rejected(rejection: &Rejection) -> Response {
+fn rejection_response(rejection: &ConcurrencyRejection) -> Response {
     let reject = &rejection.reject;
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::FORBIDDEN;
-    response.headers_mut().insert(DENY_STATUS, HeaderValue::from(reject.status));
+    response.headers_mut().insert(DENY_STATUS_HEADER, HeaderValue::from(reject.status));
     if let Some(wait) = reject.retry_after {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil()));
     }
@@ -218,11 +218,11 @@ fn rejected(rejection: &Rejection) -> Response {
     if let Ok(body) = HeaderValue::from_str(&reject.body)
         && !body.is_empty()
     {
-        response.headers_mut().insert(DENY_BODY, body);
+        response.headers_mut().insert(DENY_BODY_HEADER, body);
     }
     response
 }
 
-fn explained(status: StatusCode, why: &impl std::fmt::Display) -> Response {
-    (status, PLAIN, NO_SNIFFING, format!("{why}\n")).into_response()
+fn text_response(status: StatusCode, why: &impl std::fmt::Display) -> Response {
+    (status, PLAIN, NO_SNIFF, format!("{why}\n")).into_response()
 }

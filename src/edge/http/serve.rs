@@ -20,16 +20,16 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::connection::Connection;
+use super::connection::HttpConnection;
 
 /// The timeout for a request's head, and for an idle connection between two requests.
-const HEAD_DEADLINE: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The maximum number of connections. Further ones wait in the kernel's queue.
 pub(super) const MAX_CONNECTIONS: usize = 4_096;
 
 /// The idle time before the first TCP keepalive probe, and the interval between probes.
-const SILENCE: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The pause after a failed accept. Without it, running
 /// out of file descriptors would cause a busy loop.
@@ -45,13 +45,13 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
             () = &mut shutdown => break,
             accepted = accept(&listener, &slots) => accepted,
         };
-        let (io, peer) = Connection::new(stream);
-        let asked = TowerToHyperService::new(router.clone());
+        let (io, peer) = HttpConnection::new(stream);
+        let router_service = TowerToHyperService::new(router.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());
-            asked.call(request)
+            router_service.call(request)
         });
-        let connection = connections().serve_connection(TokioIo::new(io), service).into_owned();
+        let connection = http1_builder().serve_connection(TokioIo::new(io), service).into_owned();
         let connection = graceful.watch(connection);
         tokio::spawn(async move {
             connection.await.ok();
@@ -62,9 +62,9 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<
     graceful.shutdown().await;
 }
 
-fn connections() -> Builder<TokioExecutor> {
+fn http1_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     builder
 }
 
@@ -78,7 +78,7 @@ async fn accept(
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                keep_alive(&stream);
+                enable_keepalive(&stream);
                 return (stream, slot);
             }
             Err(error) => {
@@ -90,8 +90,8 @@ async fn accept(
 }
 
 /// Enables TCP keepalive, so that the permits of a vanished peer are released.
-fn keep_alive(stream: &TcpStream) {
-    let asking = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE).with_retries(2);
+fn enable_keepalive(stream: &TcpStream) {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_INTERVAL).with_interval(KEEPALIVE_INTERVAL).with_retries(2);
     // After an error, the connection keeps the system's defaults.
-    drop(SockRef::from(stream).set_tcp_keepalive(&asking));
+    drop(SockRef::from(stream).set_tcp_keepalive(&keepalive));
 }

@@ -14,22 +14,22 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::totals::Totals;
-use super::usage::Usage;
-use crate::config::concurrency::OnFailure;
+use super::totals::ShareTotals;
+use super::usage::UsageMeter;
+use crate::config::concurrency::ConcurrencyFallback;
 use crate::kernel::concurrency::Limiter;
-use crate::kernel::coordinator::member::{Applied, Load};
-use crate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reading, Reply, Terms};
-use crate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use crate::kernel::coordinator::member::{GrantOutcome, LoadReport};
+use crate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, ShareClient, ClockReading, HeartbeatReply, ShareTiming};
+use crate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
 use crate::telemetry::event::ShareEvent;
 
 /// The idle heartbeats after which a replica returns its
 /// share, so that an unused limit costs the store nothing.
-const IDLE: u64 = 10;
+const IDLE_HEARTBEATS: u64 = 10;
 
 /// The fleet parameters of a concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedLimit {
     /// The smallest limit.
     pub min: u32,
     /// The initial limit.
@@ -39,77 +39,77 @@ pub struct Shared {
     /// The longest duration of a request.
     pub max_duration: Nanos,
     /// The behavior during a store outage.
-    pub on_failure: OnFailure,
+    pub on_failure: ConcurrencyFallback,
 }
 
 #[derive(Debug)]
-pub(super) struct Leased {
-    pub(super) shared: Shared,
-    law: Law,
-    life: Incarnation,
+pub(super) struct ReplicaShare {
+    pub(super) shared: SharedLimit,
+    law: CoordinatorConfig,
+    incarnation: Incarnation,
     /// `None` without a share and without requests in flight.
-    member: Option<Member>,
-    stay: Stay,
-    joined: Nanos,
+    member: Option<ShareClient>,
+    intent: ShareIntent,
+    joined_at: Nanos,
     /// Set since the limit belongs to this replica alone.
     /// Only the return of its share is still open.
-    local: Option<Nanos>,
-    pub(super) usage: Usage,
+    local_since: Option<Nanos>,
+    pub(super) usage: UsageMeter,
     /// The last reported load, its law and its instant.
-    said: Option<(Load, Law, Nanos)>,
+    last_report: Option<(LoadReport, CoordinatorConfig, Nanos)>,
     /// The number of the newest report since the last join. Replies to earlier reports are ignored.
-    newest: Option<u64>,
-    last: Option<Grant>,
+    newest_number: Option<u64>,
+    last_grant: Option<Grant>,
     outage: bool,
     /// The requests that arrived before the first reply.
-    asked: u64,
-    answers: watch::Sender<()>,
+    waiting_requests: u64,
+    reply_notifier: watch::Sender<()>,
     fences: u64,
     handoffs: u64,
-    totals: Arc<Totals>,
+    totals: Arc<ShareTotals>,
     /// The instant since when the share is below the fair share.
-    short: Option<Nanos>,
+    below_fair_since: Option<Nanos>,
     handoff_took: Option<Nanos>,
 }
 
 /// The intention to keep or to return the share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stay {
-    Stays,
+enum ShareIntent {
+    Keep,
     /// The return has not been reported yet.
-    Leaves,
+    Return,
     /// The return has been reported.
-    SaidSo,
+    ReturnReported,
     /// The return was reported, but there was no reply or a refusal. The reports continue.
-    InVain,
+    ReturnUnconfirmed,
 }
 
 /// The next action for one limit.
-pub(super) enum Speak {
-    No,
+pub(super) enum ReportAction {
+    NotDue,
     /// No action until the next request.
-    Cold,
+    Idle,
     /// Send this report.
-    Beat {
-        law: Law,
-        said: Heartbeat,
+    Send {
+        law: CoordinatorConfig,
+        report: Heartbeat,
         /// The number of replicas that share the limit, from the last grant.
-        members: Option<u64>,
+        replicas: Option<u64>,
         /// The time until the report must be sent: the remaining
         /// time of the share. For a return, the time of a new share.
-        left: Nanos,
+        time_left: Nanos,
     },
 }
 
 /// A snapshot of one fleet-wide limit at this replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct ShareSnapshot {
     /// The newest grant.
     pub grant: Option<Grant>,
     /// The valid share. During an outage, the limit that applies at this replica instead.
     pub share: Share,
     /// The remaining time of the share.
-    pub left: Nanos,
+    pub time_left: Nanos,
     /// The requests in flight.
     pub in_flight: u32,
     /// The permits that this replica could use.
@@ -120,100 +120,100 @@ pub struct Shown {
     pub handoffs: u64,
     /// The duration of the last handoff: from the first grant
     /// below the fair share to a grant that reached it.
-    pub handoff_took: Option<Nanos>,
+    pub handoff_duration: Option<Nanos>,
     /// `true` while the store is unavailable and `on_backend_failure` applies.
-    pub outage: bool,
+    pub is_outage: bool,
 }
 
-impl Leased {
-    pub(super) fn new(shared: Shared, terms: Terms, now: Nanos, totals: Arc<Totals>) -> Self {
+impl ReplicaShare {
+    pub(super) fn new(shared: SharedLimit, terms: ShareTiming, now: Nanos, totals: Arc<ShareTotals>) -> Self {
         Self {
             shared,
-            law: law(&shared, terms),
-            life: Incarnation(0),
+            law: make_law(&shared, terms),
+            incarnation: Incarnation(0),
             member: None,
-            stay: Stay::Stays,
-            joined: now,
-            local: None,
-            usage: Usage::new(now),
-            said: None,
-            newest: None,
-            last: None,
+            intent: ShareIntent::Keep,
+            joined_at: now,
+            local_since: None,
+            usage: UsageMeter::new(now),
+            last_report: None,
+            newest_number: None,
+            last_grant: None,
             outage: false,
-            asked: 0,
-            answers: watch::Sender::new(()),
+            waiting_requests: 0,
+            reply_notifier: watch::Sender::new(()),
             fences: 0,
             handoffs: 0,
             totals,
-            short: None,
+            below_fair_since: None,
             handoff_took: None,
         }
     }
 
-    pub(super) fn reload(&mut self, shared: Shared, terms: Terms) {
-        (self.shared, self.law) = (shared, law(&shared, terms));
+    pub(super) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
+        (self.shared, self.law) = (shared, make_law(&shared, terms));
         if let Some(member) = &mut self.member {
             member.reload(terms);
         }
     }
 
-    /// Joins the fleet, as incarnation `life` unless the previous return is still unconfirmed.
-    pub(super) fn join(&mut self, now: Nanos, id: MemberId, life: Incarnation) {
+    /// Joins the fleet, as incarnation `incarnation` unless the previous return is still unconfirmed.
+    pub(super) fn join(&mut self, now: Nanos, id: ReplicaId, life: Incarnation) {
         if let Some(member) = &mut self.member {
             // A new incarnation would have to wait for its own
             // old share, like for the share of a lost replica.
-            member.come_back();
+            member.cancel_leave();
         } else {
-            self.life = life;
-            self.member = Some(Member::new(id, life, self.law.terms));
+            self.incarnation = life;
+            self.member = Some(ShareClient::new(id, life, self.law.timing));
         }
-        (self.joined, self.newest) = (now, None);
-        (self.stay, self.local, self.outage) = (Stay::Stays, None, false);
-        (self.said, self.last, self.short, self.asked) = (None, None, None, 0);
+        (self.joined_at, self.newest_number) = (now, None);
+        (self.intent, self.local_since, self.outage) = (ShareIntent::Keep, None, false);
+        (self.last_report, self.last_grant, self.below_fair_since, self.waiting_requests) = (None, None, None, 0);
     }
 
     /// Returns `true` if this replica is in the fleet and intends to stay.
-    pub(super) const fn is_seated(&self) -> bool {
-        self.member.is_some() && !self.leaves()
+    pub(super) const fn is_in_fleet(&self) -> bool {
+        self.member.is_some() && !self.is_leaving()
     }
 
     /// Returns `true` if the store may still list the share: a new incarnation
     /// would wait for it like for a lost replica. `false` after a return without a
     /// reply, because an unavailable store must not fill the map with idle buckets.
     pub(super) const fn is_in_use(&self) -> bool {
-        self.member.is_some() && !matches!(self.stay, Stay::InVain)
+        self.member.is_some() && !matches!(self.intent, ShareIntent::ReturnUnconfirmed)
     }
 
     /// Returns `true` until the first reply. A new request should wait for it.
-    pub(super) const fn is_cold(&self) -> bool {
-        self.member.is_none() || self.leaves() || (self.last.is_none() && !self.outage)
+    pub(super) const fn is_share_unknown(&self) -> bool {
+        self.member.is_none() || self.is_leaving() || (self.last_grant.is_none() && !self.outage)
     }
 
     /// Counts a request that waits, and returns a receiver that is notified of the next reply.
-    pub(super) fn answers(&mut self) -> watch::Receiver<()> {
-        self.asked = self.asked.saturating_add(1);
-        self.answers.subscribe()
+    pub(super) fn subscribe(&mut self) -> watch::Receiver<()> {
+        self.waiting_requests = self.waiting_requests.saturating_add(1);
+        self.reply_notifier.subscribe()
     }
 
     /// Turns the limit into one of this replica alone, and returns the share.
-    pub(super) const fn go_alone(&mut self, now: Nanos) {
-        self.local = Some(now);
-        self.part();
+    pub(super) const fn become_local(&mut self, now: Nanos) {
+        self.local_since = Some(now);
+        self.return_share();
     }
 
     pub(super) const fn is_local(&self) -> bool {
-        self.local.is_some()
+        self.local_since.is_some()
     }
 
     /// Returns the share with the next report.
-    pub(super) const fn part(&mut self) {
-        if !self.leaves() {
-            self.stay = Stay::Leaves;
+    pub(super) const fn return_share(&mut self) {
+        if !self.is_leaving() {
+            self.intent = ShareIntent::Return;
         }
     }
 
-    const fn leaves(&self) -> bool {
-        !matches!(self.stay, Stay::Stays)
+    const fn is_leaving(&self) -> bool {
+        !matches!(self.intent, ShareIntent::Keep)
     }
 
     /// Returns `true` if a share expired just now. A limit of this replica alone has no share.
@@ -222,7 +222,7 @@ impl Leased {
         let fenced = is_over && !self.is_local();
         if fenced {
             self.fences = self.fences.saturating_add(1);
-            self.totals.fenced();
+            self.totals.count_fence();
             ShareEvent::Fenced.emit();
         }
         fenced
@@ -233,203 +233,203 @@ impl Leased {
     ///
     /// # Errors
     /// Something in use has no valid grant.
-    pub(super) fn under(&self, now: Nanos, limiter: &Limiter) -> Result<Option<Incarnation>, ()> {
-        match self.member.as_ref().and_then(|member| member.under(now)) {
+    pub(super) fn granted_by(&self, now: Nanos, limiter: &Limiter) -> Result<Option<Incarnation>, ()> {
+        match self.member.as_ref().and_then(|member| member.coordinator_incarnation(now)) {
             Some(life) => Ok(Some(life)),
-            None if shared(limiter, self.local) == Share(0) => Ok(None),
+            None if requests_in_share(limiter, self.local_since) == Share(0) => Ok(None),
             None => Err(()),
         }
     }
 
     /// Returns the longest time from now for which the share or its requests may last.
-    pub(super) const fn longest(&self) -> Nanos {
-        self.law.terms.longest()
+    pub(super) const fn longest_use(&self) -> Nanos {
+        self.law.timing.longest_use()
     }
 
     /// Returns the next report if it is due.
-    pub(super) fn speak(&mut self, now: Nanos, limiter: &Limiter) -> Speak {
-        self.usage.pass(now, limiter.in_flight(), limiter.waiting());
-        let load = self.load(now, limiter);
-        let terms = self.law.terms;
-        let Some(member) = &mut self.member else { return Speak::Cold };
-        let idle = limiter.idle_since().map(|since| now.since(since.max(self.joined)));
-        if self.stay == Stay::Stays
-            && idle.is_some_and(|idle| terms.heartbeat.0.saturating_mul(IDLE) <= idle.0)
+    pub(super) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
+        self.usage.accumulate(now, limiter.in_flight(), limiter.queue_len());
+        let load = self.measure_load(now, limiter);
+        let terms = self.law.timing;
+        let Some(member) = &mut self.member else { return ReportAction::Idle };
+        let idle = limiter.idle_since().map(|since| now.since(since.max(self.joined_at)));
+        if self.intent == ShareIntent::Keep
+            && idle.is_some_and(|idle| terms.heartbeat.0.saturating_mul(IDLE_HEARTBEATS) <= idle.0)
         {
-            self.stay = Stay::Leaves;
+            self.intent = ShareIntent::Return;
         }
-        let since = self.said.map(|(_, _, at)| now.since(at));
-        let (said, left) = if self.stay == Stay::Stays {
-            let left = member.ends_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
-            let fresh = terms.usable().0 < left.0.saturating_mul(2);
+        let since = self.last_report.map(|(_, _, at)| now.since(at));
+        let (said, left) = if self.intent == ShareIntent::Keep {
+            let left = member.expires_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
+            let fresh = terms.usable_lifetime().0 < left.0.saturating_mul(2);
             // A new law must be reported, because the store
             // keeps the share of a lost replica by its last law.
-            let same = self.said.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
+            let same = self.last_report.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
             // A waiting replica already pauses longer and longer, up to the duration of a request.
             // With another half term of silence it would learn too late that permits are free.
-            let has_none = member.grant(now).is_none_or(|grant| grant.share == Share(0));
-            let waits = member.urgent(now, &load).is_some() || has_none && load.wanted != Share(0);
-            if now < member.due(now, &load) || !waits && same && fresh {
-                return Speak::No;
+            let has_none = member.current_grant(now).is_none_or(|grant| grant.share == Share(0));
+            let waits = member.early_heartbeat_at(now, &load).is_some() || has_none && load.demand != Share(0);
+            if now < member.next_heartbeat_at(now, &load) || !waits && same && fresh {
+                return ReportAction::NotDue;
             }
-            (member.beat(now, &load), left)
+            (member.next_heartbeat(now, &load), left)
         } else {
             // Reported at once, then every heartbeat until the store confirms.
-            if self.stay == Stay::Leaves {
-                self.stay = Stay::SaidSo;
+            if self.intent == ShareIntent::Return {
+                self.intent = ShareIntent::ReturnReported;
             } else if since.is_some_and(|since| since < terms.heartbeat) {
-                return Speak::No;
+                return ReportAction::NotDue;
             }
-            (member.leave(now, shared(limiter, self.local)), terms.usable())
+            (member.last_heartbeat(now, requests_in_share(limiter, self.local_since)), terms.usable_lifetime())
         };
-        (self.said, self.newest) = (Some((load, self.law, now)), Some(said.number));
-        self.usage.spoke(now, &terms);
-        Speak::Beat { law: self.law, said, members: self.last.map(|grant| grant.members), left }
+        (self.last_report, self.newest_number) = (Some((load, self.law, now)), Some(said.number));
+        self.usage.start_window(now, &terms);
+        ReportAction::Send { law: self.law, report: said, replicas: self.last_grant.map(|grant| grant.replicas), time_left: left }
     }
 
-    /// Returns `true` if `said` is the newest report of the current incarnation.
-    pub(super) fn awaits(&self, said: &Heartbeat) -> bool {
-        (said.life, Some(said.number)) == (self.life, self.newest)
+    /// Returns `true` if `report` is the newest report of the current incarnation.
+    pub(super) fn is_newest(&self, report: &Heartbeat) -> bool {
+        (report.incarnation, Some(report.number)) == (self.incarnation, self.newest_number)
     }
 
-    /// Applies the reply to the report `said`. Returns
+    /// Applies the reply to the report `report`. Returns
     /// the share that comes into force, if it changes.
-    pub(super) fn hear(
+    pub(super) fn apply_reply(
         &mut self,
         now: Nanos,
-        said: &Heartbeat,
-        reply: Option<&Reply>,
-        clock: Reading,
-        alone: Share,
+        report: &Heartbeat,
+        reply: Option<&HeartbeatReply>,
+        clock: ClockReading,
+        outage_share: Share,
     ) -> Option<Share> {
-        if !self.awaits(said) {
+        if !self.is_newest(report) {
             return None;
         }
         let member = self.member.as_mut()?;
-        member.goes_by(clock);
-        if said.leaves {
-            let is_heard = reply == Some(&Reply::Left);
-            self.stay = if is_heard { Stay::SaidSo } else { Stay::InVain };
+        member.set_clock(clock);
+        if report.is_leaving {
+            let is_heard = reply == Some(&HeartbeatReply::Left);
+            self.intent = if is_heard { ShareIntent::ReturnReported } else { ShareIntent::ReturnUnconfirmed };
         }
         let share = match reply {
-            Some(Reply::Grant(grant)) => match member.on_grant(now, grant) {
-                Applied::From(before) => {
-                    self.took(now, before, *grant);
+            Some(HeartbeatReply::Grant(grant)) => match member.apply_grant(now, grant) {
+                GrantOutcome::Applied(before) => {
+                    self.record_grant(now, before, *grant);
                     Some(grant.share)
                 }
-                Applied::Late => None,
+                GrantOutcome::Ignored => None,
             },
-            Some(Reply::Left) => {
-                if said.in_flight == Share(0) {
-                    (self.member, self.last) = (None, None);
-                    (self.stay, self.outage) = (Stay::Stays, false);
+            Some(HeartbeatReply::Left) => {
+                if report.in_flight == Share(0) {
+                    (self.member, self.last_grant) = (None, None);
+                    (self.intent, self.outage) = (ShareIntent::Keep, false);
                 }
                 None
             }
             // The store replied, so the outage is over, although it granted no share.
             Some(_) => {
-                member.void();
+                member.discard_reply();
                 std::mem::take(&mut self.outage).then_some(Share(0))
             }
             None => {
-                member.void();
-                self.fail(now, alone)
+                member.discard_reply();
+                self.outage_share(now, outage_share)
             }
         };
-        self.answers.send_replace(());
-        share.filter(|_| !self.is_local() && !self.leaves())
+        self.reply_notifier.send_replace(());
+        share.filter(|_| !self.is_local() && !self.is_leaving())
     }
 
-    fn took(&mut self, now: Nanos, before: Share, grant: Grant) {
-        let others = self.last.is_some_and(|last| last.share < last.fair);
+    fn record_grant(&mut self, now: Nanos, before: Share, grant: Grant) {
+        let others = self.last_grant.is_some_and(|last| last.share < last.fair_share);
         match before.cmp(&grant.share) {
             Ordering::Less if others => {
                 self.handoffs = self.handoffs.saturating_add(1);
-                self.totals.handed_over();
+                self.totals.count_handoff();
                 ShareEvent::HandedOver.emit();
             }
             Ordering::Less => ShareEvent::Grown.emit(),
             Ordering::Greater => ShareEvent::Shrunk.emit(),
             Ordering::Equal => {}
         }
-        if grant.fair <= grant.share {
-            let took = self.short.take().map(|since| now.since(since));
+        if grant.fair_share <= grant.share {
+            let took = self.below_fair_since.take().map(|since| now.since(since));
             self.handoff_took = took.or(self.handoff_took);
         } else {
-            self.short = self.short.or(Some(now));
+            self.below_fair_since = self.below_fair_since.or(Some(now));
         }
         if before != grant.share {
-            self.usage.allowed(grant.share);
+            self.usage.set_share(grant.share);
         }
-        (self.last, self.outage) = (Some(grant), false);
+        (self.last_grant, self.outage) = (Some(grant), false);
     }
 
     /// Returns the share during an outage. `None` while a granted share is valid.
-    fn fail(&mut self, now: Nanos, alone: Share) -> Option<Share> {
-        if self.member.as_ref().is_some_and(|member| member.grant(now).is_some()) {
+    fn outage_share(&mut self, now: Nanos, alone: Share) -> Option<Share> {
+        if self.member.as_ref().is_some_and(|member| member.current_grant(now).is_some()) {
             return None;
         }
         if !std::mem::replace(&mut self.outage, true) {
             ShareEvent::Outage.emit();
         }
         Some(match self.shared.on_failure {
-            OnFailure::Deny => Share(0),
+            ConcurrencyFallback::Deny => Share(0),
             // Other replicas still use the permits that they have not returned.
             // The sum of shares that were valid at the same time never exceeds the
             // limit. A sum of fair shares from different instants can exceed it.
-            OnFailure::Local => self.last.map_or(alone, |last| last.fair.min(last.share)),
-            OnFailure::Allow => Share(u64::MAX),
+            ConcurrencyFallback::Local => self.last_grant.map_or(alone, |last| last.fair_share.min(last.share)),
+            ConcurrencyFallback::Allow => Share(u64::MAX),
         })
     }
 
-    pub(super) fn shown(&self, now: Nanos, limiter: &Limiter) -> Shown {
+    pub(super) fn snapshot(&self, now: Nanos, limiter: &Limiter) -> ShareSnapshot {
         let member = self.member.as_ref();
-        let grant = member.and_then(|member| member.grant(now)).copied();
+        let grant = member.and_then(|member| member.current_grant(now)).copied();
         let alone = if self.outage { limiter.limit() } else { 0 };
-        Shown {
-            grant: grant.or(self.last),
+        ShareSnapshot {
+            grant: grant.or(self.last_grant),
             share: grant.map_or(Share(alone.into()), |grant| grant.share),
-            left: member.and_then(Member::ends_at).map_or(Nanos(0), |ends_at| ends_at.since(now)),
+            time_left: member.and_then(ShareClient::expires_at).map_or(Nanos(0), |ends_at| ends_at.since(now)),
             in_flight: limiter.in_flight(),
-            wanted: self.said.map_or(Share(0), |(load, ..)| load.wanted),
+            wanted: self.last_report.map_or(Share(0), |(load, ..)| load.demand),
             fences: self.fences,
             handoffs: self.handoffs,
-            handoff_took: self.handoff_took,
-            outage: self.outage,
+            handoff_duration: self.handoff_took,
+            is_outage: self.outage,
         }
     }
 
-    fn load(&self, now: Nanos, limiter: &Limiter) -> Load {
-        let (in_flight, waiting) = (limiter.in_flight(), limiter.waiting());
-        let least = Share(self.asked.min(u64::from(self.said.is_none()).saturating_mul(u64::MAX)));
-        let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.terms).max(least);
-        let policy = limiter.policy();
+    fn measure_load(&self, now: Nanos, limiter: &Limiter) -> LoadReport {
+        let (in_flight, waiting) = (limiter.in_flight(), limiter.queue_len());
+        let least = Share(self.waiting_requests.min(u64::from(self.last_report.is_none()).saturating_mul(u64::MAX)));
+        let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.timing).max(least);
+        let policy = limiter.adaptive_limit();
         let vote = (self.shared.min < self.shared.max)
-            .then(|| self.usage.vote(policy.estimate()?))
+            .then(|| self.usage.vote(policy.wanted_limit()?))
             .flatten();
-        Load { in_flight: Share(in_flight.into()), wanted, vote }
+        LoadReport { in_flight: Share(in_flight.into()), demand: wanted, vote }
     }
 }
 
 /// Returns the requests in flight that use the share. Requests that started since
-/// `alone` do not count, because a busy limit could otherwise never return its share.
-fn shared(limiter: &Limiter, alone: Option<Nanos>) -> Share {
+/// `outage_share` do not count, because a busy limit could otherwise never return its share.
+fn requests_in_share(limiter: &Limiter, alone: Option<Nanos>) -> Share {
     let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
     let before = limiter.permits().filter(|(_, since)| *since <= alone).count();
     Share(u64::try_from(before).unwrap_or(u64::MAX))
 }
 
-fn law(shared: &Shared, terms: Terms) -> Law {
+fn make_law(shared: &SharedLimit, terms: ShareTiming) -> CoordinatorConfig {
     let [min, start, max] = [shared.min, shared.start, shared.max].map(|it| Share(it.into()));
     let max = max.min(crate::kernel::coordinator::terms::MOST);
-    let whole = Law::new(terms, min.min(max), start.min(max), max);
+    let whole = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
     // Never happens with a validated configuration. A limit of 1 is the safe choice.
-    whole.unwrap_or(Law {
-        terms,
+    whole.unwrap_or(CoordinatorConfig {
+        timing: terms,
         min: Share(1),
         start: Share(1),
         max: Share(1),
-        aggregate: crate::kernel::coordinator::aggregate::Aggregate::default(),
-        split: crate::kernel::coordinator::split::Split::default(),
+        aggregate: crate::kernel::coordinator::aggregate::VoteAggregate::default(),
+        split: crate::kernel::coordinator::split::SplitMode::default(),
     })
 }

@@ -1,10 +1,10 @@
 //! Tracks the time that the check of the current task waits in queues.
 //!
 //! Guarantees:
-//! - [`with_places`] occupies a waiting slot exactly while its check waits in a queue.
+//! - [`with_queue_slots`] occupies a waiting slot exactly while its check waits in a queue.
 //! - A check that finds no free slot is dropped with its queue entry.
 //! - A check that does not queue needs no slot.
-//! - [`with_wait`] measures the time in all queues, including waits that failed.
+//! - [`with_queue_time`] measures the time in all queues, including waits that failed.
 //!
 //! Not covered:
 //! - The number of slots.
@@ -32,36 +32,36 @@ tokio::task_local! {
 /// A wait in a queue. It ends when this value is dropped.
 #[derive(Debug)]
 #[must_use = "it is over when this is dropped"]
-pub(super) struct Queued<'c> {
+pub(super) struct QueueTimer<'c> {
     clock: &'c Clock,
     since: Nanos,
 }
 
 /// Starts a wait in a queue.
-pub(super) fn begins(clock: &Clock) -> Queued<'_> {
-    tell(true);
-    Queued { clock, since: clock.steady() }
+pub(super) fn start_queue_timer(clock: &Clock) -> QueueTimer<'_> {
+    set_in_queue(true);
+    QueueTimer { clock, since: clock.steady() }
 }
 
-impl Drop for Queued<'_> {
+impl Drop for QueueTimer<'_> {
     fn drop(&mut self) {
-        tell(false);
+        set_in_queue(false);
         let waited = self.clock.steady().since(self.since);
         // An error means that the caller does not measure waiting time.
         let _unasked = WAITED.try_with(|cell| cell.set(cell.get().plus(waited)));
     }
 }
 
-fn tell(waits: bool) {
+fn set_in_queue(waits: bool) {
     // An error means that the caller does not limit waiting slots.
     let _unasked = IN_QUEUE.try_with(|cell| cell.set(waits));
 }
 
-/// Runs `answer`, and occupies one of `places` while it waits in a
+/// Runs `answer`, and occupies one of `slots` while it waits in a
 /// queue. If no slot is free, drops `answer` and returns `None`.
-pub async fn with_places<T, P>(
+pub async fn with_queue_slots<T, P>(
     answer: impl Future<Output = T>,
-    places: impl Fn() -> Option<P>,
+    slots: impl Fn() -> Option<P>,
 ) -> Option<T> {
     let mut answer = pin!(answer);
     let mut place = None;
@@ -70,7 +70,7 @@ pub async fn with_places<T, P>(
             return Poll::Ready(Some(answer));
         }
         let waits = IN_QUEUE.with(Cell::get);
-        place = if waits { place.take().or_else(&places) } else { None };
+        place = if waits { place.take().or_else(&slots) } else { None };
         if waits && place.is_none() { Poll::Ready(None) } else { Poll::Pending }
     });
     IN_QUEUE.scope(Cell::new(false), polled).await
@@ -78,6 +78,6 @@ pub async fn with_places<T, P>(
 
 /// Runs `answer`, and returns its result with the time that it spent in queues.
 /// Not an `async fn`, because that would reserve the size of `answer` twice.
-pub fn with_wait<T>(answer: impl Future<Output = T>) -> impl Future<Output = (T, Nanos)> {
+pub fn with_queue_time<T>(answer: impl Future<Output = T>) -> impl Future<Output = (T, Nanos)> {
     WAITED.scope(Cell::new(Nanos(0)), answer.map(|answer| (answer, WAITED.with(Cell::get))))
 }

@@ -17,112 +17,112 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::timeout;
 
-use super::bucket::{Bucket, Spoken};
-use super::fleet::Fleet;
-use super::{Admission, Ask, Denied, Held, queued};
-use crate::backend::permits::{Acquire, Ask as Wanted};
-use crate::backend::{Backend, Reply};
-use crate::kernel::concurrency::limiter::Waiting;
+use super::bucket::{Bucket, AcquireReply};
+use super::fleet::FleetReporter;
+use super::{ConcurrencyLimits, PermitRequest, AcquireError, PermitGuard, queued};
+use crate::backend::permits::{StrictPermitRequest, StrictAcquire as Wanted};
+use crate::backend::{Backend, StoreReply};
+use crate::kernel::concurrency::limiter::QueueConfig;
 use crate::kernel::units::{Nanos, Share};
 use crate::telemetry::trace;
 
 /// The shortest pause between two attempts of the first request, and the largest
 /// random addition. The store does not report releases of other replicas.
-const AGAIN: Duration = Duration::from_millis(40);
-const JITTER_MILLIS: u64 = 20;
+const RETRY_PAUSE: Duration = Duration::from_millis(40);
+const RETRY_JITTER_MS: u64 = 20;
 
 /// The parameters of a strict limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strictly {
+pub struct StrictLimit {
     /// The queue. `None`: requests do not wait.
-    pub waiting: Option<Waiting>,
+    pub queue: Option<QueueConfig>,
     /// The longest duration of a request.
     pub max_duration: Nanos,
     /// The largest number of requests in flight at this replica during a store outage.
-    pub alone: u32,
+    pub outage_limit: u32,
 }
 
 /// A snapshot of one strict limit at this replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct StrictSnapshot {
     /// The limit.
     pub limit: u32,
     /// The requests in flight at this replica.
-    pub here: u32,
+    pub in_flight: u32,
     /// The permits of the whole fleet, from the last reply.
-    pub held: Option<Share>,
+    pub fleet_permits: Option<Share>,
     /// The number of waiting requests at this replica.
     pub waiting: usize,
     /// The time for which the store grants no permits, from the last acquire.
     pub closed_for: Nanos,
     /// `true` if the last call got no reply.
-    pub outage: bool,
+    pub is_outage: bool,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct StrictQueue {
     /// Locked by the first request. The lock is fair, so the order of arrival is kept.
     front: Mutex<()>,
     waiting: AtomicUsize,
-    moved: Notify,
+    wake_up: Notify,
 }
 
 /// A queue entry. Dropping it leaves the queue.
-struct InLine<'l>(&'l Line);
+struct QueueEntry<'l>(&'l StrictQueue);
 
-impl Line {
+impl StrictQueue {
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
 
     /// Wakes the first request, because a permit may be free.
-    pub(super) fn moves(&self) {
-        self.moved.notify_one();
+    pub(super) fn wake_first(&self) {
+        self.wake_up.notify_one();
     }
 
-    fn join(&self, most: u32) -> Option<InLine<'_>> {
+    fn join(&self, most: u32) -> Option<QueueEntry<'_>> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let one_more = |waiting| (waiting < most).then(|| waiting + 1);
         let joined = self.waiting.fetch_update(Relaxed, Relaxed, one_more);
         // Not constructed on failure: its drop would remove another request's entry.
-        joined.is_ok().then(|| InLine(self))
+        joined.is_ok().then(|| QueueEntry(self))
     }
 }
 
-impl Drop for InLine<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Relaxed);
     }
 }
 
 #[derive(Clone, Copy)]
-struct Asking<'a> {
-    ask: &'a Ask<'a>,
-    strictly: &'a Strictly,
-    fleet: &'a Fleet,
+struct StoreAcquire<'a> {
+    request: &'a PermitRequest<'a>,
+    limit: &'a StrictLimit,
+    fleet: &'a FleetReporter,
     backend: &'a dyn Backend,
 }
 
-impl Admission {
+impl ConcurrencyLimits {
     /// Acquires a permit that the store counts, and waits in the queue if the request
     /// allows it. Without a fleet the bucket belongs to this replica alone. Safe to cancel.
     ///
     /// # Errors
     /// The reason of the rejection. No permit is taken then.
-    pub async fn acquire_strictly(
+    pub async fn acquire_strict(
         &self,
-        ask: Ask<'_>,
-        strictly: Strictly,
+        ask: PermitRequest<'_>,
+        strictly: StrictLimit,
         backend: &dyn Backend,
-    ) -> Result<Held, Denied> {
-        let Some(fleet) = self.fleet() else { return self.acquire(ask).await };
-        let asking = Asking { ask: &ask, strictly: &strictly, fleet, backend };
+    ) -> Result<PermitGuard, AcquireError> {
+        let Some(fleet) = self.fleet_reporter() else { return self.acquire(ask).await };
+        let asking = StoreAcquire { request: &ask, limit: &strictly, fleet, backend };
         let (bucket, line) = loop {
-            let bucket = self.bucket(&ask)?;
+            let bucket = self.find_or_create_bucket(&ask)?;
             // `None`: the bucket was removed in the meantime,
             // and the next look-up finds its successor.
             if let Some(line) =
-                bucket.comes(&self.clock, &ask, strictly.max_duration, fleet.teller())
+                bucket.register_request(&self.clock, &ask, strictly.max_duration, fleet.permit_reporter())
             {
                 break (bucket, line);
             }
@@ -131,29 +131,29 @@ impl Admission {
         if line.waiting() == 0 {
             // A timeout drops the permit, which reports its release. `on_backend_failure`
             // does not apply: this caller did not wait for the store.
-            let answer = Duration::from_nanos(ask.answer.0);
-            let asked = timeout(answer, self.ask_store(&bucket, asking)).await;
-            let asked = asked.unwrap_or(Err(Denied::Late));
-            if asked.as_ref().err() != Some(&Denied::Full) {
+            let answer = Duration::from_nanos(ask.store_timeout.0);
+            let asked = timeout(answer, self.try_store(&bucket, asking)).await;
+            let asked = asked.unwrap_or(Err(AcquireError::QueueTimeout));
+            if asked.as_ref().err() != Some(&AcquireError::Full) {
                 return asked;
             }
         }
-        let left = ask.patience.since(self.clock.steady().since(begun));
-        let queue = strictly.waiting.filter(|_| Nanos(0) < left).ok_or(Denied::Full)?;
-        let _place = line.join(queue.size).ok_or(Denied::QueueFull)?;
+        let left = ask.queue_timeout.since(self.clock.steady().since(begun));
+        let queue = strictly.queue.filter(|_| Nanos(0) < left).ok_or(AcquireError::Full)?;
+        let _place = line.join(queue.size).ok_or(AcquireError::QueueFull)?;
         let patience = Duration::from_nanos(queue.timeout.min(left).0);
-        let queued = (trace::part(trace::Part::Queue), queued::begins(&self.clock));
-        let waited = timeout(patience, self.wait_in(&line, &bucket, asking)).await;
+        let queued = (trace::stage_span(trace::CheckStage::Queue), queued::start_queue_timer(&self.clock));
+        let waited = timeout(patience, self.wait_in_queue(&line, &bucket, asking)).await;
         drop(queued);
-        waited.unwrap_or(Err(Denied::Late))
+        waited.unwrap_or(Err(AcquireError::QueueTimeout))
     }
 
-    async fn wait_in(
+    async fn wait_in_queue(
         &self,
-        line: &Line,
+        line: &StrictQueue,
         bucket: &Arc<Bucket>,
-        asking: Asking<'_>,
-    ) -> Result<Held, Denied> {
+        asking: StoreAcquire<'_>,
+    ) -> Result<PermitGuard, AcquireError> {
         let at_once = line.front.try_lock().ok();
         // A request that is first at once has just got `Full`.
         let mut pauses = at_once.is_some();
@@ -164,33 +164,33 @@ impl Admission {
         loop {
             if pauses {
                 let again =
-                    AGAIN + Duration::from_millis(asking.fleet.teller().dice(JITTER_MILLIS));
+                    RETRY_PAUSE + Duration::from_millis(asking.fleet.permit_reporter().random_below(RETRY_JITTER_MS));
                 // Retries after a wake-up or a timeout.
-                drop(timeout(again, line.moved.notified()).await);
+                drop(timeout(again, line.wake_up.notified()).await);
             }
-            match self.ask_store(bucket, asking).await {
-                Err(Denied::Full) => pauses = true,
+            match self.try_store(bucket, asking).await {
+                Err(AcquireError::Full) => pauses = true,
                 asked => return asked,
             }
         }
     }
 
-    async fn ask_store(&self, bucket: &Arc<Bucket>, asking: Asking<'_>) -> Result<Held, Denied> {
-        let Asking { ask, strictly, fleet, backend } = asking;
-        let keep = fleet.teller().kept(ask.keep);
-        let begun = bucket.begins(&self.clock, ask.keep, keep);
-        let (permit, id, limit) = begun.map_err(|_| Denied::Full)?;
+    async fn try_store(&self, bucket: &Arc<Bucket>, asking: StoreAcquire<'_>) -> Result<PermitGuard, AcquireError> {
+        let StoreAcquire { request: ask, limit: strictly, fleet, backend } = asking;
+        let keep = fleet.permit_reporter().store_lifetime(ask.permit_lifetime);
+        let begun = bucket.take_local_permit(&self.clock, ask.permit_lifetime, keep);
+        let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
         // From here on, a drop reports the release.
-        let held = self.held(Arc::clone(bucket), permit, ask.keep);
-        let times = fleet.teller().times(strictly.max_duration);
-        let wanted = Wanted { id, limit, keep, times };
-        let asked = Acquire { bucket: ask.bucket.into(), ask: wanted };
+        let held = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
+        let times = fleet.permit_reporter().times(strictly.max_duration);
+        let wanted = Wanted { id, limit, lifetime: keep, timing: times };
+        let asked = StrictPermitRequest { bucket: ask.bucket.into(), permit: wanted };
         let sent = self.clock.steady();
-        let answer = match backend.acquire(sent, &asked) {
-            Reply::Now(answer) => answer.map_or(Spoken::No, Spoken::Answered),
-            Reply::Later(answer) => answer.await.map_or(Spoken::Unanswered, Spoken::Answered),
+        let answer = match backend.acquire_strict_permit(sent, &asked) {
+            StoreReply::Ready(answer) => answer.map_or(AcquireReply::No, AcquireReply::Replied),
+            StoreReply::Pending(answer) => answer.await.map_or(AcquireReply::NoReply, AcquireReply::Replied),
         };
-        let is_held = bucket.answered(&self.clock, permit, sent, answer, strictly);
-        is_held.then_some(held).ok_or(Denied::Full)
+        let is_held = bucket.apply_acquire_reply(&self.clock, permit, sent, answer, strictly);
+        is_held.then_some(held).ok_or(AcquireError::Full)
     }
 }

@@ -10,17 +10,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The counts of fences and handoffs.
 #[derive(Debug, Default)]
-pub struct Totals {
+pub struct ShareTotals {
     fences: AtomicU64,
     handoffs: AtomicU64,
 }
 
-impl Totals {
-    pub(super) fn fenced(&self) {
+impl ShareTotals {
+    pub(super) fn count_fence(&self) {
         self.fences.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn handed_over(&self) {
+    pub(super) fn count_handoff(&self) {
         self.handoffs.fetch_add(1, Relaxed);
     }
 

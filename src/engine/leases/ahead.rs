@@ -1,13 +1,13 @@
 //! Refills leases in the background, before their balances run out.
 //!
 //! Guarantees:
-//! - A due refill is sent at once, or within [`LOOKED_FOR`] together with early refills.
+//! - A due refill is sent at once, or within [`MAX_SCAN_WAIT`] together with early refills.
 //! - At most [`MOST_AT_LEISURE`](super::MOST_AT_LEISURE) early refills are in flight.
 //! - While more are needed than fit, scans repeat by themselves.
-//! - Scans take at most 1/[`LOOKING_PART`] of the time.
+//! - Scans take at most 1/[`SCAN_TIME_DIVISOR`] of the time.
 //!
 //! Not covered:
-//! - The time of a refill (see [`Held`]).
+//! - The time of a refill (see [`KeyLease`]).
 //! - Returning hits.
 
 use std::mem::take;
@@ -18,69 +18,69 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::Leases;
-use super::flight::together;
-use super::held::Held;
-use super::shard::Ledgers;
-use crate::backend::lease::Message;
+use super::LeaseManager;
+use super::flight::share_store_call;
+use super::held::KeyLease;
+use super::shard::LeaseShard;
+use crate::backend::lease::LeaseMessage;
 use crate::kernel::units::Nanos;
 
 /// A refill that would be due within this time, two upkeep rounds,
 /// is sent early. Refills of many keys then share few store calls.
-const LEISURE: Nanos = Nanos::from_secs(2);
+const EARLY_REFILL_TIME: Nanos = Nanos::from_secs(2);
 
 /// The shortest interval between scans. A refill of one key scans all others for early refills.
-const LOOKED_EVERY: Nanos = Nanos(100_000_000);
+const MIN_SCAN_INTERVAL: Nanos = Nanos(100_000_000);
 
 /// The longest time that a due refill waits for a scan, plus the scan of one shard.
-const LOOKED_FOR: Nanos = Nanos(200_000);
+const MAX_SCAN_WAIT: Nanos = Nanos(200_000);
 
 /// Scans take at most 1/100 of the time.
-const LOOKING_PART: u64 = 100;
+const SCAN_TIME_DIVISOR: u64 = 100;
 
 /// A message to send, and its slot if it is an early refill. The slot is freed after the reply.
-type Going = (Message, Option<OwnedSemaphorePermit>);
+type OutgoingMessage = (LeaseMessage, Option<OwnedSemaphorePermit>);
 
-impl Leases {
+impl LeaseManager {
     /// Sends a refill if one is due, together with early refills of other keys.
-    pub(super) fn borrow_ahead(self: &Arc<Self>, held: &mut Held, now: Nanos) {
-        if self.is_leaving() {
+    pub(super) fn refill_if_due(self: &Arc<Self>, lease: &mut KeyLease, now: Nanos) {
+        if self.is_draining() {
             return;
         }
-        if let Some(borrow) = held.ahead(now, || self.next()) {
-            let message = self.message(held.leased(), borrow);
-            if self.may_look(now) {
+        if let Some(borrow) = lease.refill(now, || self.next_number()) {
+            let message = self.message(lease.leased(), borrow);
+            if self.claim_scan(now) {
                 let all = Arc::clone(self);
-                tokio::spawn(async move { all.look_around(message).await });
+                tokio::spawn(async move { all.scan_repeatedly(message).await });
             } else {
-                self.send_together(vec![(message, None)]);
+                self.send_in_batch(vec![(message, None)]);
             }
         }
     }
 
     /// Returns `true` if the caller may scan all shards now.
-    fn may_look(&self, now: Nanos) -> bool {
-        let next = self.next_look.load(Relaxed);
-        let after = now.plus(LOOKED_EVERY).0;
-        next <= now.0 && self.next_look.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
+    fn claim_scan(&self, now: Nanos) -> bool {
+        let next = self.next_scan.load(Relaxed);
+        let after = now.plus(MIN_SCAN_INTERVAL).0;
+        next <= now.0 && self.next_scan.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
     }
 
     /// Sends `first` together with early refills of other keys. Repeats while there are more
     /// early refills than slots, so that they are sent in full calls before they become urgent.
-    async fn look_around(self: &Arc<Self>, first: Message) {
+    async fn scan_repeatedly(self: &Arc<Self>, first: LeaseMessage) {
         let mut urgent = Some((first, None));
         loop {
-            let began = self.clock.now();
-            let is_all = self.borrow_at_leisure(began, urgent.take()).await;
-            let took = self.clock.now().since(began);
-            let patience = Nanos(took.0.saturating_mul(LOOKING_PART)).max(LOOKED_EVERY);
-            self.next_look.store(began.plus(patience).0, Relaxed);
-            if is_all {
+            let started_at = self.clock.now();
+            let has_slots = self.refill_early(started_at, urgent.take()).await;
+            let scan_time = self.clock.now().since(started_at);
+            let pause = Nanos(scan_time.0.saturating_mul(SCAN_TIME_DIVISOR)).max(MIN_SCAN_INTERVAL);
+            self.next_scan.store(started_at.plus(pause).0, Relaxed);
+            if has_slots {
                 return;
             }
-            tokio::time::sleep(Duration::from_nanos(patience.0)).await;
+            tokio::time::sleep(Duration::from_nanos(pause.0)).await;
             // A scan that another task started meanwhile replaces this one.
-            if self.is_leaving() || !self.may_look(self.clock.now()) {
+            if self.is_draining() || !self.claim_scan(self.clock.now()) {
                 return;
             }
         }
@@ -88,62 +88,62 @@ impl Leases {
 
     /// Scans all keys, and sends the early refills together with the `urgent` message, which
     /// does not wait long. Returns `false` if slots ran out; a later scan finds the rest.
-    pub(super) async fn borrow_at_leisure(
+    pub(super) async fn refill_early(
         self: &Arc<Self>,
         now: Nanos,
-        urgent: Option<Going>,
+        urgent: Option<OutgoingMessage>,
     ) -> bool {
-        let (late, mut is_urgent) = (now.plus(LOOKED_FOR), urgent.is_some());
-        let mut goes = Vec::from_iter(urgent);
-        let mut is_all = true;
+        let (latest_send, mut is_urgent) = (now.plus(MAX_SCAN_WAIT), urgent.is_some());
+        let mut outgoing = Vec::from_iter(urgent);
+        let mut has_slots = true;
         for shard in &self.shards {
-            is_all = self.find_at_leisure(&mut shard.0.lock(), now, &mut goes);
-            if !is_all {
+            has_slots = self.collect_early_refills(&mut shard.0.lock(), now, &mut outgoing);
+            if !has_slots {
                 break;
             }
-            if is_urgent && late <= self.clock.now() {
+            if is_urgent && latest_send <= self.clock.now() {
                 is_urgent = false;
-                self.send_together(take(&mut goes));
+                self.send_in_batch(take(&mut outgoing));
                 // Lets the spawned task send the urgent message before the scan continues.
                 tokio::task::yield_now().await;
             }
         }
-        self.send_together(goes);
-        is_all
+        self.send_in_batch(outgoing);
+        has_slots
     }
 
-    /// Adds the early refills of one shard to `goes`. Returns `false` if slots ran out.
-    fn find_at_leisure(&self, shard: &mut Ledgers, now: Nanos, goes: &mut Vec<Going>) -> bool {
-        let turn = || Arc::clone(&self.leisure).try_acquire_owned().ok();
-        let mut next = turn();
-        for held in shard.values_mut() {
-            if next.is_none() || self.is_leaving() {
+    /// Adds the early refills of one shard to `outgoing`. Returns `false` if slots ran out.
+    fn collect_early_refills(&self, shard: &mut LeaseShard, now: Nanos, outgoing: &mut Vec<OutgoingMessage>) -> bool {
+        let try_slot = || Arc::clone(&self.early_refill_slots).try_acquire_owned().ok();
+        let mut slot = try_slot();
+        for lease in shard.values_mut() {
+            if slot.is_none() || self.is_draining() {
                 return false;
             }
-            if let Some(borrow) = held.at_leisure(now, self.next(), LEISURE) {
-                goes.push((self.message(held.leased(), borrow), next));
-                next = turn();
+            if let Some(borrow) = lease.refill_early(now, self.next_number(), EARLY_REFILL_TIME) {
+                outgoing.push((self.message(lease.leased(), borrow), slot));
+                slot = try_slot();
             }
         }
         true
     }
 
     /// Sends messages in the background.
-    pub(super) fn send_together(self: &Arc<Self>, goes: Vec<Going>) {
-        if goes.is_empty() {
+    pub(super) fn send_in_batch(self: &Arc<Self>, outgoing: Vec<OutgoingMessage>) {
+        if outgoing.is_empty() {
             return;
         }
         let all = Arc::clone(self);
         tokio::spawn(async move {
-            if let [(message, _)] = &*goes {
+            if let [(message, _)] = &*outgoing {
                 all.send(message).await;
                 return;
             }
-            let send = async |(message, turn): Going| {
+            let send = async |(message, slot): OutgoingMessage| {
                 all.send(&message).await;
-                drop(turn);
+                drop(slot);
             };
-            together(&*all.backend, join_all(goes.into_iter().map(send))).await;
+            share_store_call(&*all.backend, join_all(outgoing.into_iter().map(send))).await;
         });
     }
 }

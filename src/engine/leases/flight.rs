@@ -16,24 +16,24 @@ use std::task::{Context, Poll};
 use futures_util::future::JoinAll;
 use tokio::runtime::Handle;
 
-use super::{Leases, Place};
-use crate::backend::lease::{Lent, Message};
-use crate::backend::{Backend, Cause};
-use crate::kernel::lease::{Answer, Number};
+use super::{LeaseManager, LeaseKeyHash};
+use crate::backend::lease::{LeaseOutcome, LeaseMessage};
+use crate::backend::{Backend, StoreFailure};
+use crate::kernel::lease::{BorrowReply, MessageNumber};
 
 /// The call of a check. If it is dropped before its end, it continues in the background.
-pub(super) struct Sending(Option<Pin<Box<dyn Future<Output = Lent> + Send>>>);
+pub(super) struct LeaseCall(Option<Pin<Box<dyn Future<Output = LeaseOutcome> + Send>>>);
 
-impl Sending {
-    pub(super) fn new(sending: impl Future<Output = Lent> + Send + 'static) -> Self {
+impl LeaseCall {
+    pub(super) fn new(sending: impl Future<Output = LeaseOutcome> + Send + 'static) -> Self {
         Self(Some(Box::pin(sending)))
     }
 }
 
-impl Future for Sending {
-    type Output = Lent;
+impl Future for LeaseCall {
+    type Output = LeaseOutcome;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Lent> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseOutcome> {
         // Taken out, so that a future that panicked is not polled again in the background.
         let Some(mut sending) = self.0.take() else { return Poll::Pending };
         let polled = sending.as_mut().poll(context);
@@ -44,7 +44,7 @@ impl Future for Sending {
     }
 }
 
-impl Drop for Sending {
+impl Drop for LeaseCall {
     fn drop(&mut self) {
         // A runtime that shuts down drops the spawned future.
         if let (Some(sending), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
@@ -54,54 +54,54 @@ impl Drop for Sending {
 }
 
 /// Runs `sends` such that their messages share a store call.
-pub(super) async fn together<F: Future>(
+pub(super) async fn share_store_call<F: Future>(
     backend: &dyn Backend,
     sends: JoinAll<F>,
 ) -> Vec<F::Output> {
-    let (mut sends, mut is_begun) = (pin!(sends), false);
+    let (mut sends, mut has_begun) = (pin!(sends), false);
     poll_fn(|context| {
-        if is_begun {
+        if has_begun {
             return sends.as_mut().poll(context);
         }
         let mut begun = Poll::Pending;
-        backend.together(&mut || begun = sends.as_mut().poll(context));
-        is_begun = true;
+        backend.batch_calls(&mut || begun = sends.as_mut().poll(context));
+        has_begun = true;
         begun
     })
     .await
 }
 
 /// Settles its message when it is dropped.
-pub(super) struct Flight<'l> {
-    leases: &'l Leases,
-    place: Place,
-    number: Number,
-    came: Result<Answer, Option<Cause>>,
+pub(super) struct SettleOnDrop<'l> {
+    leases: &'l LeaseManager,
+    key_hash: LeaseKeyHash,
+    number: MessageNumber,
+    reply: Result<BorrowReply, Option<StoreFailure>>,
 }
 
-impl<'l> Flight<'l> {
-    pub(super) fn of(leases: &'l Leases, message: &Message) -> Self {
-        let (place, number) = (leases.place(&message.key), message.borrow.number);
-        Self { leases, place, number, came: Err(None) }
+impl<'l> SettleOnDrop<'l> {
+    pub(super) fn new(leases: &'l LeaseManager, message: &LeaseMessage) -> Self {
+        let (place, number) = (leases.hash_key(&message.key), message.borrow.number);
+        Self { leases, key_hash: place, number, reply: Err(None) }
     }
 
-    pub(super) const fn land(&mut self, lent: Lent) {
-        self.came = match lent {
-            Lent::Answered(answer) => Ok(answer),
-            Lent::Failed(cause) => Err(Some(cause)),
-            Lent::Superseded | Lent::Full(_) | Lent::Stale(_) => Err(None),
+    pub(super) const fn set_reply(&mut self, lent: LeaseOutcome) {
+        self.reply = match lent {
+            LeaseOutcome::Applied(answer) => Ok(answer),
+            LeaseOutcome::Failed(cause) => Err(Some(cause)),
+            LeaseOutcome::Superseded | LeaseOutcome::StoreFull(_) | LeaseOutcome::Stale(_) => Err(None),
         };
     }
 }
 
-impl Drop for Flight<'_> {
+impl Drop for SettleOnDrop<'_> {
     fn drop(&mut self) {
         let now = self.leases.clock.now();
-        let mut shard = self.leases.shard(self.place);
-        if let Some(held) = shard.get_mut(&self.place) {
-            held.settle(now, self.number, self.came);
-            if held.leaves() && !held.awaits() {
-                self.leases.awaited.notify_one();
+        let mut shard = self.leases.lock_shard(self.key_hash);
+        if let Some(lease) = shard.get_mut(&self.key_hash) {
+            lease.settle(now, self.number, self.reply);
+            if lease.is_returning() && !lease.has_pending() {
+                self.leases.delayed_return.notify_one();
             }
         }
     }

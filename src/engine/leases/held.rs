@@ -10,256 +10,256 @@
 
 use tokio::sync::watch;
 
-use super::Leased;
-use crate::backend::{Cause, Charge, Outcome};
-use crate::kernel::lease::ledger::{Ledger, Spend};
+use super::LeasedCounter;
+use crate::backend::{StoreFailure, Charge, ChargeOutcome};
+use crate::kernel::lease::ledger::{LeaseBalance, SpendResult};
 use crate::kernel::lease::sizer;
-use crate::kernel::lease::{Answer, Borrow, Number, Terms};
-use crate::kernel::rate::{Room, Step};
+use crate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, LeaseTerms};
+use crate::kernel::rate::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos};
-use crate::telemetry::event::{LeaseEnd, LeasedHits};
+use crate::telemetry::event::{LeasedHitsEvent, LeasedHits};
 
 /// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.
 const IDLE_SPANS: u64 = 2;
 
 /// The number of bits for the epochs of one lease.
-const EPOCHS: u32 = 20;
+const EPOCH_BITS: u32 = 20;
 
 #[derive(Debug)]
-pub(super) struct Held {
-    ledger: Ledger,
+pub(super) struct KeyLease {
+    lease_balance: LeaseBalance,
     pub(super) charge: Charge,
-    pub(super) terms: Terms,
-    asked: Nanos,
+    pub(super) terms: LeaseTerms,
+    last_check: Nanos,
     /// The first epoch of this lease; every lease of the key has its own range.
-    first: u64,
-    awaits: Option<Number>,
+    first_epoch: u64,
+    pending: Option<MessageNumber>,
     /// `true` if all hits are to be returned after the pending reply.
-    leaves: bool,
+    is_returning: bool,
     /// Wakes the waiting checks when a message is settled.
     /// The value is the failure, if there was one.
-    settled: watch::Sender<Option<Cause>>,
+    settled: watch::Sender<Option<StoreFailure>>,
 }
 
-impl Held {
+impl KeyLease {
     /// Creates an empty lease. `number` must be unique in this process.
-    pub(super) fn new(leased: Leased<'_>, now: Nanos, number: Number) -> Self {
-        let Leased { charge, terms } = leased;
-        let ledger = Ledger::new(terms.size, terms.term, sizer::most(charge.strategy.most()));
+    pub(super) fn new(leased: LeasedCounter<'_>, now: Nanos, number: MessageNumber) -> Self {
+        let LeasedCounter { charge, terms } = leased;
+        let ledger = LeaseBalance::new(terms.sizing, terms.duration, sizer::max_lease(charge.strategy.max_at_once()));
         Self {
-            ledger: ledger.of(charge.strategy),
+            lease_balance: ledger.with_strategy(charge.strategy),
             charge: charge.clone(),
             terms,
-            asked: now,
-            first: number.0 << EPOCHS,
-            awaits: None,
-            leaves: false,
+            last_check: now,
+            first_epoch: number.0 << EPOCH_BITS,
+            pending: None,
+            is_returning: false,
             settled: watch::Sender::default(),
         }
     }
 
     /// Returns `true` if this lease has the limit and the settings of `leased`.
-    pub(super) fn is_of(&self, leased: Leased<'_>) -> bool {
+    pub(super) fn is_for(&self, leased: LeasedCounter<'_>) -> bool {
         self.terms == leased.terms && self.charge.strategy == leased.charge.strategy
     }
 
-    pub(super) const fn leased(&self) -> Leased<'_> {
-        Leased { charge: &self.charge, terms: self.terms }
+    pub(super) const fn leased(&self) -> LeasedCounter<'_> {
+        LeasedCounter { charge: &self.charge, terms: self.terms }
     }
 
     /// Records a check as demand, also if it is denied.
-    pub(super) fn count(&mut self, now: Nanos, hits: Hits) {
-        self.asked = now;
-        self.ledger.asked(now, hits);
+    pub(super) fn record_check(&mut self, now: Nanos, hits: Hits) {
+        self.last_check = now;
+        self.lease_balance.record_check(now, hits);
     }
 
     /// Returns the outcome if the balance or a remembered denial decides. A
     /// check of more hits than the remembered one gets a longer retry-after.
-    pub(super) fn look(&mut self, now: Nanos, hits: Hits) -> Option<Outcome> {
+    pub(super) fn decide(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
         self.expire(now);
-        let step = match self.ledger.look(now, hits) {
-            Spend::Spent(room) => Step::Admit(room),
-            Spend::Denied { room, .. } if u64::from(self.charge.strategy.most()) < hits.0 => {
-                Step::Never(room)
+        let step = match self.lease_balance.decide(now, hits) {
+            SpendResult::Spent(room) => CounterDecision::Allow(room),
+            SpendResult::Denied { headroom: room, .. } if u64::from(self.charge.strategy.max_at_once()) < hits.0 => {
+                CounterDecision::ExceedsLimit(room)
             }
-            Spend::Denied { retry_after, more, room } => {
-                let longer = self.charge.strategy.longer(more)?;
-                Step::Deny { retry_after: retry_after.plus(longer), room }
+            SpendResult::Denied { retry_after, additional_hits: more, headroom: room } => {
+                let longer = self.charge.strategy.extra_wait(more)?;
+                CounterDecision::Deny { retry_after: retry_after.plus(longer), headroom: room }
             }
-            Spend::Ask => return None,
+            SpendResult::NeedsStore => return None,
         };
-        Some(Outcome::Stepped(step))
+        Some(ChargeOutcome::Decided(step))
     }
 
-    /// Decides like [`Held::look`]. Hits that are allowed stay
-    /// undecided until [`Held::put_back`] or [`Held::let_go`].
-    pub(super) fn take(&mut self, now: Nanos, hits: Hits) -> Option<Outcome> {
-        let outcome = self.look(now, hits)?;
-        if !outcome.denies() {
-            self.ledger.hold(hits);
+    /// Decides like [`KeyLease::decide`]. Hits that are allowed stay
+    /// undecided until [`KeyLease::put_back`] or [`KeyLease::mark_spent`].
+    pub(super) fn take(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
+        let outcome = self.decide(now, hits)?;
+        if !outcome.is_denial() {
+            self.lease_balance.mark_undecided(hits);
         }
         Some(outcome)
     }
 
     /// Returns the epoch of the undecided hits. They can be put back until it changes.
     pub(super) const fn epoch(&self) -> u64 {
-        self.first + self.ledger.grip()
+        self.first_epoch + self.lease_balance.undecided_epoch()
     }
 
     /// Puts back hits that were taken in `epoch`, unless they were voided since.
     pub(super) fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
         self.expire(now);
         if epoch == self.epoch() {
-            self.ledger.put_back(now, hits, self.ledger.grip());
+            self.lease_balance.put_back(now, hits, self.lease_balance.undecided_epoch());
         }
     }
 
-    pub(super) fn let_go(&mut self, hits: Hits, epoch: u64) {
+    pub(super) fn mark_spent(&mut self, hits: Hits, epoch: u64) {
         if epoch == self.epoch() {
-            self.ledger.let_go(hits, self.ledger.grip());
+            self.lease_balance.mark_spent(hits, self.lease_balance.undecided_epoch());
         }
     }
 
-    pub(super) fn room(&self, now: Nanos) -> Room {
-        self.ledger.room(now)
+    pub(super) fn headroom(&self, now: Nanos) -> Headroom {
+        self.lease_balance.headroom(now)
     }
 
     pub(super) fn balance(&self, now: Nanos) -> Hits {
-        self.ledger.balance(now)
+        self.lease_balance.balance(now)
     }
 
     pub(super) fn forget_denial(&mut self, now: Nanos) {
-        self.ledger.forget_denial(now);
+        self.lease_balance.forget_denial(now);
     }
 
-    pub(super) fn ahead(&mut self, now: Nanos, number: impl Fn() -> Number) -> Option<Borrow> {
-        if self.awaits.is_some() || !self.ledger.is_near_its_end(now) {
+    pub(super) fn refill(&mut self, now: Nanos, number: impl Fn() -> MessageNumber) -> Option<BorrowRequest> {
+        if self.pending.is_some() || !self.lease_balance.may_need_refill(now) {
             return None;
         }
-        let ahead = self.ledger.ahead(now, number());
-        self.awaited(ahead)
+        let ahead = self.lease_balance.refill(now, number());
+        self.set_pending_message(ahead)
     }
 
     /// Returns the message of an early refill, if a refill would be due within `time`.
-    pub(super) fn at_leisure(&mut self, now: Nanos, number: Number, time: Nanos) -> Option<Borrow> {
-        let more = self.ledger.at_leisure(now, number, time);
-        self.awaited(more)
+    pub(super) fn refill_early(&mut self, now: Nanos, number: MessageNumber, time: Nanos) -> Option<BorrowRequest> {
+        let message = self.lease_balance.refill_early(now, number, time);
+        self.set_pending_message(message)
     }
 
     /// Returns the message of a check; `None` while another message is pending.
-    pub(super) fn borrow(&mut self, now: Nanos, number: Number, hits: Hits) -> Option<Borrow> {
+    pub(super) fn borrow(&mut self, now: Nanos, number: MessageNumber, hits: Hits) -> Option<BorrowRequest> {
         self.expire(now);
-        let borrow = self.ledger.borrow(now, number, hits);
-        self.awaited(borrow)
+        let borrow = self.lease_balance.borrow(now, number, hits);
+        self.set_pending_message(borrow)
     }
 
-    pub(super) fn surplus(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+    pub(super) fn return_surplus(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
         self.expire(now);
-        let quiet = now.since(self.asked);
-        let surplus = self.ledger.abandon(now, number, quiet);
-        let surplus = surplus.or_else(|| self.ledger.surplus(now, number));
-        self.wrote(surplus, self.awaits)
+        let idle_for = now.since(self.last_check);
+        let surplus = self.lease_balance.return_if_idle(now, number, idle_for);
+        let surplus = surplus.or_else(|| self.lease_balance.return_surplus(now, number));
+        self.set_pending(surplus, self.pending)
     }
 
-    pub(super) fn give_back(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
+    pub(super) fn return_all(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
         self.expire(now);
-        let all = self.ledger.give_back(now, number);
-        self.wrote(all, None)
+        let message = self.lease_balance.return_all(now, number);
+        self.set_pending(message, None)
     }
 
     /// Returns the message that returns all hits. Marks the lease instead while a reply is
     /// pending: the store may have granted hits, which can be returned only after the reply.
-    pub(super) fn leave(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
-        self.leaves = self.awaits();
-        if self.leaves { None } else { self.give_back(now, number) }
+    pub(super) fn start_return(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
+        self.is_returning = self.has_pending();
+        if self.is_returning { None } else { self.return_all(now, number) }
     }
 
     /// Returns the message that returns all hits of a marked lease. A lease with a
     /// new pending message has checks under the current configuration, so it stays.
-    pub(super) fn leave_at_last(&mut self, now: Nanos, number: Number) -> Option<Borrow> {
-        let leaves = std::mem::take(&mut self.leaves);
-        if leaves && !self.awaits() { self.give_back(now, number) } else { None }
+    pub(super) fn finish_return(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
+        let leaves = std::mem::take(&mut self.is_returning);
+        if leaves && !self.has_pending() { self.return_all(now, number) } else { None }
     }
 
     /// Returns a receiver for the pending reply. Its caller
-    /// returns the hits in place of [`Held::leave_at_last`].
-    pub(super) fn last_wait(&mut self) -> Option<watch::Receiver<Option<Cause>>> {
-        self.leaves = false;
-        self.awaited_now()
+    /// returns the hits in place of [`KeyLease::finish_return`].
+    pub(super) fn take_over_return(&mut self) -> Option<watch::Receiver<Option<StoreFailure>>> {
+        self.is_returning = false;
+        self.pending_reply()
     }
 
-    pub(super) const fn leaves(&self) -> bool {
-        self.leaves
+    pub(super) const fn is_returning(&self) -> bool {
+        self.is_returning
     }
 
-    pub(super) fn unsent(&mut self, now: Nanos, number: Number) {
-        self.ledger.unsent(now, number);
+    pub(super) fn undo_unsent(&mut self, now: Nanos, number: MessageNumber) {
+        self.lease_balance.undo_unsent(now, number);
     }
 
     /// Applies the reply to message `number`, or its failure, and wakes the waiting checks.
     pub(super) fn settle(
         &mut self,
         now: Nanos,
-        number: Number,
-        came: Result<Answer, Option<Cause>>,
+        number: MessageNumber,
+        reply: Result<BorrowReply, Option<StoreFailure>>,
     ) {
         self.expire(now);
-        let lost = match came {
+        let failure = match reply {
             Ok(answer) => {
-                self.ledger.settle(now, &answer);
+                self.lease_balance.settle(now, &answer);
                 None
             }
             Err(cause) => {
-                self.ledger.lost(number);
+                self.lease_balance.give_up(number);
                 cause
             }
         };
         // Checks that wait for a newer message ignore the end of an older one.
-        if self.awaits.is_none_or(|awaited| awaited == number) {
-            self.awaits = None;
-            self.settled.send_replace(lost);
+        if self.pending.is_none_or(|awaited| awaited == number) {
+            self.pending = None;
+            self.settled.send_replace(failure);
         }
     }
 
-    pub(super) fn wait(&self) -> watch::Receiver<Option<Cause>> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<Option<StoreFailure>> {
         self.settled.subscribe()
     }
 
-    pub(super) const fn awaits(&self) -> bool {
-        self.awaits.is_some()
+    pub(super) const fn has_pending(&self) -> bool {
+        self.pending.is_some()
     }
 
-    pub(super) fn awaited_now(&self) -> Option<watch::Receiver<Option<Cause>>> {
-        self.awaits().then(|| self.wait())
+    pub(super) fn pending_reply(&self) -> Option<watch::Receiver<Option<StoreFailure>>> {
+        self.has_pending().then(|| self.subscribe())
     }
 
     /// Returns the time of the last check; `None` while a reply is pending.
-    pub(super) const fn last_asked(&self) -> Option<Nanos> {
-        if self.awaits() { None } else { Some(self.asked) }
+    pub(super) const fn evictable_since(&self) -> Option<Nanos> {
+        if self.has_pending() { None } else { Some(self.last_check) }
     }
 
     pub(super) fn is_idle(&self, now: Nanos) -> bool {
-        let patience = Nanos(self.terms.term.min(sizer::LONGEST_SPAN).0.saturating_mul(IDLE_SPANS));
-        let is_empty = self.ledger.held(now) == Hits(0);
-        self.awaits.is_none() && is_empty && patience < now.since(self.asked)
+        let idle_time = Nanos(self.terms.duration.min(sizer::MAX_SPAN).0.saturating_mul(IDLE_SPANS));
+        let is_empty = self.lease_balance.total(now) == Hits(0);
+        self.pending.is_none() && is_empty && idle_time < now.since(self.last_check)
     }
 
-    fn awaited(&mut self, message: Option<Borrow>) -> Option<Borrow> {
+    fn set_pending_message(&mut self, message: Option<BorrowRequest>) -> Option<BorrowRequest> {
         let number = message.as_ref().map(|message| message.number);
-        self.wrote(message, number)
+        self.set_pending(message, number)
     }
 
-    fn wrote(&mut self, message: Option<Borrow>, awaits: Option<Number>) -> Option<Borrow> {
+    fn set_pending(&mut self, message: Option<BorrowRequest>, awaits: Option<MessageNumber>) -> Option<BorrowRequest> {
         if message.is_some() {
-            self.awaits = awaits;
+            self.pending = awaits;
         }
         message
     }
 
     fn expire(&mut self, now: Nanos) {
-        let hits = self.ledger.expire(now);
+        let hits = self.lease_balance.expire(now);
         if hits != Hits(0) {
-            LeasedHits { hits, end: LeaseEnd::Expired }.emit();
+            LeasedHits { hits, event: LeasedHitsEvent::Expired }.emit();
         }
     }
 }

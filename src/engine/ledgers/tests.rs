@@ -2,15 +2,15 @@
 
 use proptest::prelude::*;
 
-use super::{Call, Denial, Ledger, Ledgers, Shard, WAYS};
-use crate::backend::{Charge, Home};
-use crate::kernel::decision::{Cost, Standing};
-use crate::kernel::key::{CounterKey, Counting};
-use crate::kernel::rate::fixed_window::{Count, FixedWindow, Windows};
+use super::{StoreCallTimes, RememberedDenial, CounterDenial, DenyCache, DenialShard, COUNTERS_PER_SHARD};
+use crate::backend::{Charge, Placement};
+use crate::kernel::decision::{Cost, Enforcement};
+use crate::kernel::key::{CounterKey, KeyStrategy};
+use crate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
 use crate::kernel::rate::gcra::{Gcra, Tat};
-use crate::kernel::rate::sliding_log::{Log, SlidingLog};
-use crate::kernel::rate::sliding_window::{Pair, SlidingWindow};
-use crate::kernel::rate::{Room, Step, Strategy};
+use crate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
+use crate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
+use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos, Revision};
 
 const NOW: Nanos = Nanos::from_secs(1_000_000_007);
@@ -18,9 +18,9 @@ const NOW: Nanos = Nanos::from_secs(1_000_000_007);
 /// A counter of each strategy.
 enum Counter {
     Gcra(Gcra, Tat),
-    Fixed(FixedWindow, Count),
-    Sliding(SlidingWindow, Pair),
-    Log(SlidingLog, Log),
+    Fixed(FixedWindow, WindowCount),
+    Sliding(SlidingWindow, WindowPair),
+    Log(SlidingLog, ArrivalLog),
 }
 
 impl Counter {
@@ -29,10 +29,10 @@ impl Counter {
             0 => Self::Gcra(Gcra::new(limit, period, limit).unwrap(), Tat::default()),
             1 => {
                 let fixed = FixedWindow::new(limit, Windows::Every(period)).unwrap();
-                Self::Fixed(fixed, Count::default())
+                Self::Fixed(fixed, WindowCount::default())
             }
-            2 => Self::Sliding(SlidingWindow::new(limit, period).unwrap(), Pair::default()),
-            _ => Self::Log(SlidingLog::new(limit, period).unwrap(), Log::default()),
+            2 => Self::Sliding(SlidingWindow::new(limit, period).unwrap(), WindowPair::default()),
+            _ => Self::Log(SlidingLog::new(limit, period).unwrap(), ArrivalLog::default()),
         }
     }
 
@@ -45,21 +45,21 @@ impl Counter {
         }
     }
 
-    fn step(&mut self, now: Nanos, hits: Hits) -> Step {
+    fn step(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
         match self {
-            Self::Gcra(limit, state) => limit.step(state, now, hits),
-            Self::Fixed(limit, state) => limit.step(state, now, hits),
-            Self::Sliding(limit, state) => limit.step(state, now, hits),
-            Self::Log(limit, state) => limit.step(state, now, hits),
+            Self::Gcra(limit, state) => limit.charge(state, now, hits),
+            Self::Fixed(limit, state) => limit.charge(state, now, hits),
+            Self::Sliding(limit, state) => limit.charge(state, now, hits),
+            Self::Log(limit, state) => limit.charge(state, now, hits),
         }
     }
 
-    fn ask(&self, now: Nanos, hits: Hits) -> Step {
+    fn ask(&self, now: Nanos, hits: Hits) -> CounterDecision {
         match self {
-            Self::Gcra(limit, state) => limit.ask(state, now, hits),
-            Self::Fixed(limit, state) => limit.ask(state, now, hits),
-            Self::Sliding(limit, state) => limit.ask(state, now, hits),
-            Self::Log(limit, state) => limit.ask(state, now, hits),
+            Self::Gcra(limit, state) => limit.peek(state, now, hits),
+            Self::Fixed(limit, state) => limit.peek(state, now, hits),
+            Self::Sliding(limit, state) => limit.peek(state, now, hits),
+            Self::Log(limit, state) => limit.peek(state, now, hits),
         }
     }
 }
@@ -86,89 +86,89 @@ proptest! {
         }
         // The store decides at some instant between sending and reply.
         let (stored, answered) = (sent.plus(Nanos(took / 2)), sent.plus(Nanos(took)));
-        let Step::Deny { retry_after, room } = counter.step(stored, Hits(denied)) else {
+        let CounterDecision::Deny { retry_after, headroom } = counter.step(stored, Hits(denied)) else {
             return Ok(());
         };
         let under = (Revision(1), counter.strategy());
-        let call = Call { sent, answered, revision: Revision(1) };
-        let denial = Denial::new(Hits(denied), retry_after, room, call);
-        let ledger = Ledger { hash: [0; 2], under, denial };
+        let call = StoreCallTimes { sent_at: sent, replied_at: answered, revision: Revision(1) };
+        let denial = RememberedDenial::new(Hits(denied), retry_after, headroom, call);
+        let ledger = CounterDenial { hash: [0; 2], under, denial };
         let now = answered.plus(Nanos(later));
-        match (ledger.answer(under, Hits(hits), now), counter.ask(now, Hits(hits))) {
+        match (ledger.decide(under, Hits(hits), now), counter.ask(now, Hits(hits))) {
             (None, _) => {}
-            (Some(Step::Never(_)), asked) => prop_assert!(matches!(asked, Step::Never(_))),
-            (Some(Step::Deny { retry_after, room }), Step::Deny { retry_after: truly, .. }) => {
-                prop_assert!(denied <= hits && truly <= retry_after);
+            (Some(CounterDecision::ExceedsLimit(_)), asked) => prop_assert!(matches!(asked, CounterDecision::ExceedsLimit(_))),
+            (Some(CounterDecision::Deny { retry_after, headroom }), CounterDecision::Deny { retry_after: counter_wait, .. }) => {
+                prop_assert!(denied <= hits && counter_wait <= retry_after);
                 let slack = Nanos(took).plus(under.1.tick().size()).plus(under.1.tick().size());
-                prop_assert!(retry_after <= truly.plus(slack), "{retry_after} {truly}");
-                prop_assert!(room.remaining < Hits(hits));
-                let rested = now.plus(room.reset_after);
-                let admits = matches!(counter.ask(rested, Hits(limit.into())), Step::Admit(_));
+                prop_assert!(retry_after <= counter_wait.plus(slack), "{retry_after} {counter_wait}");
+                prop_assert!(headroom.remaining < Hits(hits));
+                let rested = now.plus(headroom.reset_after);
+                let admits = matches!(counter.ask(rested, Hits(limit.into())), CounterDecision::Allow(_));
                 prop_assert!(admits, "told that it is rested before it is");
             }
             (Some(other), asked) => prop_assert!(false, "{other:?} for {asked:?}"),
         }
         let over = sent.plus(retry_after);
-        prop_assert_eq!(ledger.answer(under, Hits(denied), over), None);
+        prop_assert_eq!(ledger.decide(under, Hits(denied), over), None);
         if 0 < retry_after.0 {
-            let last = ledger.answer(under, Hits(denied), Nanos(over.0 - 1));
-            let denied = matches!(last, Some(Step::Deny { .. }));
+            let last = ledger.decide(under, Hits(denied), Nanos(over.0 - 1));
+            let denied = matches!(last, Some(CounterDecision::Deny { .. }));
             prop_assert!(denied);
         }
-        prop_assert_eq!(ledger.answer((Revision(2), under.1), Hits(denied), sent), None);
+        prop_assert_eq!(ledger.decide((Revision(2), under.1), Hits(denied), sent), None);
     }
 }
 
-fn ledger(number: u64, hits: u64, over: u64) -> Ledger {
+fn denial_of(number: u64, hits: u64, over: u64) -> CounterDenial {
     let fixed = FixedWindow::new(9, Windows::Every(Nanos::from_secs(60))).unwrap();
-    let call = Call { sent: Nanos(0), answered: Nanos(0), revision: Revision(1) };
-    Ledger {
+    let call = StoreCallTimes { sent_at: Nanos(0), replied_at: Nanos(0), revision: Revision(1) };
+    CounterDenial {
         hash: [0, number],
         under: (Revision(1), Strategy::FixedWindow(fixed)),
-        denial: Denial::new(Hits(hits), Nanos(over), Room::default(), call),
+        denial: RememberedDenial::new(Hits(hits), Nanos(over), Headroom::default(), call),
     }
 }
 
-fn known(shard: &Shard) -> Vec<(u64, u64)> {
-    shard.ledgers.iter().map(|held| (held.hash[1], held.denial.hits.0)).collect()
+fn denials_in(shard: &DenialShard) -> Vec<(u64, u64)> {
+    shard.denials.iter().map(|held| (held.hash[1], held.denial.hits.0)).collect()
 }
 
 #[test]
 fn full_shards_evict_the_soonest_expiry() {
-    let mut shard = Shard::default();
-    let most = u64::try_from(WAYS).unwrap();
+    let mut shard = DenialShard::default();
+    let most = u64::try_from(COUNTERS_PER_SHARD).unwrap();
     for number in 0..most {
-        shard.put(ledger(number, 1, 100 + number), Nanos(0));
+        shard.insert(denial_of(number, 1, 100 + number), Nanos(0));
     }
-    shard.put(ledger(most, 1, 500), Nanos(0));
-    assert_eq!(shard.ledgers.len(), WAYS);
-    assert!(!known(&shard).contains(&(0, 1)) && known(&shard).contains(&(most, 1)));
+    shard.insert(denial_of(most, 1, 500), Nanos(0));
+    assert_eq!(shard.denials.len(), COUNTERS_PER_SHARD);
+    assert!(!denials_in(&shard).contains(&(0, 1)) && denials_in(&shard).contains(&(most, 1)));
 }
 
 #[test]
 fn the_denial_for_fewer_hits_is_kept_until_it_expires() {
-    let mut shard = Shard::default();
-    shard.put(ledger(1, 3, 100), Nanos(0));
-    shard.put(ledger(1, 5, 200), Nanos(99));
-    assert_eq!(known(&shard), [(1, 3)]);
-    shard.put(ledger(1, 2, 150), Nanos(99));
-    assert_eq!(known(&shard), [(1, 2)]);
-    shard.put(ledger(1, 5, 300), Nanos(150));
-    assert_eq!(known(&shard), [(1, 5)]);
+    let mut shard = DenialShard::default();
+    shard.insert(denial_of(1, 3, 100), Nanos(0));
+    shard.insert(denial_of(1, 5, 200), Nanos(99));
+    assert_eq!(denials_in(&shard), [(1, 3)]);
+    shard.insert(denial_of(1, 2, 150), Nanos(99));
+    assert_eq!(denials_in(&shard), [(1, 2)]);
+    shard.insert(denial_of(1, 5, 300), Nanos(150));
+    assert_eq!(denials_in(&shard), [(1, 5)]);
 }
 
 #[test]
 fn leases_shorten_how_long_a_denial_is_cached() {
     let (sent, answered, revision) = (Nanos(10), Nanos(15), Revision(1));
-    let under = ledger(0, 1, 0).under;
+    let under = denial_of(0, 1, 0).under;
     let known = |retry_after: u64, held_for: u64, at: u64| {
-        let call = Call { sent, answered, revision };
-        let denial = Denial::new(Hits(1), Nanos(retry_after), Room::default(), call);
-        let denial = denial.held(Some(Nanos(held_for)), call);
-        Ledger { hash: [0; 2], under, denial }.answer(under, Hits(1), Nanos(at))
+        let call = StoreCallTimes { sent_at: sent, replied_at: answered, revision };
+        let denial = RememberedDenial::new(Hits(1), Nanos(retry_after), Headroom::default(), call);
+        let denial = denial.end_with_reservation(Some(Nanos(held_for)), call);
+        CounterDenial { hash: [0; 2], under, denial }.decide(under, Hits(1), Nanos(at))
     };
     let waits = |step| match step {
-        Some(Step::Deny { retry_after, .. }) => Some(retry_after.0),
+        Some(CounterDecision::Deny { retry_after, .. }) => Some(retry_after.0),
         _ => None,
     };
     assert_eq!(waits(known(1_000, 100, 109)), Some(906), "it passes at 1,015 for certain");
@@ -179,29 +179,29 @@ fn leases_shorten_how_long_a_denial_is_cached() {
 
 #[test]
 fn denials_from_before_a_refund_are_dropped() {
-    let ledgers = Ledgers::new();
-    let strategy = ledger(0, 1, 0).under.1;
-    let key = CounterKey::injective("d", std::iter::empty(), Counting::Gcra);
+    let ledgers = DenyCache::new();
+    let strategy = denial_of(0, 1, 0).under.1;
+    let key = CounterKey::unique("d", std::iter::empty(), KeyStrategy::Gcra);
     let charge = Charge {
         key: key.clone(),
-        home: Home::Itself,
+        placement: Placement::ByKey,
         strategy,
         cost: Cost::Charge(Hits(1)),
-        standing: Standing::default(),
+        standing: Enforcement::default(),
         per_second: false,
     };
-    let learn = |sent: u64, answered: u64| {
+    let cache_denial = |sent: u64, answered: u64| {
         let (sent, answered, revision) = (Nanos(sent), Nanos(answered), Revision(1));
-        let call = Call { sent, answered, revision };
-        let denial = Denial::new(Hits(1), Nanos(1_000), Room::default(), call);
-        ledgers.remember(&charge, denial, call);
-        known(&ledgers.shard(ledgers.hash(&key))).len()
+        let call = StoreCallTimes { sent_at: sent, replied_at: answered, revision };
+        let denial = RememberedDenial::new(Hits(1), Nanos(1_000), Headroom::default(), call);
+        ledgers.insert(&charge, denial, call);
+        denials_in(&ledgers.lock_shard(ledgers.hash_key(&key))).len()
     };
-    assert_eq!(learn(1, 2), 1);
-    ledgers.forget(&key, Nanos(10));
-    assert_eq!(learn(9, 11), 0, "sent before the refund was made");
-    assert_eq!(learn(10, 11), 0);
-    assert_eq!(learn(11, 12), 1);
-    ledgers.forget(&key, Nanos(20));
-    assert_eq!(learn(21, 1_021), 0, "over before it came");
+    assert_eq!(cache_denial(1, 2), 1);
+    ledgers.remove(&key, Nanos(10));
+    assert_eq!(cache_denial(9, 11), 0, "sent before the refund was made");
+    assert_eq!(cache_denial(10, 11), 0);
+    assert_eq!(cache_denial(11, 12), 1);
+    ledgers.remove(&key, Nanos(20));
+    assert_eq!(cache_denial(21, 1_021), 0, "over before it came");
 }

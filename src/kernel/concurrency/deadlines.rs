@@ -9,55 +9,55 @@
 
 use crate::kernel::units::Nanos;
 
-const NOWHERE: u32 = u32::MAX;
+const NOT_IN_HEAP: u32 = u32::MAX;
 
 /// A binary heap with an index from slot to heap position, so that any slot can be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Deadlines {
+pub(super) struct DeadlineHeap {
     heap: Vec<(Nanos, u32)>,
-    /// The position of each slot in `heap`, or [`NOWHERE`].
-    places: Vec<u32>,
+    /// The position of each slot in `heap`, or [`NOT_IN_HEAP`].
+    positions: Vec<u32>,
 }
 
-impl Deadlines {
+impl DeadlineHeap {
     pub(super) fn first(&self) -> Option<(Nanos, u32)> {
         self.heap.first().copied()
     }
 
     /// Sets or replaces the deadline of `slot`.
     pub(super) fn set(&mut self, slot: u32, until: Nanos) {
-        let place = self.place_of(slot).unwrap_or_else(|| {
+        let place = self.position_of(slot).unwrap_or_else(|| {
             let place = self.heap.len();
             self.heap.push((until, slot));
             place
         });
-        self.put(place, (until, slot));
-        self.settle(place);
+        self.set_entry(place, (until, slot));
+        self.restore_order(place);
     }
 
     pub(super) fn remove(&mut self, slot: u32) {
-        let Some(place) = self.place_of(slot) else { return };
+        let Some(place) = self.position_of(slot) else { return };
         let Some(last) = self.heap.pop() else { return };
-        if let Some(its) = usize::try_from(slot).ok().and_then(|slot| self.places.get_mut(slot)) {
-            *its = NOWHERE;
+        if let Some(its) = usize::try_from(slot).ok().and_then(|slot| self.positions.get_mut(slot)) {
+            *its = NOT_IN_HEAP;
         }
         if place < self.heap.len() {
-            self.put(place, last);
-            self.settle(place);
+            self.set_entry(place, last);
+            self.restore_order(place);
         }
     }
 
-    fn place_of(&self, slot: u32) -> Option<usize> {
-        let place = *self.places.get(usize::try_from(slot).ok()?)?;
-        usize::try_from(place).ok().filter(|_| place != NOWHERE)
+    fn position_of(&self, slot: u32) -> Option<usize> {
+        let place = *self.positions.get(usize::try_from(slot).ok()?)?;
+        usize::try_from(place).ok().filter(|_| place != NOT_IN_HEAP)
     }
 
-    fn settle(&mut self, place: usize) {
-        let place = self.rise(place);
-        self.sink(place);
+    fn restore_order(&mut self, place: usize) {
+        let place = self.sift_up(place);
+        self.sift_down(place);
     }
 
-    fn rise(&mut self, mut place: usize) -> usize {
+    fn sift_up(&mut self, mut place: usize) -> usize {
         while let Some(above) = place.checked_sub(1).map(|place| place / 2)
             && self.heap.get(place) < self.heap.get(above)
         {
@@ -67,8 +67,8 @@ impl Deadlines {
         place
     }
 
-    fn sink(&mut self, mut place: usize) {
-        while let Some(below) = self.sooner_below(place)
+    fn sift_down(&mut self, mut place: usize) {
+        while let Some(below) = self.sooner_child(place)
             && self.heap.get(below) < self.heap.get(place)
         {
             self.swap(place, below);
@@ -76,7 +76,7 @@ impl Deadlines {
         }
     }
 
-    fn sooner_below(&self, place: usize) -> Option<usize> {
+    fn sooner_child(&self, place: usize) -> Option<usize> {
         let left = place.checked_mul(2)?.checked_add(1)?;
         let right = left.checked_add(1)?;
         let first = self.heap.get(left)?;
@@ -87,19 +87,19 @@ impl Deadlines {
         let (Some(&first), Some(&second)) = (self.heap.get(one), self.heap.get(other)) else {
             return;
         };
-        self.put(one, second);
-        self.put(other, first);
+        self.set_entry(one, second);
+        self.set_entry(other, first);
     }
 
-    fn put(&mut self, place: usize, entry: (Nanos, u32)) {
+    fn set_entry(&mut self, place: usize, entry: (Nanos, u32)) {
         let slot = usize::try_from(entry.1).unwrap_or(usize::MAX);
-        if self.places.len() <= slot {
+        if self.positions.len() <= slot {
             // Slots are numbered consecutively, so this usually adds one element.
-            self.places.resize(slot.saturating_add(1), NOWHERE);
+            self.positions.resize(slot.saturating_add(1), NOT_IN_HEAP);
         }
-        if let (Some(at), Some(its)) = (self.heap.get_mut(place), self.places.get_mut(slot)) {
+        if let (Some(at), Some(its)) = (self.heap.get_mut(place), self.positions.get_mut(slot)) {
             *at = entry;
-            *its = u32::try_from(place).unwrap_or(NOWHERE);
+            *its = u32::try_from(place).unwrap_or(NOT_IN_HEAP);
         }
     }
 }
@@ -108,10 +108,10 @@ impl Deadlines {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Deadlines, Nanos};
+    use super::{DeadlineHeap, Nanos};
 
     /// Slots, deadlines and operations from a Lehmer generator with full period.
-    fn acts(seed: u64) -> impl Iterator<Item = (u32, Nanos, bool)> {
+    fn operations(seed: u64) -> impl Iterator<Item = (u32, Nanos, bool)> {
         const MODULUS: u64 = 1_000_003;
         std::iter::successors(Some(seed), |state| state.checked_mul(48_271)?.checked_rem(MODULUS))
             .map(|state| {
@@ -123,8 +123,8 @@ mod tests {
     #[test]
     fn first_returns_the_earliest_deadline_after_any_changes() {
         for seed in 1..200 {
-            let (mut tried, mut law) = (Deadlines::default(), BTreeMap::new());
-            for (slot, until, goes) in acts(seed).take(300) {
+            let (mut tried, mut law) = (DeadlineHeap::default(), BTreeMap::new());
+            for (slot, until, goes) in operations(seed).take(300) {
                 if goes {
                     tried.remove(slot);
                     law.remove(&slot);

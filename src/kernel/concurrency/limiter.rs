@@ -30,34 +30,34 @@
 
 use smallvec::SmallVec;
 
-use super::in_flight::InFlight;
-use super::policy::{Adaptive, Part, Policy, Sample};
-use super::queue::Queue;
-use super::{Outcome, Permit, Ticket};
+use super::in_flight::InFlightPermits;
+use super::policy::{AdaptiveConfig, FleetShare, AdaptiveLimit, LatencySample};
+use super::queue::WaitQueue;
+use super::{RequestOutcome, Permit, QueueTicket};
 use crate::kernel::units::Nanos;
 
 /// The configuration of one concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Rules {
+pub struct LimiterConfig {
     /// The limit in requests; with `adaptive`, its initial value.
     pub limit: u32,
     /// The adaptation to latency; `None` keeps the limit at `limit`.
-    pub adaptive: Option<Adaptive>,
+    pub adaptive: Option<AdaptiveConfig>,
     /// The queue; `None` denies at once.
-    pub waiting: Option<Waiting>,
+    pub queue: Option<QueueConfig>,
 }
 
-impl Rules {
+impl LimiterConfig {
     /// A constant `limit` without a queue.
     #[must_use]
     pub const fn fixed(limit: u32) -> Self {
-        Self { limit, adaptive: None, waiting: None }
+        Self { limit, adaptive: None, queue: None }
     }
 }
 
 /// The bounds of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Waiting {
+pub struct QueueConfig {
     /// The largest number of waiting requests.
     pub size: u32,
     /// The longest wait of one request.
@@ -66,57 +66,57 @@ pub struct Waiting {
 
 /// An input event of a [`Limiter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Event {
+pub enum LimiterEvent {
     /// A request needs a permit. The reply is exactly one of admit, queue and deny.
-    Arrive {
+    Acquire {
         /// The permit's lifetime; `None` if its end is always observed, as for a stream.
-        keep: Option<Nanos>,
+        lifetime: Option<Nanos>,
         /// The caller's own timeout; the shorter of this and the queue timeout applies.
-        patience: Nanos,
+        timeout: Nanos,
     },
     /// A permit is released.
-    Leave {
+    Release {
         /// The permit to release.
         permit: Permit,
         /// The result of the request.
-        outcome: Outcome,
+        outcome: RequestOutcome,
         /// A measured latency, if the caller has a better one than the time since admission.
         rtt: Option<Nanos>,
     },
-    /// The request of a permit with a deadline is still alive: `keep` counts from now.
+    /// The request of a permit with a deadline is still alive: `lifetime` counts from now.
     Renew {
         /// The permit to renew.
         permit: Permit,
         /// The permit's new lifetime.
-        keep: Nanos,
+        lifetime: Nanos,
     },
     /// The caller cancels a waiting request.
-    Cancel(Ticket),
+    Cancel(QueueTicket),
     /// Time has passed. Every event expires overdue permits and tickets; this one does only that.
     Expire,
     /// The configuration was reloaded. The adaptive limit keeps its state.
-    Reload(Rules),
+    Reload(LimiterConfig),
     /// This replica's share of the limit; `u32::MAX` without a fleet.
     Share(u32),
     /// This replica's share of a limit that the fleet adapts together.
-    Part(Part),
+    FleetShare(FleetShare),
     /// This replica's share expired: stop admitting and time out every waiting request.
     Fence,
 }
 
 /// An output of a [`Limiter`], to be carried out by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Effect {
+pub enum LimiterEffect {
     /// The arriving request is admitted.
     Admit(Permit),
     /// The arriving request waits.
-    Queue(Ticket),
+    Queue(QueueTicket),
     /// The arriving request is denied.
-    Deny(Refusal),
+    Deny(AcquireDenial),
     /// A waiting request is admitted.
-    Wake(Ticket, Permit),
+    Wake(QueueTicket, Permit),
     /// A waiting request timed out, or its share expired.
-    Late(Ticket),
+    TimedOut(QueueTicket),
     /// A permit reached its deadline and was released.
     Expired(Permit),
     /// The permit or ticket of the event is unknown, so nothing changed.
@@ -125,25 +125,25 @@ pub enum Effect {
 
 /// The reason for an immediate denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Refusal {
+pub enum AcquireDenial {
     /// The limit is reached, and there is no queue or the caller has no time to wait.
-    Full,
+    LimitReached,
     /// The limit is reached and the queue is full.
     QueueFull,
 }
 
 /// Effects in the order in which to carry them out. Two fit without an allocation.
-pub type Effects = SmallVec<[Effect; 2]>;
+pub type LimiterEffects = SmallVec<[LimiterEffect; 2]>;
 
 /// One concurrency limit with its permits and its queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limiter {
-    policy: Policy,
+    adaptive: AdaptiveLimit,
     share: u32,
-    waiting: Option<Waiting>,
-    in_flight: InFlight,
-    queue: Queue,
-    touched: Nanos,
+    queue_config: Option<QueueConfig>,
+    in_flight: InFlightPermits,
+    queue: WaitQueue,
+    last_activity: Nanos,
 }
 
 impl Limiter {
@@ -151,52 +151,52 @@ impl Limiter {
     ///
     /// Use another `jitter` for each limit and replica: it spreads their min RTT probes.
     #[must_use]
-    pub fn new(rules: &Rules, jitter: u64) -> Self {
+    pub fn new(rules: &LimiterConfig, jitter: u64) -> Self {
         Self {
-            policy: Policy::new(rules.limit, rules.adaptive, jitter),
+            adaptive: AdaptiveLimit::new(rules.limit, rules.adaptive, jitter),
             share: u32::MAX,
-            waiting: rules.waiting,
-            in_flight: InFlight::default(),
-            queue: Queue::default(),
-            touched: Nanos(0),
+            queue_config: rules.queue,
+            in_flight: InFlightPermits::default(),
+            queue: WaitQueue::default(),
+            last_activity: Nanos(0),
         }
     }
 
     /// Applies `event` at `now` and returns its effects.
-    pub fn step(&mut self, now: Nanos, event: Event) -> Effects {
-        let mut effects = Effects::new();
-        if event == Event::Fence {
+    pub fn step(&mut self, now: Nanos, event: LimiterEvent) -> LimiterEffects {
+        let mut effects = LimiterEffects::new();
+        if event == LimiterEvent::Fence {
             // First: permits that expire in this step must not admit requests of an expired share.
             self.share = 0;
         }
-        self.policy.pass(now);
+        self.adaptive.advance(now);
         self.expire(now, &mut effects);
         match event {
-            Event::Arrive { keep, patience } => effects.push(self.arrive(now, keep, patience)),
-            Event::Leave { permit, outcome, rtt } => {
-                self.leave(now, permit, outcome, rtt, &mut effects);
+            LimiterEvent::Acquire { lifetime, timeout } => effects.push(self.acquire(now, lifetime, timeout)),
+            LimiterEvent::Release { permit, outcome, rtt } => {
+                self.release(now, permit, outcome, rtt, &mut effects);
             }
-            Event::Renew { permit, keep } => {
-                let known = self.in_flight.renew(permit, now, keep);
-                effects.extend((!known).then_some(Effect::Unknown));
+            LimiterEvent::Renew { permit, lifetime } => {
+                let known = self.in_flight.renew(permit, now, lifetime);
+                effects.extend((!known).then_some(LimiterEffect::Unknown));
             }
-            Event::Cancel(ticket) => {
-                let known = self.queue.leave(ticket);
-                effects.extend((!known).then_some(Effect::Unknown));
+            LimiterEvent::Cancel(ticket) => {
+                let known = self.queue.remove(ticket);
+                effects.extend((!known).then_some(LimiterEffect::Unknown));
             }
-            Event::Expire => {}
-            Event::Reload(rules) => self.reload(&rules),
-            Event::Share(share) => {
+            LimiterEvent::Expire => {}
+            LimiterEvent::Reload(rules) => self.reload(&rules),
+            LimiterEvent::Share(share) => {
                 self.share = share;
-                self.policy.take(now, None);
+                self.adaptive.set_fleet_share(now, None);
             }
-            Event::Part(part) => {
+            LimiterEvent::FleetShare(part) => {
                 self.share = part.share;
-                self.policy.take(now, Some(part));
+                self.adaptive.set_fleet_share(now, Some(part));
             }
-            Event::Fence => {
-                let waiters = std::iter::from_fn(|| self.queue.serve());
-                effects.extend(waiters.map(|waiter| Effect::Late(waiter.ticket)));
+            LimiterEvent::Fence => {
+                let waiters = std::iter::from_fn(|| self.queue.pop());
+                effects.extend(waiters.map(|waiter| LimiterEffect::TimedOut(waiter.ticket)));
             }
         }
         self.admit_waiting(now, &mut effects);
@@ -206,7 +206,7 @@ impl Limiter {
     /// The effective limit: the smaller of the adaptive limit and this replica's share.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        self.policy.limit().min(self.share)
+        self.adaptive.limit().min(self.share)
     }
 
     /// The number of permits in flight.
@@ -217,26 +217,26 @@ impl Limiter {
 
     /// The number of waiting requests.
     #[must_use]
-    pub fn waiting(&self) -> usize {
+    pub fn queue_len(&self) -> usize {
         self.queue.len()
     }
 
     /// The adaptive limit's state.
     #[must_use]
-    pub const fn policy(&self) -> &Policy {
-        &self.policy
+    pub const fn adaptive_limit(&self) -> &AdaptiveLimit {
+        &self.adaptive
     }
 
     /// The instant of `permit`'s admission; `None` if it is not in flight.
     #[must_use]
-    pub fn since(&self, permit: Permit) -> Option<Nanos> {
-        self.in_flight.since(permit)
+    pub fn admitted_at(&self, permit: Permit) -> Option<Nanos> {
+        self.in_flight.admitted_at(permit)
     }
 
     /// The deadline of `permit`; `None` if it is not in flight or has none.
     #[must_use]
-    pub fn until(&self, permit: Permit) -> Option<Nanos> {
-        self.in_flight.until(permit)
+    pub fn deadline(&self, permit: Permit) -> Option<Nanos> {
+        self.in_flight.deadline(permit)
     }
 
     /// All permits in flight, each with the instant of its admission.
@@ -244,7 +244,7 @@ impl Limiter {
         self.in_flight.all()
     }
 
-    /// The next instant at which [`Event::Expire`] has an effect. Cost: O(waiters).
+    /// The next instant at which [`LimiterEvent::Expire`] has an effect. Cost: O(waiters).
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.in_flight.next_deadline().into_iter().chain(self.queue.next_deadline()).min()
@@ -256,62 +256,62 @@ impl Limiter {
     #[must_use]
     pub fn idle_since(&self) -> Option<Nanos> {
         let idle = self.in_flight.count() == 0 && self.queue.len() == 0;
-        idle.then_some(self.touched)
+        idle.then_some(self.last_activity)
     }
 
-    fn arrive(&mut self, now: Nanos, keep: Option<Nanos>, patience: Nanos) -> Effect {
-        self.touched = now;
+    fn acquire(&mut self, now: Nanos, lifetime: Option<Nanos>, timeout: Nanos) -> LimiterEffect {
+        self.last_activity = now;
         // The queue was served before this event, so nothing is overtaken here.
         if self.in_flight.count() < self.limit() {
-            return Effect::Admit(self.in_flight.admit(now, keep));
+            return LimiterEffect::Admit(self.in_flight.admit(now, lifetime));
         }
-        let Some(waiting) = self.waiting.filter(|_| Nanos(0) < patience) else {
-            return Effect::Deny(Refusal::Full);
+        let Some(waiting) = self.queue_config.filter(|_| Nanos(0) < timeout) else {
+            return LimiterEffect::Deny(AcquireDenial::LimitReached);
         };
         if usize::try_from(waiting.size).unwrap_or(usize::MAX) <= self.queue.len() {
-            return Effect::Deny(Refusal::QueueFull);
+            return LimiterEffect::Deny(AcquireDenial::QueueFull);
         }
-        Effect::Queue(self.queue.join(now.plus(waiting.timeout.min(patience)), keep))
+        LimiterEffect::Queue(self.queue.push(now.plus(waiting.timeout.min(timeout)), lifetime))
     }
 
-    fn leave(
+    fn release(
         &mut self,
         now: Nanos,
         permit: Permit,
-        outcome: Outcome,
+        outcome: RequestOutcome,
         rtt: Option<Nanos>,
-        effects: &mut Effects,
+        effects: &mut LimiterEffects,
     ) {
-        let Some(held) = self.in_flight.take(permit) else {
-            return effects.push(Effect::Unknown);
+        let Some(state) = self.in_flight.release(permit) else {
+            return effects.push(LimiterEffect::Unknown);
         };
-        self.touched = now;
-        let rtt = rtt.unwrap_or(now.since(held.since));
-        let sample = Sample { at: now, rtt, in_flight: held.among, outcome };
-        self.policy.step(&sample, self.share);
+        self.last_activity = now;
+        let rtt = rtt.unwrap_or(now.since(state.admitted_at));
+        let sample = LatencySample { ended_at: now, rtt, in_flight: state.in_flight, outcome };
+        self.adaptive.record(&sample, self.share);
     }
 
-    fn reload(&mut self, rules: &Rules) {
-        self.policy.reload(rules.limit, rules.adaptive);
-        self.waiting = rules.waiting;
+    fn reload(&mut self, rules: &LimiterConfig) {
+        self.adaptive.reload(rules.limit, rules.adaptive);
+        self.queue_config = rules.queue;
     }
 
-    fn expire(&mut self, now: Nanos, effects: &mut Effects) {
-        while let Some(permit) = self.in_flight.expire(now) {
-            self.touched = now;
-            effects.push(Effect::Expired(permit));
+    fn expire(&mut self, now: Nanos, effects: &mut LimiterEffects) {
+        while let Some(permit) = self.in_flight.release_overdue(now) {
+            self.last_activity = now;
+            effects.push(LimiterEffect::Expired(permit));
         }
-        while let Some(ticket) = self.queue.expire(now) {
-            effects.push(Effect::Late(ticket));
+        while let Some(ticket) = self.queue.remove_overdue(now) {
+            effects.push(LimiterEffect::TimedOut(ticket));
         }
         self.admit_waiting(now, effects);
     }
 
-    fn admit_waiting(&mut self, now: Nanos, effects: &mut Effects) {
+    fn admit_waiting(&mut self, now: Nanos, effects: &mut LimiterEffects) {
         while self.in_flight.count() < self.limit() {
-            let Some(waiter) = self.queue.serve() else { return };
-            self.touched = now;
-            effects.push(Effect::Wake(waiter.ticket, self.in_flight.admit(now, waiter.keep)));
+            let Some(waiter) = self.queue.pop() else { return };
+            self.last_activity = now;
+            effects.push(LimiterEffect::Wake(waiter.ticket, self.in_flight.admit(now, waiter.lifetime)));
         }
     }
 }

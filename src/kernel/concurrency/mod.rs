@@ -1,8 +1,8 @@
 //! Concurrency limits: the largest number of requests in flight.
 //!
 //! [`Limiter`] applies one limit as a step function: an event in, effects out.
-//! [`Register`] maps the ids that proxies mint to permits and remembers early releases.
-//! [`Policy`] adapts a limit to the latency of finished requests. [`permits`] is the
+//! [`PermitRegistry`] maps the ids that proxies mint to permits and remembers early releases.
+//! [`AdaptiveLimit`] adapts a limit to the latency of finished requests. [`permits`] is the
 //! store's table for limits in strict mode, where every acquire goes to the store.
 //!
 //! Guarantees:
@@ -25,13 +25,13 @@ pub mod register;
 
 pub use in_flight::Permit;
 pub use limiter::Limiter;
-pub use policy::Policy;
-pub use queue::Ticket;
-pub use register::Register;
+pub use policy::AdaptiveLimit;
+pub use queue::QueueTicket;
+pub use register::PermitRegistry;
 
 /// The result of a request, as far as its latency is evidence about the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// The backend served the request, so its latency is a measurement.
     Success,
     /// No evidence: the client left, another limit denied the request, or a cache served it.

@@ -20,7 +20,7 @@
 //! Guarantees:
 //! - A new permit never raises the count above the limit.
 //! - A permit counts from its acquire until its release or deadline; each report renews it.
-//! - A store that may have lost state admits nothing until all replicas could report ([`Life`]).
+//! - A store that may have lost state admits nothing until all replicas could report ([`AcquireGate`]).
 //! - Cost: O(log n) for each permit that is acquired, reported or released.
 //!
 //! Not covered:
@@ -33,101 +33,101 @@ use crate::kernel::units::{Nanos, Share};
 
 /// A permit's id, unique in the fleet: the replica's incarnation, and a number within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Id(pub u64, pub u64);
+pub struct PermitId(pub u64, pub u64);
 
 /// The durations that all replicas use for a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
+pub struct PermitTiming {
     /// The time without admissions at a store that may have lost state, so that replicas can report.
     pub grace: Nanos,
     /// The time without any report after which a store must assume that permits expired unreported.
     ///
     /// It is shorter than a permit's lifetime by at least the interval between two reports.
-    pub silence: Nanos,
+    pub max_silence: Nanos,
     /// The longest lifetime of a permit. A later deadline comes from another clock.
-    pub longest: Nanos,
+    pub max_lifetime: Nanos,
 }
 
 /// A request for one permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct StrictAcquire {
     /// The permit's id. Repeating an acquire has no further effect.
-    pub id: Id,
+    pub id: PermitId,
     /// The concurrency limit in permits.
     pub limit: Share,
     /// The permit's lifetime, unless a report renews it.
-    pub keep: Nanos,
+    pub lifetime: Nanos,
     /// The durations that all replicas use.
-    pub times: Times,
+    pub timing: PermitTiming,
 }
 
 /// The result of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acquired {
+pub enum AcquireOutcome {
     /// The permit is in the table.
-    Held,
+    Acquired,
     /// The limit is reached.
-    Full,
+    LimitReached,
     /// The store may have lost state and admits nothing for this long.
     Closed(Nanos),
 }
 
 /// The corrections that a replica's report made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct PermitCorrections {
     /// The number of reported permits that were missing.
-    pub put_back: u64,
+    pub restored: u64,
     /// The number of released permits that were still in the table.
     pub freed: u64,
 }
 
 /// All permits of one concurrency limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Permits {
-    until: BTreeMap<Id, Nanos>,
-    deadlines: BTreeSet<(Nanos, Id)>,
+pub struct PermitTable {
+    deadline_by_id: BTreeMap<PermitId, Nanos>,
+    deadlines: BTreeSet<(Nanos, PermitId)>,
 }
 
-impl Permits {
+impl PermitTable {
     /// Acquires a permit, at a store that admits nothing for `closed_for`.
-    pub fn acquire(&mut self, now: Nanos, closed_for: Nanos, ask: &Ask) -> Acquired {
+    pub fn acquire(&mut self, now: Nanos, closed_for: Nanos, request: &StrictAcquire) -> AcquireOutcome {
         self.expire(now);
-        if !self.until.contains_key(&ask.id) {
+        if !self.deadline_by_id.contains_key(&request.id) {
             if Nanos(0) < closed_for {
-                return Acquired::Closed(closed_for);
+                return AcquireOutcome::Closed(closed_for);
             }
-            if ask.limit <= self.held() {
-                self.mend(now.plus(ask.times.longest));
-                return Acquired::Full;
+            if request.limit <= self.count() {
+                self.clamp_deadlines(now.plus(request.timing.max_lifetime));
+                return AcquireOutcome::LimitReached;
             }
         }
-        self.put(ask.id, now.plus(ask.keep));
-        Acquired::Held
+        self.insert(request.id, now.plus(request.lifetime));
+        AcquireOutcome::Acquired
     }
 
-    /// Applies a replica's report: permits still `held`, each with its lifetime, and released ones.
-    pub fn tell(&mut self, now: Nanos, held: &[(Id, Nanos)], over: &[Id]) -> Found {
+    /// Applies a replica's report: permits still `count`, each with its lifetime, and released ones.
+    pub fn apply_report(&mut self, now: Nanos, active: &[(PermitId, Nanos)], released: &[PermitId]) -> PermitCorrections {
         self.expire(now);
-        let mut found = Found::default();
-        for &(id, keep) in held {
-            let is_new = self.put(id, now.plus(keep));
-            found.put_back = found.put_back.saturating_add(u64::from(is_new));
+        let mut corrections = PermitCorrections::default();
+        for &(id, keep) in active {
+            let is_new = self.insert(id, now.plus(keep));
+            corrections.restored = corrections.restored.saturating_add(u64::from(is_new));
         }
-        for id in over {
-            found.freed = found.freed.saturating_add(u64::from(self.take(id)));
+        for id in released {
+            corrections.freed = corrections.freed.saturating_add(u64::from(self.remove(id)));
         }
-        found
+        corrections
     }
 
     /// The number of permits, including those that expired since the last call.
     #[must_use]
-    pub fn held(&self) -> Share {
-        Share(u64::try_from(self.until.len()).unwrap_or(u64::MAX))
+    pub fn count(&self) -> Share {
+        Share(u64::try_from(self.deadline_by_id.len()).unwrap_or(u64::MAX))
     }
 
     /// The latest deadline; `None` without permits.
     #[must_use]
-    pub fn last(&self) -> Option<Nanos> {
+    pub fn last_deadline(&self) -> Option<Nanos> {
         self.deadlines.last().map(|&(until, _)| until)
     }
 
@@ -136,31 +136,31 @@ impl Permits {
             if now < until {
                 return;
             }
-            self.take(&id);
+            self.remove(&id);
         }
     }
 
     /// Cuts every deadline to `latest`. Later ones stem from a clock that was set back.
-    fn mend(&mut self, latest: Nanos) {
+    fn clamp_deadlines(&mut self, latest: Nanos) {
         while let Some(&(until, id)) = self.deadlines.last() {
             if until <= latest {
                 return;
             }
-            self.put(id, latest);
+            self.insert(id, latest);
         }
     }
 
     /// Inserts or renews a permit; `true` if it is new.
-    fn put(&mut self, id: Id, until: Nanos) -> bool {
-        let is_new = !self.take(&id);
-        self.until.insert(id, until);
+    fn insert(&mut self, id: PermitId, until: Nanos) -> bool {
+        let is_new = !self.remove(&id);
+        self.deadline_by_id.insert(id, until);
         self.deadlines.insert((until, id));
         is_new
     }
 
     /// Removes a permit; `false` if it is unknown.
-    fn take(&mut self, id: &Id) -> bool {
-        let until = self.until.remove(id);
+    fn remove(&mut self, id: &PermitId) -> bool {
+        let until = self.deadline_by_id.remove(id);
         until.is_some_and(|until| self.deadlines.remove(&(until, *id)))
     }
 }
@@ -173,38 +173,38 @@ impl Permits {
 /// Not covered:
 /// - Permits of a crashed replica, because no replica reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct AcquireGate {
     opens_at: Nanos,
-    told_at: Nanos,
+    reported_at: Nanos,
 }
 
-impl Life {
+impl AcquireGate {
     /// The gate of a new store, or of a store that lost its state; the two look alike.
     #[must_use]
-    pub const fn begin(now: Nanos, grace: Nanos) -> Self {
-        Self { opens_at: now.plus(grace), told_at: now }
+    pub const fn closed(now: Nanos, grace: Nanos) -> Self {
+        Self { opens_at: now.plus(grace), reported_at: now }
     }
 
     /// The gate of a store without any outstanding permit. It needs no grace period before the first report.
     #[must_use]
-    pub const fn settled() -> Self {
-        Self { opens_at: Nanos(0), told_at: Nanos(u64::MAX) }
+    pub const fn open() -> Self {
+        Self { opens_at: Nanos(0), reported_at: Nanos(u64::MAX) }
     }
 
     /// The remaining time without admissions, at most the grace period even if the clock jumped.
     ///
     /// Silence counts as lost state. If the store was paused or unreachable, or its
     /// clock jumped, then permits may have expired although their requests still run.
-    pub fn closed_for(&mut self, now: Nanos, times: &Times) -> Nanos {
-        if self.told_at.plus(times.silence) <= now {
-            *self = Self::begin(now, times.grace);
+    pub fn closed_for(&mut self, now: Nanos, timing: &PermitTiming) -> Nanos {
+        if self.reported_at.plus(timing.max_silence) <= now {
+            *self = Self::closed(now, timing.grace);
         }
-        self.opens_at = self.opens_at.min(now.plus(times.grace));
+        self.opens_at = self.opens_at.min(now.plus(timing.grace));
         self.opens_at.since(now)
     }
 
     /// Records that a replica reported, even if its report was empty.
-    pub const fn told(&mut self, now: Nanos) {
-        self.told_at = now;
+    pub const fn record_report(&mut self, now: Nanos) {
+        self.reported_at = now;
     }
 }

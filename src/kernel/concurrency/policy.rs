@@ -7,7 +7,7 @@
 //! | [`aimd`] | +1 while latency is near the minimum, otherwise × 0.9 | once a round trip |
 //! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | at every sample |
 //!
-//! With a [`Part`] of a fleet's limit, `gradient` judges the whole limit.
+//! With a [`FleetShare`] of a fleet's limit, `gradient` judges the whole limit.
 //! The other algorithms use only their own requests, as if the replica were alone.
 //!
 //! Guarantees:
@@ -30,17 +30,17 @@ mod tally;
 use aimd::Aimd;
 use gradient::Gradient;
 use gradient2::Gradient2;
-use level::Level;
+use level::FixedPoint;
 
-use super::Outcome;
-use crate::kernel::coordinator::{Reading, aggregate};
+use super::RequestOutcome;
+use crate::kernel::coordinator::{ClockReading, aggregate};
 use crate::kernel::units::Nanos;
 
 /// The configuration of an adaptive limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Adaptive {
+pub struct AdaptiveConfig {
     /// The algorithm.
-    pub law: Law,
+    pub algorithm: AdaptiveAlgorithm,
     /// The lower bound of the limit; 0 counts as 1, because no request would mean no samples.
     pub min: u32,
     /// The upper bound of the limit.
@@ -49,7 +49,7 @@ pub struct Adaptive {
 
 /// The algorithms that a configuration file can name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Law {
+pub enum AdaptiveAlgorithm {
     /// `gradient`, the default.
     #[default]
     Gradient,
@@ -61,54 +61,54 @@ pub enum Law {
 
 /// One finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sample {
+pub struct LatencySample {
     /// The instant of its end.
-    pub at: Nanos,
+    pub ended_at: Nanos,
     /// Its latency.
     pub rtt: Nanos,
     /// The number in flight at its admission, including itself.
     pub in_flight: u32,
     /// Its result.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
 }
 
 /// This replica's share of a limit that the fleet adapts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Part {
+pub struct FleetShare {
     /// The permits that this replica may use.
     pub share: u32,
     /// The fleet's whole limit.
-    pub ceiling: u32,
+    pub limit: u32,
     /// The schedule of the fleet's min RTT probes.
-    pub looks: Looks,
+    pub probes: ProbeSchedule,
 }
 
 /// The schedule of min RTT probes: multiples of a few
 /// heartbeats on a clock that all replicas share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Looks {
+pub struct ProbeSchedule {
     /// The shared clock.
-    pub clock: Reading,
+    pub clock: ClockReading,
     /// The heartbeat interval.
     pub heartbeat: Nanos,
 }
 
-impl Looks {
+impl ProbeSchedule {
     /// The shortest interval between two probes, in heartbeats.
-    const BEATS: u64 = 4;
+    const MIN_HEARTBEATS: u64 = 4;
     /// The shortest interval between two probes, in round trips.
-    const TRIPS: u64 = 64;
+    const MIN_ROUND_TRIPS: u64 = 64;
     /// The longest interval between two probes, as a multiple of the shortest.
-    const LONGEST: u64 = 64;
+    const MAX_MULTIPLE: u64 = 64;
 
     /// The interval between two probes for latency `rtt`.
     ///
     /// Replicas with similar latencies get the same interval, because it is a power of two.
     #[must_use]
-    pub fn every(&self, rtt: Nanos) -> Nanos {
-        let least = self.heartbeat.0.saturating_mul(Self::BEATS).max(1);
-        let times = rtt.0.saturating_mul(Self::TRIPS).div_ceil(least);
-        let times = times.checked_next_power_of_two().unwrap_or(Self::LONGEST).min(Self::LONGEST);
+    pub fn interval(&self, rtt: Nanos) -> Nanos {
+        let least = self.heartbeat.0.saturating_mul(Self::MIN_HEARTBEATS).max(1);
+        let times = rtt.0.saturating_mul(Self::MIN_ROUND_TRIPS).div_ceil(least);
+        let times = times.checked_next_power_of_two().unwrap_or(Self::MAX_MULTIPLE).min(Self::MAX_MULTIPLE);
         Nanos(least.saturating_mul(times))
     }
 
@@ -116,61 +116,61 @@ impl Looks {
     ///
     /// A share that moves would disturb a probe.
     #[must_use]
-    pub const fn beats(&self) -> Reading {
-        self.clock.ahead(Nanos(self.heartbeat.0 / 2))
+    pub const fn heartbeat_clock(&self) -> ClockReading {
+        self.clock.advanced_by(Nanos(self.heartbeat.0 / 2))
     }
 }
 
 /// One concurrency limit and the state of its algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Policy {
-    bounds: Bounds,
-    estimate: Level,
-    learnt: Learnt,
+pub struct AdaptiveLimit {
+    bounds: LimitBounds,
+    estimate: FixedPoint,
+    learnt: AlgorithmState,
     jitter: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Bounds {
+struct LimitBounds {
     min: u32,
     max: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Learnt {
+enum AlgorithmState {
     Static,
     Gradient(Box<Gradient>),
     Aimd(Aimd),
     Gradient2(Gradient2),
 }
 
-impl Learnt {
-    fn new(limit: Level, adaptive: Option<Adaptive>, jitter: u64) -> Self {
-        match adaptive.map(|adaptive| adaptive.law) {
+impl AlgorithmState {
+    fn new(limit: FixedPoint, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
+        match adaptive.map(|adaptive| adaptive.algorithm) {
             None => Self::Static,
-            Some(Law::Gradient) => Self::Gradient(Box::new(Gradient::new(limit, jitter))),
-            Some(Law::Aimd) => Self::Aimd(Aimd::default()),
-            Some(Law::Gradient2) => Self::Gradient2(Gradient2::default()),
+            Some(AdaptiveAlgorithm::Gradient) => Self::Gradient(Box::new(Gradient::new(limit, jitter))),
+            Some(AdaptiveAlgorithm::Aimd) => Self::Aimd(Aimd::default()),
+            Some(AdaptiveAlgorithm::Gradient2) => Self::Gradient2(Gradient2::default()),
         }
     }
 
-    const fn law(&self) -> Option<Law> {
+    const fn algorithm(&self) -> Option<AdaptiveAlgorithm> {
         match self {
             Self::Static => None,
-            Self::Gradient(_) => Some(Law::Gradient),
-            Self::Aimd(_) => Some(Law::Aimd),
-            Self::Gradient2(_) => Some(Law::Gradient2),
+            Self::Gradient(_) => Some(AdaptiveAlgorithm::Gradient),
+            Self::Aimd(_) => Some(AdaptiveAlgorithm::Aimd),
+            Self::Gradient2(_) => Some(AdaptiveAlgorithm::Gradient2),
         }
     }
 }
 
-impl Policy {
+impl AdaptiveLimit {
     /// A limit at its initial value, without any samples.
     #[must_use]
-    pub fn new(limit: u32, adaptive: Option<Adaptive>, jitter: u64) -> Self {
+    pub fn new(limit: u32, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
         let bounds = bounds(limit, adaptive);
-        let estimate = Level::whole(limit).within(bounds.min, bounds.max);
-        Self { bounds, estimate, learnt: Learnt::new(estimate, adaptive, jitter), jitter }
+        let estimate = FixedPoint::from_whole(limit).within(bounds.min, bounds.max);
+        Self { bounds, estimate, learnt: AlgorithmState::new(estimate, adaptive, jitter), jitter }
     }
 
     /// The current limit.
@@ -181,12 +181,12 @@ impl Policy {
 
     /// The latency without a queue (min RTT), if known.
     #[must_use]
-    pub fn ideal(&self) -> Option<Nanos> {
+    pub fn min_rtt(&self) -> Option<Nanos> {
         match &self.learnt {
-            Learnt::Static => None,
-            Learnt::Aimd(aimd) => aimd.ideal(),
-            Learnt::Gradient(gradient) => gradient.ideal(),
-            Learnt::Gradient2(gradient2) => gradient2.ideal(),
+            AlgorithmState::Static => None,
+            AlgorithmState::Aimd(aimd) => aimd.min_rtt(),
+            AlgorithmState::Gradient(gradient) => gradient.min_rtt(),
+            AlgorithmState::Gradient2(gradient2) => gradient2.min_rtt(),
         }
     }
 
@@ -194,67 +194,67 @@ impl Policy {
     ///
     /// `None` until there are enough samples under the fleet's limit.
     #[must_use]
-    pub fn estimate(&self) -> Option<aggregate::Level> {
+    pub fn wanted_limit(&self) -> Option<aggregate::FractionalLimit> {
         let level = match &self.learnt {
-            Learnt::Gradient(gradient) => gradient.estimate(self.estimate),
+            AlgorithmState::Gradient(gradient) => gradient.wanted_limit(self.estimate),
             _ => Some(self.estimate),
         };
-        level.map(Level::fine)
+        level.map(FixedPoint::to_fleet_limit)
     }
 
     /// Switches to a share of a fleet's limit; `None` returns to a limit of this replica alone.
-    pub fn take(&mut self, now: Nanos, part: Option<Part>) {
-        if let Learnt::Gradient(gradient) = &mut self.learnt {
-            gradient.take(now, part, self.estimate);
-            self.pass(now);
+    pub fn set_fleet_share(&mut self, now: Nanos, fleet_share: Option<FleetShare>) {
+        if let AlgorithmState::Gradient(gradient) = &mut self.learnt {
+            gradient.set_fleet_share(now, fleet_share, self.estimate);
+            self.advance(now);
         }
     }
 
     /// Applies the passage of time, which starts and ends the fleet's probes.
-    pub fn pass(&mut self, now: Nanos) {
-        let Self { bounds, estimate, learnt, .. } = self;
-        if let Learnt::Gradient(gradient) = learnt
-            && let Some(limit) = gradient.limit(now)
+    pub fn advance(&mut self, now: Nanos) {
+        let Self { bounds, estimate, learnt: state, .. } = self;
+        if let AlgorithmState::Gradient(gradient) = state
+            && let Some(limit) = gradient.fleet_limit(now)
         {
             *estimate = limit.within(bounds.min, bounds.max);
         }
     }
 
     /// Adds a finished request. Utilization is judged against the smaller of the limit and `share`.
-    pub fn step(&mut self, sample: &Sample, share: u32) {
-        let ignored = sample.outcome == Outcome::Ignored;
-        let Self { bounds, estimate, learnt, .. } = self;
-        let next = match learnt {
-            Learnt::Static => return,
-            Learnt::Gradient(gradient) => gradient.step(*estimate, sample, share, bounds.min),
-            Learnt::Aimd(_) | Learnt::Gradient2(_) if ignored => return,
-            Learnt::Aimd(aimd) => aimd.step(*estimate, sample, share),
-            Learnt::Gradient2(gradient2) => gradient2.step(*estimate, sample),
+    pub fn record(&mut self, sample: &LatencySample, share: u32) {
+        let ignored = sample.outcome == RequestOutcome::Ignored;
+        let Self { bounds, estimate, learnt: state, .. } = self;
+        let next = match state {
+            AlgorithmState::Static => return,
+            AlgorithmState::Gradient(gradient) => gradient.step(*estimate, sample, share, bounds.min),
+            AlgorithmState::Aimd(_) | AlgorithmState::Gradient2(_) if ignored => return,
+            AlgorithmState::Aimd(aimd) => aimd.step(*estimate, sample, share),
+            AlgorithmState::Gradient2(gradient2) => gradient2.step(*estimate, sample),
         };
         *estimate = next.within(bounds.min, bounds.max);
     }
 
     /// Applies another configuration. The same algorithm keeps its estimate within
     /// the new bounds. Another algorithm, or a static limit, restarts at its initial value.
-    pub fn reload(&mut self, limit: u32, adaptive: Option<Adaptive>) {
+    pub fn reload(&mut self, limit: u32, adaptive: Option<AdaptiveConfig>) {
         self.bounds = bounds(limit, adaptive);
-        let law = adaptive.map(|adaptive| adaptive.law);
-        if law.is_none() || law != self.learnt.law() {
-            self.estimate = Level::whole(limit);
-            self.learnt = Learnt::new(self.estimate, adaptive, self.jitter);
+        let algorithm = adaptive.map(|adaptive| adaptive.algorithm);
+        if algorithm.is_none() || algorithm != self.learnt.algorithm() {
+            self.estimate = FixedPoint::from_whole(limit);
+            self.learnt = AlgorithmState::new(self.estimate, adaptive, self.jitter);
         }
         self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);
     }
 }
 
-fn bounds(limit: u32, adaptive: Option<Adaptive>) -> Bounds {
-    adaptive.map_or(Bounds { min: limit, max: limit }, |adaptive| {
+fn bounds(limit: u32, adaptive: Option<AdaptiveConfig>) -> LimitBounds {
+    adaptive.map_or(LimitBounds { min: limit, max: limit }, |adaptive| {
         let min = adaptive.min.max(1);
-        Bounds { min, max: adaptive.max.max(min) }
+        LimitBounds { min, max: adaptive.max.max(min) }
     })
 }
 
 /// Returns `true` if at least half of the limit was used, so that latency justifies a higher one.
-fn was_used(sample: &Sample, estimate: Level, share: u32) -> bool {
+fn is_limit_used(sample: &LatencySample, estimate: FixedPoint, share: u32) -> bool {
     estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
 }

@@ -14,51 +14,51 @@ use crate::kernel::units::Nanos;
 
 /// The number of a waiting request. Later tickets are larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(u64);
+pub struct QueueTicket(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Waiter {
-    pub(super) ticket: Ticket,
-    pub(super) until: Nanos,
+pub(super) struct QueueWaiter {
+    pub(super) ticket: QueueTicket,
+    pub(super) deadline: Nanos,
     /// The lifetime of the permit, counted from its admission.
-    pub(super) keep: Option<Nanos>,
+    pub(super) lifetime: Option<Nanos>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Queue {
-    waiters: VecDeque<Waiter>,
-    given: u64,
+pub(super) struct WaitQueue {
+    waiters: VecDeque<QueueWaiter>,
+    next_number: u64,
 }
 
-impl Queue {
+impl WaitQueue {
     pub(super) fn len(&self) -> usize {
         self.waiters.len()
     }
 
-    pub(super) fn join(&mut self, until: Nanos, keep: Option<Nanos>) -> Ticket {
-        let ticket = Ticket(self.given);
-        self.given = self.given.saturating_add(1);
-        self.waiters.push_back(Waiter { ticket, until, keep });
+    pub(super) fn push(&mut self, deadline: Nanos, lifetime: Option<Nanos>) -> QueueTicket {
+        let ticket = QueueTicket(self.next_number);
+        self.next_number = self.next_number.saturating_add(1);
+        self.waiters.push_back(QueueWaiter { ticket, deadline, lifetime });
         ticket
     }
 
-    pub(super) fn serve(&mut self) -> Option<Waiter> {
+    pub(super) fn pop(&mut self) -> Option<QueueWaiter> {
         self.waiters.pop_front()
     }
 
     /// Removes `ticket`; `false` if it is not waiting.
-    pub(super) fn leave(&mut self, ticket: Ticket) -> bool {
-        let place = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
-        place.is_ok_and(|place| self.waiters.remove(place).is_some())
+    pub(super) fn remove(&mut self, ticket: QueueTicket) -> bool {
+        let index = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
+        index.is_ok_and(|place| self.waiters.remove(place).is_some())
     }
 
     /// Removes and returns the first waiter whose deadline has passed.
-    pub(super) fn expire(&mut self, now: Nanos) -> Option<Ticket> {
-        let late = self.waiters.iter().position(|waiter| waiter.until <= now)?;
-        self.waiters.remove(late).map(|waiter| waiter.ticket)
+    pub(super) fn remove_overdue(&mut self, now: Nanos) -> Option<QueueTicket> {
+        let index = self.waiters.iter().position(|waiter| waiter.deadline <= now)?;
+        self.waiters.remove(index).map(|waiter| waiter.ticket)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
-        self.waiters.iter().map(|waiter| waiter.until).min()
+        self.waiters.iter().map(|waiter| waiter.deadline).min()
     }
 }

@@ -22,66 +22,66 @@ use crate::kernel::units::Nanos;
 
 /// The bounds on early releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Bounds {
+pub struct EarlyReleaseLimits {
     /// The most early releases of one source.
     pub per_source: u32,
     /// The most early releases of all sources together.
     pub total: u32,
     /// The lifetime of an early release: longer than a release can precede its acquire.
-    pub keep: Nanos,
+    pub lifetime: Nanos,
 }
 
 /// The result of an acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acquired<H> {
+pub enum RegisterOutcome<H> {
     /// The id now owns the value.
-    Held,
+    Registered,
     /// The release arrived first: the request is over, and the value is returned.
-    Over(H),
+    AlreadyReleased(H),
     /// The id already has a value, because an id is for one request; the new value is returned.
-    Taken(H),
+    AlreadyRegistered(H),
 }
 
 /// The result of a release.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Released<H> {
+pub enum ReleaseOutcome<H> {
     /// The value of the id, for the caller to free.
-    Held(H),
+    Released(H),
     /// The id is unknown: its release is kept for a later acquire.
-    Early,
+    EarlyRelease,
     /// The id is unknown and the table of early releases is full, so the release is dropped.
-    Refused,
+    TableFull,
 }
 
 /// The ids of one replica: `I` is a request id, `S` the source of a release, `H` the value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Register<I: Ord, S: Ord, H> {
-    bounds: Bounds,
+pub struct PermitRegistry<I: Ord, S: Ord, H> {
+    bounds: EarlyReleaseLimits,
     /// Ids with an acquire in progress.
     claimed: BTreeSet<I>,
-    held: BTreeMap<I, (Nanos, H)>,
+    values: BTreeMap<I, (Nanos, H)>,
     deadlines: BTreeSet<(Nanos, I)>,
-    tombstones: BTreeMap<I, (Nanos, S)>,
-    endings: BTreeSet<(Nanos, I)>,
-    left_by: BTreeMap<S, u32>,
+    early_releases: BTreeMap<I, (Nanos, S)>,
+    early_release_expiries: BTreeSet<(Nanos, I)>,
+    early_releases_by_source: BTreeMap<S, u32>,
 }
 
-impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
+impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
     /// An empty register.
     #[must_use]
-    pub const fn new(bounds: Bounds) -> Self {
+    pub const fn new(limits: EarlyReleaseLimits) -> Self {
         Self {
-            bounds,
+            bounds: limits,
             claimed: BTreeSet::new(),
-            held: BTreeMap::new(),
+            values: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            tombstones: BTreeMap::new(),
-            endings: BTreeSet::new(),
-            left_by: BTreeMap::new(),
+            early_releases: BTreeMap::new(),
+            early_release_expiries: BTreeSet::new(),
+            early_releases_by_source: BTreeMap::new(),
         }
     }
 
-    /// Marks `id` as being acquired until [`Register::unclaim`]; `false` if it already is.
+    /// Marks `id` as being acquired until [`PermitRegistry::unclaim`]; `false` if it already is.
     ///
     /// A release ignores the mark: a release in the meantime is an early release.
     pub fn claim(&mut self, id: I) -> bool {
@@ -93,136 +93,136 @@ impl<I: Ord + Clone, S: Ord + Clone, H> Register<I, S, H> {
         self.claimed.remove(id);
     }
 
-    /// Stores `what` under `id` until its release or until `until`.
-    pub fn acquire(&mut self, now: Nanos, id: I, until: Nanos, what: H) -> Acquired<H> {
-        self.forget(now);
-        if self.held.contains_key(&id) {
-            return Acquired::Taken(what);
+    /// Stores `value` under `id` until its release or until `deadline`.
+    pub fn acquire(&mut self, now: Nanos, id: I, deadline: Nanos, value: H) -> RegisterOutcome<H> {
+        self.expire_early_releases(now);
+        if self.values.contains_key(&id) {
+            return RegisterOutcome::AlreadyRegistered(value);
         }
-        if self.answer_tombstone(&id) {
-            return Acquired::Over(what);
+        if self.remove_early_release(&id) {
+            return RegisterOutcome::AlreadyReleased(value);
         }
-        self.deadlines.insert((until, id.clone()));
-        self.held.insert(id, (until, what));
-        Acquired::Held
+        self.deadlines.insert((deadline, id.clone()));
+        self.values.insert(id, (deadline, value));
+        RegisterOutcome::Registered
     }
 
     /// Releases `id` on behalf of `source`.
-    pub fn release(&mut self, now: Nanos, id: &I, source: &S) -> Released<H> {
-        self.forget(now);
-        if let Some((until, what)) = self.held.remove(id) {
+    pub fn release(&mut self, now: Nanos, id: &I, source: &S) -> ReleaseOutcome<H> {
+        self.expire_early_releases(now);
+        if let Some((until, what)) = self.values.remove(id) {
             self.deadlines.remove(&(until, id.clone()));
-            return Released::Held(what);
+            return ReleaseOutcome::Released(what);
         }
         // A repeated release changes nothing: the first one stays.
-        if self.tombstones.contains_key(id) {
-            return Released::Early;
+        if self.early_releases.contains_key(id) {
+            return ReleaseOutcome::EarlyRelease;
         }
         if self.is_full_for(source) {
-            return Released::Refused;
+            return ReleaseOutcome::TableFull;
         }
-        self.bury(now, id, source);
-        Released::Early
+        self.insert_early_release(now, id, source);
+        ReleaseOutcome::EarlyRelease
     }
 
     /// The value of `id`.
-    pub fn held(&mut self, id: &I) -> Option<&mut H> {
-        self.held.get_mut(id).map(|(_, what)| what)
+    pub fn value_mut(&mut self, id: &I) -> Option<&mut H> {
+        self.values.get_mut(id).map(|(_, what)| what)
     }
 
     /// Moves the deadline of `id`; `false` if it has no value.
-    pub fn renew(&mut self, id: &I, until: Nanos) -> bool {
-        let Some((old, _)) = self.held.get_mut(id) else { return false };
-        let old = std::mem::replace(old, until);
+    pub fn renew(&mut self, id: &I, deadline: Nanos) -> bool {
+        let Some((old, _)) = self.values.get_mut(id) else { return false };
+        let old = std::mem::replace(old, deadline);
         self.deadlines.remove(&(old, id.clone()));
-        self.deadlines.insert((until, id.clone()))
+        self.deadlines.insert((deadline, id.clone()))
     }
 
     /// Removes and returns one overdue id with its value. Call it until it returns `None`.
-    pub fn expire(&mut self, now: Nanos) -> Option<(I, H)> {
-        self.forget(now);
+    pub fn remove_overdue(&mut self, now: Nanos) -> Option<(I, H)> {
+        self.expire_early_releases(now);
         if now < self.deadlines.first()?.0 {
             return None;
         }
         let (_, id) = self.deadlines.pop_first()?;
-        let (_, what) = self.held.remove(&id)?;
+        let (_, what) = self.values.remove(&id)?;
         Some((id, what))
     }
 
-    /// The next instant at which [`Register::expire`] has an effect, early releases included.
+    /// The next instant at which [`PermitRegistry::remove_overdue`] has an effect, early releases included.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let (held, left) = (self.deadlines.first(), self.endings.first());
+        let (held, left) = (self.deadlines.first(), self.early_release_expiries.first());
         held.into_iter().chain(left).map(|&(until, _)| until).min()
     }
 
     /// The bounds on early releases.
     #[must_use]
-    pub const fn bounds(&self) -> Bounds {
+    pub const fn limits(&self) -> EarlyReleaseLimits {
         self.bounds
     }
 
     /// The number of ids with a value.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.values.len()
     }
 
     /// Returns `true` if no id has a value.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.values.is_empty()
     }
 
     /// The number of early releases.
     #[must_use]
-    pub fn tombstones(&self) -> usize {
-        self.tombstones.len()
+    pub fn early_release_count(&self) -> usize {
+        self.early_releases.len()
     }
 
-    fn forget(&mut self, now: Nanos) {
-        while let Some((until, _)) = self.endings.first() {
+    fn expire_early_releases(&mut self, now: Nanos) {
+        while let Some((until, _)) = self.early_release_expiries.first() {
             if now < *until {
                 return;
             }
-            let Some((_, id)) = self.endings.pop_first() else { return };
+            let Some((_, id)) = self.early_release_expiries.pop_first() else { return };
             if self.claimed.contains(&id) {
-                self.keep_on(now, id);
+                self.extend_early_release(now, id);
             } else {
-                self.answer_tombstone(&id);
+                self.remove_early_release(&id);
             }
         }
     }
 
     /// Extends the early release of a claimed id, so that even a late acquire finds it.
-    fn keep_on(&mut self, now: Nanos, id: I) {
-        let Some((until, _)) = self.tombstones.get_mut(&id) else { return };
-        *until = now.plus(self.bounds.keep.max(Nanos::MICRO));
-        self.endings.insert((*until, id));
+    fn extend_early_release(&mut self, now: Nanos, id: I) {
+        let Some((until, _)) = self.early_releases.get_mut(&id) else { return };
+        *until = now.plus(self.bounds.lifetime.max(Nanos::MICRO));
+        self.early_release_expiries.insert((*until, id));
     }
 
     /// Removes the early release of `id`; `false` if there is none.
-    fn answer_tombstone(&mut self, id: &I) -> bool {
-        let Some((until, source)) = self.tombstones.remove(id) else { return false };
-        self.endings.remove(&(until, id.clone()));
-        let left = self.left_by.remove(&source).unwrap_or(0).saturating_sub(1);
+    fn remove_early_release(&mut self, id: &I) -> bool {
+        let Some((until, source)) = self.early_releases.remove(id) else { return false };
+        self.early_release_expiries.remove(&(until, id.clone()));
+        let left = self.early_releases_by_source.remove(&source).unwrap_or(0).saturating_sub(1);
         if 0 < left {
-            self.left_by.insert(source, left);
+            self.early_releases_by_source.insert(source, left);
         }
         true
     }
 
     fn is_full_for(&self, source: &S) -> bool {
-        let total = u32::try_from(self.tombstones.len()).unwrap_or(u32::MAX);
-        let left = self.left_by.get(source).copied().unwrap_or(0);
+        let total = u32::try_from(self.early_releases.len()).unwrap_or(u32::MAX);
+        let left = self.early_releases_by_source.get(source).copied().unwrap_or(0);
         self.bounds.total <= total || self.bounds.per_source <= left
     }
 
-    fn bury(&mut self, now: Nanos, id: &I, source: &S) {
-        let until = now.plus(self.bounds.keep);
-        self.endings.insert((until, id.clone()));
-        self.tombstones.insert(id.clone(), (until, source.clone()));
-        let left = self.left_by.entry(source.clone()).or_insert(0);
+    fn insert_early_release(&mut self, now: Nanos, id: &I, source: &S) {
+        let until = now.plus(self.bounds.lifetime);
+        self.early_release_expiries.insert((until, id.clone()));
+        self.early_releases.insert(id.clone(), (until, source.clone()));
+        let left = self.early_releases_by_source.entry(source.clone()).or_insert(0);
         *left = left.saturating_add(1);
     }
 }

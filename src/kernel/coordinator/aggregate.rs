@@ -33,38 +33,38 @@ use std::num::NonZeroU64;
 use crate::kernel::units::Share;
 
 /// The levels per permit, so that a limit of 4 can grow by a twentieth.
-pub const FINE: u64 = 1 << 10;
+pub const LEVELS_PER_PERMIT: u64 = 1 << 10;
 
 /// The samples that an estimate needs.
-pub const FRESH: u32 = 8;
+pub const MIN_SAMPLES: u32 = 8;
 
 /// A limit with its fraction, in 1,024ths of a permit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Level(pub u64);
+pub struct FractionalLimit(pub u64);
 
-impl Level {
+impl FractionalLimit {
     /// A whole limit; saturates far above the largest limit.
     #[must_use]
-    pub const fn of(share: Share) -> Self {
-        Self(share.0.saturating_mul(FINE))
+    pub const fn from_share(share: Share) -> Self {
+        Self(share.0.saturating_mul(LEVELS_PER_PERMIT))
     }
 
     /// The permits, rounded down: a fraction of a permit admits nothing.
     #[must_use]
-    pub const fn whole(self) -> Share {
-        Share(self.0 / FINE)
+    pub const fn round_down(self) -> Share {
+        Share(self.0 / LEVELS_PER_PERMIT)
     }
 
     /// The permits, rounded up.
     #[must_use]
-    pub const fn up(self) -> Share {
-        Share(self.0.div_ceil(FINE))
+    pub const fn round_up(self) -> Share {
+        Share(self.0.div_ceil(LEVELS_PER_PERMIT))
     }
 
     /// This level times `ratio`, at most doubled, between `min` and `max`.
     #[must_use]
-    pub fn scaled(self, ratio: Ratio, min: Share, max: Share) -> Self {
-        let ratio = u64::from(ratio.min(Ratio::TWICE).0);
+    pub fn scaled(self, ratio: LimitFactor, min: Share, max: Share) -> Self {
+        let ratio = u64::from(ratio.min(LimitFactor::TWICE).0);
         Self(self.0.saturating_mul(ratio) / (1 << 16)).within(min, max)
     }
 
@@ -72,15 +72,15 @@ impl Level {
     #[must_use]
     pub fn within(self, min: Share, max: Share) -> Self {
         // `clamp` would panic if `min` exceeds `max`.
-        self.min(Self::of(max)).max(Self::of(min))
+        self.min(Self::from_share(max)).max(Self::from_share(min))
     }
 }
 
 /// A factor in 65,536ths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ratio(pub u32);
+pub struct LimitFactor(pub u32);
 
-impl Ratio {
+impl LimitFactor {
     /// No change.
     pub const ONE: Self = Self(1 << 16);
     /// The largest growth in one step.
@@ -89,9 +89,9 @@ impl Ratio {
 
 /// The observations of a replica since its share last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Inference {
+pub struct LimitInference {
     /// The best number of requests in flight for this replica.
-    pub estimate: Level,
+    pub estimate: FractionalLimit,
     /// The share during the observation.
     pub allowed: Share,
     /// The largest number of permits in use at once.
@@ -105,19 +105,19 @@ pub struct Inference {
 /// A replica that used less than half of its share cannot vote for
 /// growth: it has no evidence. It can vote for a decrease at any use.
 #[must_use]
-pub fn vote(inference: &Inference) -> Option<Ratio> {
-    let allowed = NonZeroU64::new(inference.allowed.0).filter(|_| FRESH <= inference.samples)?;
-    let scaled = u128::from(inference.estimate.0).saturating_mul(u128::from(Ratio::ONE.0));
-    let whole = u128::from(Level::of(Share(allowed.get())).0);
+pub fn vote(inference: &LimitInference) -> Option<LimitFactor> {
+    let allowed = NonZeroU64::new(inference.allowed.0).filter(|_| MIN_SAMPLES <= inference.samples)?;
+    let scaled = u128::from(inference.estimate.0).saturating_mul(u128::from(LimitFactor::ONE.0));
+    let whole = u128::from(FractionalLimit::from_share(Share(allowed.get())).0);
     let ratio = scaled.checked_div(whole).and_then(|r| u32::try_from(r).ok());
     let used = inference.allowed <= inference.peak.plus(inference.peak);
-    let most = if used { Ratio::TWICE } else { Ratio::ONE };
-    Some(ratio.map_or(most, Ratio).min(most))
+    let most = if used { LimitFactor::TWICE } else { LimitFactor::ONE };
+    Some(ratio.map_or(most, LimitFactor).min(most))
 }
 
 /// The rule that combines the votes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Aggregate {
+pub enum VoteAggregate {
     /// The lower median: half of the fleet must agree before the limit grows.
     #[default]
     Median,
@@ -125,10 +125,10 @@ pub enum Aggregate {
     Min,
 }
 
-impl Aggregate {
+impl VoteAggregate {
     /// The combined vote; `None` without votes. Cost: O(n log n), in place.
     #[must_use]
-    pub fn fold(self, votes: &mut [Ratio]) -> Option<Ratio> {
+    pub fn combine(self, votes: &mut [LimitFactor]) -> Option<LimitFactor> {
         votes.sort_unstable();
         match self {
             Self::Median => votes.get(votes.len().saturating_sub(1) / 2),

@@ -1,6 +1,6 @@
 //! One concurrency limit for the whole fleet: replicas vote on it and receive shares of it.
 //!
-//! A [`Member`] sends heartbeats, and the [`Coordinator`] replies to each with
+//! A [`ShareClient`] sends heartbeats, and the [`Coordinator`] replies to each with
 //! a grant. A share moves to another replica only after its owner confirmed, by
 //! grant number, that it gave the share up. These rules apply in every mode:
 //!
@@ -31,9 +31,9 @@
 //! - Fair shares sum exactly to the limit.
 //!
 //! Assumes:
-//! - Clock rates differ by at most the drift in [`Terms`].
+//! - Clock rates differ by at most the drift in [`ShareTiming`].
 //! - Requests end within `max_duration`.
-//! - State is lost completely or together with its [`Life`], not entry by entry.
+//! - State is lost completely or together with its [`CoordinatorIncarnation`], not entry by entry.
 //!
 //! Not covered:
 //! - Transport, storage of the state, and liveness detection.
@@ -49,9 +49,9 @@ pub mod seat;
 pub mod split;
 pub mod terms;
 
-pub use coordinator::{Coordinator, Reply};
-pub use life::Life;
-pub use member::Member;
+pub use coordinator::{Coordinator, HeartbeatReply};
+pub use life::CoordinatorIncarnation;
+pub use member::ShareClient;
 pub use message::{Grant, Heartbeat};
-pub use reading::Reading;
-pub use terms::{Law, Terms};
+pub use reading::ClockReading;
+pub use terms::{CoordinatorConfig, ShareTiming};

@@ -11,25 +11,25 @@ use crate::kernel::units::Nanos;
 
 /// A reading of the coordinator's clock, with the local time of the reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Reading {
+pub struct ClockReading {
     /// The instant on this replica's clock.
-    pub here: Nanos,
+    pub local_time: Nanos,
     /// The coordinator's clock at that instant.
-    pub there: Nanos,
+    pub coordinator_time: Nanos,
 }
 
-impl Reading {
+impl ClockReading {
     /// The first multiple of `period` after `now`, on this replica's clock.
     #[must_use]
-    pub fn after(&self, now: Nanos, period: Nanos) -> Nanos {
-        let there = self.there.plus(now.since(self.here)).since(self.here.since(now));
-        let into = there.0.checked_rem(period.0).unwrap_or(0);
+    pub fn next_multiple_after(&self, now: Nanos, period: Nanos) -> Nanos {
+        let coordinator_time = self.coordinator_time.plus(now.since(self.local_time)).since(self.local_time.since(now));
+        let into = coordinator_time.0.checked_rem(period.0).unwrap_or(0);
         now.plus(period).since(Nanos(into))
     }
 
     /// The same clock, set forward by `by`.
     #[must_use]
-    pub const fn ahead(self, by: Nanos) -> Self {
-        Self { there: self.there.plus(by), ..self }
+    pub const fn advanced_by(self, by: Nanos) -> Self {
+        Self { coordinator_time: self.coordinator_time.plus(by), ..self }
     }
 }

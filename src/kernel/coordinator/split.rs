@@ -11,13 +11,13 @@
 
 use std::num::NonZeroU64;
 
-use super::aggregate::Level;
+use super::aggregate::FractionalLimit;
 use super::terms::MOST;
 use crate::kernel::units::{Nanos, Share};
 
 /// The rule that divides a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Split {
+pub enum SplitMode {
     /// Equal shares.
     Equal,
     /// By demand: idle replicas keep enough to show demand; the others share the rest evenly.
@@ -27,28 +27,28 @@ pub enum Split {
 
 /// The demand of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Want {
+pub struct ReplicaDemand {
     /// The permits that it would use; zero if it is idle.
     pub need: Share,
     /// Set if its share is zero.
-    pub waits: bool,
-    /// The instant of the last change of `waits`.
-    pub since: Nanos,
+    pub is_waiting: bool,
+    /// The instant of the last change of `is_waiting`.
+    pub changed_at: Nanos,
 }
 
 /// The load of one replica over about one heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Usage {
+pub struct UsageSample {
     /// The length of the measurement.
     pub window: Nanos,
     /// The mean number of requests in flight or queued.
-    pub mean: Level,
+    pub mean_in_use: FractionalLimit,
     /// The number of requests that arrived.
     pub arrived: u64,
     /// The number of requests that were denied.
-    pub refused: u64,
+    pub denied: u64,
     /// The mean duration of requests that ended.
-    pub lasted: Option<Nanos>,
+    pub mean_duration: Option<Nanos>,
 }
 
 /// The permits that a replica would use without a
@@ -71,36 +71,36 @@ pub struct Usage {
 /// assert_eq!(wanted(&usage), Share(3));
 /// ```
 #[must_use]
-pub fn wanted(usage: &Usage) -> Share {
-    let used = usage.mean.up();
-    let Some(lasted) = usage.lasted else {
+pub fn demand(usage: &UsageSample) -> Share {
+    let used = usage.mean_in_use.round_up();
+    let Some(lasted) = usage.mean_duration else {
         // Without a measured duration, request everything if a request was denied.
-        return if usage.refused == 0 { used } else { MOST };
+        return if usage.denied == 0 { used } else { MOST };
     };
     let busy = u128::from(usage.arrived).saturating_mul(u128::from(lasted.0));
     let offered = busy.div_ceil(u128::from(usage.window.0.max(1)));
     // A denial shows demand for one permit, even if the ended requests took no measurable time.
-    let least = Share(usage.refused.min(1));
+    let least = Share(usage.denied.min(1));
     u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).max(least).min(MOST))
 }
 
-impl Split {
+impl SplitMode {
     /// The fair share of the replica at index `me` of
     /// `wants`, which are in the fleet's common order.
     ///
     /// If the limit is smaller than the fleet, a turn that began at or before `turned` is over.
     /// Cost: O(replicas) in a few rounds; O(replicas²) only if each round satisfies one replica.
     #[must_use]
-    pub fn part(self, ceiling: Share, wants: &[Want], me: usize, turned: Nanos) -> Share {
-        match (self, self.rule(ceiling, wants)) {
-            (_, Rule::Turns) => {
+    pub fn fair_share(self, ceiling: Share, wants: &[ReplicaDemand], me: usize, turned: Nanos) -> Share {
+        match (self, self.split_rule(ceiling, wants)) {
+            (_, SplitRule::Turns) => {
                 let ahead = self.ahead(wants, me, turned).count();
                 let mine = u64::try_from(ahead).is_ok_and(|ahead| ahead < ceiling.0);
                 Share(u64::from(mine && me < wants.len()))
             }
-            (Self::Equal, _) => even(ceiling, wants.len(), me),
-            (Self::Demand, Rule::All) => fill(ceiling, wants, me, Share(1)),
-            (Self::Demand, Rule::Hungry) => fill(ceiling, wants, me, Share(0)),
+            (Self::Equal, _) => divide_evenly(ceiling, wants.len(), me),
+            (Self::Demand, SplitRule::All) => divide_by_need(ceiling, wants, me, Share(1)),
+            (Self::Demand, SplitRule::WithDemand) => divide_by_need(ceiling, wants, me, Share(0)),
         }
     }
 
@@ -109,38 +109,38 @@ impl Split {
     /// Without this, two replicas could pass permits to each other for as
     /// long as the first in line sends its heartbeats at the wrong instants.
     #[must_use]
-    pub fn owed(self, ceiling: Share, wants: &[Want], me: usize, turned: Nanos) -> Share {
-        match self.rule(ceiling, wants) {
-            Rule::Turns => {
-                let waiting = self.ahead(wants, me, turned).filter(|want| want.waits);
+    pub fn reserved(self, ceiling: Share, wants: &[ReplicaDemand], me: usize, turned: Nanos) -> Share {
+        match self.split_rule(ceiling, wants) {
+            SplitRule::Turns => {
+                let waiting = self.ahead(wants, me, turned).filter(|want| want.is_waiting);
                 Share(u64::try_from(waiting.count()).unwrap_or(u64::MAX))
             }
-            Rule::All | Rule::Hungry => Share(0),
+            SplitRule::All | SplitRule::WithDemand => Share(0),
         }
     }
 
-    fn rule(self, ceiling: Share, wants: &[Want]) -> Rule {
+    fn split_rule(self, ceiling: Share, wants: &[ReplicaDemand]) -> SplitRule {
         let fits = |count: usize| u64::try_from(count).is_ok_and(|n| n <= ceiling.0);
         let hungry = wants.iter().filter(|want| Share(0) < want.need).count();
         match self {
-            _ if fits(wants.len()) => Rule::All,
+            _ if fits(wants.len()) => SplitRule::All,
             // Idle replicas show demand by their denials, so they need no permit.
-            Self::Demand if 0 < hungry && fits(hungry) => Rule::Hungry,
-            Self::Equal | Self::Demand => Rule::Turns,
+            Self::Demand if 0 < hungry && fits(hungry) => SplitRule::WithDemand,
+            Self::Equal | Self::Demand => SplitRule::Turns,
         }
     }
 
-    fn ahead(self, wants: &[Want], me: usize, turned: Nanos) -> impl Iterator<Item = &Want> {
-        let place = move |at: usize, want: &Want| (self.class(want, turned), want.since, at);
+    fn ahead(self, wants: &[ReplicaDemand], me: usize, turned: Nanos) -> impl Iterator<Item = &ReplicaDemand> {
+        let place = move |at: usize, want: &ReplicaDemand| (self.priority_class(want, turned), want.changed_at, at);
         let mine = wants.get(me).map(|want| place(me, want));
-        let before = move |at: usize, want: &Want| mine.is_some_and(|mine| place(at, want) < mine);
+        let before = move |at: usize, want: &ReplicaDemand| mine.is_some_and(|mine| place(at, want) < mine);
         wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
     }
 
     /// The priority class: in its turn, then waiting, then after its turn, then idle.
-    fn class(self, want: &Want, turned: Nanos) -> u8 {
+    fn priority_class(self, want: &ReplicaDemand, turned: Nanos) -> u8 {
         let idle = self == Self::Demand && want.need == Share(0);
-        match (want.waits, turned < want.since) {
+        match (want.is_waiting, turned < want.changed_at) {
             _ if idle => 3,
             (false, true) => 0,
             (true, _) => 1,
@@ -151,17 +151,17 @@ impl Split {
 
 /// The set of replicas that receive permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rule {
+enum SplitRule {
     /// All replicas, because there is a permit for each.
     All,
     /// The replicas with demand, because there is a permit for each of these.
-    Hungry,
+    WithDemand,
     /// As many replicas as there are permits, one permit each.
     Turns,
 }
 
 /// Divides `total` into `count` shares that differ by at most one, larger ones first.
-fn even(total: Share, count: usize, me: usize) -> Share {
+fn divide_evenly(total: Share, count: usize, me: usize) -> Share {
     let Some(count) = u64::try_from(count).ok().and_then(NonZeroU64::new) else {
         return Share(0);
     };
@@ -172,28 +172,28 @@ fn even(total: Share, count: usize, me: usize) -> Share {
 /// Raises all shares evenly up to their needs, then divides the rest evenly.
 ///
 /// A need below `floor` counts as `floor`. A need of zero receives nothing.
-fn fill(ceiling: Share, wants: &[Want], me: usize, floor: Share) -> Share {
-    let need = |want: &Want| want.need.max(floor);
+fn divide_by_need(ceiling: Share, wants: &[ReplicaDemand], me: usize, floor: Share) -> Share {
+    let need = |want: &ReplicaDemand| want.need.max(floor);
     let mine = wants.get(me).map_or(Share(0), need);
     if mine == Share(0) {
         return Share(0);
     }
-    let takes = |want: &&Want| Share(0) < need(want);
-    let level = level(ceiling, || wants.iter().map(need));
+    let takes = |want: &&ReplicaDemand| Share(0) < need(want);
+    let level = fill_level(ceiling, || wants.iter().map(need));
     let below = wants.iter().fold(Share(0), |sum, want| sum.plus(need(want).min(level)));
     // The rest goes to replicas below their need, or to all once every need is met.
-    let short = |want: &&Want| level < need(want);
+    let short = |want: &&ReplicaDemand| level < need(want);
     let any_short = wants.iter().any(|want| short(&want));
-    let shares_rest = |want: &&Want| if any_short { short(want) } else { takes(want) };
+    let shares_rest = |want: &&ReplicaDemand| if any_short { short(want) } else { takes(want) };
     let among = wants.iter().filter(shares_rest).count();
     let before = wants.iter().take(me).filter(shares_rest).count();
     let gets = wants.get(me).is_some_and(|want| shares_rest(&want));
-    let rest = if gets { even(ceiling.less(below), among, before) } else { Share(0) };
+    let rest = if gets { divide_evenly(ceiling.less(below), among, before) } else { Share(0) };
     mine.min(level).plus(rest)
 }
 
 /// The highest level up to which all needs can be filled, rounded down.
-fn level<N: Iterator<Item = Share>>(ceiling: Share, needs: impl Fn() -> N) -> Share {
+fn fill_level<N: Iterator<Item = Share>>(ceiling: Share, needs: impl Fn() -> N) -> Share {
     let mut level = Share(0);
     loop {
         let met = needs().filter(|need| *need <= level);

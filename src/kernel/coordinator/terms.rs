@@ -1,7 +1,7 @@
 //! The timing and the bounds of a fleet-wide limit.
 //!
 //! Guarantees:
-//! - With a [`Terms`] from [`Terms::new`], replicas
+//! - With a [`ShareTiming`] from [`ShareTiming::new`], replicas
 //!   stop before the coordinator frees their exposure.
 //!
 //! Not covered:
@@ -9,8 +9,8 @@
 
 use thiserror::Error;
 
-use super::aggregate::Aggregate;
-use super::split::Split;
+use super::aggregate::VoteAggregate;
+use super::split::SplitMode;
 use crate::kernel::units::{Nanos, Share};
 
 /// The largest limit: its products with ratios stay below 2^53, so they are exact in doubles.
@@ -18,11 +18,11 @@ pub const MOST: Share = Share(1 << 24);
 
 /// The timing of heartbeats and shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Terms {
+pub struct ShareTiming {
     /// The interval between regular heartbeats.
     pub heartbeat: Nanos,
     /// The lifetime of a share, counted from the heartbeat.
-    pub term: Nanos,
+    pub share_lifetime: Nanos,
     /// The time before the end of the lifetime at which a replica stops.
     pub margin: Nanos,
     /// The longest duration of a request after its admission.
@@ -31,12 +31,12 @@ pub struct Terms {
 
 /// A timing or bounds that cannot work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum TermsError {
+pub enum CoordinatorConfigError {
     /// Replicas would be fenced without a fault.
     #[error(
         "a term of {term} less its margin {margin} is over before a second heartbeat of {heartbeat} can be missed; use a term of at least {least}"
     )]
-    TermTooShort {
+    LifetimeTooShort {
         /// The configured lifetime of a share.
         term: Nanos,
         /// The margin for clock drift.
@@ -63,7 +63,7 @@ pub enum TermsError {
     },
 }
 
-impl Terms {
+impl ShareTiming {
     /// A timing with the least safe margin for clock rates that differ by `drift_ppm`, in 10^-6.
     ///
     /// # Errors
@@ -71,19 +71,19 @@ impl Terms {
     /// lifetime shorter than the margin plus two heartbeats.
     pub fn new(
         heartbeat: Nanos,
-        term: Nanos,
+        share_lifetime: Nanos,
         max_duration: Nanos,
         drift_ppm: u32,
-    ) -> Result<Self, TermsError> {
+    ) -> Result<Self, CoordinatorConfigError> {
         if heartbeat == Nanos(0) {
-            return Err(TermsError::NoHeartbeat);
+            return Err(CoordinatorConfigError::NoHeartbeat);
         }
-        let margin = Self::least_margin(term, max_duration, drift_ppm);
+        let margin = Self::least_margin(share_lifetime, max_duration, drift_ppm);
         let least = margin.plus(heartbeat).plus(heartbeat);
-        if term < least {
-            return Err(TermsError::TermTooShort { term, margin, heartbeat, least });
+        if share_lifetime < least {
+            return Err(CoordinatorConfigError::LifetimeTooShort { term: share_lifetime, margin, heartbeat, least });
         }
-        Ok(Self { heartbeat, term, margin, max_duration })
+        Ok(Self { heartbeat, share_lifetime, margin, max_duration })
     }
 
     /// The least margin: ⌈(lifetime + `max_duration`)·d / (1 + d)⌉, with d the drift.
@@ -98,8 +98,8 @@ impl Terms {
     /// assert_eq!(Terms::least_margin(Nanos(100), Nanos(0), 100_000), Nanos(10));
     /// ```
     #[must_use]
-    pub fn least_margin(term: Nanos, max_duration: Nanos, drift_ppm: u32) -> Nanos {
-        let span = u128::from(term.plus(max_duration).0);
+    pub fn least_margin(share_lifetime: Nanos, max_duration: Nanos, drift_ppm: u32) -> Nanos {
+        let span = u128::from(share_lifetime.plus(max_duration).0);
         let drift = u128::from(drift_ppm);
         let whole = drift.saturating_add(1_000_000);
         let margin = span.saturating_mul(drift).div_ceil(whole);
@@ -108,21 +108,21 @@ impl Terms {
 
     /// The time for which a replica may use a share, counted from the heartbeat.
     #[must_use]
-    pub const fn usable(&self) -> Nanos {
-        self.term.since(self.margin)
+    pub const fn usable_lifetime(&self) -> Nanos {
+        self.share_lifetime.since(self.margin)
     }
 
     /// The longest time from a replica's last heartbeat to the end of its last request.
     #[must_use]
-    pub const fn longest(&self) -> Nanos {
-        self.term.plus(self.max_duration)
+    pub const fn longest_use(&self) -> Nanos {
+        self.share_lifetime.plus(self.max_duration)
     }
 
     /// The pause between heartbeats of a replica with
     /// too many requests in flight, while others wait.
     ///
     /// It is a twentieth of the heartbeat interval. It is also the longest pause
-    /// of a replica that waits for others; [`Terms::moment`] is the shortest.
+    /// of a replica that waits for others; [`ShareTiming::short_pause`] is the shortest.
     #[must_use]
     pub const fn debounce(&self) -> Nanos {
         Nanos(self.heartbeat.0.div_ceil(20))
@@ -142,7 +142,7 @@ impl Terms {
     /// It is a hundredth of the heartbeat interval. Common
     /// instants of two replicas differ by at most this.
     #[must_use]
-    pub const fn moment(&self) -> Nanos {
+    pub const fn short_pause(&self) -> Nanos {
         Nanos(self.heartbeat.0.div_ceil(100))
     }
 
@@ -150,22 +150,22 @@ impl Terms {
     ///
     /// It is less than two heartbeats, because replicas send slightly early or late.
     #[must_use]
-    pub const fn two_periods(&self) -> Nanos {
+    pub const fn vote_interval(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(7).div_ceil(4))
     }
 
     /// The turn of a replica if the limit is smaller than the fleet.
     #[must_use]
-    pub const fn stint(&self) -> Nanos {
+    pub const fn turn_duration(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(4))
     }
 }
 
 /// The configuration of a fleet-wide limit for its coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Law {
+pub struct CoordinatorConfig {
     /// The timing.
-    pub terms: Terms,
+    pub timing: ShareTiming,
     /// The least limit; at least 1.
     pub min: Share,
     /// The initial limit.
@@ -173,22 +173,22 @@ pub struct Law {
     /// The largest limit; if `min` is equal, the limit is static.
     pub max: Share,
     /// The rule that combines the replicas' votes.
-    pub aggregate: Aggregate,
+    pub aggregate: VoteAggregate,
     /// The rule that divides the limit into shares.
-    pub split: Split,
+    pub split: SplitMode,
 }
 
-impl Law {
+impl CoordinatorConfig {
     /// A configuration with the default aggregate (lower median) and split (demand).
     ///
     /// # Errors
     /// Returns an error if the bounds contradict each other or exceed [`MOST`].
-    pub fn new(terms: Terms, min: Share, start: Share, max: Share) -> Result<Self, TermsError> {
+    pub fn new(timing: ShareTiming, min: Share, start: Share, max: Share) -> Result<Self, CoordinatorConfigError> {
         let ordered = Share(1) <= min && min <= start && start <= max && max <= MOST;
         if !ordered {
-            return Err(TermsError::Bounds { min, start, max });
+            return Err(CoordinatorConfigError::Bounds { min, start, max });
         }
-        let (aggregate, split) = (Aggregate::default(), Split::default());
-        Ok(Self { terms, min, start, max, aggregate, split })
+        let (aggregate, split) = (VoteAggregate::default(), SplitMode::default());
+        Ok(Self { timing, min, start, max, aggregate, split })
     }
 }

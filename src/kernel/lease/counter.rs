@@ -6,88 +6,88 @@
 //! Not covered:
 //! - Permission to refund (see [`super::book`]).
 
-use crate::kernel::rate::fixed_window::{Count, FixedWindow};
+use crate::kernel::rate::fixed_window::{WindowCount, FixedWindow};
 use crate::kernel::rate::gcra::{Gcra, Tat};
-use crate::kernel::rate::sliding_log::{Log, SlidingLog};
-use crate::kernel::rate::sliding_window::{Pair, SlidingWindow};
-use crate::kernel::rate::{Room, Step};
+use crate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
+use crate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
+use crate::kernel::rate::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit and its counter state, by strategy.
 #[derive(Debug)]
-pub enum Counter<'a> {
+pub enum AnyCounter<'a> {
     /// A debt.
     Gcra(&'a Gcra, &'a mut Tat),
     /// One count per window.
-    FixedWindow(&'a FixedWindow, &'a mut Count),
+    FixedWindow(&'a FixedWindow, &'a mut WindowCount),
     /// Two counts.
-    SlidingWindow(&'a SlidingWindow, &'a mut Pair),
+    SlidingWindow(&'a SlidingWindow, &'a mut WindowPair),
     /// A log of arrivals.
-    SlidingLog(&'a SlidingLog, &'a mut Log),
+    SlidingLog(&'a SlidingLog, &'a mut ArrivalLog),
 }
 
 /// The location of a charge inside a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mark {
+pub enum ChargeLocation {
     /// The GCRA debt, which has no parts. Also the default, for no charge.
     #[default]
     Debt,
     /// The fixed window that starts at this instant.
     Window(Nanos),
     /// The sliding strategy's aligned window that starts at this instant.
-    Pair(Nanos),
+    SlidingWindow(Nanos),
     /// The log entry of this instant.
-    Entry(Nanos),
+    LogEntry(Nanos),
 }
 
-impl Counter<'_> {
-    /// Returns the result that [`Counter::step`] would give; changes nothing.
+impl AnyCounter<'_> {
+    /// Returns the result that [`AnyCounter::charge`] would give; changes nothing.
     #[must_use]
-    pub fn ask(&self, now: Nanos, hits: Hits) -> Step {
+    pub fn peek(&self, now: Nanos, hits: Hits) -> CounterDecision {
         match self {
-            Self::Gcra(limit, state) => limit.ask(state, now, hits),
-            Self::FixedWindow(limit, state) => limit.ask(state, now, hits),
-            Self::SlidingWindow(limit, state) => limit.ask(state, now, hits),
-            Self::SlidingLog(limit, state) => limit.ask(state, now, hits),
+            Self::Gcra(limit, state) => limit.peek(state, now, hits),
+            Self::FixedWindow(limit, state) => limit.peek(state, now, hits),
+            Self::SlidingWindow(limit, state) => limit.peek(state, now, hits),
+            Self::SlidingLog(limit, state) => limit.peek(state, now, hits),
         }
     }
 
     /// Charges `hits` by the rules of the strategy.
-    pub fn step(&mut self, now: Nanos, hits: Hits) -> Step {
+    pub fn charge(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
         match self {
-            Self::Gcra(limit, state) => limit.step(state, now, hits),
-            Self::FixedWindow(limit, state) => limit.step(state, now, hits),
-            Self::SlidingWindow(limit, state) => limit.step(state, now, hits),
-            Self::SlidingLog(limit, state) => limit.step(state, now, hits),
+            Self::Gcra(limit, state) => limit.charge(state, now, hits),
+            Self::FixedWindow(limit, state) => limit.charge(state, now, hits),
+            Self::SlidingWindow(limit, state) => limit.charge(state, now, hits),
+            Self::SlidingLog(limit, state) => limit.charge(state, now, hits),
         }
     }
 
     /// Returns the location of the charge just made at `now`.
     #[must_use]
-    pub fn mark(&self, now: Nanos) -> Mark {
+    pub fn locate_charge(&self, now: Nanos) -> ChargeLocation {
         match self {
-            Self::Gcra(..) => Mark::Debt,
-            Self::FixedWindow(_, state) => Mark::Window(state.start),
-            Self::SlidingWindow(_, state) => Mark::Pair(state.start),
-            Self::SlidingLog(..) => Mark::Entry(now),
+            Self::Gcra(..) => ChargeLocation::Debt,
+            Self::FixedWindow(_, state) => ChargeLocation::Window(state.start),
+            Self::SlidingWindow(_, state) => ChargeLocation::SlidingWindow(state.start),
+            Self::SlidingLog(..) => ChargeLocation::LogEntry(now),
         }
     }
 
-    /// Refunds `hits` of the charge at `mark`; does nothing if its window is over.
-    pub fn refund(&mut self, now: Nanos, mark: Mark, hits: Hits) {
+    /// Refunds `hits` of the charge at `locate_charge`; does nothing if its window is over.
+    pub fn refund(&mut self, now: Nanos, mark: ChargeLocation, hits: Hits) {
         // Moves the counter to its current window, so that the window starts compare.
-        self.step(now, Hits(0));
+        self.charge(now, Hits(0));
         match (self, mark) {
-            (Self::Gcra(limit, state), Mark::Debt) => {
+            (Self::Gcra(limit, state), ChargeLocation::Debt) => {
                 limit.refund(state, now, hits);
             }
-            (Self::FixedWindow(limit, state), Mark::Window(at)) if state.start == at => {
+            (Self::FixedWindow(limit, state), ChargeLocation::Window(at)) if state.start == at => {
                 limit.refund(state, now, hits);
             }
-            (Self::SlidingWindow(limit, state), Mark::Pair(at)) if state.start == at => {
+            (Self::SlidingWindow(limit, state), ChargeLocation::SlidingWindow(at)) if state.start == at => {
                 limit.refund(state, now, hits);
             }
-            (Self::SlidingLog(_, state), Mark::Entry(at)) => state.refund_at(at, hits),
+            (Self::SlidingLog(_, state), ChargeLocation::LogEntry(at)) => state.refund_at(at, hits),
             _ => {}
         }
     }
@@ -101,9 +101,9 @@ impl Counter<'_> {
 
 /// Returns the headroom in a result; zero if it has none.
 #[must_use]
-pub fn room(step: Step) -> Room {
+pub fn headroom_of(step: CounterDecision) -> Headroom {
     match step {
-        Step::Admit(room) | Step::Deny { room, .. } | Step::Never(room) => room,
-        Step::Stale => Room::default(),
+        CounterDecision::Allow(room) | CounterDecision::Deny { headroom: room, .. } | CounterDecision::ExceedsLimit(room) => room,
+        CounterDecision::OutsideWindows => Headroom::default(),
     }
 }

@@ -19,7 +19,7 @@
 //! Reserved hits that have drained cannot be refunded: a refund would remove hits that
 //! others charged since. Call *gap* the amount by which the debt would be smaller without
 //! the open reservations. The gap shrinks only while the debt without them would be zero,
-//! by N per tick. So the gap is always at least `held`, which is updated at each step:
+//! by N per tick. So the gap is always at least `reserved`, which is updated at each step:
 //!
 //! | formula | worked row, N = 1 per tick |
 //! |---|---|
@@ -27,148 +27,148 @@
 //! | held = min(held, left) − the part of `left` that is no longer owed | min(20, 10) = 10 |
 //! | refund = min(hits · P, held − cost of the other reservations) | 10, though 20 were reserved |
 
-use super::counter::{Counter, Mark, room};
-use crate::kernel::rate::Step;
+use super::counter::{AnyCounter, ChargeLocation, headroom_of};
+use crate::kernel::rate::CounterDecision;
 use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::rate::limit::Tick;
 use crate::kernel::units::{Hits, Nanos};
 
-/// The most open reservations of one counter; above it, [`Holds::hold`] returns `None`.
+/// The most open reservations of one counter; above it, [`CounterReservations::reserve`] returns `None`.
 ///
 /// Expiring this many takes about a millisecond, during which the store serves no other client.
-pub const MOST_HOLDS: usize = 4_096;
+pub const MAX_RESERVATIONS: usize = 4_096;
 
 /// The id of a reservation: the process, and a number that is unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Id(pub u64, pub u64);
+pub struct ReservationId(pub u64, pub u64);
 
 /// The open reservations of one counter. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holds {
-    open: Vec<Hold>,
-    debt: Debt,
+pub struct CounterReservations {
+    open: Vec<Lease>,
+    debt: ReservedDebt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hold {
-    id: Id,
+struct Lease {
+    id: ReservationId,
     hits: Hits,
-    mark: Mark,
-    until: Nanos,
+    location: ChargeLocation,
+    expires_at: Nanos,
 }
 
 /// The part of a GCRA debt that is certainly still reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Debt {
-    under: Option<Gcra>,
+struct ReservedDebt {
+    limit: Option<Gcra>,
     /// The tick of the last update, and the debt at that tick in hit·ticks.
     since: u64,
     owed: u64,
-    /// The reserved part of `owed`, in hit·ticks.
-    held: u64,
+    /// The reserved part of `debt`, in hit·ticks.
+    reserved: u64,
 }
 
-impl Holds {
+impl CounterReservations {
     /// Charges and reserves `hits` until `now + term`, if
     /// the limit allows them. A denial charges nothing.
     ///
     /// Returns `None` if too many reservations are open. Cost: O(open reservations).
-    pub fn hold(
+    pub fn reserve(
         &mut self,
-        counter: &mut Counter,
+        counter: &mut AnyCounter,
         now: Nanos,
-        id: Id,
+        id: ReservationId,
         hits: Hits,
         term: Nanos,
-    ) -> Option<Step> {
+    ) -> Option<CounterDecision> {
         let now = Tick::Micro.nanos(Tick::Micro.floor(now));
-        if counter.ask(now, Hits(0)) == Step::Stale {
-            return Some(Step::Stale);
+        if counter.peek(now, Hits(0)) == CounterDecision::OutsideWindows {
+            return Some(CounterDecision::OutsideWindows);
         }
-        settle(counter, now);
+        cap_debt(counter, now);
         self.expire(counter, now);
         if self.open.iter().any(|hold| hold.id == id) {
-            return Some(Step::Admit(room(counter.ask(now, Hits(0)))));
+            return Some(CounterDecision::Allow(headroom_of(counter.peek(now, Hits(0)))));
         }
-        let asked = counter.ask(now, hits);
-        if hits == Hits(0) || !matches!(asked, Step::Admit(_)) {
-            return Some(asked);
+        let result = counter.peek(now, hits);
+        if hits == Hits(0) || !matches!(result, CounterDecision::Allow(_)) {
+            return Some(result);
         }
-        if MOST_HOLDS <= self.open.len() {
+        if MAX_RESERVATIONS <= self.open.len() {
             return None;
         }
-        self.debt.turn(counter, now);
-        let step = counter.step(now, hits);
-        self.debt.hold(hits);
-        self.open.push(Hold { id, hits, mark: counter.mark(now), until: now.plus(term) });
+        self.debt.advance(counter, now);
+        let step = counter.charge(now, hits);
+        self.debt.reserve(hits);
+        self.open.push(Lease { id, hits, location: counter.locate_charge(now), expires_at: now.plus(term) });
         Some(step)
     }
 
     /// Keeps the hits charged. Returns `false` if the reservation had already ended.
-    pub fn keep(&mut self, id: Id) -> bool {
-        let kept = self.take(id);
+    pub fn keep(&mut self, id: ReservationId) -> bool {
+        let kept = self.remove(id);
         self.debt.keep(kept.map_or(Hits(0), |hold| hold.hits));
         kept.is_some()
     }
 
     /// Refunds the hits if they are still reserved. Returns the headroom after that.
-    pub fn give_back(&mut self, counter: &mut Counter, now: Nanos, id: Id) -> Step {
+    pub fn cancel(&mut self, counter: &mut AnyCounter, now: Nanos, id: ReservationId) -> CounterDecision {
         let now = Tick::Micro.nanos(Tick::Micro.floor(now));
-        if counter.ask(now, Hits(0)) == Step::Stale {
-            return Step::Stale;
+        if counter.peek(now, Hits(0)) == CounterDecision::OutsideWindows {
+            return CounterDecision::OutsideWindows;
         }
-        settle(counter, now);
-        if let Some(hold) = self.take(id) {
-            self.undo(counter, now, &[hold]);
+        cap_debt(counter, now);
+        if let Some(hold) = self.remove(id) {
+            self.refund_all(counter, now, &[hold]);
         }
-        counter.ask(now, Hits(0))
+        counter.peek(now, Hits(0))
     }
 
-    fn take(&mut self, id: Id) -> Option<Hold> {
+    fn remove(&mut self, id: ReservationId) -> Option<Lease> {
         let at = self.open.iter().position(|hold| hold.id == id)?;
         Some(self.open.remove(at))
     }
 
-    fn expire(&mut self, counter: &mut Counter, now: Nanos) {
-        let over: Vec<Hold> = self.open.extract_if(.., |hold| hold.until <= now).collect();
+    fn expire(&mut self, counter: &mut AnyCounter, now: Nanos) {
+        let over: Vec<Lease> = self.open.extract_if(.., |hold| hold.expires_at <= now).collect();
         if !over.is_empty() {
-            self.undo(counter, now, &over);
+            self.refund_all(counter, now, &over);
         }
     }
 
-    fn undo(&mut self, counter: &mut Counter, now: Nanos, over: &[Hold]) {
-        self.debt.turn(counter, now);
+    fn refund_all(&mut self, counter: &mut AnyCounter, now: Nanos, over: &[Lease]) {
+        self.debt.advance(counter, now);
         match counter {
-            Counter::Gcra(limit, state) => {
+            AnyCounter::Gcra(limit, state) => {
                 let hits = over.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
                 let others = self.open.iter().map(|hold| hold.hits).fold(Hits(0), Hits::plus);
-                limit.forgive(state, now, self.debt.give_back(hits, others));
+                limit.reduce_debt(state, now, self.debt.cancel(hits, others));
             }
-            _ => over.iter().for_each(|hold| counter.refund(now, hold.mark, hold.hits)),
+            _ => over.iter().for_each(|hold| counter.refund(now, hold.location, hold.hits)),
         }
     }
 }
 
 /// Applies the cap of one burst to a debt after the
 /// clock stepped back, so that it drains from `now`.
-fn settle(counter: &mut Counter, now: Nanos) {
-    if let Counter::Gcra(limit, state) = counter {
-        limit.step(state, now, Hits(0));
+fn cap_debt(counter: &mut AnyCounter, now: Nanos) {
+    if let AnyCounter::Gcra(limit, state) = counter {
+        limit.charge(state, now, Hits(0));
     }
 }
 
-impl Debt {
+impl ReservedDebt {
     /// Updates the debt and its reserved part to `now`.
-    fn turn(&mut self, counter: &Counter, now: Nanos) {
-        let Counter::Gcra(limit, state) = counter else { return };
-        let (since, owed) = (limit.tick().floor(now), limit.owed(state, now));
-        let held = if self.under == Some(**limit) { self.still(limit, since, owed) } else { 0 };
-        *self = Self { under: Some(**limit), since, owed, held };
+    fn advance(&mut self, counter: &AnyCounter, now: Nanos) {
+        let AnyCounter::Gcra(limit, state) = counter else { return };
+        let (since, owed) = (limit.tick().floor(now), limit.debt(state, now));
+        let held = if self.limit == Some(**limit) { self.still_reserved(limit, since, owed) } else { 0 };
+        *self = Self { limit: Some(**limit), since, owed, reserved: held };
     }
 
-    /// Returns the part of the debt `owed` at `tick` that is still reserved.
-    fn still(&self, limit: &Gcra, tick: u64, owed: u64) -> u64 {
-        let worth = limit.worth();
+    /// Returns the part of the debt `debt` at `tick` that is still reserved.
+    fn still_reserved(&self, limit: &Gcra, tick: u64, owed: u64) -> u64 {
+        let worth = limit.refill_rate();
         let earned = |ticks: u64| ticks.saturating_mul(u64::from(worth.hits));
         let left = match tick.checked_sub(self.since) {
             Some(elapsed) => self.owed.saturating_sub(earned(elapsed)),
@@ -178,27 +178,27 @@ impl Debt {
                 .saturating_add(earned(self.since.saturating_sub(tick)))
                 .min(limit.capacity()),
         };
-        self.held.min(left).saturating_sub(left.saturating_sub(owed))
+        self.reserved.min(left).saturating_sub(left.saturating_sub(owed))
     }
 
-    fn hold(&mut self, hits: Hits) {
+    fn reserve(&mut self, hits: Hits) {
         let cost = self.cost(hits);
-        (self.owed, self.held) = (self.owed.saturating_add(cost), self.held.saturating_add(cost));
+        (self.owed, self.reserved) = (self.owed.saturating_add(cost), self.reserved.saturating_add(cost));
     }
 
     fn keep(&mut self, hits: Hits) {
-        self.held = self.held.saturating_sub(self.cost(hits));
+        self.reserved = self.reserved.saturating_sub(self.cost(hits));
     }
 
     /// Returns the part of the cost of `hits` to refund;
     /// `others` are reserved and may still be kept.
-    fn give_back(&mut self, hits: Hits, others: Hits) -> u64 {
-        let back = self.cost(hits).min(self.held.saturating_sub(self.cost(others)));
-        (self.owed, self.held) = (self.owed.saturating_sub(back), self.held.saturating_sub(back));
+    fn cancel(&mut self, hits: Hits, others: Hits) -> u64 {
+        let back = self.cost(hits).min(self.reserved.saturating_sub(self.cost(others)));
+        (self.owed, self.reserved) = (self.owed.saturating_sub(back), self.reserved.saturating_sub(back));
         back
     }
 
     fn cost(&self, hits: Hits) -> u64 {
-        self.under.map_or(0, |under| hits.0.saturating_mul(under.worth().ticks.get()))
+        self.limit.map_or(0, |under| hits.0.saturating_mul(under.refill_rate().ticks.get()))
     }
 }

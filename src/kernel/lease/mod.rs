@@ -28,7 +28,7 @@
 //! 1. The book lists a grant before the replica can
 //!    spend it, until the expiry on the store's clock.
 //! 2. The replica's expiry counts from the time of sending, minus a margin for drift
-//!    ([`early`]). It is earlier than the store's for any network delay and any clock offset.
+//!    ([`safe_duration`]). It is earlier than the store's for any network delay and any clock offset.
 //! 3. Messages of a replica are numbered. The book ignores a message older than the
 //!    last one it applied; the replica ignores replies to any message but its last.
 //!
@@ -52,21 +52,21 @@ pub mod hold;
 pub mod ledger;
 pub mod sizer;
 
-use crate::kernel::rate::{Room, Step};
+use crate::kernel::rate::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos};
-use book::with;
-use counter::room;
-use sizer::Size;
+use book::with_headroom;
+use counter::headroom_of;
+use sizer::LeaseSizing;
 
 /// The lease settings of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Terms {
+pub struct LeaseTerms {
     /// The most hits that may be outstanding.
     pub overshoot: Overshoot,
     /// The duration of a lease on the store's clock, in whole microseconds.
-    pub term: Nanos,
+    pub duration: Nanos,
     /// The lease sizing of the replicas; the store ignores it.
-    pub size: Size,
+    pub sizing: LeaseSizing,
 }
 
 /// The most hits that may be outstanding at once, summed over all replicas.
@@ -81,61 +81,61 @@ pub enum Overshoot {
 
 /// One incarnation of a replica. A restarted replica is a new member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Member(pub u64);
+pub struct ReplicaIncarnation(pub u64);
 
 /// The number of a message; it rises over all messages of one replica, for all keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Number(pub u64);
+pub struct MessageNumber(pub u64);
 
 /// A replica's message to the store about one key. A repeated message is applied once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Borrow {
+pub struct BorrowRequest {
     /// Supersedes every message of this replica with a smaller number.
-    pub number: Number,
+    pub number: MessageNumber,
     /// The hits of the check that the balance could not cover; 0 if there is no check.
     pub hits: Hits,
     /// Additional hits to borrow.
-    pub want: Hits,
+    pub wanted: Hits,
     /// The replica's demand in hits per span; the store divides the remaining hits by demand.
     pub demand: Hits,
     /// The most hits of earlier grants that the replica may still spend.
-    pub held: Hits,
-    /// The returned hits; `held` no longer includes them.
+    pub balance: Hits,
+    /// The returned hits; `balance` no longer includes them.
     pub returned: Hits,
     /// The number of the last lease that the replica settled; `returned` belongs to it.
-    pub lease: Number,
+    pub last_lease: MessageNumber,
 }
 
-impl Borrow {
-    /// Adds the returned hits of `parting`, the last message
+impl BorrowRequest {
+    /// Adds the returned hits of `last_message`, the last message
     /// of an earlier balance of the same key and replica.
     ///
     /// One message replaces two, because the store ignores
     /// a message older than the last one it applied.
     #[must_use]
-    pub const fn with_returned(self, parting: &Self) -> Self {
-        Self { returned: parting.returned, lease: parting.lease, ..self }
+    pub const fn with_returned(self, last_message: &Self) -> Self {
+        Self { returned: last_message.returned, last_lease: last_message.last_lease, ..self }
     }
 }
 
-/// The store's reply to a [`Borrow`].
+/// The store's reply to a [`BorrowRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Answer {
+pub struct BorrowReply {
     /// The number of the message that this replies to.
-    pub number: Number,
+    pub number: MessageNumber,
     /// The result for the check's own hits, and the headroom of the counter.
-    pub step: Step,
-    /// The hits granted, at most `want`.
+    pub decision: CounterDecision,
+    /// The hits granted, at most `wanted`.
     pub granted: Hits,
-    /// The part of `held` that the book still lists for this replica.
+    /// The part of `balance` that the book still lists for this replica.
     pub kept: Hits,
     /// The outstanding hits of other replicas; they may return before the counter frees any.
-    pub parked: Hits,
+    pub outstanding_elsewhere: Hits,
     /// The time that `granted` and `kept` remain valid, from the time of the reply.
-    pub good_for: Nanos,
+    pub valid_for: Nanos,
 }
 
-impl Answer {
+impl BorrowReply {
     /// Returns the result with the headroom as this replica sees it.
     ///
     /// Hits listed for this replica are charged to the counter but still
@@ -145,27 +145,27 @@ impl Answer {
     /// |---|---|---|---|---|
     /// | 89 | 10 | 0 | 100 | 99 |
     #[must_use]
-    pub fn step_here(&self, most: Hits) -> Step {
-        with_here(self.step, self.granted.plus(self.kept), most)
+    pub fn local_decision(&self, most: Hits) -> CounterDecision {
+        add_local_hits(self.decision, self.granted.plus(self.kept), most)
     }
 }
 
-/// Adds the local hits `here` to the remaining hits of `step`, up to `most`.
+/// Adds the local hits `local_hits` to the remaining hits of `decision`, up to `most`.
 #[must_use]
-pub fn with_here(step: Step, here: Hits, most: Hits) -> Step {
-    let Room { remaining, reset_after } = room(step);
-    with(step, Room { remaining: remaining.plus(here).min(most), reset_after })
+pub fn add_local_hits(step: CounterDecision, local_hits: Hits, most: Hits) -> CounterDecision {
+    let Headroom { remaining, reset_after } = headroom_of(step);
+    with_headroom(step, Headroom { remaining: remaining.plus(local_hits).min(most), reset_after })
 }
 
 /// The unused part of a lease is 1/500 of its duration: two clocks may each drift by 1,000 ppm.
-const DRIFT_PART: u64 = 500;
+const DRIFT_DIVISOR: u64 = 500;
 
-/// The part of `good_for` that a replica may use, from the time of sending.
+/// The part of `valid_for` that a replica may use, from the time of sending.
 ///
 /// | good for | replica uses | because |
 /// |---|---|---|
 /// | 1 s | 998 ms | (1 + 0.001) / (1 − 0.001) < 1 / 0.998 |
 #[must_use]
-pub const fn early(good_for: Nanos) -> Nanos {
-    Nanos(good_for.0.saturating_sub(good_for.0.div_ceil(DRIFT_PART)))
+pub const fn safe_duration(good_for: Nanos) -> Nanos {
+    Nanos(good_for.0.saturating_sub(good_for.0.div_ceil(DRIFT_DIVISOR)))
 }

@@ -10,14 +10,14 @@
 //! | reduced by the unspent part: ·demand / (demand + unspent) | ⌊600·200/250⌋ = 480 |
 //!
 //! Demand is counted in two buckets of one span each; the older one fades linearly. After two
-//! spans nothing of a demand is left. A span is the duration of a lease, at most [`LONGEST_SPAN`].
+//! spans nothing of a demand is left. A span is the duration of a lease, at most [`MAX_SPAN`].
 //!
 //! The current check is not part of the demand, only earlier checks are. A
 //! key with one check per span borrows nothing. The second check borrows as
 //! many hits as were requested, and the size doubles from lease to lease.
 //!
 //! Guarantees:
-//! - A lease is at most `most` hits, and 0 without demand.
+//! - A lease is at most `max_lease` hits, and 0 without demand.
 //! - O(1), no allocation.
 //!
 //! Not covered:
@@ -26,35 +26,35 @@
 use crate::kernel::units::{Hits, Nanos};
 
 /// Below this demand a lease is not scaled to its full duration: so few hits predict little.
-const FEW: Hits = Hits(64);
+const SMALL_DEMAND: Hits = Hits(64);
 
 /// The longest span, for any lease duration: lease sizes must follow a demand that drifts.
-pub const LONGEST_SPAN: Nanos = Nanos::from_secs(10);
+pub const MAX_SPAN: Nanos = Nanos::from_secs(10);
 
 /// A surplus below 1/2 of the balance is not returned. Random
 /// arrivals vary that much, and the message would be wasted.
-const LEAST_PART_BACK: u64 = 2;
+const SURPLUS_DIVISOR: u64 = 2;
 
 /// The refill threshold of a fixed size is 1/4 of a lease. With a learned
 /// size, 1/4 is the largest reserve for a check as large as recent ones.
-const LAST_PART: u64 = 4;
+const REFILL_DIVISOR: u64 = 4;
 
 /// The threshold of an early refill is 1/5 of a lease. An earlier
 /// one would leave more of the budget unused and send more messages.
-const LEISURE_PART: u64 = 5;
+const EARLY_REFILL_DIVISOR: u64 = 5;
 
 /// A lease is at most 1/10 of the hits that the limit allows at one instant.
-const PARTS: u64 = 10;
+const LIMIT_DIVISOR: u64 = 10;
 
 /// The largest lease for a limit that allows `at_once` hits at one instant; at least 1.
 #[must_use]
-pub fn most(at_once: u32) -> Hits {
-    Hits((u64::from(at_once) / PARTS).max(1))
+pub fn max_lease(at_once: u32) -> Hits {
+    Hits((u64::from(at_once) / LIMIT_DIVISOR).max(1))
 }
 
 /// The method that sets the size of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Size {
+pub enum LeaseSizing {
     /// A constant number of hits.
     Fixed(Hits),
     /// Learned from demand and from unspent hits.
@@ -63,37 +63,37 @@ pub enum Size {
 
 /// The demand statistics of one key in one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sizer {
-    size: Size,
-    term: Nanos,
+pub struct LeaseSizer {
+    sizing: LeaseSizing,
+    duration: Nanos,
     /// The duration of one bucket.
     span: Nanos,
-    most: Hits,
-    since: Nanos,
-    current: Tally,
-    last: Tally,
+    max_lease: Hits,
+    started_at: Nanos,
+    current: DemandTally,
+    last: DemandTally,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Tally {
-    asked: Hits,
-    questions: u64,
-    stranded: Hits,
-    largest: Hits,
-    lent: Hits,
+struct DemandTally {
+    requested: Hits,
+    checks: u64,
+    unspent: Hits,
+    largest_check: Hits,
+    largest_lease: Hits,
 }
 
-impl Tally {
+impl DemandTally {
     const NONE: Self =
-        Self { asked: Hits(0), questions: 0, stranded: Hits(0), largest: Hits(0), lent: Hits(0) };
+        Self { requested: Hits(0), checks: 0, unspent: Hits(0), largest_check: Hits(0), largest_lease: Hits(0) };
 }
 
-impl Sizer {
-    /// Creates a sizer for leases of at most `most` hits that last `term`.
+impl LeaseSizer {
+    /// Creates a sizer for leases of at most `max_lease` hits that last `duration`.
     #[must_use]
-    pub const fn new(size: Size, term: Nanos, most: Hits) -> Self {
-        let span = if term.0 < LONGEST_SPAN.0 { term } else { LONGEST_SPAN };
-        Self { size, term, span, most, since: Nanos(0), current: Tally::NONE, last: Tally::NONE }
+    pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
+        let span = if term.0 < MAX_SPAN.0 { term } else { MAX_SPAN };
+        Self { sizing: size, duration: term, span, max_lease: most, started_at: Nanos(0), current: DemandTally::NONE, last: DemandTally::NONE }
     }
 
     /// The span in which demand is counted.
@@ -103,137 +103,137 @@ impl Sizer {
     }
 
     /// Records a check, also a denied one, because it is demand too.
-    pub fn asked(&mut self, now: Nanos, hits: Hits) {
-        if self.size == Size::Learned {
-            self.turn(now);
-            self.current.asked = self.current.asked.plus(hits);
-            self.current.questions = self.current.questions.saturating_add(1);
-            self.current.largest = self.current.largest.max(hits);
+    pub fn record_check(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.requested = self.current.requested.plus(hits);
+            self.current.checks = self.current.checks.saturating_add(1);
+            self.current.largest_check = self.current.largest_check.max(hits);
         }
     }
 
     /// Records a granted lease.
-    pub fn lent(&mut self, now: Nanos, hits: Hits) {
-        if self.size == Size::Learned {
-            self.turn(now);
-            self.current.lent = self.current.lent.max(hits);
+    pub fn record_lease(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.largest_lease = self.current.largest_lease.max(hits);
         }
     }
 
     /// Records leased hits that were not spent.
-    pub fn stranded(&mut self, now: Nanos, hits: Hits) {
-        if self.size == Size::Learned {
-            self.turn(now);
-            self.current.stranded = self.current.stranded.plus(hits);
+    pub fn record_unspent(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.unspent = self.current.unspent.plus(hits);
         }
     }
 
-    /// Reverts [`Sizer::stranded`]: the hits can be spent after all.
-    pub fn not_stranded(&mut self, now: Nanos, hits: Hits) {
-        if self.size == Size::Learned {
-            self.turn(now);
-            self.current.stranded = self.current.stranded.less(hits);
+    /// Reverts [`LeaseSizer::record_unspent`]: the hits can be spent after all.
+    pub fn revert_unspent(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.unspent = self.current.unspent.less(hits);
         }
     }
 
     /// Returns the hits requested in the last span. A fixed size returns one lease.
     #[must_use]
     pub fn demand(&self, now: Nanos) -> Hits {
-        match self.size {
-            Size::Fixed(hits) => hits,
-            Size::Learned => self.seen(now).asked,
+        match self.sizing {
+            LeaseSizing::Fixed(hits) => hits,
+            LeaseSizing::Learned => self.last_span(now).requested,
         }
     }
 
-    /// Returns the hits to borrow next, at most `most`. Excludes `besides`,
+    /// Returns the hits to borrow next, at most `max_lease`. Excludes `excluded`,
     /// the hits of the current check, which is already recorded.
     #[must_use]
-    pub fn want(&self, now: Nanos, besides: Hits) -> Hits {
-        let want = match self.size {
-            Size::Fixed(hits) => hits,
-            Size::Learned => {
-                let Tally { asked, stranded, .. } = self.seen(now);
-                let asked = asked.less(besides);
+    pub fn next_lease(&self, now: Nanos, excluded: Hits) -> Hits {
+        let want = match self.sizing {
+            LeaseSizing::Fixed(hits) => hits,
+            LeaseSizing::Learned => {
+                let DemandTally { requested: asked, unspent: stranded, .. } = self.last_span(now);
+                let asked = asked.less(excluded);
                 let lease =
-                    if asked < FEW { asked.0 } else { scaled(asked.0, self.term.0, self.span.0) };
+                    if asked < SMALL_DEMAND { asked.0 } else { scaled(asked.0, self.duration.0, self.span.0) };
                 Hits(scaled(lease, asked.0, asked.plus(stranded).0))
             }
         };
-        want.min(self.most)
+        want.min(self.max_lease)
     }
 
     /// Returns the part of `balance` that exceeds the demand
     /// expected in `left`; 0 if that is less than half of it.
     #[must_use]
     pub fn surplus(&self, now: Nanos, balance: Hits, left: Nanos) -> Hits {
-        let surplus = balance.less(self.expected(now, left));
-        let is_worth_it = balance.0.div_ceil(LEAST_PART_BACK) <= surplus.0;
-        if is_worth_it && self.size == Size::Learned { surplus } else { Hits(0) }
+        let surplus = balance.less(self.expected_hits(now, left));
+        let is_worth_it = balance.0.div_ceil(SURPLUS_DIVISOR) <= surplus.0;
+        if is_worth_it && self.sizing == LeaseSizing::Learned { surplus } else { Hits(0) }
     }
 
     /// Returns the hits expected in `time` at the demand of the last span; 0 for a fixed size.
     #[must_use]
-    pub fn expected(&self, now: Nanos, time: Nanos) -> Hits {
-        match self.size {
-            Size::Fixed(_) => Hits(0),
-            Size::Learned => Hits(scaled(self.seen(now).asked.0, time.0, self.span.0)),
+    pub fn expected_hits(&self, now: Nanos, time: Nanos) -> Hits {
+        match self.sizing {
+            LeaseSizing::Fixed(_) => Hits(0),
+            LeaseSizing::Learned => Hits(scaled(self.last_span(now).requested.0, time.0, self.span.0)),
         }
     }
 
     /// Returns the number of checks expected in `time` at the last span's rate; 0 for a fixed size.
     #[must_use]
-    pub fn questions(&self, now: Nanos, time: Nanos) -> u64 {
-        scaled(self.seen(now).questions, time.0, self.span.0)
+    pub fn expected_checks(&self, now: Nanos, time: Nanos) -> u64 {
+        scaled(self.last_span(now).checks, time.0, self.span.0)
     }
 
     /// Returns `true` if `balance` is at most 1/5 of a lease and is expected to run
     /// out within `time`. Always `false` for a fixed size with a balance above 0.
     #[must_use]
     pub fn runs_low(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
-        let last_part = self.seen(now).lent.0 / LEISURE_PART;
-        balance.0 <= self.expected(now, time).0.min(last_part)
+        let last_part = self.last_span(now).largest_lease.0 / EARLY_REFILL_DIVISOR;
+        balance.0 <= self.expected_hits(now, time).0.min(last_part)
     }
 
     /// Returns `true` if `balance` will run out within `ahead`, or cannot cover a
     /// check as large as recent ones. A fixed size compares it with 1/4 of a lease.
     #[must_use]
     pub fn runs_out(&self, now: Nanos, balance: Hits, ahead: Nanos) -> bool {
-        match self.size {
-            Size::Fixed(hits) => balance.0 < hits.0.div_ceil(LAST_PART),
-            Size::Learned => {
-                let Tally { asked, largest, lent, .. } = self.seen(now);
-                let next = largest.0.min(lent.0 / LAST_PART);
+        match self.sizing {
+            LeaseSizing::Fixed(hits) => balance.0 < hits.0.div_ceil(REFILL_DIVISOR),
+            LeaseSizing::Learned => {
+                let DemandTally { requested: asked, largest_check: largest, largest_lease: lent, .. } = self.last_span(now);
+                let next = largest.0.min(lent.0 / REFILL_DIVISOR);
                 balance.0 <= scaled(asked.0, ahead.0, self.span.0).max(next)
             }
         }
     }
 
     /// Starts a new bucket if the current one is a span old.
-    fn turn(&mut self, now: Nanos) {
-        let age = now.since(self.since);
+    fn rotate(&mut self, now: Nanos) {
+        let age = now.since(self.started_at);
         if age < self.span {
             return;
         }
         let follows = age.since(self.span) < self.span;
-        self.last = if follows { self.current } else { Tally::default() };
-        self.since = if follows { self.since.plus(self.span) } else { now };
-        self.current = Tally::default();
+        self.last = if follows { self.current } else { DemandTally::default() };
+        self.started_at = if follows { self.started_at.plus(self.span) } else { now };
+        self.current = DemandTally::default();
     }
 
     /// Returns the counts of the last span: the current
     /// bucket plus the unfaded part of the last one.
-    fn seen(&self, now: Nanos) -> Tally {
+    fn last_span(&self, now: Nanos) -> DemandTally {
         let mut turned = *self;
-        turned.turn(now);
-        let left = turned.span.since(now.since(turned.since));
+        turned.rotate(now);
+        let left = turned.span.since(now.since(turned.started_at));
         let fading = |count| scaled(count, left.0, turned.span.0);
         let fading_hits = |hits: Hits| Hits(fading(hits.0));
-        Tally {
-            asked: turned.current.asked.plus(fading_hits(turned.last.asked)),
-            questions: turned.current.questions.saturating_add(fading(turned.last.questions)),
-            stranded: turned.current.stranded.plus(fading_hits(turned.last.stranded)),
-            largest: turned.current.largest.max(turned.last.largest),
-            lent: turned.current.lent.max(turned.last.lent),
+        DemandTally {
+            requested: turned.current.requested.plus(fading_hits(turned.last.requested)),
+            checks: turned.current.checks.saturating_add(fading(turned.last.checks)),
+            unspent: turned.current.unspent.plus(fading_hits(turned.last.unspent)),
+            largest_check: turned.current.largest_check.max(turned.last.largest_check),
+            largest_lease: turned.current.largest_lease.max(turned.last.largest_lease),
         }
     }
 }

@@ -31,12 +31,12 @@
 //! Not covered:
 //! - The starts of calendar windows, which the engine plans.
 
-use super::limit::{EXACT, LimitError, Tick};
-use super::{Room, Step};
+use super::limit::{EXACT_BOUND, LimitError, Tick};
+use super::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The shortest window; shorter ones would measure network jitter.
-pub const SHORTEST: Nanos = Nanos::MILLI;
+pub const MIN_WINDOW: Nanos = Nanos::MILLI;
 
 /// A limit with one count per window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ pub struct FixedWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Windows {
     /// Windows of this length, aligned to the Unix epoch.
-    /// At least [`SHORTEST`], in whole microseconds.
+    /// At least [`MIN_WINDOW`], in whole microseconds.
     Every(Nanos),
     /// Calendar windows.
     Calendar {
@@ -61,7 +61,7 @@ pub enum Windows {
 
 /// The state: one window and its count. The default is an empty counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Count {
+pub struct WindowCount {
     /// The start of the window; it never moves back.
     pub start: Nanos,
     /// The hits requested in the window, also denied ones; saturates below 2^53.
@@ -75,7 +75,7 @@ impl FixedWindow {
     /// A window that is too short, not whole microseconds or
     /// longer than 2^53 of them; or calendar windows out of order.
     pub fn new(limit: u32, windows: Windows) -> Result<Self, LimitError> {
-        windows.check()?;
+        windows.validate()?;
         Ok(Self { limit, windows })
     }
 
@@ -91,60 +91,60 @@ impl FixedWindow {
         &self.windows
     }
 
-    /// Returns the result that [`FixedWindow::step`] would give; changes nothing.
+    /// Returns the result that [`FixedWindow::charge`] would give; changes nothing.
     #[must_use]
-    pub fn ask(&self, state: &Count, now: Nanos, hits: Hits) -> Step {
+    pub fn peek(&self, state: &WindowCount, now: Nanos, hits: Hits) -> CounterDecision {
         self.decide(*state, now, hits).1
     }
 
     /// Counts `hits`, allowed or denied. 0 hits are allowed
     /// unless the window is over its limit. Cost: no allocation.
-    pub fn step(&self, state: &mut Count, now: Nanos, hits: Hits) -> Step {
+    pub fn charge(&self, state: &mut WindowCount, now: Nanos, hits: Hits) -> CounterDecision {
         let (count, step) = self.decide(*state, now, hits);
         *state = count;
         step
     }
 
     /// Refunds `hits` to the current window; a window that is over gets no refund.
-    pub fn refund(&self, state: &mut Count, now: Nanos, hits: Hits) -> Step {
-        let Some((mut count, end)) = self.current(*state, now) else { return Step::Stale };
+    pub fn refund(&self, state: &mut WindowCount, now: Nanos, hits: Hits) -> CounterDecision {
+        let Some((mut count, end)) = self.current(*state, now) else { return CounterDecision::OutsideWindows };
         count.count = count.count.saturating_sub(hits.0);
         *state = count;
-        Step::Admit(self.room(count, end, now))
+        CounterDecision::Allow(self.headroom(count, end, now))
     }
 
     /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
-    pub fn rested(&self, state: &Count, now: Nanos) -> bool {
-        state.count == 0 || self.windows.parts(state.start, now)
+    pub fn is_empty(&self, state: &WindowCount, now: Nanos) -> bool {
+        state.count == 0 || self.windows.has_boundary_between(state.start, now)
     }
 
-    fn decide(&self, state: Count, now: Nanos, hits: Hits) -> (Count, Step) {
-        let Some((mut count, end)) = self.current(state, now) else { return (state, Step::Stale) };
+    fn decide(&self, state: WindowCount, now: Nanos, hits: Hits) -> (WindowCount, CounterDecision) {
+        let Some((mut count, end)) = self.current(state, now) else { return (state, CounterDecision::OutsideWindows) };
         // The Lua script, which only has doubles, saturates here too.
-        count.count = count.count.saturating_add(hits.0).min(EXACT.saturating_sub(1));
-        let room = self.room(count, end, now);
+        count.count = count.count.saturating_add(hits.0).min(EXACT_BOUND.saturating_sub(1));
+        let room = self.headroom(count, end, now);
         let limit = u64::from(self.limit);
         let step = if count.count <= limit {
-            Step::Admit(room)
+            CounterDecision::Allow(room)
         } else if limit < hits.0 {
-            Step::Never(room)
+            CounterDecision::ExceedsLimit(room)
         } else {
-            Step::Deny { retry_after: room.reset_after, room }
+            CounterDecision::Deny { retry_after: room.reset_after, headroom: room }
         };
         (count, step)
     }
 
     /// Moves the state to its current window, and returns it with the window's end.
-    fn current(&self, state: Count, now: Nanos) -> Option<(Count, Nanos)> {
+    fn current(&self, state: WindowCount, now: Nanos) -> Option<(WindowCount, Nanos)> {
         let (start, end) = self.windows.current(state.start, now)?;
-        let fresh = Count { start, count: 0 };
+        let fresh = WindowCount { start, count: 0 };
         Some((if state.start < start { fresh } else { state }, end))
     }
 
-    fn room(&self, count: Count, end: Nanos, now: Nanos) -> Room {
+    fn headroom(&self, count: WindowCount, end: Nanos, now: Nanos) -> Headroom {
         let now = Tick::Micro.nanos(Tick::Micro.floor(now));
-        Room {
+        Headroom {
             remaining: Hits(u64::from(self.limit)).less(Hits(count.count)),
             reset_after: end.since(now),
         }
@@ -152,15 +152,15 @@ impl FixedWindow {
 }
 
 impl Windows {
-    fn check(&self) -> Result<(), LimitError> {
+    fn validate(&self) -> Result<(), LimitError> {
         match *self {
-            Self::Every(window) if window < SHORTEST => {
-                Err(LimitError::ShortWindow { window, shortest: SHORTEST })
+            Self::Every(window) if window < MIN_WINDOW => {
+                Err(LimitError::ShortWindow { window, shortest: MIN_WINDOW })
             }
             Self::Every(period) if !period.0.is_multiple_of(Nanos::MICRO.0) => {
                 Err(LimitError::UnevenPeriod { period })
             }
-            Self::Every(period) if EXACT <= Tick::Micro.floor(period) => {
+            Self::Every(period) if EXACT_BOUND <= Tick::Micro.floor(period) => {
                 Err(LimitError::LongPeriod { period })
             }
             Self::Calendar { starts } if !starts.is_sorted_by(|a, b| a < b) => {
@@ -197,7 +197,7 @@ impl Windows {
     /// Returns the time until the window at `now` ends. `boundary` is the start
     /// of a window, at or before `now`. Returns 0 if no calendar window is known.
     #[must_use]
-    pub fn left(&self, boundary: Nanos, now: Nanos) -> Nanos {
+    pub fn time_left(&self, boundary: Nanos, now: Nanos) -> Nanos {
         match self {
             Self::Every(length) => {
                 let elapsed = now.since(boundary).0.checked_rem(length.0).unwrap_or(0);
@@ -211,7 +211,7 @@ impl Windows {
     }
 
     /// Returns `true` if a window starts after `since` and not after `now`.
-    fn parts(&self, since: Nanos, now: Nanos) -> bool {
+    fn has_boundary_between(&self, since: Nanos, now: Nanos) -> bool {
         match self {
             Self::Every(_) => self.current(since, now).is_some_and(|(start, _)| since < start),
             Self::Calendar { starts } => starts.iter().any(|start| since < *start && *start <= now),

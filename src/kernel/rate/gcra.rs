@@ -33,12 +33,12 @@
 //! - A clock that steps back allows no extra hits.
 //!
 //! Not covered:
-//! - The limit under which a state was written (see [`Gcra::carry`]).
+//! - The limit under which a state was written (see [`Gcra::convert`]).
 
 use std::num::{NonZeroU32, NonZeroU64};
 
-use super::limit::{self, LimitError, Tick, Worth};
-use super::{Room, Step};
+use super::limit::{self, LimitError, Tick, RefillRate};
+use super::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit that is counted by GCRA.
@@ -71,8 +71,8 @@ impl Gcra {
     pub fn new(requests: u32, period: Nanos, burst: u32) -> Result<Self, LimitError> {
         let requests = NonZeroU32::new(requests).ok_or(LimitError::ZeroRequests)?;
         let burst = NonZeroU32::new(burst).ok_or(LimitError::ZeroBurst)?;
-        let fit = limit::fit(requests, period, burst.get())?;
-        // Below 2^53, as `fit` checks.
+        let fit = limit::fit_rate(requests, period, burst.get())?;
+        // Below 2^53, as `fit_rate` checks.
         let capacity = u64::from(burst.get()).saturating_mul(fit.period.get());
         let (requests, period, tick) = (fit.requests, fit.period, fit.tick);
         Ok(Self { requests, period, burst, tick, capacity })
@@ -92,8 +92,8 @@ impl Gcra {
 
     /// N hits per P ticks, in lowest terms.
     #[must_use]
-    pub const fn worth(&self) -> Worth {
-        Worth { hits: self.requests.get(), ticks: self.period }
+    pub const fn refill_rate(&self) -> RefillRate {
+        RefillRate { hits: self.requests.get(), ticks: self.period }
     }
 
     /// The largest debt, in hit·ticks.
@@ -104,91 +104,91 @@ impl Gcra {
 
     /// The debt in hit·ticks, at most the capacity.
     #[must_use]
-    pub fn owed(&self, state: &Tat, now: Nanos) -> u64 {
-        self.ahead(*state, self.tick.floor(now))
+    pub fn debt(&self, state: &Tat, now: Nanos) -> u64 {
+        self.debt_at_tick(*state, self.tick.floor(now))
     }
 
-    /// Returns the result that [`Gcra::step`] would give; changes nothing.
+    /// Returns the result that [`Gcra::charge`] would give; changes nothing.
     #[must_use]
-    pub fn ask(&self, state: &Tat, now: Nanos, hits: Hits) -> Step {
+    pub fn peek(&self, state: &Tat, now: Nanos, hits: Hits) -> CounterDecision {
         self.decide(*state, now, hits).1
     }
 
     /// Charges `hits` if they are allowed. 0 hits are always
     /// allowed and charge nothing. Cost: no allocation.
-    pub fn step(&self, state: &mut Tat, now: Nanos, hits: Hits) -> Step {
+    pub fn charge(&self, state: &mut Tat, now: Nanos, hits: Hits) -> CounterDecision {
         let (tat, step) = self.decide(*state, now, hits);
         *state = tat;
         step
     }
 
     /// Refunds `hits`; the debt does not fall below zero.
-    pub fn refund(&self, state: &mut Tat, now: Nanos, hits: Hits) -> Step {
+    pub fn refund(&self, state: &mut Tat, now: Nanos, hits: Hits) -> CounterDecision {
         let now = self.tick.floor(now);
-        let ahead = self.ahead(*state, now).saturating_sub(self.cost(hits));
-        *state = self.tat(now, ahead);
-        Step::Admit(self.room(*state, now, self.free(ahead)))
+        let ahead = self.debt_at_tick(*state, now).saturating_sub(self.cost(hits));
+        *state = self.state_with_debt(now, ahead);
+        CounterDecision::Allow(self.headroom(*state, now, self.free_hits(ahead)))
     }
 
-    /// Reduces the debt by `owed` hit·ticks; it does not fall below zero.
-    pub fn forgive(&self, state: &mut Tat, now: Nanos, owed: u64) {
+    /// Reduces the debt by `debt` hit·ticks; it does not fall below zero.
+    pub fn reduce_debt(&self, state: &mut Tat, now: Nanos, owed: u64) {
         let now = self.tick.floor(now);
-        *state = self.tat(now, self.ahead(*state, now).saturating_sub(owed));
+        *state = self.state_with_debt(now, self.debt_at_tick(*state, now).saturating_sub(owed));
     }
 
     /// Returns the hits that are certainly allowed if the counter is empty after `wait`.
     #[must_use]
-    pub fn left_before(&self, wait: Nanos) -> Hits {
+    pub fn allowed_before_empty(&self, wait: Nanos) -> Hits {
         let ticks = wait.0.div_ceil(self.tick.size().0);
         let owed = ticks.saturating_mul(u64::from(self.requests.get())).min(self.capacity);
-        Hits(self.free(owed))
+        Hits(self.free_hits(owed))
     }
 
     /// Returns the time before the counter is empty from which
     /// `hits`, at most the burst, are certainly allowed.
     #[must_use]
-    pub fn before_rest(&self, hits: Hits) -> Nanos {
+    pub fn lead_time(&self, hits: Hits) -> Nanos {
         let spare = self.capacity.saturating_sub(self.cost(hits));
         self.tick.nanos(spare / NonZeroU64::from(self.requests))
     }
 
     /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
-    pub fn rested(&self, state: &Tat, now: Nanos) -> bool {
-        self.ahead(*state, self.tick.floor(now)) == 0
+    pub fn is_empty(&self, state: &Tat, now: Nanos) -> bool {
+        self.debt_at_tick(*state, self.tick.floor(now)) == 0
     }
 
     /// Converts a state of the limit `from` to this limit:
     /// the same debt in hits, rounded up, at most this burst.
     #[must_use]
-    pub fn carry(&self, state: &Tat, from: &Self, now: Nanos) -> Tat {
-        let owed = from.ahead(*state, from.tick.floor(now)).div_ceil(from.period.get());
+    pub fn convert(&self, state: &Tat, from: &Self, now: Nanos) -> Tat {
+        let owed = from.debt_at_tick(*state, from.tick.floor(now)).div_ceil(from.period.get());
         let owed = Hits(owed.min(u64::from(self.burst.get())));
-        self.tat(self.tick.floor(now), self.cost(owed))
+        self.state_with_debt(self.tick.floor(now), self.cost(owed))
     }
 
-    fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, Step) {
+    fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, CounterDecision) {
         let now = self.tick.floor(now);
-        let ahead = self.ahead(state, now);
-        let free = self.free(ahead);
+        let ahead = self.debt_at_tick(state, now);
+        let free = self.free_hits(ahead);
         if let Some(left) = free.checked_sub(hits.0) {
             // Below the capacity, because `hits` are at most the free hits.
-            let tat = self.tat(now, ahead.saturating_add(self.cost(hits)));
-            return (tat, Step::Admit(self.room(tat, now, left)));
+            let tat = self.state_with_debt(now, ahead.saturating_add(self.cost(hits)));
+            return (tat, CounterDecision::Allow(self.headroom(tat, now, left)));
         }
         // Written although nothing is charged: after the clock stepped back, the debt is capped
         // at one burst. It must drain from here, and not be capped again at every check.
-        let tat = self.tat(now, ahead);
-        let room = self.room(tat, now, free);
+        let tat = self.state_with_debt(now, ahead);
+        let room = self.headroom(tat, now, free);
         if u64::from(self.burst.get()) < hits.0 {
-            return (tat, Step::Never(room));
+            return (tat, CounterDecision::ExceedsLimit(room));
         }
         let excess = ahead.saturating_add(self.cost(hits)).saturating_sub(self.capacity);
         let wait = excess.div_ceil(u64::from(self.requests.get()));
-        (tat, Step::Deny { retry_after: self.tick.nanos(wait), room })
+        (tat, CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room })
     }
 
-    fn ahead(&self, state: Tat, now: u64) -> u64 {
+    fn debt_at_tick(&self, state: Tat, now: u64) -> u64 {
         // If no whole tick is ahead of now, the fraction is past too. A saturated
         // product exceeds the capacity, as after a clock that stepped back.
         state.whole.checked_sub(now).map_or(0, |ticks| {
@@ -199,8 +199,8 @@ impl Gcra {
         })
     }
 
-    /// Returns the state whose debt is `ahead` hit·ticks at `now`.
-    fn tat(&self, now: u64, ahead: u64) -> Tat {
+    /// Returns the state whose debt is `debt_at_tick` hit·ticks at `now`.
+    fn state_with_debt(&self, now: u64, ahead: u64) -> Tat {
         if ahead == 0 {
             return Tat::default();
         }
@@ -210,12 +210,12 @@ impl Gcra {
         Tat { whole: now.saturating_add(ahead / requests), frac }
     }
 
-    fn room(&self, tat: Tat, now: u64, remaining: u64) -> Room {
+    fn headroom(&self, tat: Tat, now: u64, remaining: u64) -> Headroom {
         let ticks = tat.whole.saturating_add(u64::from(0 < tat.frac)).saturating_sub(now);
-        Room { remaining: Hits(remaining), reset_after: self.tick.nanos(ticks) }
+        Headroom { remaining: Hits(remaining), reset_after: self.tick.nanos(ticks) }
     }
 
-    fn free(&self, ahead: u64) -> u64 {
+    fn free_hits(&self, ahead: u64) -> u64 {
         self.capacity.saturating_sub(ahead) / self.period
     }
 

@@ -23,7 +23,7 @@ use std::num::{NonZeroU32, NonZeroU64};
 use crate::kernel::units::Nanos;
 
 /// 2^53, the bound of every product: a double represents all integers up to here.
-pub const EXACT: u64 = 9_007_199_254_740_992;
+pub const EXACT_BOUND: u64 = 9_007_199_254_740_992;
 
 /// The time unit of one limit; instants are rounded down to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +69,7 @@ impl Tick {
     }
 
     /// Converts `period` to ticks. Returns `None` if it is not a whole number or is 0.
-    fn whole(self, period: Nanos) -> Option<NonZeroU64> {
+    fn to_whole_ticks(self, period: Nanos) -> Option<NonZeroU64> {
         let ticks = self.floor(period);
         if self.nanos(ticks) == period { NonZeroU64::new(ticks) } else { None }
     }
@@ -83,14 +83,14 @@ impl fmt::Display for Tick {
 
 /// The rate at which hits are freed: `hits` per `ticks`, in lowest terms for GCRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Worth {
+pub struct RefillRate {
     /// The hits freed in `ticks` ticks.
     pub hits: u32,
     /// The ticks in which `hits` are freed; at least 1.
     pub ticks: NonZeroU64,
 }
 
-impl Worth {
+impl RefillRate {
     /// Returns `true` if one tick frees more than 1 % of `burst`.
     ///
     /// The decisions of such a limit are visibly coarser than its numbers.
@@ -110,7 +110,7 @@ impl Worth {
 }
 
 /// Displays `hits/ticks`, for example `1/100000`.
-impl fmt::Display for Worth {
+impl fmt::Display for RefillRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.hits, self.ticks)
     }
@@ -165,21 +165,21 @@ pub enum LimitError {
 
 /// A rate in lowest terms, and its tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fit {
+pub(super) struct FittedRate {
     pub(super) tick: Tick,
     pub(super) requests: NonZeroU32,
     pub(super) period: NonZeroU64,
 }
 
 /// Returns the finest tick with (`burst` + 1)·P < 2^53.
-pub(super) fn fit(requests: NonZeroU32, period: Nanos, burst: u32) -> Result<Fit, LimitError> {
+pub(super) fn fit_rate(requests: NonZeroU32, period: Nanos, burst: u32) -> Result<FittedRate, LimitError> {
     if period == Nanos(0) {
         return Err(LimitError::ZeroPeriod);
     }
-    if Tick::Micro.whole(period).is_none() {
+    if Tick::Micro.to_whole_ticks(period).is_none() {
         return Err(LimitError::UnevenPeriod { period });
     }
-    let fits = Tick::ALL.iter().filter_map(|tick| Fit::new(*tick, requests, period));
+    let fits = Tick::ALL.iter().filter_map(|tick| FittedRate::new(*tick, requests, period));
     let mut largest = 0;
     for fit in fits {
         // A coarser tick has a smaller P, so the last tick allows the largest burst.
@@ -194,9 +194,9 @@ pub(super) fn fit(requests: NonZeroU32, period: Nanos, burst: u32) -> Result<Fit
     Err(LimitError::TooLarge { asked: burst, period, largest })
 }
 
-impl Fit {
+impl FittedRate {
     fn new(tick: Tick, requests: NonZeroU32, period: Nanos) -> Option<Self> {
-        let ticks = tick.whole(period)?;
+        let ticks = tick.to_whole_ticks(period)?;
         let divisor = gcd(u64::from(requests.get()), ticks);
         let requests = u32::try_from(u64::from(requests.get()) / divisor).ok()?;
         Some(Self {
@@ -208,7 +208,7 @@ impl Fit {
 
     /// Returns the largest burst with (burst + 1)·P < 2^53; 0 if there is none.
     fn largest_burst(self) -> u32 {
-        let below = EXACT.saturating_sub(1);
+        let below = EXACT_BOUND.saturating_sub(1);
         let burst = (below / self.period).saturating_sub(1);
         u32::try_from(burst).unwrap_or(u32::MAX)
     }

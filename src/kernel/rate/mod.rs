@@ -18,25 +18,25 @@ use crate::kernel::units::{Hits, Nanos};
 
 /// The result of one strategy for one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum CounterDecision {
     /// The hits are allowed.
-    Admit(Room),
+    Allow(Headroom),
     /// The hits are denied now, and allowed after `retry_after` without other traffic.
     Deny {
         /// The time until these hits are allowed.
         retry_after: Nanos,
         /// The headroom, which the denied hits do not change.
-        room: Room,
+        headroom: Headroom,
     },
     /// More hits than the limit can ever allow; waiting does not help.
-    Never(Room),
+    ExceedsLimit(Headroom),
     /// `now` is outside the planned calendar windows; plan again and retry.
-    Stale,
+    OutsideWindows,
 }
 
 /// The headroom of a counter after a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Room {
+pub struct Headroom {
     /// The hits that would be allowed at this instant.
     pub remaining: Hits,
     /// The time until the counter is empty; for a fixed window, until it ends.
@@ -69,10 +69,10 @@ impl Strategy {
 
     /// The hits freed per tick, for strategies that free hits continuously.
     #[must_use]
-    pub const fn worth(&self) -> Option<limit::Worth> {
+    pub const fn refill_rate(&self) -> Option<limit::RefillRate> {
         match self {
-            Self::Gcra(limit) => Some(limit.worth()),
-            Self::SlidingWindow(limit) => Some(limit.worth()),
+            Self::Gcra(limit) => Some(limit.refill_rate()),
+            Self::SlidingWindow(limit) => Some(limit.refill_rate()),
             Self::FixedWindow(_) | Self::SlidingLog(_) => None,
         }
     }
@@ -80,7 +80,7 @@ impl Strategy {
     /// The hits that an empty counter allows at one
     /// instant: the burst of GCRA, otherwise the limit.
     #[must_use]
-    pub const fn most(&self) -> u32 {
+    pub const fn max_at_once(&self) -> u32 {
         match self {
             Self::Gcra(limit) => limit.burst(),
             Self::FixedWindow(limit) => limit.limit(),
@@ -94,20 +94,20 @@ impl Strategy {
     ///
     /// At most one tick longer than the counter's own result.
     #[must_use]
-    pub fn longer(&self, more: Hits) -> Option<Nanos> {
+    pub fn extra_wait(&self, more: Hits) -> Option<Nanos> {
         match self {
             _ if more == Hits(0) => Some(Nanos(0)),
             // The window frees all hits at once.
             Self::FixedWindow(_) => Some(Nanos(0)),
             Self::Gcra(gcra) => {
-                let earned = more.0.saturating_mul(gcra.worth().ticks.get());
-                Some(gcra.tick().nanos(earned.div_ceil(gcra.worth().hits.into())))
+                let earned = more.0.saturating_mul(gcra.refill_rate().ticks.get());
+                Some(gcra.tick().nanos(earned.div_ceil(gcra.refill_rate().hits.into())))
             }
             Self::SlidingWindow(_) | Self::SlidingLog(_) => None,
         }
     }
 
-    /// Projects a counter's headroom `room` from `at` to `now`, without other traffic.
+    /// Projects a counter's headroom `headroom` from `at` to `now`, without other traffic.
     ///
     /// At most the counter's own headroom, and equal once the counter
     /// is empty, unless its clock steps back. Cost: no allocation.
@@ -119,7 +119,7 @@ impl Strategy {
     /// | sliding window, empty at 2 s: the old hits fade from 1 s | 0 | 0 | 50 | 100 |
     /// | sliding log, empty at 1 s | 0 | 100 | 100 | 100 |
     #[must_use]
-    pub fn later(&self, room: Room, at: Nanos, now: Nanos) -> Room {
+    pub fn project(&self, room: Headroom, at: Nanos, now: Nanos) -> Headroom {
         // The counter's clock ticks in microseconds. Finer instants
         // would give the headroom of a window that is over.
         let [at, now] =
@@ -127,23 +127,23 @@ impl Strategy {
         let elapsed = now.since(at);
         if room.reset_after <= elapsed {
             let reset_after = match self {
-                Self::FixedWindow(limit) => limit.windows().left(at.plus(room.reset_after), now),
+                Self::FixedWindow(limit) => limit.windows().time_left(at.plus(room.reset_after), now),
                 Self::Gcra(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => Nanos(0),
             };
-            return Room { remaining: Hits(u64::from(self.most())), reset_after };
+            return Headroom { remaining: Hits(u64::from(self.max_at_once())), reset_after };
         }
         let reset_after = room.reset_after.since(elapsed);
         let earned = match self {
-            Self::Gcra(limit) => limit.left_before(reset_after),
-            Self::SlidingWindow(limit) => limit.left_before(room, reset_after),
+            Self::Gcra(limit) => limit.allowed_before_empty(reset_after),
+            Self::SlidingWindow(limit) => limit.allowed_before_empty(room, reset_after),
             Self::FixedWindow(_) | Self::SlidingLog(_) => Hits(0),
         };
-        Room { remaining: room.remaining.max(earned), reset_after }
+        Headroom { remaining: room.remaining.max(earned), reset_after }
     }
 
     /// Returns the time after which `hits` (at least 1) are allowed, without other traffic.
     ///
-    /// It counts from the reply that left `room`. `None` if they are never allowed.
+    /// It counts from the reply that left `headroom`. `None` if they are never allowed.
     /// It is never too short, unless a sliding window's limit was lowered since. It
     /// is exact for a fixed window, and within one tick for GCRA. The sliding
     /// strategies may give a longer time, at most until the counter is empty.
@@ -155,24 +155,24 @@ impl Strategy {
     /// | sliding window, empty in 80 s: from 20 s on, 6 hits fade to 5 in 10 s | 30 s |
     /// | sliding log, empty in 50 s | 50 s |
     #[must_use]
-    pub fn passes_in(&self, room: Room, hits: Hits) -> Option<Nanos> {
-        if u64::from(self.most()) < hits.0 {
+    pub fn time_until_allowed(&self, room: Headroom, hits: Hits) -> Option<Nanos> {
+        if u64::from(self.max_at_once()) < hits.0 {
             return None;
         }
         if hits <= room.remaining {
             return Some(Nanos(0));
         }
-        let before_rest = match self {
-            Self::Gcra(limit) => limit.before_rest(hits),
-            Self::SlidingWindow(limit) => limit.before_rest(room, hits),
+        let lead = match self {
+            Self::Gcra(limit) => limit.lead_time(hits),
+            Self::SlidingWindow(limit) => limit.lead_time(room, hits),
             Self::FixedWindow(_) | Self::SlidingLog(_) => Nanos(0),
         };
-        Some(room.reset_after.since(before_rest))
+        Some(room.reset_after.since(lead))
     }
 
     /// Returns `true` if one tick frees more than 1 % of the burst or limit.
     #[must_use]
     pub fn is_coarse(&self) -> bool {
-        self.worth().is_some_and(|worth| worth.is_coarse(self.most()))
+        self.refill_rate().is_some_and(|worth| worth.is_coarse(self.max_at_once()))
     }
 }

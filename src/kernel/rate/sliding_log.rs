@@ -39,8 +39,8 @@
 
 use std::collections::VecDeque;
 
-use super::limit::{EXACT, LimitError, Tick};
-use super::{Room, Step};
+use super::limit::{EXACT_BOUND, LimitError, Tick};
+use super::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over every interval of one period.
@@ -53,17 +53,17 @@ pub struct SlidingLog {
 
 /// The state: the arrivals of the last period, oldest first. The default is an empty counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Log {
-    runs: VecDeque<Run>,
+pub struct ArrivalLog {
+    runs: VecDeque<Arrivals>,
     /// The sum of the hits in all runs.
-    held: u64,
+    total: u64,
 }
 
 /// The hits that arrived at one instant.
 // Packed to 12 bytes: a log has up to N of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C, packed(4))]
-struct Run {
+struct Arrivals {
     /// Microseconds since the Unix epoch.
     at: u64,
     hits: u32,
@@ -79,7 +79,7 @@ impl SlidingLog {
         match period {
             Nanos(0) => Err(LimitError::ZeroPeriod),
             _ if Tick::Micro.nanos(micros) != period => Err(LimitError::UnevenPeriod { period }),
-            _ if EXACT <= micros => Err(LimitError::LongPeriod { period }),
+            _ if EXACT_BOUND <= micros => Err(LimitError::LongPeriod { period }),
             _ => Ok(Self { limit, period: micros }),
         }
     }
@@ -96,17 +96,17 @@ impl SlidingLog {
         Tick::Micro.nanos(self.period)
     }
 
-    /// Returns the result that [`SlidingLog::step`] would give; changes nothing.
+    /// Returns the result that [`SlidingLog::charge`] would give; changes nothing.
     #[must_use]
-    pub fn ask(&self, state: &Log, now: Nanos, hits: Hits) -> Step {
+    pub fn peek(&self, state: &ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
-        let gone = state.runs.iter().map_while(|run| self.is_gone(*run, now).then_some(run.hits));
-        let held = state.held.saturating_sub(gone.map(u64::from).fold(0, u64::saturating_add));
+        let expired = state.runs.iter().map_while(|run| self.is_expired(*run, now).then_some(run.hits));
+        let held = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
         let admitted = self.decide(state, held, now, hits);
         match admitted {
             // Reset time as if the hits were already in the log.
-            Step::Admit(room) if hits.0 != 0 => {
-                Step::Admit(Room { reset_after: Tick::Micro.nanos(self.period), ..room })
+            CounterDecision::Allow(room) if hits.0 != 0 => {
+                CounterDecision::Allow(Headroom { reset_after: Tick::Micro.nanos(self.period), ..room })
             }
             step => step,
         }
@@ -115,63 +115,63 @@ impl SlidingLog {
     /// Records `hits` if they are allowed. 0 hits are always allowed.
     ///
     /// Cost: allocates when the log grows. Capacity doubles, up to N entries.
-    pub fn step(&self, state: &mut Log, now: Nanos, hits: Hits) -> Step {
+    pub fn charge(&self, state: &mut ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
-        self.settle(state, now);
-        let step = self.decide(state, state.held, now, hits);
+        self.normalize(state, now);
+        let step = self.decide(state, state.total, now, hits);
         match step {
-            Step::Admit(_) if hits.0 != 0 => {
+            CounterDecision::Allow(_) if hits.0 != 0 => {
                 state.push(now, hits, self.limit);
-                Step::Admit(self.room(state, state.held, now))
+                CounterDecision::Allow(self.headroom(state, state.total, now))
             }
             _ => step,
         }
     }
 
     /// Refunds the newest `hits`.
-    pub fn refund(&self, state: &mut Log, now: Nanos, hits: Hits) -> Step {
+    pub fn refund(&self, state: &mut ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
-        self.settle(state, now);
+        self.normalize(state, now);
         state.drop_newest(hits.0);
-        Step::Admit(self.room(state, state.held, now))
+        CounterDecision::Allow(self.headroom(state, state.total, now))
     }
 
     /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
-    pub fn rested(&self, state: &Log, now: Nanos) -> bool {
+    pub fn is_empty(&self, state: &ArrivalLog, now: Nanos) -> bool {
         let now = Tick::Micro.floor(now);
-        state.runs.back().is_none_or(|newest| self.is_gone(*newest, now))
+        state.runs.back().is_none_or(|newest| self.is_expired(*newest, now))
     }
 
-    /// Returns the result if `held` hits are younger than a period.
-    fn decide(&self, state: &Log, held: u64, now: u64, hits: Hits) -> Step {
-        let room = self.room(state, held, now);
+    /// Returns the result if `total` hits are younger than a period.
+    fn decide(&self, state: &ArrivalLog, held: u64, now: u64, hits: Hits) -> CounterDecision {
+        let room = self.headroom(state, held, now);
         if let Some(remaining) = room.remaining.0.checked_sub(hits.0) {
-            return Step::Admit(Room { remaining: Hits(remaining), ..room });
+            return CounterDecision::Allow(Headroom { remaining: Hits(remaining), ..room });
         }
         if u64::from(self.limit) < hits.0 {
-            return Step::Never(room);
+            return CounterDecision::ExceedsLimit(room);
         }
         let excess = held.saturating_add(hits.0).saturating_sub(u64::from(self.limit));
-        let wait = self.frees_in(state, excess, now);
-        Step::Deny { retry_after: Tick::Micro.nanos(wait), room }
+        let wait = self.time_until_freed(state, excess, now);
+        CounterDecision::Deny { retry_after: Tick::Micro.nanos(wait), headroom: room }
     }
 
     /// Returns the microseconds until the oldest `excess` hits are a period old.
-    fn frees_in(&self, state: &Log, excess: u64, now: u64) -> u64 {
+    fn time_until_freed(&self, state: &ArrivalLog, excess: u64, now: u64) -> u64 {
         let mut freed = 0_u64;
-        for run in state.runs.iter().filter(|run| !self.is_gone(**run, now)) {
+        for run in state.runs.iter().filter(|run| !self.is_expired(**run, now)) {
             freed = freed.saturating_add(u64::from(run.hits));
             if excess <= freed {
-                return self.left(*run, now);
+                return self.time_left(*run, now);
             }
         }
         self.period
     }
 
-    fn room(&self, state: &Log, held: u64, now: u64) -> Room {
-        let reset = state.runs.back().map_or(0, |newest| self.left(*newest, now));
-        Room {
+    fn headroom(&self, state: &ArrivalLog, held: u64, now: u64) -> Headroom {
+        let reset = state.runs.back().map_or(0, |newest| self.time_left(*newest, now));
+        Headroom {
             remaining: Hits(u64::from(self.limit)).less(Hits(held)),
             reset_after: Tick::Micro.nanos(reset),
         }
@@ -179,22 +179,22 @@ impl SlidingLog {
 
     /// Returns the microseconds until `run` is a period
     /// old; a run in the future counts as arriving now.
-    fn left(&self, run: Run, now: u64) -> u64 {
+    fn time_left(&self, run: Arrivals, now: u64) -> u64 {
         run.at.min(now).saturating_add(self.period).saturating_sub(now)
     }
 
-    fn is_gone(&self, run: Run, now: u64) -> bool {
-        self.left(run, now) == 0
+    fn is_expired(&self, run: Arrivals, now: u64) -> bool {
+        self.time_left(run, now) == 0
     }
 
     /// Removes runs that are a period old and moves runs in the future to `now`. Keeps only
     /// the newest hits up to the limit: older ones free room first, so they never decide.
-    fn settle(&self, state: &mut Log, now: u64) {
+    fn normalize(&self, state: &mut ArrivalLog, now: u64) {
         // With a limit of 0 one hit is kept, so that the log still shows when it is empty.
-        let surplus = state.held.saturating_sub(u64::from(self.limit.max(1)));
+        let surplus = state.total.saturating_sub(u64::from(self.limit.max(1)));
         state.drop_oldest(surplus);
-        while let Some(oldest) = state.runs.front().filter(|run| self.is_gone(**run, now)) {
-            state.held = state.held.saturating_sub(u64::from(oldest.hits));
+        while let Some(oldest) = state.runs.front().filter(|run| self.is_expired(**run, now)) {
+            state.total = state.total.saturating_sub(u64::from(oldest.hits));
             state.runs.pop_front();
         }
         let mut future = 0_u32;
@@ -204,28 +204,28 @@ impl SlidingLog {
             state.runs.pop_back();
         }
         if future != 0 {
-            state.held = state.held.saturating_sub(u64::from(future));
+            state.total = state.total.saturating_sub(u64::from(future));
             state.push(now, Hits(u64::from(future)), self.limit);
         }
     }
 }
 
-impl Log {
+impl ArrivalLog {
     /// Adds `hits` at `now`, which is at or after the newest run.
     fn push(&mut self, now: u64, hits: Hits, limit: u32) {
-        self.held = self.held.saturating_add(hits.0);
+        self.total = self.total.saturating_add(hits.0);
         let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
         match self.runs.back_mut() {
             Some(newest) if newest.at == now => newest.hits = newest.hits.saturating_add(hits),
             _ => {
-                self.make_room(limit);
-                self.runs.push_back(Run { at: now, hits });
+                self.grow(limit);
+                self.runs.push_back(Arrivals { at: now, hits });
             }
         }
     }
 
     /// Doubles the capacity of a full log, up to `limit` entries.
-    fn make_room(&mut self, limit: u32) {
+    fn grow(&mut self, limit: u32) {
         let len = self.runs.len();
         if len == self.runs.capacity() {
             let most = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(len);
@@ -240,17 +240,17 @@ impl Log {
         let Some(run) = self.runs.get_mut(index) else { return };
         let taken = u32::try_from(hits.0).unwrap_or(u32::MAX).min(run.hits);
         run.hits = run.hits.saturating_sub(taken);
-        self.held = self.held.saturating_sub(u64::from(taken));
+        self.total = self.total.saturating_sub(u64::from(taken));
         if run.hits == 0 {
             self.runs.remove(index);
         }
     }
 
     fn drop_oldest(&mut self, hits: u64) {
-        let mut left = hits.min(self.held);
-        self.held = self.held.saturating_sub(left);
+        let mut left = hits.min(self.total);
+        self.total = self.total.saturating_sub(left);
         while let Some(run) = self.runs.front_mut() {
-            if !take(run, &mut left) {
+            if !take_hits(run, &mut left) {
                 return;
             }
             self.runs.pop_front();
@@ -258,10 +258,10 @@ impl Log {
     }
 
     fn drop_newest(&mut self, hits: u64) {
-        let mut left = hits.min(self.held);
-        self.held = self.held.saturating_sub(left);
+        let mut left = hits.min(self.total);
+        self.total = self.total.saturating_sub(left);
         while let Some(run) = self.runs.back_mut() {
-            if !take(run, &mut left) {
+            if !take_hits(run, &mut left) {
                 return;
             }
             self.runs.pop_back();
@@ -269,8 +269,8 @@ impl Log {
     }
 }
 
-/// Takes up to `left` hits out of `run`. Returns `true` if the run is empty now.
-fn take(run: &mut Run, left: &mut u64) -> bool {
+/// Takes up to `time_left` hits out of `run`. Returns `true` if the run is empty now.
+fn take_hits(run: &mut Arrivals, left: &mut u64) -> bool {
     let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(run.hits);
     run.hits = run.hits.saturating_sub(taken);
     *left = left.saturating_sub(u64::from(taken));

@@ -40,8 +40,8 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
-use super::limit::{self, LimitError, Tick, Worth};
-use super::{Room, Step};
+use super::limit::{self, LimitError, Tick, RefillRate};
+use super::{Headroom, CounterDecision};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over two interpolated windows.
@@ -54,7 +54,7 @@ pub struct SlidingWindow {
 
 /// The state: two windows and their counts. The default is an empty counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Pair {
+pub struct WindowPair {
     /// The start of the current window; it never moves back.
     pub start: Nanos,
     /// The hits allowed in the previous window.
@@ -64,7 +64,7 @@ pub struct Pair {
 }
 
 /// A state moved to `now`, in ticks.
-struct Seen {
+struct CurrentWindows {
     now: u64,
     /// The start of the counts: the current window's start, or later after a changed period.
     since: u64,
@@ -82,7 +82,7 @@ impl SlidingWindow {
     /// A period of 0 or not whole microseconds, or a limit that does not fit.
     pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
         // Not reduced, because the previous window's count can be any number.
-        let fit = limit::fit(NonZeroU32::MIN, period, limit)?;
+        let fit = limit::fit_rate(NonZeroU32::MIN, period, limit)?;
         Ok(Self { limit, period: fit.period, tick: fit.tick })
     }
 
@@ -100,52 +100,52 @@ impl SlidingWindow {
 
     /// L hits per P ticks, the highest rate at which the window frees hits.
     #[must_use]
-    pub const fn worth(&self) -> Worth {
-        Worth { hits: self.limit, ticks: self.period }
+    pub const fn refill_rate(&self) -> RefillRate {
+        RefillRate { hits: self.limit, ticks: self.period }
     }
 
-    /// Returns the result that [`SlidingWindow::step`] would give; changes nothing.
+    /// Returns the result that [`SlidingWindow::charge`] would give; changes nothing.
     #[must_use]
-    pub fn ask(&self, state: &Pair, now: Nanos, hits: Hits) -> Step {
-        self.decide(&mut self.seen(*state, now), hits)
+    pub fn peek(&self, state: &WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
+        self.decide(&mut self.advance(*state, now), hits)
     }
 
     /// Counts `hits` if they are allowed. 0 hits are always allowed. Cost: no allocation.
-    pub fn step(&self, state: &mut Pair, now: Nanos, hits: Hits) -> Step {
-        let mut seen = self.seen(*state, now);
+    pub fn charge(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
+        let mut seen = self.advance(*state, now);
         let step = self.decide(&mut seen, hits);
-        *state = self.pair(&seen);
+        *state = self.to_state(&seen);
         step
     }
 
     /// Refunds `hits` to the current window.
-    pub fn refund(&self, state: &mut Pair, now: Nanos, hits: Hits) -> Step {
-        let mut seen = self.seen(*state, now);
-        seen.cur = seen.cur.saturating_sub(narrow(hits));
-        *state = self.pair(&seen);
-        Step::Admit(self.room(&seen))
+    pub fn refund(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
+        let mut seen = self.advance(*state, now);
+        seen.cur = seen.cur.saturating_sub(saturating_u32(hits));
+        *state = self.to_state(&seen);
+        CounterDecision::Allow(self.headroom(&seen))
     }
 
     /// Returns the hits that are certainly allowed if the
-    /// counter, which had `room`, is empty after `wait`.
+    /// counter, which had `headroom`, is empty after `wait`.
     ///
     /// The used hits fade during the last period before that, or the rest of it.
     #[must_use]
-    pub fn left_before(&self, room: Room, wait: Nanos) -> Hits {
+    pub fn allowed_before_empty(&self, room: Headroom, wait: Nanos) -> Hits {
         let limit = Hits(u64::from(self.limit));
-        let fades_for = self.fades_for(room);
+        let fades_for = self.fade_ticks(room);
         let left = wait.0.div_ceil(self.tick.size().0).min(fades_for);
         // Below 2^53, because the used hits are at most the limit.
         let used = limit.less(room.remaining).0.saturating_mul(left);
         limit.less(Hits(used.div_ceil(fades_for)))
     }
 
-    /// Returns the time before the counter, which had `room`, is empty from
+    /// Returns the time before the counter, which had `headroom`, is empty from
     /// which `hits` are certainly allowed. `hits` is at most the limit.
     #[must_use]
-    pub fn before_rest(&self, room: Room, hits: Hits) -> Nanos {
+    pub fn lead_time(&self, room: Headroom, hits: Hits) -> Nanos {
         let limit = Hits(u64::from(self.limit));
-        let fades_for = self.fades_for(room);
+        let fades_for = self.fade_ticks(room);
         // Below 2^53: at most the limit times a period.
         let product = limit.less(hits).0.saturating_mul(fades_for);
         let left = product.checked_div(limit.less(room.remaining).0).unwrap_or(fades_for);
@@ -153,93 +153,93 @@ impl SlidingWindow {
     }
 
     /// Returns the number of ticks during which the used hits fade: a period, or the rest of it.
-    fn fades_for(&self, room: Room) -> u64 {
+    fn fade_ticks(&self, room: Headroom) -> u64 {
         self.tick.floor(room.reset_after).min(self.period.get()).max(1)
     }
 
     /// Returns `true` if the counter is empty, so that its state can be deleted.
     #[must_use]
-    pub fn rested(&self, state: &Pair, now: Nanos) -> bool {
-        let seen = self.seen(*state, now);
+    pub fn is_empty(&self, state: &WindowPair, now: Nanos) -> bool {
+        let seen = self.advance(*state, now);
         seen.prev == 0 && seen.cur == 0
     }
 
-    fn decide(&self, seen: &mut Seen, hits: Hits) -> Step {
-        let room = self.room(seen);
+    fn decide(&self, seen: &mut CurrentWindows, hits: Hits) -> CounterDecision {
+        let room = self.headroom(seen);
         if hits.0 == 0 || hits <= room.remaining {
             // At most the limit, because `hits` are at most the remaining hits.
-            seen.cur = seen.cur.saturating_add(narrow(hits));
-            return Step::Admit(self.room(seen));
+            seen.cur = seen.cur.saturating_add(saturating_u32(hits));
+            return CounterDecision::Allow(self.headroom(seen));
         }
         if u64::from(self.limit) < hits.0 {
-            return Step::Never(room);
+            return CounterDecision::ExceedsLimit(room);
         }
-        let wait = self.passes_at(seen, hits).saturating_sub(seen.now);
-        Step::Deny { retry_after: self.tick.nanos(wait), room }
+        let wait = self.allowed_at(seen, hits).saturating_sub(seen.now);
+        CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room }
     }
 
     /// Returns the first tick at which `hits` are allowed;
     /// they are denied now and at most the limit.
-    fn passes_at(&self, seen: &Seen, hits: Hits) -> u64 {
+    fn allowed_at(&self, seen: &CurrentWindows, hits: Hits) -> u64 {
         let after_hits = u64::from(self.limit).saturating_sub(hits.0);
         match after_hits.checked_sub(u64::from(seen.cur)) {
             // In this window, while the previous one fades.
-            Some(room) => self.fades_to(seen.end, seen.prev, room),
+            Some(room) => self.faded_at(seen.end, seen.prev, room),
             // In the next window, while this one fades.
-            None => self.fades_to(self.next(seen.end), seen.cur, after_hits),
+            None => self.faded_at(self.next_boundary(seen.end), seen.cur, after_hits),
         }
     }
 
-    /// Returns the tick at which `count` hits, which fade until `end`, weigh at most `room`.
-    fn fades_to(&self, end: u64, count: u32, room: u64) -> u64 {
-        // Below 2^53, because `room` is at most the limit.
+    /// Returns the tick at which `count` hits, which fade until `end`, weigh at most `headroom`.
+    fn faded_at(&self, end: u64, count: u32, room: u64) -> u64 {
+        // Below 2^53, because `headroom` is at most the limit.
         // Rounded down, which rounds the result up.
         let product = room.saturating_mul(self.period.get());
         end.saturating_sub(product.checked_div(u64::from(count)).unwrap_or(self.period.get()))
     }
 
-    fn room(&self, seen: &Seen) -> Room {
+    fn headroom(&self, seen: &CurrentWindows) -> Headroom {
         // Saturates only for counts above a lowered limit, and then no hits remain anyway.
         let faded = u64::from(seen.prev).saturating_mul(seen.left).div_ceil(self.period.get());
         let used = faded.saturating_add(u64::from(seen.cur));
         let rested = match (seen.prev, seen.cur) {
             (0, 0) => seen.now,
             (_, 0) => seen.end,
-            _ => self.next(seen.end),
+            _ => self.next_boundary(seen.end),
         };
-        Room {
+        Headroom {
             remaining: Hits(u64::from(self.limit)).less(Hits(used)),
             reset_after: self.tick.nanos(rested.saturating_sub(seen.now)),
         }
     }
 
-    fn seen(&self, state: Pair, now: Nanos) -> Seen {
+    fn advance(&self, state: WindowPair, now: Nanos) -> CurrentWindows {
         let now = self.tick.floor(now);
         let since = self.tick.floor(state.start);
         let at = now.max(since);
         let elapsed = at % self.period;
         let start = at.saturating_sub(elapsed);
-        let end = self.next(start);
+        let end = self.next_boundary(start);
         let (prev, cur) = match start.saturating_sub(since) {
             0 => (state.prev, state.cur),
             apart if apart <= self.period.get() => (state.cur, 0),
             _ => (0, 0),
         };
         let left = end.saturating_sub(at);
-        Seen { now, since: since.max(start), end, left, prev, cur }
+        CurrentWindows { now, since: since.max(start), end, left, prev, cur }
     }
 
     /// Returns the boundary one window later.
-    fn next(&self, boundary: u64) -> u64 {
+    fn next_boundary(&self, boundary: u64) -> u64 {
         boundary.saturating_add(self.period.get())
     }
 
-    fn pair(&self, seen: &Seen) -> Pair {
-        Pair { start: self.tick.nanos(seen.since), prev: seen.prev, cur: seen.cur }
+    fn to_state(&self, seen: &CurrentWindows) -> WindowPair {
+        WindowPair { start: self.tick.nanos(seen.since), prev: seen.prev, cur: seen.cur }
     }
 }
 
 /// Converts to u32; saturates, and hits that large are never allowed or stored.
-fn narrow(hits: Hits) -> u32 {
+fn saturating_u32(hits: Hits) -> u32 {
     u32::try_from(hits.0).unwrap_or(u32::MAX)
 }

@@ -20,20 +20,20 @@ use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
 
-use crate::source::{SourceError, TextFile};
+use crate::source::{SourceReadError, TextFile};
 
 /// The largest file in bytes. 100,000 limits need about 10 MB.
-pub const LARGEST_FILE: u64 = 64 << 20;
+pub const MAX_FILE_BYTES: u64 = 64 << 20;
 /// The largest total in bytes, because all files are in memory at the same time.
-pub const LARGEST_TOGETHER: u64 = 256 << 20;
+pub const MAX_TOTAL_BYTES: u64 = 256 << 20;
 /// The maximum number of files.
-pub const MOST_FILES: usize = 10_000;
+pub const MAX_FILES: usize = 10_000;
 /// The maximum number of directories between a configured path and a file. Bounds the stack.
-pub const DEEPEST: usize = 32;
+pub const MAX_DEPTH: usize = 32;
 
 /// The filter for files below the configured paths.
 #[derive(Clone, Debug, Default)]
-pub struct Tree {
+pub struct FileFilter {
     /// The required prefix of a file's name, followed by a dot. The name is the path below
     /// the configured one, with dots for slashes. An empty prefix matches every file.
     pub prefix: String,
@@ -43,9 +43,9 @@ pub struct Tree {
     pub optional: bool,
 }
 
-impl Tree {
+impl FileFilter {
     /// Returns `true` if the file at `path` below `root` has the required prefix.
-    fn has(&self, root: &Path, path: &Path) -> bool {
+    fn matches_prefix(&self, root: &Path, path: &Path) -> bool {
         if self.prefix.is_empty() {
             return true;
         }
@@ -54,32 +54,32 @@ impl Tree {
         name.strip_prefix(&*self.prefix).is_some_and(|rest| rest.starts_with('.'))
     }
 
-    fn passes_over(&self, name: &OsStr) -> bool {
+    fn skips(&self, name: &OsStr) -> bool {
         if name.as_encoded_bytes().starts_with(b".") {
             return !self.dot_files;
         }
-        is_left_behind(name)
+        is_editor_file(name)
     }
 }
 
 /// The files and directories before reading.
 #[derive(Debug, Default)]
-pub(super) struct Listing {
-    pub(super) files: Vec<Listed>,
+pub(super) struct FileListing {
+    pub(super) files: Vec<ListedFile>,
     pub(super) directories: Vec<PathBuf>,
     /// The paths that are neither regular files nor directories.
-    pub(super) passed_over: Vec<PathBuf>,
+    pub(super) skipped: Vec<PathBuf>,
     bytes: u64,
     /// Changes when a file is written, replaced, added or removed.
     pub(super) fingerprint: u64,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Listed {
+pub(super) struct ListedFile {
     name: String,
     path: PathBuf,
     /// The inode, the size, and the time of the last change of content or inode.
-    state: [u64; 4],
+    change_marker: [u64; 4],
 }
 
 /// Reads the files below `paths`, sorted by name.
@@ -87,14 +87,14 @@ pub(super) struct Listed {
 /// # Errors
 ///
 /// The first file or directory that cannot be read, or the first exceeded bound.
-pub fn read_tree(paths: &[PathBuf]) -> Result<Vec<TextFile>, SourceError> {
-    let (listing, error) = list(paths, &Tree::default());
-    error.map_or_else(|| read(&listing), Err)
+pub fn read_tree(paths: &[PathBuf]) -> Result<Vec<TextFile>, SourceReadError> {
+    let (listing, error) = list_files(paths, &FileFilter::default());
+    error.map_or_else(|| read_files(&listing), Err)
 }
 
 /// Lists the files below `paths`. After an error, the listing contains the files found so far.
-pub(super) fn list(paths: &[PathBuf], tree: &Tree) -> (Listing, Option<SourceError>) {
-    let mut listing = Listing::default();
+pub(super) fn list_files(paths: &[PathBuf], tree: &FileFilter) -> (FileListing, Option<SourceReadError>) {
+    let mut listing = FileListing::default();
     let mut error = None;
     for path in paths {
         // Only a missing path is optional. Skipping an inaccessible one would remove its limits.
@@ -102,13 +102,13 @@ pub(super) fn list(paths: &[PathBuf], tree: &Tree) -> (Listing, Option<SourceErr
             continue;
         }
         let before = listing.files.len();
-        if let Err(failed) = listing.named(path, tree) {
+        if let Err(failed) = listing.add_path(path, tree) {
             error = error.or(Some(failed));
         }
-        let mut nth = 0;
+        let mut position = 0;
         listing.files.retain(|file| {
-            nth += 1;
-            nth <= before || tree.has(path, &file.path)
+            position += 1;
+            position <= before || tree.matches_prefix(path, &file.path)
         });
     }
     listing.files.sort_unstable();
@@ -119,7 +119,7 @@ pub(super) fn list(paths: &[PathBuf], tree: &Tree) -> (Listing, Option<SourceErr
     (listing, error)
 }
 
-pub(super) fn read(listing: &Listing) -> Result<Vec<TextFile>, SourceError> {
+pub(super) fn read_files(listing: &FileListing) -> Result<Vec<TextFile>, SourceReadError> {
     let read = listing.files.iter().map(|file| {
         let bytes = read_file(&file.path)?;
         Ok(TextFile { name: Arc::from(file.name.as_str()), bytes })
@@ -127,87 +127,87 @@ pub(super) fn read(listing: &Listing) -> Result<Vec<TextFile>, SourceError> {
     read.collect()
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, SourceError> {
+fn read_file(path: &Path) -> Result<Vec<u8>, SourceReadError> {
     let mut bytes = Vec::new();
     File::open(path)
-        .and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes))
-        .map_err(unreadable(path))?;
+        .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(unreadable_error(path))?;
     // The file may have grown since it was listed.
-    within(LARGEST_FILE, bytes.len() as u64, path).map(|()| bytes)
+    check_file_size(MAX_FILE_BYTES, bytes.len() as u64, path).map(|()| bytes)
 }
 
-fn within(most: u64, bytes: u64, path: &Path) -> Result<(), SourceError> {
+fn check_file_size(most: u64, bytes: u64, path: &Path) -> Result<(), SourceReadError> {
     if most < bytes {
-        return Err(SourceError::TooLarge { path: path.to_owned(), most });
+        return Err(SourceReadError::TooLarge { path: path.to_owned(), most });
     }
     Ok(())
 }
 
-impl Listing {
+impl FileListing {
     /// Adds a configured path. Follows symbolic links.
-    fn named(&mut self, path: &Path, tree: &Tree) -> Result<(), SourceError> {
-        let metadata = fs::metadata(path).map_err(unreadable(path))?;
+    fn add_path(&mut self, path: &Path, tree: &FileFilter) -> Result<(), SourceReadError> {
+        let metadata = fs::metadata(path).map_err(unreadable_error(path))?;
         if metadata.is_dir() {
-            return self.directory(path, 0, tree);
+            return self.add_directory(path, 0, tree);
         }
         if !metadata.is_file() {
-            return Err(SourceError::NeitherFileNorDirectory { path: path.to_owned() });
+            return Err(SourceReadError::NeitherFileNorDirectory { path: path.to_owned() });
         }
-        self.file(path, &metadata)
+        self.add_file(path, &metadata)
     }
 
-    fn directory(&mut self, path: &Path, depth: usize, tree: &Tree) -> Result<(), SourceError> {
-        if depth > DEEPEST {
-            return Err(SourceError::TooDeep { path: path.to_owned(), most: DEEPEST });
+    fn add_directory(&mut self, path: &Path, depth: usize, tree: &FileFilter) -> Result<(), SourceReadError> {
+        if depth > MAX_DEPTH {
+            return Err(SourceReadError::TooDeep { path: path.to_owned(), most: MAX_DEPTH });
         }
         self.directories.push(path.to_owned());
-        for entry in fs::read_dir(path).map_err(unreadable(path))? {
-            let entry = entry.map_err(unreadable(path))?;
-            if !tree.passes_over(&entry.file_name()) {
-                self.entry(&entry.path(), depth, tree)?;
+        for entry in fs::read_dir(path).map_err(unreadable_error(path))? {
+            let entry = entry.map_err(unreadable_error(path))?;
+            if !tree.skips(&entry.file_name()) {
+                self.add_entry(&entry.path(), depth, tree)?;
             }
         }
         Ok(())
     }
 
-    fn entry(&mut self, path: &Path, depth: usize, tree: &Tree) -> Result<(), SourceError> {
-        let own = match fs::symlink_metadata(path) {
+    fn add_entry(&mut self, path: &Path, depth: usize, tree: &FileFilter) -> Result<(), SourceReadError> {
+        let link_metadata = match fs::symlink_metadata(path) {
             // Deleted since the directory was read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            own => own.map_err(unreadable(path))?,
+            own => own.map_err(unreadable_error(path))?,
         };
-        if own.is_dir() {
-            return self.directory(path, depth + 1, tree);
+        if link_metadata.is_dir() {
+            return self.add_directory(path, depth + 1, tree);
         }
-        let metadata = fs::metadata(path).map_err(unreadable(path))?;
+        let metadata = fs::metadata(path).map_err(unreadable_error(path))?;
         if metadata.is_file() {
-            return self.file(path, &metadata);
+            return self.add_file(path, &metadata);
         }
-        self.passed_over.push(path.to_owned());
+        self.skipped.push(path.to_owned());
         Ok(())
     }
 
-    fn file(&mut self, path: &Path, metadata: &Metadata) -> Result<(), SourceError> {
-        if self.files.len() >= MOST_FILES {
-            return Err(SourceError::TooMany { path: path.to_owned(), most: MOST_FILES });
+    fn add_file(&mut self, path: &Path, metadata: &Metadata) -> Result<(), SourceReadError> {
+        if self.files.len() >= MAX_FILES {
+            return Err(SourceReadError::TooManyFiles { path: path.to_owned(), most: MAX_FILES });
         }
-        within(LARGEST_FILE, metadata.len(), path)?;
+        check_file_size(MAX_FILE_BYTES, metadata.len(), path)?;
         self.bytes = self.bytes.saturating_add(metadata.len());
-        if self.bytes > LARGEST_TOGETHER {
+        if self.bytes > MAX_TOTAL_BYTES {
             let path = path.to_owned();
-            return Err(SourceError::TooLargeTogether { path, most: LARGEST_TOGETHER });
+            return Err(SourceReadError::TotalTooLarge { path, most: MAX_TOTAL_BYTES });
         }
         let changed = [metadata.ctime(), metadata.ctime_nsec()].map(i64::cast_unsigned);
         let state = [metadata.ino(), metadata.len(), changed[0], changed[1]];
         let name = path.to_string_lossy().into_owned();
-        self.files.push(Listed { name, path: path.to_owned(), state });
+        self.files.push(ListedFile { name, path: path.to_owned(), change_marker: state });
         Ok(())
     }
 }
 
 /// Returns `true` for files of editors: backups, swap files,
 /// and `4913`, which Vim creates to test for write access.
-fn is_left_behind(name: &OsStr) -> bool {
+fn is_editor_file(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let ends = ["~", ".swp", ".swx"];
     ends.iter().any(|end| name.ends_with(end))
@@ -215,7 +215,7 @@ fn is_left_behind(name: &OsStr) -> bool {
         || name == "4913"
 }
 
-fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> SourceError {
+fn unreadable_error(path: &Path) -> impl FnOnce(io::Error) -> SourceReadError {
     let path = path.to_owned();
-    move |error| SourceError::Unreadable { path, error }
+    move |error| SourceReadError::Unreadable { path, error }
 }

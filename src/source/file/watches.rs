@@ -16,27 +16,27 @@ use notify::event::{AccessKind, AccessMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
-pub(super) struct Watches {
+pub(super) struct FileWatches {
     /// `None` if the system has no free watch.
     watcher: Option<RecommendedWatcher>,
-    named: Arc<[PathBuf]>,
-    armed: BTreeSet<PathBuf>,
+    paths: Arc<[PathBuf]>,
+    watched: BTreeSet<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Armed {
+pub(super) struct WatchResult {
     /// `true` if a directory is watched for the first time. It may have changed before.
-    pub(super) more: bool,
-    pub(super) all: bool,
+    pub(super) has_new: bool,
+    pub(super) is_complete: bool,
 }
 
-impl Watches {
-    /// Watches nothing yet. Later events about the paths `named` notify `changed`.
+impl FileWatches {
+    /// Watches nothing yet. Later events about the paths `paths` notify `changed`.
     pub(super) fn new(named: &[PathBuf], changed: Arc<Notify>) -> Self {
         let named: Arc<[_]> = named.iter().map(|path| absolute(path)).collect();
-        let concerned = Arc::clone(&named);
+        let watched_paths = Arc::clone(&named);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-            if event.is_ok_and(|event| !concerns(&event, &concerned)) {
+            if event.is_ok_and(|event| !may_change_content(&event, &watched_paths)) {
                 return;
             }
             changed.notify_one();
@@ -48,29 +48,29 @@ impl Watches {
                 "the system does not tell of changed files, looking every second"
             );
         });
-        Self { watcher: watcher.ok(), named, armed: BTreeSet::new() }
+        Self { watcher: watcher.ok(), paths: named, watched: BTreeSet::new() }
     }
 
     /// Watches exactly `directories` and the parents that can replace a configured path.
-    pub(super) fn arm(&mut self, directories: &[PathBuf]) -> Armed {
-        let Some(watcher) = &mut self.watcher else { return Armed { more: false, all: false } };
+    pub(super) fn watch_only(&mut self, directories: &[PathBuf]) -> WatchResult {
+        let Some(watcher) = &mut self.watcher else { return WatchResult { has_new: false, is_complete: false } };
         let mut wanted: BTreeSet<_> = directories.iter().map(|path| absolute(path)).collect();
-        wanted.extend(self.named.iter().flat_map(|path| places(path)));
-        for gone in self.armed.difference(&wanted) {
+        wanted.extend(self.paths.iter().flat_map(|path| parent_directories(path)));
+        for unwanted in self.watched.difference(&wanted) {
             // Fails if the directory was deleted, which removes the watch as well.
-            watcher.unwatch(gone).ok();
+            watcher.unwatch(unwanted).ok();
         }
         // Renew existing watches too: the path may be another directory now.
-        let before = std::mem::take(&mut self.armed);
-        let asked = wanted.len();
+        let before = std::mem::take(&mut self.watched);
+        let wanted_count = wanted.len();
         wanted.retain(|path| watcher.watch(path, RecursiveMode::NonRecursive).is_ok());
-        self.armed = wanted;
-        Armed { more: !self.armed.is_subset(&before), all: self.armed.len() == asked }
+        self.watched = wanted;
+        WatchResult { has_new: !self.watched.is_subset(&before), is_complete: self.watched.len() == wanted_count }
     }
 }
 
 /// Returns the directories in which a configured path can be deleted or replaced.
-fn places(named: &Path) -> BTreeSet<PathBuf> {
+fn parent_directories(named: &Path) -> BTreeSet<PathBuf> {
     let parents = named.ancestors().skip(1);
     let nearest = parents.clone().find(|parent| parent.is_dir()).map(Path::to_owned);
     let links = named.ancestors().filter(|path| path.is_symlink());
@@ -83,18 +83,18 @@ fn absolute(path: &Path) -> PathBuf {
 
 /// Returns `true` if an event may have changed the content. Read accesses
 /// are ignored, because otherwise every load would cause the next one.
-fn concerns(event: &Event, named: &[PathBuf]) -> bool {
-    let reading = match event.kind {
+fn may_change_content(event: &Event, named: &[PathBuf]) -> bool {
+    let is_read = match event.kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
         EventKind::Access(_) => true,
         _ => false,
     };
-    let touches = |path: &PathBuf| named.iter().any(|named| decides(path, named));
-    event.need_rescan() || (!reading && event.paths.iter().any(touches))
+    let touches = |path: &PathBuf| named.iter().any(|named| affects(path, named));
+    event.need_rescan() || (!is_read && event.paths.iter().any(touches))
 }
 
-/// Returns `true` if `path` is below `named`, is a parent of it, or is a Kubernetes link beside it.
-fn decides(path: &Path, named: &Path) -> bool {
+/// Returns `true` if `path` is below `paths`, is a parent of it, or is a Kubernetes link beside it.
+fn affects(path: &Path, named: &Path) -> bool {
     let beside = path.parent() == named.parent()
         && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));
     path.starts_with(named) || named.starts_with(path) || beside

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 /// The bounds of the wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct BackoffBounds {
     /// The shortest wait.
-    pub least: Duration,
+    pub min: Duration,
     /// The longest wait.
-    pub most: Duration,
+    pub max: Duration,
     /// Draws each wait at random between the shortest wait and the current one.
     pub jitter: bool,
     /// The seed of the random numbers. Should differ between processes.
@@ -20,45 +20,45 @@ pub struct Bounds {
 }
 
 /// The shortest wait for any bounds. Prevents a busy loop if the server refuses at once.
-const LEAST: Duration = Duration::from_millis(10);
+const MIN_WAIT: Duration = Duration::from_millis(10);
 
 /// The state of the exponential backoff.
 #[derive(Debug)]
 pub struct Backoff {
-    bounds: Bounds,
-    due: Duration,
-    drawn: u64,
+    bounds: BackoffBounds,
+    next: Duration,
+    random_state: u64,
 }
 
 impl Backoff {
     /// Starts with the shortest wait.
     #[must_use]
-    pub const fn new(bounds: Bounds) -> Self {
-        Self { bounds, due: bounds.least, drawn: bounds.seed }
+    pub const fn new(bounds: BackoffBounds) -> Self {
+        Self { bounds, next: bounds.min, random_state: bounds.seed }
     }
 
     /// Returns to the shortest wait.
     pub const fn reset(&mut self) {
-        self.due = self.bounds.least;
+        self.next = self.bounds.min;
     }
 
     /// Returns the next wait.
-    pub fn wait(&mut self) -> Duration {
-        let Bounds { least, most, jitter, .. } = self.bounds;
-        let least = least.max(LEAST);
-        let due = self.due.min(most).max(least);
-        self.due = due.saturating_mul(2);
+    pub fn next_wait(&mut self) -> Duration {
+        let BackoffBounds { min: least, max: most, jitter, .. } = self.bounds;
+        let least = least.max(MIN_WAIT);
+        let due = self.next.min(most).max(least);
+        self.next = due.saturating_mul(2);
         if !jitter {
             return due;
         }
         let span = u64::try_from(due.saturating_sub(least).as_nanos()).unwrap_or(u64::MAX);
-        least + Duration::from_nanos(self.draw() % span.saturating_add(1).max(1))
+        least + Duration::from_nanos(self.next_random() % span.saturating_add(1).max(1))
     }
 
     /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
-    const fn draw(&mut self) -> u64 {
-        self.drawn = self.drawn.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.drawn;
+    const fn next_random(&mut self) -> u64 {
+        self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random_state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)

@@ -1,7 +1,7 @@
 //! Connects to the xDS server with plain text or TLS.
 //!
 //! Guarantees:
-//! - A connection attempt fails after [`PATIENCE`].
+//! - A connection attempt fails after [`CONNECT_TIMEOUT`].
 //! - TCP keepalive detects a vanished server.
 //! - TLS files are read again for each connection.
 //! - The server's certificate must have a trusted issuer and the expected name.
@@ -32,51 +32,51 @@ use tonic::transport::{Channel, Endpoint};
 use crate::pem;
 
 /// The timeout of a connection, including its TLS handshake.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The idle time before the first TCP keepalive probe. HTTP/2 pings are
 /// not used, because Go servers close connections that send many pings.
-const SILENT: Duration = Duration::from_secs(20);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(20);
 
 /// The address of the xDS server.
 #[derive(Clone, Debug)]
-pub struct Server {
+pub struct XdsServer {
     /// The host. An IPv6 address has no brackets.
     pub host: String,
     /// The port.
     pub port: u16,
     /// The TLS options. `None` means plain text.
-    pub tls: Option<Tls>,
+    pub tls: Option<XdsTls>,
 }
 
-impl fmt::Display for Server {
+impl fmt::Display for XdsServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.in_uri(), self.port)
+        write!(f, "{}:{}", self.uri_host(), self.port)
     }
 }
 
-impl Server {
+impl XdsServer {
     /// Returns the host as in a URI, with brackets for IPv6.
-    fn in_uri(&self) -> String {
+    fn uri_host(&self) -> String {
         if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
     }
 }
 
 /// The TLS options of the client.
 #[derive(Clone, Debug, Default)]
-pub struct Tls {
+pub struct XdsTls {
     /// The CA bundle (PEM) that verifies the server. Default: the system's CAs.
-    pub ca: Option<PathBuf>,
-    /// Trusts the system's CAs in addition to `ca`.
-    pub system_roots: bool,
+    pub ca_file: Option<PathBuf>,
+    /// Trusts the system's CAs in addition to `ca_file`.
+    pub trust_system_cas: bool,
     /// The client certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    pub client_identity: Option<(PathBuf, PathBuf)>,
     /// The expected name in the server's certificate. Default: the host.
     pub server_name: Option<String>,
 }
 
 /// The reasons for a failed connection.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum XdsConnectError {
     /// The address is invalid.
     #[error("{0}")]
     Address(String),
@@ -90,11 +90,11 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let said = error.to_string();
+        let cause_text = error.to_string();
         // Some errors already end with the text of their cause.
-        if !text.ends_with(&said) {
+        if !text.ends_with(&cause_text) {
             text.push_str(": ");
-            text.push_str(&said);
+            text.push_str(&cause_text);
         }
         cause = error.source();
     }
@@ -104,72 +104,72 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 /// Connects to `server`.
 ///
 /// # Errors
-/// [`Error::Address`] or [`Error::Transport`].
-pub async fn connect(server: &Server) -> Result<Channel, Error> {
+/// [`XdsConnectError::Address`] or [`XdsConnectError::Transport`].
+pub async fn connect(server: &XdsServer) -> Result<Channel, XdsConnectError> {
     let scheme = if server.tls.is_some() { "https" } else { "http" };
     let uri = |scheme: &str| {
         format!("{scheme}://{server}")
             .parse::<Uri>()
-            .map_err(|error| Error::Address(error.to_string()))
+            .map_err(|error| XdsConnectError::Address(error.to_string()))
     };
-    let endpoint = Endpoint::from(uri("http")?).origin(uri(scheme)?).connect_timeout(PATIENCE);
-    Ok(endpoint.connect_with_connector(Connector(Arc::new(server.clone()))).await?)
+    let endpoint = Endpoint::from(uri("http")?).origin(uri(scheme)?).connect_timeout(CONNECT_TIMEOUT);
+    Ok(endpoint.connect_with_connector(XdsConnector(Arc::new(server.clone()))).await?)
 }
 
-struct Connector(Arc<Server>);
+struct XdsConnector(Arc<XdsServer>);
 
-type Connecting = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+type XdsConnectFuture = Pin<Box<dyn Future<Output = io::Result<TokioIo<XdsByteStream>>> + Send>>;
 
-impl Service<Uri> for Connector {
-    type Response = TokioIo<Stream>;
+impl Service<Uri> for XdsConnector {
+    type Response = TokioIo<XdsByteStream>;
     type Error = io::Error;
-    type Future = Connecting;
+    type Future = XdsConnectFuture;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _uri: Uri) -> Connecting {
+    fn call(&mut self, _uri: Uri) -> XdsConnectFuture {
         let server = Arc::clone(&self.0);
-        Box::pin(async move { Ok(TokioIo::new(call(&server).await?)) })
+        Box::pin(async move { Ok(TokioIo::new(open_stream(&server).await?)) })
     }
 }
 
-async fn call(server: &Server) -> io::Result<Stream> {
+async fn open_stream(server: &XdsServer) -> io::Result<XdsByteStream> {
     let stream = TcpStream::connect((server.host.as_str(), server.port)).await?;
     stream.set_nodelay(true)?;
-    let asking = TcpKeepalive::new().with_time(SILENT).with_interval(SILENT / 2).with_retries(2);
-    SockRef::from(&stream).set_tcp_keepalive(&asking)?;
-    let Some(tls) = server.tls.clone() else { return Ok(Stream::Plain(stream)) };
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_IDLE / 2).with_retries(2);
+    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    let Some(tls) = server.tls.clone() else { return Ok(XdsByteStream::Plain(stream)) };
     let name = tls.server_name.clone().unwrap_or_else(|| server.host.clone());
     let name = ServerName::try_from(name).map_err(io::Error::other)?;
-    let config = spawn_blocking(move || config(&tls)).await.map_err(io::Error::other)??;
+    let config = spawn_blocking(move || client_config(&tls)).await.map_err(io::Error::other)??;
     let connector = TlsConnector::from(Arc::new(config));
-    Ok(Stream::Tls(Box::new(connector.connect(name, stream).await?)))
+    Ok(XdsByteStream::Tls(Box::new(connector.connect(name, stream).await?)))
 }
 
-fn config(tls: &Tls) -> io::Result<ClientConfig> {
+fn client_config(tls: &XdsTls) -> io::Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
         .with_root_certificates(
-            pem::roots_or_system(tls.ca.as_deref(), tls.system_roots).map_err(io::Error::other)?,
+            pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trust_system_cas).map_err(io::Error::other)?,
         );
-    let mut config = match &tls.identity {
+    let mut config = match &tls.client_identity {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
             let chain = pem::certificates(certificate).map_err(io::Error::other)?;
-            let own = pem::key(key).map_err(io::Error::other)?;
-            let unfit = |error| pem::Error::of(certificate, &format_args!("does not fit: {error}"));
-            builder.with_client_auth_cert(chain, own).map_err(unfit).map_err(io::Error::other)?
+            let private_key = pem::private_key(key).map_err(io::Error::other)?;
+            let mismatch_error = |error| pem::PemError::new(certificate, &format_args!("does not fit: {error}"));
+            builder.with_client_auth_cert(chain, private_key).map_err(mismatch_error).map_err(io::Error::other)?
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
 }
 
-pub(super) enum Stream {
+pub(super) enum XdsByteStream {
     Plain(TcpStream),
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
@@ -178,13 +178,13 @@ pub(super) enum Stream {
 macro_rules! either {
     ($stream:expr, $inner:ident => $body:expr) => {
         match $stream.get_mut() {
-            Stream::Plain($inner) => $body,
-            Stream::Tls($inner) => $body,
+            XdsByteStream::Plain($inner) => $body,
+            XdsByteStream::Tls($inner) => $body,
         }
     };
 }
 
-impl tokio::io::AsyncRead for Stream {
+impl tokio::io::AsyncRead for XdsByteStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -194,7 +194,7 @@ impl tokio::io::AsyncRead for Stream {
     }
 }
 
-impl tokio::io::AsyncWrite for Stream {
+impl tokio::io::AsyncWrite for XdsByteStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -95,7 +95,7 @@ pub enum RateLimitUnit {
 impl RateLimitUnit {
     /// Returns the unit's name in a configuration file.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn yaml_name(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
             Self::Second => "second",

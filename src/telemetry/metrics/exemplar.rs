@@ -10,44 +10,44 @@
 
 use parking_lot::Mutex;
 
-use super::BOUNDS;
+use super::DURATION_BOUNDS;
 use crate::kernel::units::Nanos;
 
 /// The number of buckets, including the one without an upper bound.
-const BUCKETS: usize = BOUNDS.len() + 1;
+const BUCKET_COUNT: usize = DURATION_BOUNDS.len() + 1;
 
 /// The identity of a span that is exported to a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Traced {
+pub struct SpanIds {
     /// The trace ID.
-    pub trace: u128,
+    pub trace_id: u128,
     /// The span ID.
-    pub span: u64,
+    pub span_id: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exemplar {
-    pub(super) traced: Traced,
-    pub(super) took: Nanos,
+    pub(super) span: SpanIds,
+    pub(super) duration: Nanos,
     /// The instant of the reply, since the Unix epoch.
-    pub(super) at: Nanos,
+    pub(super) replied_at: Nanos,
 }
 
 #[derive(Debug)]
-pub(super) struct Exemplars(Mutex<[Option<Exemplar>; BUCKETS]>);
+pub(super) struct Exemplars(Mutex<[Option<Exemplar>; BUCKET_COUNT]>);
 
 impl Exemplars {
     pub(super) const fn new() -> Self {
-        Self(Mutex::new([None; BUCKETS]))
+        Self(Mutex::new([None; BUCKET_COUNT]))
     }
 
     /// Stores `exemplar`, unless another thread stores one now: both are equally good examples.
-    pub(super) fn keep(&self, bucket: usize, exemplar: Exemplar) {
+    pub(super) fn record(&self, bucket: usize, exemplar: Exemplar) {
         let Some(mut kept) = self.0.try_lock() else { return };
         kept[bucket] = Some(exemplar);
     }
 
-    pub(super) fn look(&self) -> [Option<Exemplar>; BUCKETS] {
+    pub(super) fn snapshot(&self) -> [Option<Exemplar>; BUCKET_COUNT] {
         *self.0.lock()
     }
 }

@@ -15,19 +15,19 @@
 use std::fmt::{self, Write as _};
 
 use super::exemplar::Exemplar;
-use super::{BOUNDS, DURATION, Metrics, Seconds};
+use super::{DURATION_BOUNDS, DURATION_METRIC, Metrics, DecimalSeconds};
 
 const UNITS: [&str; 2] = ["seconds", "bytes"];
 
 /// Converts `page` from Prometheus' text format and adds the exemplars of `metrics`.
 #[must_use]
-pub fn open(page: &str, metrics: &Metrics) -> String {
+pub fn to_openmetrics(page: &str, metrics: &Metrics) -> String {
     let mut text = String::with_capacity(page.len() + page.len() / 8);
-    let (exemplars, mut help) = (metrics.exemplars.look(), "");
+    let (exemplars, mut help) = (metrics.exemplars.snapshot(), "");
     let exemplar = |name: &str, labels: &str| {
-        let buckets = BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]);
-        let is_one = name.strip_suffix("_bucket") == Some(DURATION);
-        let mut own = buckets.zip(&exemplars).filter(|_| is_one);
+        let buckets = DURATION_BOUNDS.iter().map(|&(_, le)| le).chain(["+Inf"]);
+        let is_duration = name.strip_suffix("_bucket") == Some(DURATION_METRIC);
+        let mut own = buckets.zip(&exemplars).filter(|_| is_duration);
         own.find(|(le, _)| labels.split('"').nth(1) == Some(le)).and_then(|(_, kept)| *kept)
     };
     for line in page.lines() {
@@ -37,10 +37,10 @@ pub fn open(page: &str, metrics: &Metrics) -> String {
         } else if let Some((name, kind)) =
             line.strip_prefix("# TYPE ").and_then(|t| t.split_once(' '))
         {
-            head(&mut text, name, kind, help).ok();
-        } else if let Some((name, labels, value)) = bucket(line) {
-            let shown = Shown(exemplar(name, labels));
-            writeln!(text, "{name}{{{}}} {value}{shown}", Floats(labels)).ok();
+            write_head(&mut text, name, kind, help).ok();
+        } else if let Some((name, labels, value)) = split_bucket(line) {
+            let shown = ExemplarSuffix(exemplar(name, labels));
+            writeln!(text, "{name}{{{}}} {value}{shown}", FloatBound(labels)).ok();
         } else {
             text.extend([line, "\n"]);
         }
@@ -49,7 +49,7 @@ pub fn open(page: &str, metrics: &Metrics) -> String {
     text
 }
 
-fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
+fn write_head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
     let family = if kind == "counter" { name.trim_end_matches("_total") } else { name };
     writeln!(text, "# TYPE {family} {kind}")?;
     let unit = family.rsplit('_').next().filter(|last| UNITS.contains(last));
@@ -60,16 +60,16 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Result {
 }
 
 /// Splits the line of a bucket into name, labels and count. The only label is `le`.
-fn bucket(line: &str) -> Option<(&str, &str, &str)> {
+fn split_bucket(line: &str) -> Option<(&str, &str, &str)> {
     let (name, rest) = line.split_once('{')?;
     let (labels, value) = rest.split_once("} ")?;
     labels.starts_with("le=\"").then_some((name, labels, value))
 }
 
 /// A label `le` with its bound written as a float.
-struct Floats<'t>(&'t str);
+struct FloatBound<'t>(&'t str);
 
-impl fmt::Display for Floats<'_> {
+impl fmt::Display for FloatBound<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.0.trim_end_matches('"');
         let is_whole = whole.trim_start_matches("le=\"").bytes().all(|byte| byte.is_ascii_digit());
@@ -78,13 +78,13 @@ impl fmt::Display for Floats<'_> {
 }
 
 /// The exemplar after the count of a bucket. Writes nothing for `None`.
-struct Shown(Option<Exemplar>);
+struct ExemplarSuffix(Option<Exemplar>);
 
-impl fmt::Display for Shown {
+impl fmt::Display for ExemplarSuffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(Exemplar { traced, took, at }) = self.0 else { return Ok(()) };
-        let (trace, span) = (traced.trace, traced.span);
-        let (took, at) = (Seconds(took), Seconds(at));
+        let Some(Exemplar { span: traced, duration: took, replied_at: at }) = self.0 else { return Ok(()) };
+        let (trace, span) = (traced.trace_id, traced.span_id);
+        let (took, at) = (DecimalSeconds(took), DecimalSeconds(at));
         write!(f, " # {{trace_id=\"{trace:032x}\",span_id=\"{span:016x}\"}} {took} {at}")
     }
 }
@@ -93,19 +93,19 @@ impl fmt::Display for Shown {
 mod tests {
     use super::*;
     use crate::kernel::units::Nanos;
-    use crate::telemetry::event::Answered;
-    use crate::telemetry::metrics::{Gauges, Traced};
+    use crate::telemetry::event::CheckAnswered;
+    use crate::telemetry::metrics::{Gauges, SpanIds};
 
-    fn asked(metrics: &Metrics, took: u64, trace: u128) {
+    fn count_check(metrics: &Metrics, took: u64, trace: u128) {
         let came = Nanos(1_700_000_000_000_000_000);
-        let answered = Answered { came, at: came.plus(Nanos(took)), queued: Nanos(0) };
+        let answered = CheckAnswered { received_at: came, replied_at: came.plus(Nanos(took)), queue_time: Nanos(0) };
         answered.count(metrics);
-        metrics.exemplify(answered, Traced { trace, span: 7 });
+        metrics.record_exemplar(answered, SpanIds { trace_id: trace, span_id: 7 });
     }
 
     fn exemplars(metrics: &Metrics) -> Vec<String> {
         let page = metrics.page(Gauges::default()).to_string();
-        let shown = open(&page, metrics);
+        let shown = to_openmetrics(&page, metrics);
         shown.lines().filter(|line| line.contains(" # {")).map(str::to_owned).collect()
     }
 
@@ -113,9 +113,9 @@ mod tests {
     fn exemplars_show_the_last_traced_check() {
         let metrics = Metrics::new();
         assert!(exemplars(&metrics).is_empty());
-        asked(&metrics, 900, 1);
-        asked(&metrics, 800, 0xfe);
-        asked(&metrics, 251_000_000, 3);
+        count_check(&metrics, 900, 1);
+        count_check(&metrics, 800, 0xfe);
+        count_check(&metrics, 251_000_000, 3);
         let name = "sluicegate_decision_duration_seconds_bucket";
         let trace = |trace: &str, took: &str| {
             let zeros = "0".repeat(32 - trace.len());
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn each_bucket_has_at_most_one_exemplar() {
         let metrics = Metrics::new();
-        (0..10_000_u64).for_each(|n| asked(&metrics, n * 50_000, n.into()));
-        assert!(exemplars(&metrics).len() <= BOUNDS.len() + 1);
+        (0..10_000_u64).for_each(|n| count_check(&metrics, n * 50_000, n.into()));
+        assert!(exemplars(&metrics).len() <= DURATION_BOUNDS.len() + 1);
     }
 }

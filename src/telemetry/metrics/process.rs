@@ -9,38 +9,38 @@
 use std::fmt;
 use std::fs;
 
-use super::{Seconds, head};
+use super::{DecimalSeconds, write_head};
 use crate::kernel::units::Nanos;
 
 /// The unit of CPU times in `/proc/self/stat`: 10 ms on every Linux architecture.
-const TICK: Nanos = Nanos(10 * Nanos::MILLI.0);
+const CPU_TICK: Nanos = Nanos(10 * Nanos::MILLI.0);
 
 /// The resource usage of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessUsage {
     /// Resident memory, in bytes.
-    pub resident: u64,
+    pub resident_bytes: u64,
     /// Virtual memory, in bytes.
-    pub virtual_size: u64,
+    pub virtual_bytes: u64,
     /// CPU time in user and kernel mode.
-    pub cpu: Nanos,
+    pub cpu_time: Nanos,
     /// Open files and sockets.
-    pub files: u64,
+    pub open_files: u64,
     /// The maximum number of open files and sockets.
-    pub most_files: u64,
+    pub max_files: u64,
 }
 
-impl Process {
+impl ProcessUsage {
     /// Reads the usage of this process. Returns `None` if any value is missing.
     #[must_use]
-    pub fn look() -> Option<Self> {
+    pub fn measure() -> Option<Self> {
         let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).ok();
         let (status, stat, limits) = (read("status")?, read("stat")?, read("limits")?);
         let files = fs::read_dir("/proc/self/fd").ok()?.count();
-        Self::read(&status, &stat, &limits, u64::try_from(files).unwrap_or(u64::MAX))
+        Self::parse(&status, &stat, &limits, u64::try_from(files).unwrap_or(u64::MAX))
     }
 
-    fn read(status: &str, stat: &str, limits: &str, files: u64) -> Option<Self> {
+    fn parse(status: &str, stat: &str, limits: &str, files: u64) -> Option<Self> {
         let kilobytes = |name: &str| {
             let rest = status.lines().find_map(|line| line.strip_prefix(name))?;
             Some(rest.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.saturating_mul(1024))
@@ -51,30 +51,30 @@ impl Process {
         let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
         let most = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
         Some(Self {
-            resident: kilobytes("VmRSS:")?,
-            virtual_size: kilobytes("VmSize:")?,
-            cpu: Nanos(ticks(11)?.saturating_add(ticks(12)?).saturating_mul(TICK.0)),
-            files,
-            most_files: most.split_whitespace().next()?.parse().unwrap_or(u64::MAX),
+            resident_bytes: kilobytes("VmRSS:")?,
+            virtual_bytes: kilobytes("VmSize:")?,
+            cpu_time: Nanos(ticks(11)?.saturating_add(ticks(12)?).saturating_mul(CPU_TICK.0)),
+            open_files: files,
+            max_files: most.split_whitespace().next()?.parse().unwrap_or(u64::MAX),
         })
     }
 
     pub(super) fn write(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "process_cpu_seconds_total";
-        head(page, name, "counter", "Time on a processor")?;
-        writeln!(page, "{name} {}", Seconds(self.cpu))?;
+        write_head(page, name, "counter", "Time on a processor")?;
+        writeln!(page, "{name} {}", DecimalSeconds(self.cpu_time))?;
         let gauges = [
-            ("process_resident_memory_bytes", "Memory in use", self.resident),
+            ("process_resident_memory_bytes", "Memory in use", self.resident_bytes),
             (
                 "process_virtual_memory_bytes",
                 "Memory that there are addresses for",
-                self.virtual_size,
+                self.virtual_bytes,
             ),
-            ("process_open_fds", "Files and sockets that are open", self.files),
-            ("process_max_fds", "That may be", self.most_files),
+            ("process_open_fds", "Files and sockets that are open", self.open_files),
+            ("process_max_fds", "That may be", self.max_files),
         ];
         gauges.into_iter().try_for_each(|(name, help, value)| {
-            head(page, name, "gauge", help)?;
+            write_head(page, name, "gauge", help)?;
             writeln!(page, "{name} {value}")
         })
     }
@@ -82,7 +82,7 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
-    use super::{Nanos, Process};
+    use super::{Nanos, ProcessUsage};
 
     #[test]
     fn proc_files_parse_despite_odd_process_names() {
@@ -90,22 +90,22 @@ mod tests {
         let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20";
         let limits =
             "Limit Soft Hard\nMax open files            1024                 4096  files\n";
-        let wanted = Process {
-            resident: 1 << 20,
-            virtual_size: 2 << 20,
-            cpu: Nanos(1_750_000_000),
-            files: 9,
-            most_files: 1024,
+        let wanted = ProcessUsage {
+            resident_bytes: 1 << 20,
+            virtual_bytes: 2 << 20,
+            cpu_time: Nanos(1_750_000_000),
+            open_files: 9,
+            max_files: 1024,
         };
-        assert_eq!(Process::read(status, stat, limits, 9), Some(wanted));
-        assert_eq!(Process::read("", stat, limits, 9), None);
-        assert_eq!(Process::read(status, "7 (a) S 1", limits, 9), None);
+        assert_eq!(ProcessUsage::parse(status, stat, limits, 9), Some(wanted));
+        assert_eq!(ProcessUsage::parse("", stat, limits, 9), None);
+        assert_eq!(ProcessUsage::parse(status, "7 (a) S 1", limits, 9), None);
     }
 
     #[test]
     fn process_metrics_of_this_process_are_plausible() {
-        let seen = Process::look().unwrap();
-        assert!(1 << 20 < seen.resident && seen.resident <= seen.virtual_size, "{seen:?}");
-        assert!(3 <= seen.files && seen.files <= seen.most_files, "{seen:?}");
+        let seen = ProcessUsage::measure().unwrap();
+        assert!(1 << 20 < seen.resident_bytes && seen.resident_bytes <= seen.virtual_bytes, "{seen:?}");
+        assert!(3 <= seen.open_files && seen.open_files <= seen.max_files, "{seen:?}");
     }
 }

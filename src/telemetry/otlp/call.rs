@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - The configured CA bundle, by default the system CAs, verifies the collector's certificate.
 //! - Every call has a timeout.
-//! - At most [`MOST`] bytes of an HTTP response are read.
+//! - At most [`MAX_RESPONSE_BYTES`] bytes of an HTTP response are read.
 //!
 //! Not covered:
 //! - The content of requests and responses.
@@ -29,49 +29,49 @@ use tonic::transport::{Channel, Endpoint};
 use crate::pem;
 
 /// The maximum size of a response, in bytes.
-const MOST: usize = 1 << 20;
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Files {
+pub(super) struct OtlpTlsFiles {
     /// CA bundle (PEM) that verifies the collector. Default: the system CAs.
-    pub(super) certificate: Option<String>,
+    pub(super) ca_file: Option<String>,
     /// The client certificate and its key.
     pub(super) identity: Option<(String, String)>,
 }
 
 #[derive(Debug)]
-pub(super) struct Http {
+pub(super) struct OtlpHttpClient {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     /// The exporter's thread for spans has no runtime.
     runtime: Handle,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Http {
+impl OtlpHttpClient {
     /// Creates a client. Must run within a Tokio runtime.
     ///
     /// # Errors
     /// A TLS file cannot be read or has an invalid content.
-    pub(super) fn new(files: &Files, patience: Duration) -> Result<Self, String> {
-        let connector = HttpsConnectorBuilder::new().with_tls_config(tls(files)?);
+    pub(super) fn new(files: &OtlpTlsFiles, timeout: Duration) -> Result<Self, String> {
+        let connector = HttpsConnectorBuilder::new().with_tls_config(tls_config(files)?);
         let connector = connector.https_or_http().enable_http1().build();
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { client, runtime: Handle::current(), patience })
+        Ok(Self { client, runtime: Handle::current(), timeout })
     }
 }
 
 #[tonic::async_trait]
-impl HttpClient for Http {
+impl HttpClient for OtlpHttpClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let asked = self.client.request(request.map(Full::new));
+        let response = self.client.request(request.map(Full::new));
         let whole = async move {
-            let (head, body) = asked.await?.into_parts();
-            let body = Limited::new(body, MOST).collect().await?.to_bytes();
+            let (head, body) = response.await?.into_parts();
+            let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await?.to_bytes();
             Ok(Response::from_parts(head, body))
         };
-        let patience = self.patience;
+        let timeout = self.timeout;
         // Created in the spawned task, because a timer needs a runtime.
-        self.runtime.spawn(async move { tokio::time::timeout(patience, whole).await? }).await?
+        self.runtime.spawn(async move { tokio::time::timeout(timeout, whole).await? }).await?
     }
 }
 
@@ -79,22 +79,22 @@ impl HttpClient for Http {
 ///
 /// # Errors
 /// The endpoint is not a URI, or a TLS file cannot be read or has an invalid content.
-pub(super) fn secure(endpoint: &str, files: &Files, patience: Duration) -> Result<Channel, String> {
-    let connector = HttpsConnectorBuilder::new().with_tls_config(tls(files)?);
-    let connector = Secure(connector.https_only().enable_http2().build());
+pub(super) fn tls_channel(endpoint: &str, files: &OtlpTlsFiles, timeout: Duration) -> Result<Channel, String> {
+    let connector = HttpsConnectorBuilder::new().with_tls_config(tls_config(files)?);
+    let connector = ForcedTlsConnector(connector.https_only().enable_http2().build());
     let origin: Uri = endpoint.parse().map_err(|error| format!("{endpoint}: {error}"))?;
     let plain = endpoint.replacen("https:", "http:", 1);
     let at = Endpoint::from_shared(plain).map_err(|error| format!("{endpoint}: {error}"))?;
-    let at = at.origin(origin).timeout(patience).connect_timeout(patience);
+    let at = at.origin(origin).timeout(timeout).connect_timeout(timeout);
     Ok(at.connect_with_connector_lazy(connector))
 }
 
 /// Connects with TLS although the URI starts with `http:`. Tonic's channel would reject an `https:`
 /// URI without a TLS configuration of its own.
 #[derive(Clone)]
-struct Secure(HttpsConnector<HttpConnector>);
+struct ForcedTlsConnector(HttpsConnector<HttpConnector>);
 
-type Connecting = Pin<
+type ConnectFuture = Pin<
     Box<
         dyn Future<
                 Output = Result<
@@ -105,16 +105,16 @@ type Connecting = Pin<
     >,
 >;
 
-impl Service<Uri> for Secure {
+impl Service<Uri> for ForcedTlsConnector {
     type Response = <HttpsConnector<HttpConnector> as Service<Uri>>::Response;
     type Error = Box<dyn std::error::Error + Send + Sync>;
-    type Future = Connecting;
+    type Future = ConnectFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.0.poll_ready(cx)
     }
 
-    fn call(&mut self, uri: Uri) -> Connecting {
+    fn call(&mut self, uri: Uri) -> ConnectFuture {
         match uri.to_string().replacen("http:", "https:", 1).parse() {
             Ok(uri) => Box::pin(self.0.call(uri)),
             Err(error) => Box::pin(std::future::ready(Err(error.into()))),
@@ -122,19 +122,19 @@ impl Service<Uri> for Secure {
     }
 }
 
-fn tls(files: &Files) -> Result<ClientConfig, String> {
+fn tls_config(files: &OtlpTlsFiles) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let versions =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = versions.map_err(|error| error.to_string())?;
-    let named = files.certificate.as_deref().map(Path::new);
-    let roots = pem::roots_or_system(named, false).map_err(|error| error.to_string())?;
+    let named = files.ca_file.as_deref().map(Path::new);
+    let roots = pem::trusted_cas_or_system(named, false).map_err(|error| error.to_string())?;
     let builder = builder.with_root_certificates(roots);
     let Some((certificate, key)) = &files.identity else {
         return Ok(builder.with_no_client_auth());
     };
     let chain = pem::certificates(Path::new(certificate)).map_err(|error| error.to_string())?;
-    let own = pem::key(Path::new(key)).map_err(|error| error.to_string())?;
+    let own = pem::private_key(Path::new(key)).map_err(|error| error.to_string())?;
     let unfit = |error| format!("{certificate} does not fit: {error}");
     builder.with_client_auth_cert(chain, own).map_err(unfit)
 }

@@ -13,12 +13,12 @@ use std::collections::HashMap;
 use regex::Regex;
 use serde_json::json;
 
-use super::mapping::filled;
-use super::{Looked, Sample, Stats};
+use super::mapping::fill_template;
+use super::{ExternalStat, StatSample, Stats};
 
 /// The format of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
+pub enum LineFormat {
     /// StatsD, with tags at the end of the name.
     Statsd,
     /// DogStatsD, with tags in a separate field.
@@ -29,7 +29,7 @@ pub enum Dialect {
 
 /// A rule that replaces the name of a statistic and adds tags.
 #[derive(Clone, Debug)]
-pub struct Rewrite {
+pub struct NameRewrite {
     /// The pattern. It may match any part of the name.
     pub pattern: Regex,
     /// The new name. `$1` stands for the first group.
@@ -40,52 +40,52 @@ pub struct Rewrite {
 
 /// A formatter that remembers the last value of each counter.
 #[derive(Debug)]
-pub struct Lines {
-    dialect: Dialect,
+pub struct StatLineFormatter {
+    dialect: LineFormat,
     /// Sorted and without reserved characters.
     tags: Vec<(String, String)>,
-    rewrites: Vec<Rewrite>,
-    sent: HashMap<Box<str>, u64>,
+    rewrites: Vec<NameRewrite>,
+    last_values: HashMap<Box<str>, u64>,
 }
 
-impl Lines {
+impl StatLineFormatter {
     /// Creates a formatter that adds `tags` to every statistic.
     #[must_use]
-    pub fn new(dialect: Dialect, tags: &[(String, String)], rewrites: Vec<Rewrite>) -> Self {
+    pub fn new(dialect: LineFormat, tags: &[(String, String)], rewrites: Vec<NameRewrite>) -> Self {
         let fit = |text: &String| text.replace(['.', ':', '|'], "_");
         let mut tags: Vec<_> = tags.iter().map(|(name, text)| (fit(name), fit(text))).collect();
         tags.sort_unstable();
-        Self { dialect, tags, rewrites, sent: HashMap::new() }
+        Self { dialect, tags, rewrites, last_values: HashMap::new() }
     }
 
     /// Returns the lines for all changes of `stats` since the last call.
-    pub fn next(&mut self, stats: &Stats, looked: &[Looked]) -> Vec<String> {
+    pub fn next_lines(&mut self, stats: &Stats, looked: &[ExternalStat]) -> Vec<String> {
         let mut lines = Vec::new();
-        stats.each(looked, |sample| match sample {
-            Sample::Counter(name, count) => {
-                let sent = self.sent.entry(name.into()).or_default();
+        stats.for_each(looked, |sample| match sample {
+            StatSample::Counter(name, count) => {
+                let sent = self.last_values.entry(name.into()).or_default();
                 let grown = count.saturating_sub(std::mem::replace(sent, count));
                 if grown != 0 {
-                    lines.push(self.line(name, grown, "c"));
+                    lines.push(self.format_line(name, grown, "c"));
                 }
             }
-            Sample::Gauge(name, value) => lines.push(self.line(name, value, "g")),
-            Sample::Timer(name, timer) => {
-                lines.extend(timer.take().into_iter().map(|millis| self.line(name, millis, "ms")));
+            StatSample::Gauge(name, value) => lines.push(self.format_line(name, value, "g")),
+            StatSample::Timer(name, timer) => {
+                lines.extend(timer.take_unsent().into_iter().map(|millis| self.format_line(name, millis, "ms")));
             }
         });
         lines
     }
 
-    fn line(&self, name: &str, value: u64, kind: &str) -> String {
+    fn format_line(&self, name: &str, value: u64, kind: &str) -> String {
         match self.dialect {
-            Dialect::Statsd => {
+            LineFormat::Statsd => {
                 let tags: Vec<_> =
                     self.tags.iter().map(|(tag, text)| format!(".__{tag}={text}")).collect();
                 format!("{name}{}:{value}|{kind}", tags.concat())
             }
-            Dialect::Dogstatsd => self.dogstatsd(name, value, kind),
-            Dialect::Log => {
+            LineFormat::Dogstatsd => self.format_dogstatsd(name, value, kind),
+            LineFormat::Log => {
                 let kind = match kind {
                     "c" => "counter",
                     "g" => "gauge",
@@ -102,8 +102,8 @@ impl Lines {
         }
     }
 
-    fn dogstatsd(&self, name: &str, value: u64, kind: &str) -> String {
-        let (name, more) = self.rewritten(name);
+    fn format_dogstatsd(&self, name: &str, value: u64, kind: &str) -> String {
+        let (name, more) = self.rewrite(name);
         let own = self.tags.iter().cloned();
         let tags: Vec<_> = own.chain(more).map(|(tag, text)| format!("{tag}:{text}")).collect();
         let mark = if tags.is_empty() { "" } else { "|#" };
@@ -111,14 +111,14 @@ impl Lines {
     }
 
     /// Applies the first matching rule. Returns the new name and its tags.
-    fn rewritten(&self, name: &str) -> (String, Vec<(String, String)>) {
+    fn rewrite(&self, name: &str) -> (String, Vec<(String, String)>) {
         let matched =
             self.rewrites.iter().find_map(|rule| Some((rule, rule.pattern.captures(name)?)));
         let Some((rule, captures)) = matched else { return (name.to_owned(), Vec::new()) };
         let groups: Vec<&str> =
             captures.iter().skip(1).map(|group| group.map_or("", |group| group.as_str())).collect();
         let tags =
-            rule.tags.iter().map(|(tag, text)| (filled(tag, &groups), filled(text, &groups)));
-        (filled(&rule.name, &groups), tags.collect())
+            rule.tags.iter().map(|(tag, text)| (fill_template(tag, &groups), fill_template(text, &groups)));
+        (fill_template(&rule.name, &groups), tags.collect())
     }
 }

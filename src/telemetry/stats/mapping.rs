@@ -14,15 +14,15 @@ use regex::Regex;
 use serde::Deserialize;
 
 /// The default bounds of a histogram, in seconds.
-const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const DEFAULT_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-pub(super) const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
+pub(super) const DEFAULT_QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
-const BUILT_IN: &str = include_str!("mapping.yaml");
+const BUILT_IN_RULES: &str = include_str!("mapping.yaml");
 
 /// A kind of statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum StatKind {
     /// A value that only grows.
     Counter,
     /// A value that grows and shrinks.
@@ -33,13 +33,13 @@ pub enum Kind {
 
 /// A list of mapping rules.
 #[derive(Debug, Default)]
-pub struct Mapping {
-    rules: Vec<Rule>,
+pub struct StatMapping {
+    rules: Vec<MappingRule>,
 }
 
 /// The metric of a statistic.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Mapped {
+pub struct MappedMetric {
     /// The name of the metric.
     pub name: String,
     /// The labels by name.
@@ -55,9 +55,9 @@ pub struct Mapped {
 }
 
 #[derive(Debug)]
-struct Rule {
-    pattern: Pattern,
-    kind: Option<Kind>,
+struct MappingRule {
+    pattern: NamePattern,
+    kind: Option<StatKind>,
     name: String,
     labels: BTreeMap<String, String>,
     buckets: Vec<f64>,
@@ -67,7 +67,7 @@ struct Rule {
 }
 
 #[derive(Debug)]
-enum Pattern {
+enum NamePattern {
     /// The parts between dots. `None` matches any part.
     Parts(Vec<Option<String>>),
     Regex(Regex),
@@ -75,13 +75,13 @@ enum Pattern {
 
 /// An error in a file of mapping rules.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum MappingError {
     /// The file is not YAML or has an unknown structure.
     #[error("{0}")]
     Unreadable(String),
     /// A rule is invalid.
     #[error("mapping {number}: {what}")]
-    Rule {
+    InvalidRule {
         /// The position of the rule in the file, from 1.
         number: usize,
         /// The error of the rule.
@@ -91,26 +91,26 @@ pub enum Error {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct File {
-    defaults: Defaults,
-    mappings: Vec<Entry>,
+struct MappingFile {
+    defaults: MappingDefaults,
+    mappings: Vec<MappingEntry>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Defaults {
+struct MappingDefaults {
     match_type: Option<String>,
     observer_type: Option<String>,
     timer_type: Option<String>,
-    histogram_options: Option<Histogram>,
+    histogram_options: Option<HistogramOptions>,
     buckets: Option<Vec<f64>>,
-    summary_options: Option<Summary>,
-    quantiles: Option<Vec<Quantile>>,
+    summary_options: Option<SummaryOptions>,
+    quantiles: Option<Vec<QuantileOption>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Entry {
+struct MappingEntry {
     r#match: String,
     match_type: Option<String>,
     match_metric_type: Option<String>,
@@ -118,44 +118,44 @@ struct Entry {
     labels: BTreeMap<String, String>,
     observer_type: Option<String>,
     timer_type: Option<String>,
-    histogram_options: Option<Histogram>,
+    histogram_options: Option<HistogramOptions>,
     buckets: Option<Vec<f64>>,
-    summary_options: Option<Summary>,
-    quantiles: Option<Vec<Quantile>>,
+    summary_options: Option<SummaryOptions>,
+    quantiles: Option<Vec<QuantileOption>>,
     action: Option<String>,
     scale: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Histogram {
+struct HistogramOptions {
     buckets: Option<Vec<f64>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Summary {
-    quantiles: Option<Vec<Quantile>>,
+struct SummaryOptions {
+    quantiles: Option<Vec<QuantileOption>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Quantile {
+struct QuantileOption {
     quantile: f64,
 }
 
 /// Returns the quantiles of `summary_options`, or those of the deprecated field `quantiles`.
-fn named(summary: Option<&Summary>, old: Option<&Vec<Quantile>>) -> Option<Vec<f64>> {
+fn option_quantiles(summary: Option<&SummaryOptions>, old: Option<&Vec<QuantileOption>>) -> Option<Vec<f64>> {
     let list = summary.and_then(|summary| summary.quantiles.as_ref()).or(old)?;
     Some(list.iter().map(|named| named.quantile).collect())
 }
 
-impl Mapping {
+impl StatMapping {
     /// Returns the built-in rules of envoyproxy/ratelimit. Times are in milliseconds or in seconds.
     #[must_use]
     pub fn built_in(milliseconds: bool) -> Self {
         // The default is unreachable: a test parses the built-in rules.
-        let mut mapping = Self::read(BUILT_IN).unwrap_or_default();
+        let mut mapping = Self::parse(BUILT_IN_RULES).unwrap_or_default();
         for rule in mapping.rules.iter_mut().filter(|_| milliseconds) {
             rule.scale = 1.0;
         }
@@ -165,39 +165,39 @@ impl Mapping {
     /// Parses the rules of a YAML file.
     ///
     /// # Errors
-    /// - [`Error::Unreadable`] if the file is not YAML or has an unknown structure.
-    /// - [`Error::Rule`] for the first invalid rule.
-    pub fn read(text: &str) -> Result<Self, Error> {
-        let file: File =
-            serde_saphyr::from_str(text).map_err(|error| Error::Unreadable(error.to_string()))?;
+    /// - [`MappingError::Unreadable`] if the file is not YAML or has an unknown structure.
+    /// - [`MappingError::MappingRule`] for the first invalid rule.
+    pub fn parse(text: &str) -> Result<Self, MappingError> {
+        let file: MappingFile =
+            serde_saphyr::from_str(text).map_err(|error| MappingError::Unreadable(error.to_string()))?;
         let rules = file.mappings.into_iter().enumerate().map(|(at, entry)| {
-            rule(entry, &file.defaults).map_err(|what| Error::Rule { number: at + 1, what })
+            parse_rule(entry, &file.defaults).map_err(|what| MappingError::InvalidRule { number: at + 1, what })
         });
         let mut rules: Vec<_> = rules.collect::<Result<_, _>>()?;
-        rules.sort_by_key(|rule| matches!(rule.pattern, Pattern::Regex(_)));
+        rules.sort_by_key(|rule| matches!(rule.pattern, NamePattern::Regex(_)));
         Ok(Self { rules })
     }
 
     /// Applies the first matching rule to `name`. Returns `None` if no rule matches.
     #[must_use]
-    pub fn map(&self, name: &str, kind: Kind) -> Option<Mapped> {
+    pub fn map(&self, name: &str, kind: StatKind) -> Option<MappedMetric> {
         let of_kind = self.rules.iter().filter(|rule| rule.kind.is_none_or(|own| own == kind));
         of_kind.into_iter().find_map(|rule| rule.map(name))
     }
 }
 
-fn rule(entry: Entry, defaults: &Defaults) -> Result<Rule, String> {
+fn parse_rule(entry: MappingEntry, defaults: &MappingDefaults) -> Result<MappingRule, String> {
     let match_type = entry.match_type.as_ref().or(defaults.match_type.as_ref());
     let pattern = match match_type.map_or("glob", String::as_str) {
-        "glob" | "" => Pattern::Parts(parts(&entry.r#match)),
-        "regex" => Pattern::Regex(Regex::new(&entry.r#match).map_err(|error| error.to_string())?),
+        "glob" | "" => NamePattern::Parts(parse_glob(&entry.r#match)),
+        "regex" => NamePattern::Regex(Regex::new(&entry.r#match).map_err(|error| error.to_string())?),
         other => return Err(format!("`match_type: {other}` is neither glob nor regex")),
     };
     let kind = match entry.match_metric_type.as_deref() {
         None | Some("") => None,
-        Some("counter") => Some(Kind::Counter),
-        Some("gauge") => Some(Kind::Gauge),
-        Some("timer" | "observer") => Some(Kind::Timer),
+        Some("counter") => Some(StatKind::Counter),
+        Some("gauge") => Some(StatKind::Gauge),
+        Some("timer" | "observer") => Some(StatKind::Timer),
         Some(other) => return Err(format!("`match_metric_type: {other}` is not known")),
     };
     let is_dropped = entry.action.as_deref() == Some("drop");
@@ -212,14 +212,14 @@ fn rule(entry: Entry, defaults: &Defaults) -> Result<Rule, String> {
         let options = defaults.histogram_options.as_ref();
         options.and_then(|options| options.buckets.clone()).or_else(|| defaults.buckets.clone())
     };
-    let buckets = || own.or_else(common).unwrap_or_else(|| BUCKETS.to_vec());
-    let quantiles = named(entry.summary_options.as_ref(), entry.quantiles.as_ref())
-        .or_else(|| named(defaults.summary_options.as_ref(), defaults.quantiles.as_ref()))
-        .unwrap_or_else(|| QUANTILES.to_vec());
+    let buckets = || own.or_else(common).unwrap_or_else(|| DEFAULT_BUCKETS.to_vec());
+    let quantiles = option_quantiles(entry.summary_options.as_ref(), entry.quantiles.as_ref())
+        .or_else(|| option_quantiles(defaults.summary_options.as_ref(), defaults.quantiles.as_ref()))
+        .unwrap_or_else(|| DEFAULT_QUANTILES.to_vec());
     if quantiles.iter().any(|quantile| !(0.0..=1.0).contains(quantile)) {
         return Err("a quantile is from 0 to 1".to_owned());
     }
-    Ok(Rule {
+    Ok(MappingRule {
         pattern,
         kind,
         name: entry.name,
@@ -231,16 +231,16 @@ fn rule(entry: Entry, defaults: &Defaults) -> Result<Rule, String> {
     })
 }
 
-fn parts(glob: &str) -> Vec<Option<String>> {
+fn parse_glob(glob: &str) -> Vec<Option<String>> {
     glob.split('.').map(|part| (part != "*").then(|| part.to_owned())).collect()
 }
 
-impl Rule {
-    fn map(&self, name: &str) -> Option<Mapped> {
-        let groups = self.pattern.groups(name)?;
-        let labels = self.labels.iter().map(|(label, text)| (label.clone(), filled(text, &groups)));
-        Some(Mapped {
-            name: fit(&filled(&self.name, &groups)),
+impl MappingRule {
+    fn map(&self, name: &str) -> Option<MappedMetric> {
+        let groups = self.pattern.capture_groups(name)?;
+        let labels = self.labels.iter().map(|(label, text)| (label.clone(), fill_template(text, &groups)));
+        Some(MappedMetric {
+            name: sanitize_metric_name(&fill_template(&self.name, &groups)),
             labels: labels.collect(),
             buckets: self.buckets.clone(),
             quantiles: self.quantiles.clone(),
@@ -250,9 +250,9 @@ impl Rule {
     }
 }
 
-impl Pattern {
+impl NamePattern {
     /// Returns the values of `$1`, `$2` and so on. `None` if `name` does not match.
-    fn groups<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
+    fn capture_groups<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
         match self {
             Self::Parts(parts) => {
                 let found: Vec<&str> = name.split('.').collect();
@@ -275,13 +275,13 @@ impl Pattern {
 }
 
 /// Replaces `$1` and `${1}` in `text` by the groups. References to missing groups are unchanged.
-pub(super) fn filled(text: &str, groups: &[&str]) -> String {
+pub(super) fn fill_template(text: &str, groups: &[&str]) -> String {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
         filled.push_str(&rest[..at]);
         rest = &rest[at..];
-        let (reference, number) = reference(rest);
+        let (reference, number) = parse_reference(rest);
         match number.checked_sub(1).and_then(|number| groups.get(number)) {
             Some(group) => filled.push_str(group),
             None => filled.push_str(&rest[..reference]),
@@ -294,7 +294,7 @@ pub(super) fn filled(text: &str, groups: &[&str]) -> String {
 
 /// Returns the length and the number of the reference at the start of `text`. The number is 0 if
 /// there is no reference.
-fn reference(text: &str) -> (usize, usize) {
+fn parse_reference(text: &str) -> (usize, usize) {
     let (open, close) = if text.starts_with("${") { (2, 1) } else { (1, 0) };
     let digits = text[open..].bytes().take_while(u8::is_ascii_digit).count();
     let number = text[open..open + digits].parse().unwrap_or(0);
@@ -304,7 +304,7 @@ fn reference(text: &str) -> (usize, usize) {
 
 /// Replaces the characters of `name` that a metric name does not allow by `_`.
 #[must_use]
-pub fn fit(name: &str) -> String {
+pub fn sanitize_metric_name(name: &str) -> String {
     let fit = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' };
     let first = name.starts_with(|c: char| c.is_ascii_digit()).then_some('_');
     first.into_iter().chain(name.chars().map(fit)).collect()

@@ -25,22 +25,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::RwLock;
 
 use crate::kernel::units::Nanos;
-pub use lines::{Dialect, Lines, Rewrite};
-use mapping::Mapping;
-pub use page::page;
-pub use rule::{Rule, Verdict};
-pub use timer::{Timer, Times};
+pub use lines::{LineFormat, StatLineFormatter, NameRewrite};
+use mapping::StatMapping;
+pub use page::render_page;
+pub use rule::{RuleStats, RuleCharge};
+pub use timer::{CallTimer, TimerSnapshot};
 
 /// The domain and the key of statistics beyond the maximum number of names.
 pub const OVERFLOW: &str = "_overflow_";
 
 /// The maximum length of a name from a request, in bytes. Longer names are counted as [`OVERFLOW`],
 /// because one entry may be 60 times as long and each name is stored several times.
-const LONGEST: usize = 1024;
+const MAX_REQUEST_NAME_BYTES: usize = 1024;
 
 /// A statistic with a single counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stat {
+pub enum StatCounter {
     /// A check without domain, descriptor or loaded configuration, or an invalid one.
     ServiceError,
     /// A check that failed because of the store.
@@ -57,7 +57,7 @@ pub enum Stat {
     RuntimeLoadFailures,
 }
 
-impl Stat {
+impl StatCounter {
     /// Every statistic with its name, in the order of the discriminants.
     const ALL: [(Self, &'static str); 7] = [
         (Self::ServiceError, "ratelimit.service.call.should_rate_limit.service_error"),
@@ -72,30 +72,30 @@ impl Stat {
 
 /// A gRPC method with a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
+pub enum TimedMethod {
     /// The rate limit check.
     ShouldRateLimit,
     /// The gRPC health check.
     Check,
 }
 
-impl Method {
+impl TimedMethod {
     const ALL: [(Self, &'static str); 2] =
         [(Self::ShouldRateLimit, "ShouldRateLimit"), (Self::Check, "Check")];
 }
 
 /// The name of a rule's statistics before invalid characters are replaced.
 #[derive(Clone, Copy, Debug)]
-pub enum Key<'k> {
+pub enum RuleStatsKey<'k> {
     /// A name from a limits file.
-    Written(&'k str),
+    FromFile(&'k str),
     /// A name with values from a request.
-    Made(&'k str),
+    FromRequest(&'k str),
 }
 
 /// A value that is counted elsewhere and read when statistics are shown.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Looked {
+pub enum ExternalStat {
     /// The name and value of a gauge.
     Gauge(&'static str, u64),
     /// The name and value of a counter.
@@ -104,68 +104,68 @@ pub enum Looked {
 
 /// The value of one statistic at one instant.
 #[derive(Clone, Copy, Debug)]
-pub enum Sample<'s> {
+pub enum StatSample<'s> {
     /// The name and value of a counter.
     Counter(&'s str, u64),
     /// The name and value of a gauge.
     Gauge(&'s str, u64),
     /// The name and the times of a timer.
-    Timer(&'s str, &'s Timer),
+    Timer(&'s str, &'s CallTimer),
 }
 
 /// All statistics of a process.
 #[derive(Debug)]
 pub struct Stats {
-    rules: RwLock<Rules>,
-    overflow: Arc<Rule>,
-    most: usize,
-    single: [AtomicU64; Stat::ALL.len()],
-    requests: [AtomicU64; Method::ALL.len()],
-    times: [(String, Timer); Method::ALL.len()],
-    mapping: Mapping,
+    rules: RwLock<RuleStatsTable>,
+    overflow: Arc<RuleStats>,
+    max_rules: usize,
+    counters: [AtomicU64; StatCounter::ALL.len()],
+    calls: [AtomicU64; TimedMethod::ALL.len()],
+    timers: [(String, CallTimer); TimedMethod::ALL.len()],
+    mapping: StatMapping,
 }
 
 #[derive(Debug, Default)]
-struct Rules {
+struct RuleStatsTable {
     /// By the original name.
-    by_key: HashMap<Box<str>, Arc<Rule>>,
+    by_key: HashMap<Box<str>, Arc<RuleStats>>,
     /// By the sanitized name. Several original names may have the same one.
-    by_name: HashMap<Box<str>, Arc<Rule>>,
+    by_name: HashMap<Box<str>, Arc<RuleStats>>,
     /// The number of checked descriptors for each unknown domain.
     unknown_domains: HashMap<Box<str>, Arc<AtomicU64>>,
-    written: usize,
-    made: usize,
+    from_files: usize,
+    from_requests: usize,
 }
 
 impl Stats {
-    /// Creates statistics with at most `most` rules from files and `most` from requests.
+    /// Creates statistics with at most `max_rules` rules from files and `max_rules` from requests.
     #[must_use]
-    pub fn new(most: u32, mapping: Mapping) -> Self {
-        let times = Method::ALL.map(|(_, method)| {
+    pub fn new(max_rules: u32, mapping: StatMapping) -> Self {
+        let times = TimedMethod::ALL.map(|(_, method)| {
             let name = format!("ratelimit_server.{method}.response_time");
-            let timer = Timer::new(&mapping, &name);
+            let timer = CallTimer::new(&mapping, &name);
             (name, timer)
         });
         let name = format!("{OVERFLOW}.{OVERFLOW}");
-        let overflow = Arc::new(Rule::new(&name));
+        let overflow = Arc::new(RuleStats::new(&name));
         // Also in the map, so that a rule with this name shares its counters.
         let by_name = HashMap::from([(name.into(), Arc::clone(&overflow))]);
         Self {
-            rules: RwLock::new(Rules { by_name, ..Rules::default() }),
+            rules: RwLock::new(RuleStatsTable { by_name, ..RuleStatsTable::default() }),
             overflow,
-            most: usize::try_from(most).unwrap_or(usize::MAX),
-            single: Default::default(),
-            requests: Default::default(),
-            times,
+            max_rules: usize::try_from(max_rules).unwrap_or(usize::MAX),
+            counters: Default::default(),
+            calls: Default::default(),
+            timers: times,
             mapping,
         }
     }
 
     /// Returns the counters of a rule. Creates them at the first call.
     #[must_use]
-    pub fn rule(&self, key: Key<'_>) -> Arc<Rule> {
-        let (Key::Written(text) | Key::Made(text)) = key;
-        if matches!(key, Key::Made(_)) && LONGEST < text.len() {
+    pub fn rule_stats(&self, key: RuleStatsKey<'_>) -> Arc<RuleStats> {
+        let (RuleStatsKey::FromFile(text) | RuleStatsKey::FromRequest(text)) = key;
+        if matches!(key, RuleStatsKey::FromRequest(_)) && MAX_REQUEST_NAME_BYTES < text.len() {
             return Arc::clone(&self.overflow);
         }
         if let Some(rule) = self.rules.read().by_key.get(text) {
@@ -176,97 +176,97 @@ impl Stats {
             return Arc::clone(rule);
         }
         let count = match key {
-            Key::Written(_) => &mut rules.written,
-            Key::Made(_) => &mut rules.made,
+            RuleStatsKey::FromFile(_) => &mut rules.from_files,
+            RuleStatsKey::FromRequest(_) => &mut rules.from_requests,
         };
-        if self.most <= *count {
+        if self.max_rules <= *count {
             return Arc::clone(&self.overflow);
         }
         *count += 1;
-        let name: Box<str> = names::sound(text).into();
-        let rule = rules.by_name.entry(name).or_insert_with_key(|name| Arc::new(Rule::new(name)));
+        let name: Box<str> = names::sanitize(text).into();
+        let rule = rules.by_name.entry(name).or_insert_with_key(|name| Arc::new(RuleStats::new(name)));
         let rule = Arc::clone(rule);
         rules.by_key.insert(text.into(), Arc::clone(&rule));
         rule
     }
 
     /// Counts descriptors of an unknown domain.
-    pub fn unknown_domain(&self, domain: &str, descriptors: u64) {
-        let domain = if LONGEST < domain.len() { OVERFLOW } else { domain };
+    pub fn count_unknown_domain(&self, domain: &str, descriptors: u64) {
+        let domain = if MAX_REQUEST_NAME_BYTES < domain.len() { OVERFLOW } else { domain };
         if let Some(count) = self.rules.read().unknown_domains.get(domain) {
             count.fetch_add(descriptors, Relaxed);
             return;
         }
         let mut rules = self.rules.write();
-        let is_full = self.most <= rules.unknown_domains.len();
+        let is_full = self.max_rules <= rules.unknown_domains.len();
         let name = if is_full { OVERFLOW } else { domain };
         rules.unknown_domains.entry(name.into()).or_default().fetch_add(descriptors, Relaxed);
     }
 
     /// Adds `count` to a single counter.
-    pub fn add(&self, stat: Stat, count: u64) {
-        self.single[stat as usize].fetch_add(count, Relaxed);
+    pub fn add(&self, stat: StatCounter, count: u64) {
+        self.counters[stat as usize].fetch_add(count, Relaxed);
     }
 
     /// Counts a call that ended at `now` and records its duration.
-    pub fn called(&self, method: Method, now: Nanos, took: Nanos) {
-        self.requests[method as usize].fetch_add(1, Relaxed);
-        self.times[method as usize].1.took(now, took.0 / Nanos::MILLI.0);
+    pub fn record_call(&self, method: TimedMethod, now: Nanos, took: Nanos) {
+        self.calls[method as usize].fetch_add(1, Relaxed);
+        self.timers[method as usize].1.record(now, took.0 / Nanos::MILLI.0);
     }
 
     /// Disables the collection of single durations, because no sink sends them.
     #[must_use]
-    pub fn unsent(mut self) -> Self {
-        self.times.iter_mut().for_each(|(_, timer)| timer.keep_none());
+    pub fn without_sending(mut self) -> Self {
+        self.timers.iter_mut().for_each(|(_, timer)| timer.disable_sending());
         self
     }
 
     /// Advances the time to `now` and removes old durations from the quantiles.
-    pub fn pass(&self, now: Nanos) {
-        self.times.iter().for_each(|(_, timer)| timer.pass(now));
+    pub fn advance(&self, now: Nanos) {
+        self.timers.iter().for_each(|(_, timer)| timer.advance(now));
     }
 
     /// Calls `see` with each statistic that is not zero, and with `looked`.
-    pub fn each(&self, looked: &[Looked], mut see: impl FnMut(Sample<'_>)) {
+    pub fn for_each(&self, looked: &[ExternalStat], mut see: impl FnMut(StatSample<'_>)) {
         let mut counter = |name: &str, count: u64| {
             if count != 0 {
-                see(Sample::Counter(name, count));
+                see(StatSample::Counter(name, count));
             }
         };
-        for (stat, name) in Stat::ALL {
-            counter(name, self.single[stat as usize].load(Relaxed));
+        for (stat, name) in StatCounter::ALL {
+            counter(name, self.counters[stat as usize].load(Relaxed));
         }
-        for (method, name) in Method::ALL {
+        for (method, name) in TimedMethod::ALL {
             let name = format!("ratelimit_server.{name}.total_requests");
-            counter(&name, self.requests[method as usize].load(Relaxed));
+            counter(&name, self.calls[method as usize].load(Relaxed));
         }
-        let (rules, unknown_domains) = self.named();
+        let (rules, unknown_domains) = self.named_counters();
         for rule in &rules {
-            rule.each(&mut counter);
+            rule.for_each(&mut counter);
         }
         for (domain, count) in unknown_domains {
             counter(&format!("ratelimit.service.rate_limit.{domain}.domain_not_found"), count);
         }
         for looked in looked {
             match *looked {
-                Looked::Gauge(name, value) => see(Sample::Gauge(name, value)),
-                Looked::Counter(_, 0) => {}
-                Looked::Counter(name, count) => see(Sample::Counter(name, count)),
+                ExternalStat::Gauge(name, value) => see(StatSample::Gauge(name, value)),
+                ExternalStat::Counter(_, 0) => {}
+                ExternalStat::Counter(name, count) => see(StatSample::Counter(name, count)),
             }
         }
-        for (name, timer) in &self.times {
-            see(Sample::Timer(name, timer));
+        for (name, timer) in &self.timers {
+            see(StatSample::Timer(name, timer));
         }
     }
 
     /// Copies the rules and the unknown domains by sanitized name, so that output does not block
     /// counting.
-    fn named(&self) -> (Vec<Arc<Rule>>, HashMap<String, u64>) {
+    fn named_counters(&self) -> (Vec<Arc<RuleStats>>, HashMap<String, u64>) {
         let rules = self.rules.read();
         let mut unknown = HashMap::new();
         for (domain, count) in &rules.unknown_domains {
             // Several domains may have one name. Separate samples would make its count jump.
-            let sum: &mut u64 = unknown.entry(names::sound(domain).into_owned()).or_default();
+            let sum: &mut u64 = unknown.entry(names::sanitize(domain).into_owned()).or_default();
             *sum = sum.saturating_add(count.load(Relaxed));
         }
         (rules.by_name.values().map(Arc::clone).collect(), unknown)

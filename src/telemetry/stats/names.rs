@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 /// Replaces colons, pipes and the dots of IPv4 addresses by `_`. All other dots separate parts of
 /// the name.
-pub(super) fn sound(name: &str) -> Cow<'_, str> {
-    if !name.contains([':', '|']) && !has_address(name.as_bytes()) {
+pub(super) fn sanitize(name: &str) -> Cow<'_, str> {
+    if !name.contains([':', '|']) && !has_ipv4_address(name.as_bytes()) {
         return Cow::Borrowed(name);
     }
     let mut bytes = name.as_bytes().to_vec();
@@ -14,7 +14,7 @@ pub(super) fn sound(name: &str) -> Cow<'_, str> {
         match bytes[at] {
             b':' | b'|' => bytes[at] = b'_',
             _ => {
-                if let Some(end) = address(&bytes, at) {
+                if let Some(end) = ipv4_address_end(&bytes, at) {
                     bytes[at..end]
                         .iter_mut()
                         .filter(|byte| **byte == b'.')
@@ -30,12 +30,12 @@ pub(super) fn sound(name: &str) -> Cow<'_, str> {
     Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn has_address(bytes: &[u8]) -> bool {
-    (0..bytes.len()).any(|at| address(bytes, at).is_some())
+fn has_ipv4_address(bytes: &[u8]) -> bool {
+    (0..bytes.len()).any(|at| ipv4_address_end(bytes, at).is_some())
 }
 
 /// Returns the end of the IPv4 address at `at`: four numbers of one to three digits.
-fn address(bytes: &[u8], mut at: usize) -> Option<usize> {
+fn ipv4_address_end(bytes: &[u8], mut at: usize) -> Option<usize> {
     for part in 0..4 {
         let digits = bytes[at..].iter().take(3).take_while(|byte| byte.is_ascii_digit()).count();
         if digits == 0 {
@@ -52,7 +52,7 @@ fn address(bytes: &[u8], mut at: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::sound;
+    use super::sanitize;
 
     #[test]
     fn colons_pipes_and_address_dots_become_underscores() {
@@ -64,7 +64,7 @@ mod tests {
             ("d.v_1.2.3", "d.v_1.2.3"),
             ("d.ü:", "d.ü_"),
         ] {
-            assert_eq!(sound(name), wanted);
+            assert_eq!(sanitize(name), wanted);
         }
     }
 }

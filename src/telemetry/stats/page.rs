@@ -3,32 +3,32 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::mapping::{Kind, Mapped, fit};
-use super::timer::Times;
-use super::{Looked, Sample, Stats};
+use super::mapping::{StatKind, MappedMetric, sanitize_metric_name};
+use super::timer::TimerSnapshot;
+use super::{ExternalStat, StatSample, Stats};
 
 /// The type of a metric, and its values by rendered labels.
-type Family = (&'static str, BTreeMap<String, Shown>);
+type PageFamily = (&'static str, BTreeMap<String, SeriesValue>);
 
-enum Shown {
+enum SeriesValue {
     Number(u64),
-    Times(Times),
+    Times(TimerSnapshot),
 }
 
 /// Renders every statistic that is not zero. Statistics with the same mapped name are summed.
 #[must_use]
-pub fn page(stats: &Stats, looked: &[Looked]) -> String {
-    let mut families: BTreeMap<String, Family> = BTreeMap::new();
-    stats.each(looked, |sample| {
+pub fn render_page(stats: &Stats, looked: &[ExternalStat]) -> String {
+    let mut families: BTreeMap<String, PageFamily> = BTreeMap::new();
+    stats.for_each(looked, |sample| {
         let (name, kind) = match &sample {
-            Sample::Counter(name, _) => (name, Kind::Counter),
-            Sample::Gauge(name, _) => (name, Kind::Gauge),
-            Sample::Timer(name, _) => (name, Kind::Timer),
+            StatSample::Counter(name, _) => (name, StatKind::Counter),
+            StatSample::Gauge(name, _) => (name, StatKind::Gauge),
+            StatSample::Timer(name, _) => (name, StatKind::Timer),
         };
-        let unmapped = || Mapped { name: fit(name), ..Mapped::default() };
+        let unmapped = || MappedMetric { name: sanitize_metric_name(name), ..MappedMetric::default() };
         let mapped = stats.mapping.map(name, kind).unwrap_or_else(unmapped);
         if !mapped.is_dropped {
-            put(&mut families, &mapped, sample);
+            add_sample(&mut families, &mapped, sample);
         }
     });
     let mut page = String::new();
@@ -39,27 +39,27 @@ pub fn page(stats: &Stats, looked: &[Looked]) -> String {
     page
 }
 
-fn put(families: &mut BTreeMap<String, Family>, mapped: &Mapped, sample: Sample<'_>) {
+fn add_sample(families: &mut BTreeMap<String, PageFamily>, mapped: &MappedMetric, sample: StatSample<'_>) {
     let (kind, shown) = match sample {
-        Sample::Counter(_, count) => ("counter", Shown::Number(count)),
-        Sample::Gauge(_, value) => ("gauge", Shown::Number(value)),
-        Sample::Timer(_, timer) => {
-            let shown = timer.times();
+        StatSample::Counter(_, count) => ("counter", SeriesValue::Number(count)),
+        StatSample::Gauge(_, value) => ("gauge", SeriesValue::Number(value)),
+        StatSample::Timer(_, timer) => {
+            let shown = timer.snapshot();
             if shown.count == 0 {
                 return;
             }
-            (if shown.is_summary() { "summary" } else { "histogram" }, Shown::Times(shown))
+            (if shown.is_summary() { "summary" } else { "histogram" }, SeriesValue::Times(shown))
         }
     };
     let (_, series) = families.entry(mapped.name.clone()).or_insert((kind, BTreeMap::new()));
     let labels: Vec<_> = mapped
         .labels
         .iter()
-        .map(|(label, text)| format!("{label}=\"{}\"", escaped(text)))
+        .map(|(label, text)| format!("{label}=\"{}\"", escape_label(text)))
         .collect();
-    match (series.entry(labels.join(",")).or_insert(Shown::Number(0)), shown) {
-        (Shown::Number(sum), Shown::Number(count)) => *sum = sum.wrapping_add(count),
-        (place, shown) => *place = shown,
+    match (series.entry(labels.join(",")).or_insert(SeriesValue::Number(0)), shown) {
+        (SeriesValue::Number(sum), SeriesValue::Number(count)) => *sum = sum.wrapping_add(count),
+        (entry, shown) => *entry = shown,
     }
 }
 
@@ -67,16 +67,16 @@ fn write_family(
     page: &mut String,
     name: &str,
     kind: &str,
-    series: &BTreeMap<String, Shown>,
+    series: &BTreeMap<String, SeriesValue>,
 ) -> std::fmt::Result {
     writeln!(page, "# HELP {name} A statistic of envoyproxy/ratelimit's.\n# TYPE {name} {kind}")?;
     series.iter().try_for_each(|(labels, shown)| match shown {
-        Shown::Number(number) => writeln!(page, "{name}{} {number}", braced(labels)),
-        Shown::Times(times) => write_times(page, name, labels, times),
+        SeriesValue::Number(number) => writeln!(page, "{name}{} {number}", in_braces(labels)),
+        SeriesValue::Times(times) => write_times(page, name, labels, times),
     })
 }
 
-fn write_times(page: &mut String, name: &str, labels: &str, times: &Times) -> std::fmt::Result {
+fn write_times(page: &mut String, name: &str, labels: &str, times: &TimerSnapshot) -> std::fmt::Result {
     let comma = if labels.is_empty() { "" } else { "," };
     for (bound, count) in &times.buckets {
         writeln!(page, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}")?;
@@ -88,14 +88,14 @@ fn write_times(page: &mut String, name: &str, labels: &str, times: &Times) -> st
         let value = value.map_or_else(|| "NaN".to_owned(), |value| value.to_string());
         writeln!(page, "{name}{{{labels}{comma}quantile=\"{quantile}\"}} {value}")?;
     }
-    let labels = braced(labels);
+    let labels = in_braces(labels);
     writeln!(page, "{name}_sum{labels} {}\n{name}_count{labels} {}", times.sum, times.count)
 }
 
-fn braced(labels: &str) -> String {
+fn in_braces(labels: &str) -> String {
     if labels.is_empty() { String::new() } else { format!("{{{labels}}}") }
 }
 
-fn escaped(text: &str) -> String {
+fn escape_label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -14,42 +14,42 @@ use std::collections::BTreeMap;
 
 use crate::kernel::units::Nanos;
 
-const SLICE: Nanos = Nanos::from_secs(120);
-const SLICES: usize = 5;
+const SLICE_DURATION: Nanos = Nanos::from_secs(120);
+const SLICE_COUNT: usize = 5;
 
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(super) struct RecentDurations {
     /// The count of each duration in milliseconds, the youngest slice first.
-    slices: [BTreeMap<u64, u64>; SLICES],
+    slices: [BTreeMap<u64, u64>; SLICE_COUNT],
     /// The number of the youngest slice, counted from time zero.
     youngest: u64,
 }
 
-impl Recent {
+impl RecentDurations {
     /// Advances the time to `now`. An earlier time has no effect.
-    pub(super) fn pass(&mut self, now: Nanos) {
-        let number = now.0 / SLICE.0;
+    pub(super) fn advance(&mut self, now: Nanos) {
+        let number = now.0 / SLICE_DURATION.0;
         let passed = usize::try_from(number.saturating_sub(self.youngest)).unwrap_or(usize::MAX);
-        for _ in 0..passed.min(SLICES) {
+        for _ in 0..passed.min(SLICE_COUNT) {
             self.slices.rotate_right(1);
             self.slices[0].clear();
         }
         self.youngest = self.youngest.max(number);
     }
 
-    pub(super) fn took(&mut self, now: Nanos, millis: u64) {
-        self.pass(now);
-        *self.slices[0].entry(rounded(millis)).or_default() += 1;
+    pub(super) fn record(&mut self, now: Nanos, millis: u64) {
+        self.advance(now);
+        *self.slices[0].entry(round_down(millis)).or_default() += 1;
     }
 
-    /// Returns the smallest duration that at least the fraction `part` (0 to 1) does not exceed.
-    pub(super) fn quantile(&self, part: f64) -> Option<u64> {
+    /// Returns the smallest duration that at least the fraction `fraction` (0 to 1) does not exceed.
+    pub(super) fn quantile(&self, fraction: f64) -> Option<u64> {
         let mut all: BTreeMap<u64, u64> = BTreeMap::new();
         for (millis, count) in self.slices.iter().flatten() {
             *all.entry(*millis).or_default() += count;
         }
         let total: u64 = all.values().sum();
-        let wanted = rank(part, total);
+        let wanted = rank(fraction, total);
         let mut seen = 0;
         all.into_iter().find_map(|(millis, count)| {
             seen += count;
@@ -65,12 +65,12 @@ impl Recent {
     clippy::cast_sign_loss,
     reason = "shown to people: a rank that is off by one of 2^53 calls is none of theirs"
 )]
-fn rank(part: f64, total: u64) -> u64 {
-    ((part * total as f64).ceil() as u64).clamp(1, total.max(1))
+fn rank(fraction: f64, total: u64) -> u64 {
+    ((fraction * total as f64).ceil() as u64).clamp(1, total.max(1))
 }
 
 /// Rounds down to three digits, which bounds the number of distinct durations.
-const fn rounded(millis: u64) -> u64 {
+const fn round_down(millis: u64) -> u64 {
     let mut unit = 1;
     while 1_000 <= millis / unit {
         unit *= 10;
@@ -80,15 +80,15 @@ const fn rounded(millis: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Recent, SLICE};
+    use super::{RecentDurations, SLICE_DURATION};
     use crate::kernel::units::Nanos;
 
     #[test]
     fn quantiles_are_nearest_rank() {
-        let mut recent = Recent::default();
+        let mut recent = RecentDurations::default();
         assert_eq!(recent.quantile(0.5), None);
         for millis in (1..=100).rev() {
-            recent.took(Nanos(1), millis);
+            recent.record(Nanos(1), millis);
         }
         let found = [0.0, 0.5, 0.9, 0.99, 1.0].map(|part| recent.quantile(part));
         assert_eq!(found, [1, 50, 90, 99, 100].map(Some));
@@ -96,29 +96,29 @@ mod tests {
 
     #[test]
     fn samples_expire_after_eight_to_ten_minutes() {
-        let mut recent = Recent::default();
-        let came = SLICE.0 - 1;
-        recent.took(Nanos(came), 7);
-        recent.pass(Nanos(came + 4 * SLICE.0));
+        let mut recent = RecentDurations::default();
+        let came = SLICE_DURATION.0 - 1;
+        recent.record(Nanos(came), 7);
+        recent.advance(Nanos(came + 4 * SLICE_DURATION.0));
         assert_eq!(recent.quantile(0.5), Some(7));
-        recent.pass(Nanos(came));
+        recent.advance(Nanos(came));
         assert_eq!(recent.quantile(0.5), Some(7), "time does not go back");
-        recent.pass(Nanos(came + 4 * SLICE.0 + 1));
+        recent.advance(Nanos(came + 4 * SLICE_DURATION.0 + 1));
         assert_eq!(recent.quantile(0.5), None);
-        recent.took(Nanos(u64::MAX), 9);
+        recent.record(Nanos(u64::MAX), 9);
         assert_eq!(recent.quantile(0.5), Some(9));
     }
 
     #[test]
     fn long_latencies_are_rounded_by_at_most_one_percent() {
-        let mut recent = Recent::default();
+        let mut recent = RecentDurations::default();
         for millis in [999, 1_000, 1_009, 123_456] {
-            let mut alone = Recent::default();
-            alone.took(Nanos(0), millis);
+            let mut alone = RecentDurations::default();
+            alone.record(Nanos(0), millis);
             let shown = alone.quantile(0.5).unwrap();
             assert!(shown <= millis && millis - shown <= millis / 100, "{millis} as {shown}");
         }
-        (0..1_000_000).for_each(|millis| recent.took(Nanos(0), millis));
+        (0..1_000_000).for_each(|millis| recent.record(Nanos(0), millis));
         assert!(recent.slices[0].len() <= 1_000 + 3 * 900);
     }
 }

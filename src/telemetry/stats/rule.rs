@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The statistics of one rule.
 #[derive(Debug)]
-pub struct Rule {
+pub struct RuleStats {
     names: [Box<str>; SUFFIXES.len()],
     cells: [AtomicU64; SUFFIXES.len()],
 }
@@ -29,22 +29,22 @@ const NEGATIVE: usize = 6;
 
 /// The result of one charge.
 #[derive(Clone, Copy, Debug)]
-pub struct Verdict {
+pub struct RuleCharge {
     /// The hits of the charge.
     pub hits: u64,
     /// The value of the counter after the charge.
-    pub held: u64,
+    pub counter: u64,
     /// The maximum value of the counter.
     pub limit: u64,
     /// Values above this one are near the limit.
-    pub near: u64,
+    pub near_limit: u64,
     /// The deny cache denied the charge without a store call.
-    pub is_remembered: bool,
+    pub is_cached_denial: bool,
     /// The rule is in shadow mode.
-    pub shadow: bool,
+    pub is_shadow: bool,
 }
 
-impl Rule {
+impl RuleStats {
     pub(super) fn new(name: &str) -> Self {
         let names =
             SUFFIXES.map(|suffix| format!("ratelimit.service.rate_limit.{name}.{suffix}").into());
@@ -62,8 +62,8 @@ impl Rule {
     }
 
     /// Counts the result of a charge. Source: `reference` §6.2.
-    pub fn verdict(&self, verdict: Verdict) {
-        let Verdict { hits, held, limit, near, is_remembered, shadow } = verdict;
+    pub fn count_result(&self, verdict: RuleCharge) {
+        let RuleCharge { hits, counter: held, limit, near_limit: near, is_cached_denial: is_remembered, is_shadow: shadow } = verdict;
         let before = held.saturating_sub(hits);
         if held <= limit && !is_remembered {
             self.add(WITHIN, hits);
@@ -88,7 +88,7 @@ impl Rule {
         self.cells[cell].fetch_add(count, Relaxed);
     }
 
-    pub(super) fn each(&self, mut see: impl FnMut(&str, u64)) {
+    pub(super) fn for_each(&self, mut see: impl FnMut(&str, u64)) {
         for (name, cell) in self.names.iter().zip(&self.cells) {
             see(name, cell.load(Relaxed));
         }

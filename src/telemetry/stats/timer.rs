@@ -4,16 +4,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::mapping::{Kind, Mapping, QUANTILES};
-use super::recent::Recent;
+use super::mapping::{StatKind, StatMapping, DEFAULT_QUANTILES};
+use super::recent::RecentDurations;
 use crate::kernel::units::Nanos;
 
 /// The maximum number of unsent durations. Further durations are only added to the totals.
-const MOST_WAITING: usize = 10_000;
+const MAX_UNSENT: usize = 10_000;
 
 /// The durations of one method.
 #[derive(Debug)]
-pub struct Timer {
+pub struct CallTimer {
     /// Upper bounds in the unit of the output and in milliseconds. Empty for a summary.
     bounds: Vec<(f64, u64)>,
     /// One count for each bound, not cumulative. The last bucket has no upper bound.
@@ -22,14 +22,14 @@ pub struct Timer {
     scale: f64,
     /// The quantiles of a summary. Empty for a histogram.
     quantiles: Vec<f64>,
-    recent: Mutex<Recent>,
-    most: usize,
-    waiting: Mutex<Vec<u64>>,
+    recent: Mutex<RecentDurations>,
+    max_unsent: usize,
+    unsent: Mutex<Vec<u64>>,
 }
 
 /// The state of a timer at one instant.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Times {
+pub struct TimerSnapshot {
     /// Upper bounds and their cumulative counts. Empty for a summary.
     pub buckets: Vec<(f64, u64)>,
     /// Quantiles of the last ten minutes, `None` without calls. Empty for a histogram.
@@ -40,14 +40,14 @@ pub struct Times {
     pub sum: f64,
 }
 
-impl Timer {
-    pub(super) fn new(mapping: &Mapping, name: &str) -> Self {
-        let mapped = mapping.map(name, Kind::Timer);
+impl CallTimer {
+    pub(super) fn new(mapping: &StatMapping, name: &str) -> Self {
+        let mapped = mapping.map(name, StatKind::Timer);
         let scale = mapped.as_ref().map_or(1.0, |mapped| mapped.scale);
-        let quantiles = mapped.as_ref().map_or_else(|| QUANTILES.to_vec(), |m| m.quantiles.clone());
+        let quantiles = mapped.as_ref().map_or_else(|| DEFAULT_QUANTILES.to_vec(), |m| m.quantiles.clone());
         let bounds = mapped.map(|mapped| mapped.buckets).unwrap_or_default();
         let bounds: Vec<_> =
-            bounds.into_iter().map(|bound| (bound, millis(bound, scale))).collect();
+            bounds.into_iter().map(|bound| (bound, bound_millis(bound, scale))).collect();
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self {
             quantiles: if bounds.is_empty() { quantiles } else { Vec::new() },
@@ -56,43 +56,43 @@ impl Timer {
             sum: AtomicU64::new(0),
             scale,
             recent: Mutex::default(),
-            most: MOST_WAITING,
-            waiting: Mutex::default(),
+            max_unsent: MAX_UNSENT,
+            unsent: Mutex::default(),
         }
     }
 
-    pub(super) const fn keep_none(&mut self) {
-        self.most = 0;
+    pub(super) const fn disable_sending(&mut self) {
+        self.max_unsent = 0;
     }
 
-    pub(super) fn pass(&self, now: Nanos) {
-        self.recent.lock().pass(now);
+    pub(super) fn advance(&self, now: Nanos) {
+        self.recent.lock().advance(now);
     }
 
-    pub(super) fn took(&self, now: Nanos, millis: u64) {
+    pub(super) fn record(&self, now: Nanos, millis: u64) {
         let at = self.bounds.iter().position(|(_, bound)| millis <= *bound);
         self.counts[at.unwrap_or(self.bounds.len())].fetch_add(1, Relaxed);
         self.sum.fetch_add(millis, Relaxed);
         if !self.quantiles.is_empty() {
-            self.recent.lock().took(now, millis);
+            self.recent.lock().record(now, millis);
         }
-        if self.most == 0 {
+        if self.max_unsent == 0 {
             return;
         }
-        let mut waiting = self.waiting.lock();
-        if waiting.len() < self.most {
+        let mut waiting = self.unsent.lock();
+        if waiting.len() < self.max_unsent {
             waiting.push(millis);
         }
     }
 
     /// Removes and returns the unsent durations, in milliseconds.
-    pub fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut *self.waiting.lock())
+    pub fn take_unsent(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.unsent.lock())
     }
 
     /// Returns the current state.
     #[expect(clippy::cast_precision_loss, reason = "shown to people, who do not count to 2^53 ms")]
-    pub fn times(&self) -> Times {
+    pub fn snapshot(&self) -> TimerSnapshot {
         let mut count = 0;
         let mut counts = self.counts.iter().map(|cell| cell.load(Relaxed));
         let buckets = self.bounds.iter().map(|(bound, _)| {
@@ -102,15 +102,15 @@ impl Timer {
         let buckets = buckets.collect();
         count += counts.next().unwrap_or(0);
         let recent = self.recent.lock();
-        let of = |quantile: &f64| {
+        let with_value = |quantile: &f64| {
             (*quantile, recent.quantile(*quantile).map(|millis| millis as f64 * self.scale))
         };
-        let quantiles = self.quantiles.iter().map(of).collect();
-        Times { buckets, quantiles, count, sum: self.sum.load(Relaxed) as f64 * self.scale }
+        let quantiles = self.quantiles.iter().map(with_value).collect();
+        TimerSnapshot { buckets, quantiles, count, sum: self.sum.load(Relaxed) as f64 * self.scale }
     }
 }
 
-impl Times {
+impl TimerSnapshot {
     /// Returns `true` for quantiles and `false` for buckets.
     #[must_use]
     pub const fn is_summary(&self) -> bool {
@@ -124,7 +124,7 @@ impl Times {
     clippy::cast_sign_loss,
     reason = "rounded down; a bound of more milliseconds than that is none"
 )]
-fn millis(bound: f64, scale: f64) -> u64 {
+fn bound_millis(bound: f64, scale: f64) -> u64 {
     // Compensates rounding errors: `0.005 / 0.001` is slightly less than 5.
     (bound / scale + 1e-9).floor() as u64
 }

@@ -15,7 +15,7 @@ use opentelemetry::trace::{
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 
 /// Returns the header with a lower-case name.
-pub type Headers<'h> = &'h dyn Fn(&str) -> Option<&'h str>;
+pub type HeaderLookup<'h> = &'h dyn Fn(&str) -> Option<&'h str>;
 
 /// The header formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Propagators {
 impl Propagators {
     /// Parses `OTEL_PROPAGATORS`. The default is both formats. Returns `None` for an unknown name.
     #[must_use]
-    pub fn read(text: Option<&str>) -> Option<Self> {
+    pub fn parse(text: Option<&str>) -> Option<Self> {
         let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
             return Some(Self { w3c: true, b3: true });
         };
@@ -49,23 +49,23 @@ impl Propagators {
 
 /// Returns the parent of the check's span. The context is empty without a trace of the caller.
 /// Returns `None` if the headers contain only the decision not to sample.
-pub(super) fn of(propagators: Propagators, headers: Headers<'_>) -> Option<Context> {
+pub(super) fn parent_context(propagators: Propagators, headers: HeaderLookup<'_>) -> Option<Context> {
     if propagators.w3c && headers("traceparent").is_some() {
-        return Some(TraceContextPropagator::new().extract(&Asked(headers)));
+        return Some(TraceContextPropagator::new().extract(&HeaderExtractor(headers)));
     }
     if !propagators.b3 {
         return Some(Context::new());
     }
     match b3(headers) {
-        B3::Nothing => Some(Context::new()),
-        B3::DoNotSample => None,
-        B3::Trace(parent) => Some(Context::new().with_remote_span_context(parent)),
+        B3Parent::Absent => Some(Context::new()),
+        B3Parent::DoNotSample => None,
+        B3Parent::Trace(parent) => Some(Context::new().with_remote_span_context(parent)),
     }
 }
 
-struct Asked<'h>(Headers<'h>);
+struct HeaderExtractor<'h>(HeaderLookup<'h>);
 
-impl Extractor for Asked<'_> {
+impl Extractor for HeaderExtractor<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         (self.0)(key)
     }
@@ -75,47 +75,47 @@ impl Extractor for Asked<'_> {
     }
 }
 
-enum B3 {
-    Nothing,
+enum B3Parent {
+    Absent,
     DoNotSample,
     Trace(SpanContext),
 }
 
 /// Parses the single or the multiple B3 headers. Source: openzipkin/b3-propagation.
-fn b3(headers: Headers<'_>) -> B3 {
+fn b3(headers: HeaderLookup<'_>) -> B3Parent {
     if let Some(single) = headers("b3") {
         let mut parts = single.split('-');
         return match (parts.next(), parts.next(), parts.next()) {
-            (Some("0"), None, None) => B3::DoNotSample,
-            (Some(trace), Some(span), sampled) => context(trace, span, sampled),
-            _ => B3::Nothing,
+            (Some("0"), None, None) => B3Parent::DoNotSample,
+            (Some(trace), Some(span), sampled) => b3_parent(trace, span, sampled),
+            _ => B3Parent::Absent,
         };
     }
     let debug = headers("x-b3-flags").filter(|flags| *flags == "1");
     let sampled = debug.or_else(|| headers("x-b3-sampled"));
     match (headers("x-b3-traceid"), headers("x-b3-spanid"), sampled) {
-        (Some(trace), Some(span), sampled) => context(trace, span, sampled),
-        (_, _, Some("0" | "false")) => B3::DoNotSample,
-        _ => B3::Nothing,
+        (Some(trace), Some(span), sampled) => b3_parent(trace, span, sampled),
+        (_, _, Some("0" | "false")) => B3Parent::DoNotSample,
+        _ => B3Parent::Absent,
     }
 }
 
-fn context(trace: &str, span: &str, sampled: Option<&str>) -> B3 {
+fn b3_parent(trace: &str, span: &str, sampled: Option<&str>) -> B3Parent {
     let hex = |text: &str, lengths: &[usize]| {
         lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
     };
     let (Ok(trace_id), Ok(span_id)) = (TraceId::from_hex(trace), SpanId::from_hex(span)) else {
-        return B3::Nothing;
+        return B3Parent::Absent;
     };
     if !hex(trace, &[16, 32]) || !hex(span, &[16]) {
-        return B3::Nothing;
+        return B3Parent::Absent;
     }
     let flags = match sampled {
         Some("1" | "d" | "true") => TraceFlags::SAMPLED,
         _ => TraceFlags::default(),
     };
     let parent = SpanContext::new(trace_id, span_id, flags, true, TraceState::default());
-    if parent.is_valid() { B3::Trace(parent) } else { B3::Nothing }
+    if parent.is_valid() { B3Parent::Trace(parent) } else { B3Parent::Absent }
 }
 
 #[cfg(test)]
@@ -127,33 +127,33 @@ mod tests {
 
     fn parent(sent: &[(&str, &str)]) -> String {
         let headers = |name: &str| sent.iter().find(|(key, _)| *key == name).map(|(_, v)| *v);
-        let Some(context) = of(Propagators { w3c: true, b3: true }, &headers) else {
+        let Some(context) = parent_context(Propagators { w3c: true, b3: true }, &headers) else {
             return "do not sample".to_owned();
         };
         let span = context.span().span_context().clone();
-        if span.is_valid() { is(span.trace_id(), span.is_sampled()) } else { "none".to_owned() }
+        if span.is_valid() { expected_parent(span.trace_id(), span.is_sampled()) } else { "none".to_owned() }
     }
 
-    fn is(trace: impl std::fmt::Display, sampled: bool) -> String {
+    fn expected_parent(trace: impl std::fmt::Display, sampled: bool) -> String {
         format!("{trace} {SPAN} {sampled}")
     }
 
     #[test]
     fn w3c_and_b3_headers_yield_the_parent_span() {
         let w3c = |flags: &str| format!("00-{TRACE}-{SPAN}-{flags}");
-        assert_eq!(parent(&[("traceparent", &w3c("01"))]), is(TRACE, true));
-        assert_eq!(parent(&[("traceparent", &w3c("00"))]), is(TRACE, false));
+        assert_eq!(parent(&[("traceparent", &w3c("01"))]), expected_parent(TRACE, true));
+        assert_eq!(parent(&[("traceparent", &w3c("00"))]), expected_parent(TRACE, false));
         let b3 = |rest: &str| format!("{TRACE}-{SPAN}{rest}");
         for (rest, sampled) in [("-1", true), ("-d", true), ("-0", false), ("", false)] {
-            assert_eq!(parent(&[("b3", &b3(rest))]), is(TRACE, sampled), "{rest}");
+            assert_eq!(parent(&[("b3", &b3(rest))]), expected_parent(TRACE, sampled), "{rest}");
         }
-        assert_eq!(parent(&[("b3", &b3("-1-05e3ac9a4f6e3b90"))]), is(TRACE, true));
+        assert_eq!(parent(&[("b3", &b3("-1-05e3ac9a4f6e3b90"))]), expected_parent(TRACE, true));
         let several =
             [("x-b3-traceid", &TRACE[16..]), ("x-b3-spanid", SPAN), ("x-b3-sampled", "1")];
         let long = format!("{:0>32}", &TRACE[16..]);
-        assert_eq!(parent(&several), is(long, true));
+        assert_eq!(parent(&several), expected_parent(long, true));
         let debug = [("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), ("x-b3-flags", "1")];
-        assert_eq!(parent(&debug), is(TRACE, true));
+        assert_eq!(parent(&debug), expected_parent(TRACE, true));
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn only_configured_propagators_are_used() {
-        let read = |text| Propagators::read(text).map(|found| (found.w3c, found.b3));
+        let read = |text| Propagators::parse(text).map(|found| (found.w3c, found.b3));
         assert_eq!(read(None), Some((true, true)));
         assert_eq!(read(Some("tracecontext,baggage")), Some((true, false)));
         assert_eq!(read(Some("b3multi")), Some((false, true)));

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{join_all, poll_immediate};
-use sluicegate::kernel::decision::Question;
+use sluicegate::kernel::decision::Check;
 use sluicegate::kernel::units::{Nanos, Share};
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
 const CALL: Nanos = Nanos(50 * Nanos::MILLI.0);
 
 fn share_of(replica: &Replica, value: &str) -> Share {
-    let all = replica.engine.ceilings().fleet().unwrap().shown(replica.engine.clock(), 1_000);
+    let all = replica.engine.concurrency_limits().fleet_reporter().unwrap().share_snapshots(replica.engine.clock(), 1_000);
     let of_it = all.into_iter().find(|(name, _)| **name == *name_of(value).as_bytes());
     of_it.unwrap().1.share
 }
@@ -28,7 +28,7 @@ fn new_limits_cannot_extend_a_round_past_share_expiry() {
     assert!(many.try_acquire());
     store.is_slow.store(true, Relaxed);
     let values: Vec<String> = (0..200).map(|value| format!("{value}")).collect();
-    let checks: Vec<Question> = values.iter().map(|value| check_of_value(value)).collect();
+    let checks: Vec<Check> = values.iter().map(|value| check_of_value(value)).collect();
     let mut newcomers = checks.iter();
     // These futures are not polled again. Each waits for its share until the end.
     let mut pending = Vec::new();
@@ -42,7 +42,7 @@ fn new_limits_cannot_extend_a_round_past_share_expiry() {
     };
     block_on(async {
         while add_limit() {
-            let mut report = pin!(many.engine.speak_once());
+            let mut report = pin!(many.engine.report_once());
             for calls in 0.. {
                 assert!(calls <= 10, "the round has lasted for half a heartbeat");
                 if poll_immediate(&mut report).await.is_some() {
@@ -60,13 +60,13 @@ fn share_that_expires_first_is_reported_first() {
     let store = Store::new();
     let many = Replica::with_hour_timeout(&store, "a", "limit: 4");
     let values: Vec<String> = (0..100).map(|value| format!("{value}")).collect();
-    let checks: Vec<Question> = values.iter().map(|value| check_of_value(value)).collect();
+    let checks: Vec<Check> = values.iter().map(|value| check_of_value(value)).collect();
     let oldest = check_of_value("oldest");
     let held = block_on(async {
-        let oldest = tokio::join!(many.engine.admit(&oldest, None), many.engine.speak_once()).0;
+        let oldest = tokio::join!(many.engine.admit(&oldest, None), many.engine.report_once()).0;
         many.advance(HALF_SECOND);
         let all = join_all(checks.iter().map(|check| many.engine.admit(check, None)));
-        (oldest, tokio::join!(all, many.engine.speak_once()).0)
+        (oldest, tokio::join!(all, many.engine.report_once()).0)
     });
     // More than half of the lifetime of every share.
     many.advance(Nanos::from_secs(3));

@@ -8,22 +8,22 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate::backend::heartbeat::{Beat, Round};
-use sluicegate::backend::redis::codec::heartbeat::{lives, state};
-use sluicegate::kernel::coordinator::aggregate::{Level, Ratio};
-use sluicegate::kernel::coordinator::coordinator::MOST_SEATS;
-use sluicegate::kernel::coordinator::life::Record;
-use sluicegate::kernel::coordinator::message::Holding;
-use sluicegate::kernel::coordinator::seat::{Granted, Seat};
-use sluicegate::kernel::coordinator::{Coordinator, Heartbeat, Law, Life, Reply};
-use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
+use sluicegate::backend::heartbeat::{ShareReport, ShareRound};
+use sluicegate::backend::redis::codec::heartbeat::{incarnation_key, state_key};
+use sluicegate::kernel::coordinator::aggregate::{FractionalLimit, LimitFactor};
+use sluicegate::kernel::coordinator::coordinator::MAX_SHARE_STATES;
+use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::message::GrantInUse;
+use sluicegate::kernel::coordinator::seat::{GrantRecord, ShareState};
+use sluicegate::kernel::coordinator::{Coordinator, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, HeartbeatReply};
+use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
 
 use super::{Reporter, START, bucket, join_round, terms};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 
-const LIFE: Life = Life { incarnation: Incarnation(7), born: Nanos(0), settled: true };
+const LIFE: CoordinatorIncarnation = CoordinatorIncarnation { incarnation: Incarnation(7), started_at: Nanos(0), is_settled: true };
 /// The leading bytes of the head that the kernel knows, too. The wants start at `HEAD`.
 const KNOWN: usize = 50;
 const HEAD: usize = 122;
@@ -44,25 +44,25 @@ fn int(number: u64) -> [u8; 4] {
 }
 
 /// The ratio plus one, or 0 without a vote.
-fn ballot(vote: Option<Ratio>) -> [u8; 4] {
-    int(vote.map_or(0, |Ratio(ratio)| u64::from(ratio) + 1))
+fn ballot(vote: Option<LimitFactor>) -> [u8; 4] {
+    int(vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1))
 }
 
-fn name(seat: &Seat) -> Vec<u8> {
-    [double(seat.member.0), double(seat.life.0)].concat()
+fn name(seat: &ShareState) -> Vec<u8> {
+    [double(seat.replica.0), double(seat.incarnation.0)].concat()
 }
 
 /// The SEAT at `place`, counted from 1.
-fn field(place: u64, seat: &Seat) -> Vec<u8> {
-    let seen = [seat.held.share, seat.granted.share, seat.in_flight, seat.told].map(|it| int(it.0));
-    let generations = [seat.held, seat.granted].map(|granted| double(granted.generation.0));
-    let instants = [seat.since, seat.rests, seat.lasts].map(instant);
+fn field(place: u64, seat: &ShareState) -> Vec<u8> {
+    let seen = [seat.confirmed.share, seat.granted.share, seat.in_flight, seat.replied_limit].map(|it| int(it.0));
+    let generations = [seat.confirmed, seat.granted].map(|granted| double(granted.generation.0));
+    let instants = [seat.changed_at, seat.earlier_requests_end, seat.max_duration].map(instant);
     [
         &int(place)[..],
-        &double(seat.member.0),
-        &instant(seat.until),
+        &double(seat.replica.0),
+        &instant(seat.expires_at),
         &seen.concat(),
-        &double(seat.life.0),
+        &double(seat.incarnation.0),
         &double(seat.number),
         &generations.concat(),
         &instants.concat(),
@@ -72,74 +72,74 @@ fn field(place: u64, seat: &Seat) -> Vec<u8> {
 }
 
 fn seats(of: &Coordinator) -> Fields {
-    (1..).zip(&of.seats).map(|(place, seat)| (name(seat), field(place, seat))).collect()
+    (1..).zip(&of.share_states).map(|(place, seat)| (name(seat), field(place, seat))).collect()
 }
 
 /// The start of the head, from the kernel's values.
 fn known(of: &Coordinator) -> Vec<u8> {
-    let votes = of.seats.iter().filter(|seat| seat.vote.is_some()).count();
+    let votes = of.share_states.iter().filter(|seat| seat.vote.is_some()).count();
     [
-        &int(of.seats.len() as u64)[..],
+        &int(of.share_states.len() as u64)[..],
         &double(of.incarnation.0),
-        &instant(of.latest),
+        &instant(of.latest_time),
         &double(of.generation.0),
-        &double(of.level.unwrap().0),
-        &u16::from(of.recovered).to_le_bytes(),
-        &instant(of.counted),
+        &double(of.limit.unwrap().0),
+        &u16::from(of.is_recovered).to_le_bytes(),
+        &instant(of.counted_at),
         &int(votes as u64),
     ]
     .concat()
 }
 
 fn wants(of: &Coordinator) -> Vec<u8> {
-    of.seats.iter().flat_map(|seat| int(seat.wanted.0)).collect()
+    of.share_states.iter().flat_map(|seat| int(seat.demand.0)).collect()
 }
 
 /// A random share state. Its share outlives the test, or has expired and only requests remain.
-fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> Seat {
-    let granted = |dice: &mut Dice| Granted {
+fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> ShareState {
+    let granted = |dice: &mut Dice| GrantRecord {
         generation: Generation(1 + dice.up_to(98)),
         share: Share(1 + dice.up_to(2)),
     };
     let is_silent = dice.once_in(50);
     let passed = |dice: &mut Dice| Nanos(dice.up_to(1_000_000) * Nanos::MICRO.0);
     let until =
-        if is_silent { Nanos(START.0 - passed(dice).0) } else { terms(10).term.plus(START) };
-    Seat {
-        member: MemberId(2 * number),
-        life: Incarnation(1 + dice.up_to(5)),
+        if is_silent { Nanos(START.0 - passed(dice).0) } else { terms(10).share_lifetime.plus(START) };
+    ShareState {
+        replica: ReplicaId(2 * number),
+        incarnation: Incarnation(1 + dice.up_to(5)),
         number: 1 + dice.up_to(9),
-        held: granted(dice),
+        confirmed: granted(dice),
         granted: granted(dice),
-        told: Share(dice.pick(&[ceiling, ceiling / 2, ceiling + 1])),
+        replied_limit: Share(dice.pick(&[ceiling, ceiling / 2, ceiling + 1])),
         in_flight: Share(dice.up_to(3)),
-        wanted: Share(dice.up_to(4)),
-        vote: dice.once_in(3).then(|| Ratio(u32::try_from(dice.up_to(3 << 16)).unwrap())),
-        until,
-        rests: START.plus(passed(dice)),
-        lasts: Nanos::from_secs(dice.pick(&[1, 10, 60])),
-        since: Nanos(START.0 - passed(dice).0),
+        demand: Share(dice.up_to(4)),
+        vote: dice.once_in(3).then(|| LimitFactor(u32::try_from(dice.up_to(3 << 16)).unwrap())),
+        expires_at: until,
+        earlier_requests_end: START.plus(passed(dice)),
+        max_duration: Nanos::from_secs(dice.pick(&[1, 10, 60])),
+        changed_at: Nanos(START.0 - passed(dice).0),
     }
 }
 
 struct Crowd<'s> {
     reporter: &'s mut Reporter,
     coordinator: Coordinator,
-    law: Law,
+    law: CoordinatorConfig,
     now: Nanos,
 }
 
 impl<'s> Crowd<'s> {
     fn new(reporter: &'s mut Reporter, dice: &mut Dice, count: u64, ceiling: u64) -> Self {
-        let law = Law::new(terms(10), Share(1), Share(ceiling), Share(1 << 24)).unwrap();
+        let law = CoordinatorConfig::new(terms(10), Share(1), Share(ceiling), Share(1 << 24)).unwrap();
         let coordinator = Coordinator {
             incarnation: LIFE.incarnation,
-            latest: START,
+            latest_time: START,
             generation: Generation(99),
-            level: Some(Level(Level::of(Share(ceiling)).0 + dice.up_to(1_023))),
-            recovered: false,
-            counted: START,
-            seats: (1..=count).map(|number| seat(dice, number, ceiling)).collect(),
+            limit: Some(FractionalLimit(FractionalLimit::from_share(Share(ceiling)).0 + dice.up_to(1_023))),
+            is_recovered: false,
+            counted_at: START,
+            share_states: (1..=count).map(|number| seat(dice, number, ceiling)).collect(),
         };
         let mut crowd = Self { reporter, coordinator, law, now: START };
         crowd.write_to_store();
@@ -147,7 +147,7 @@ impl<'s> Crowd<'s> {
     }
 
     fn key() -> Vec<u8> {
-        state(&bucket(0), b"test:")
+        state_key(&bucket(0), b"test:")
     }
 
     fn call(&mut self, parts: &[&[u8]]) -> Value {
@@ -156,7 +156,7 @@ impl<'s> Crowd<'s> {
 
     /// Writes the kernel's state to the store: a settled incarnation, and a head with invalid sums.
     fn write_to_store(&mut self) {
-        let (lives, key) = (lives(b"test:"), Self::key());
+        let (lives, key) = (incarnation_key(b"test:"), Self::key());
         let life = [7, 0, 1, 0].map(double).concat();
         self.call(&[b"HSET", &lives, b"life", &life, b"store", b"a"]);
         self.call(&[b"DEL", &key]);
@@ -166,19 +166,19 @@ impl<'s> Crowd<'s> {
             self.reporter.client.queue(&[&b"HSET"[..], &key, &name, &field]);
         }
         self.reporter.client.flush();
-        for _ in 0..self.coordinator.seats.len() {
+        for _ in 0..self.coordinator.share_states.len() {
             assert_eq!(self.reporter.client.receive(), Value::Int(1));
         }
     }
 
     /// Sends a heartbeat to both. Asserts equal replies and equal states.
-    fn send(&mut self, said: Heartbeat) -> Reply {
-        let record = Record { member: said.member, life: said.life, under: None };
-        let beats = vec![Beat { bucket: bucket(0), law: self.law, said }];
-        let round = Round { record, beats, ..join_round(1) };
+    fn send(&mut self, said: Heartbeat) -> HeartbeatReply {
+        let record = IncarnationRecord { replica: said.replica, incarnation: said.incarnation, coordinator_incarnation: None };
+        let beats = vec![ShareReport { bucket: bucket(0), law: self.law, heartbeat: said }];
+        let round = ShareRound { record, reports: beats, ..join_round(1) };
         let heard = self.reporter.send_at(&round, Some(self.now));
-        let reply = self.coordinator.on_heartbeat(self.now, &LIFE, &self.law, &said);
-        let count = self.coordinator.seats.len();
+        let reply = self.coordinator.apply_heartbeat(self.now, &LIFE, &self.law, &said);
+        let count = self.coordinator.share_states.len();
         assert_eq!(heard.replies, [Some(reply)], "{count} seats: {said:?}");
         self.assert_same_state();
         reply
@@ -200,45 +200,45 @@ impl<'s> Crowd<'s> {
         assert_eq!((stored.len(), differs), (wanted.len(), None));
     }
 
-    fn join(&mut self, member: u64) -> Reply {
-        let said = join_round(member).beats[0].said;
-        self.send(Heartbeat { life: Incarnation(9), ..said })
+    fn join(&mut self, member: u64) -> HeartbeatReply {
+        let said = join_round(member).reports[0].heartbeat;
+        self.send(Heartbeat { incarnation: Incarnation(9), ..said })
     }
 
     fn next_heartbeat(&self, at: usize) -> Heartbeat {
-        let seat = &self.coordinator.seats[at];
-        let Granted { generation, share } = seat.granted;
-        let (coordinator, ceiling) = (LIFE.incarnation, self.coordinator.ceiling());
+        let seat = &self.coordinator.share_states[at];
+        let GrantRecord { generation, share } = seat.granted;
+        let (coordinator, ceiling) = (LIFE.incarnation, self.coordinator.limit());
         Heartbeat {
-            member: seat.member,
-            life: seat.life,
+            replica: seat.replica,
+            incarnation: seat.incarnation,
             number: seat.number + 1,
-            holds: Some(Holding { coordinator, generation, share, ceiling }),
+            grant_in_use: Some(GrantInUse { coordinator_incarnation: coordinator, generation, share, limit: ceiling }),
             in_flight: Share(0),
-            wanted: Share(3),
+            demand: Share(3),
             vote: None,
-            leaves: false,
+            is_leaving: false,
         }
     }
 }
 
 /// One replica joins, one reports, a vote is counted, the last two leave, and two join at both
 /// ends. Returns the reply to the first join.
-fn assert_same_walk(crowd: &mut Crowd<'_>) -> Reply {
-    let count = crowd.coordinator.seats.len();
+fn assert_same_walk(crowd: &mut Crowd<'_>) -> HeartbeatReply {
+    let count = crowd.coordinator.share_states.len();
     let first = crowd.join(count as u64 / 2 * 2 + 1);
     crowd.now = START.plus(Nanos::SECOND);
     crowd.send(crowd.next_heartbeat(count / 3));
     crowd.now = START.plus(Nanos::from_secs(2));
-    crowd.send(Heartbeat { vote: Some(Ratio::TWICE), ..crowd.next_heartbeat(count / 2) });
-    assert_eq!(crowd.coordinator.counted, crowd.now);
-    assert!(crowd.coordinator.seats.iter().all(|seat| seat.vote.is_none()));
+    crowd.send(Heartbeat { vote: Some(LimitFactor::TWICE), ..crowd.next_heartbeat(count / 2) });
+    assert_eq!(crowd.coordinator.counted_at, crowd.now);
+    assert!(crowd.coordinator.share_states.iter().all(|seat| seat.vote.is_none()));
     for _ in 0..2 {
-        let leaves = crowd.next_heartbeat(crowd.coordinator.seats.len() - 1);
-        assert_eq!(crowd.send(Heartbeat { leaves: true, ..leaves }), Reply::Left);
+        let leaves = crowd.next_heartbeat(crowd.coordinator.share_states.len() - 1);
+        assert_eq!(crowd.send(Heartbeat { is_leaving: true, ..leaves }), HeartbeatReply::Left);
     }
     for member in [1, 1 << 40] {
-        assert!(matches!(crowd.join(member), Reply::Grant(_)));
+        assert!(matches!(crowd.join(member), HeartbeatReply::Grant(_)));
     }
     first
 }
@@ -249,13 +249,13 @@ fn largest_fleet_matches_and_one_more_is_rejected() {
     let (redis, seed) = (Redis::start(), seed());
     println!("seed {seed}");
     let (mut reporter, mut dice) = (Reporter::new(&redis), Dice::new(seed));
-    for with_one_more in [999, 1_000, 1_001, 1_999, 2_000, MOST_SEATS, MOST_SEATS + 1] {
+    for with_one_more in [999, 1_000, 1_001, 1_999, 2_000, MAX_SHARE_STATES, MAX_SHARE_STATES + 1] {
         // Limits below the number of replicas, below their demand, and above it.
         for ceiling in [64, 5_000, 100_000] {
             let count = with_one_more as u64 - 1;
             let mut crowd = Crowd::new(&mut reporter, &mut dice, count, ceiling);
             let reply = assert_same_walk(&mut crowd);
-            assert_eq!(reply == Reply::Full, MOST_SEATS < with_one_more, "{with_one_more} seats");
+            assert_eq!(reply == HeartbeatReply::TooManyReplicas, MAX_SHARE_STATES < with_one_more, "{with_one_more} seats");
         }
     }
 }

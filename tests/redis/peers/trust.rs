@@ -3,8 +3,8 @@
 use prost::Message as _;
 use sluicegate::edge::grpc::peer::api::peers_client::PeersClient;
 use sluicegate::edge::grpc::peer::api::{About, Answer, Letter, Letters, Outcome, Parcel};
-use sluicegate::edge::grpc::peer::{MOST, Seal};
-use sluicegate::engine::peers::name;
+use sluicegate::edge::grpc::peer::{MAX_BATCH_MESSAGES, BatchSigner};
+use sluicegate::engine::peers::incarnation_name;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
@@ -26,7 +26,7 @@ fn parcel(from: &str, to: &str, sequence: u64, letters: Vec<Letter>) -> Parcel {
 }
 
 fn sealed(mut parcel: Parcel, secret: &str) -> Parcel {
-    Seal::new(secret).put(&mut parcel);
+    BatchSigner::new(secret).sign(&mut parcel);
     parcel
 }
 
@@ -68,17 +68,17 @@ fn only_valid_seals_are_accepted_and_only_once() {
     let old = sealed(parcel(&b, &a, 936, ends(&second)), SECRET);
     assert_eq!(scene.deliver(old), Err(Code::PermissionDenied), "64 before the last");
 
-    let former = sealed(parcel(&name("b", 1), &a, 1, ends(&second)), SECRET);
+    let former = sealed(parcel(&incarnation_name("b", 1), &a, 1, ends(&second)), SECRET);
     assert_eq!(scene.deliver(former), Err(Code::FailedPrecondition), "a life that is over");
     let own = sealed(parcel(&a, &a, 1, ends(&second)), SECRET);
     assert_eq!(scene.deliver(own), Err(Code::FailedPrecondition), "nobody writes to itself");
-    let elsewhere = sealed(parcel(&b, &name("a", 1), 1_001, ends(&second)), SECRET);
+    let elsewhere = sealed(parcel(&b, &incarnation_name("a", 1), 1_001, ends(&second)), SECRET);
     assert_eq!(scene.deliver(elsewhere), Err(Code::NotFound), "for a life that is over");
 
     let mut garbage = parcel(&b, &a, 1_002, Vec::new());
     garbage.letters = vec![0xff; 100];
     assert_eq!(scene.deliver(sealed(garbage, SECRET)), Err(Code::InvalidArgument));
-    let many = sealed(parcel(&b, &a, 1_003, vec![letter(&second); MOST + 1]), SECRET);
+    let many = sealed(parcel(&b, &a, 1_003, vec![letter(&second); MAX_BATCH_MESSAGES + 1]), SECRET);
     assert_eq!(scene.deliver(many), Err(Code::InvalidArgument), "one letter too many");
     assert_eq!(scene.in_flight(0), 1, "nothing was heeded");
     let mixed = vec![letter("!"), letter(&third), letter(&second)];

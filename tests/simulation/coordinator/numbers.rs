@@ -4,13 +4,13 @@
 //! There are no faults. A tick is a millisecond, a heartbeat is a second, and the store is 1 ms
 //! away. As in the engine, a replica checks 100 times per heartbeat if one is due.
 
-use sluicegate::kernel::coordinator::aggregate::Level;
+use sluicegate::kernel::coordinator::aggregate::FractionalLimit;
 use std::collections::VecDeque;
 
-use sluicegate::kernel::coordinator::member::{Applied, Load};
-use sluicegate::kernel::coordinator::split::{Split, Usage, wanted};
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Member, Reading, Terms};
-use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
+use sluicegate::kernel::coordinator::split::{SplitMode, UsageSample, demand};
+use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, ShareClient, ClockReading, ShareTiming};
+use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
 
 use super::store::Store;
 use crate::simulation::bad::Flaw;
@@ -23,7 +23,7 @@ const CLOCK_LEAD: u64 = 123_456_789;
 const POLL_TICKS: u64 = HEARTBEAT / 100;
 
 struct LoadedReplica {
-    member: Member,
+    member: ShareClient,
     starts: u64,
     /// The tick of an extra heartbeat.
     extra_heartbeat_at: u64,
@@ -43,8 +43,8 @@ struct LoadedReplica {
 }
 
 impl LoadedReplica {
-    fn new(id: u64, starts: u64, terms: Terms, (rate, lasts): (u64, u64)) -> Self {
-        let member = Member::new(MemberId(id), Incarnation(1), terms);
+    fn new(id: u64, starts: u64, terms: ShareTiming, (rate, lasts): (u64, u64)) -> Self {
+        let member = ShareClient::new(ReplicaId(id), Incarnation(1), terms);
         let past = VecDeque::new();
         Self {
             member,
@@ -68,7 +68,7 @@ impl LoadedReplica {
     /// Simulates one tick of requests. Returns the heartbeat if one is due.
     fn run_tick(&mut self, tick: u64, dice: &mut Dice) -> Option<Heartbeat> {
         self.ends.retain(|end| tick < *end);
-        let share = self.member.in_force(Nanos(tick)).0;
+        let share = self.member.usable_share(Nanos(tick)).0;
         if let Some(lowered) = self.lowered.take_if(|_| self.ends.len() as u64 <= share) {
             (self.drained, self.drain) = (tick, self.drain.max(tick - lowered));
         }
@@ -80,9 +80,9 @@ impl LoadedReplica {
         self.remember([self.in_flight(), came, admitted]);
         let load = self.load();
         let polls = tick % POLL_TICKS == self.starts % POLL_TICKS;
-        let due = polls && self.member.due(Nanos(tick), &load) <= Nanos(tick)
+        let due = polls && self.member.next_heartbeat_at(Nanos(tick), &load) <= Nanos(tick)
             || tick == self.extra_heartbeat_at;
-        due.then(|| self.member.beat(Nanos(tick), &load))
+        due.then(|| self.member.next_heartbeat(Nanos(tick), &load))
     }
 
     fn remember(&mut self, now: [u64; 3]) {
@@ -93,14 +93,14 @@ impl LoadedReplica {
         }
     }
 
-    fn load(&self) -> Load {
+    fn load(&self) -> LoadReport {
         let ticks = (self.past.len() as u64).max(1);
         let [in_flight, arrived, admitted] = self.seen;
-        let mean = Level(Level::of(Share(in_flight)).0.div_ceil(ticks));
+        let mean = FractionalLimit(FractionalLimit::from_share(Share(in_flight)).0.div_ceil(ticks));
         let lasted = (0 < admitted).then_some(Nanos(self.lasts));
         let refused = arrived - admitted;
-        let wanted = wanted(&Usage { window: Nanos(ticks), mean, arrived, refused, lasted });
-        Load { in_flight: Share(self.in_flight()), wanted, vote: None }
+        let wanted = demand(&UsageSample { window: Nanos(ticks), mean_in_use: mean, arrived, denied: refused, mean_duration: lasted });
+        LoadReport { in_flight: Share(self.in_flight()), demand: wanted, vote: None }
     }
 }
 
@@ -115,11 +115,11 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn new(seed: u64, ceiling: u64, split: Split, loads: &[(u64, u64)]) -> Self {
+    fn new(seed: u64, ceiling: u64, split: SplitMode, loads: &[(u64, u64)]) -> Self {
         let (heartbeat, term) = (Nanos(HEARTBEAT), Nanos(4 * HEARTBEAT));
-        let terms = Terms::new(heartbeat, term, Nanos(10 * HEARTBEAT), 500).unwrap();
+        let terms = ShareTiming::new(heartbeat, term, Nanos(10 * HEARTBEAT), 500).unwrap();
         let ceiling = Share(ceiling);
-        let law = Law { split, ..Law::new(terms, ceiling, ceiling, ceiling).unwrap() };
+        let law = CoordinatorConfig { split, ..CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap() };
         let (store, mut dice) = (Store::new(law), Dice::new(seed));
         // At a random tick, as real processes start.
         let busy = |(id, load): (usize, &(u64, u64))| {
@@ -135,9 +135,9 @@ impl Fleet {
         for (at, grant) in std::mem::take(&mut self.grants) {
             let busy = &mut self.busy[at];
             let there = Nanos(self.tick + CLOCK_LEAD);
-            busy.member.goes_by(Reading { here: Nanos(self.tick), there });
-            let applied = busy.member.on_grant(Nanos(self.tick), &grant);
-            if matches!(applied, Applied::From(before) if grant.share < before) {
+            busy.member.set_clock(ClockReading { local_time: Nanos(self.tick), coordinator_time: there });
+            let applied = busy.member.apply_grant(Nanos(self.tick), &grant);
+            if matches!(applied, GrantOutcome::Applied(before) if grant.share < before) {
                 busy.lowered.get_or_insert(self.tick);
             }
         }
@@ -185,7 +185,7 @@ impl Fleet {
             (busy.lowered, busy.drained, busy.drain) = (None, self.tick, 0);
         }
         let fair = Share(self.store.law.max.0 / self.busy.len() as u64);
-        while self.busy[members].member.in_force(Nanos(self.tick)) < fair {
+        while self.busy[members].member.usable_share(Nanos(self.tick)) < fair {
             self.step(members + 1);
             assert!(self.tick < began + 60_000, "no part after a minute");
         }
@@ -216,7 +216,7 @@ fn skewed(ceiling: u64, lasts: u64) -> Vec<(u64, u64)> {
 fn demand_split_uses_95_percent_under_skewed_load() {
     let seed = seed();
     let used = |split| Fleet::new(seed, 1_000, split, &skewed(1_000, 100)).utilisation();
-    let (by_demand, equal) = (used(Split::Demand), used(Split::Equal));
+    let (by_demand, equal) = (used(SplitMode::Demand), used(SplitMode::Equal));
     println!("seed {seed}: used by demand {by_demand} / 1000, split equally {equal} / 1000");
     assert!(950 <= by_demand, "{by_demand} from seed {seed}");
 }
@@ -224,13 +224,13 @@ fn demand_split_uses_95_percent_under_skewed_load() {
 /// Measures joins beside `members` replicas, at evenly spaced phases of an interval.
 fn ramps(members: usize, dice: &mut Dice) -> Vec<Ramp> {
     let loads = vec![(600, 200); members + 1];
-    let fleet = |dice: &mut Dice| Fleet::new(dice.roll(), 60, Split::Demand, &loads);
+    let fleet = |dice: &mut Dice| Fleet::new(dice.roll(), 60, SplitMode::Demand, &loads);
     // Enough samples that medians of two seeds differ by one percent. Large fleets take fewer, so
     // that each size takes the same time.
     let times = (4_000 / members as u64).min(400);
     let ramp = |time| {
         let fleet = fleet(dice);
-        let period = fleet.store.law.terms.period().0;
+        let period = fleet.store.law.timing.period().0;
         fleet.ramp(time * period / times)
     };
     (0..times).map(ramp).collect()

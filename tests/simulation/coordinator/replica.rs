@@ -1,8 +1,8 @@
 //! A simulated replica: the kernel's member with its own clock and requests.
 
-use sluicegate::kernel::coordinator::member::{Applied, Load};
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, Member, Reading, Terms};
-use sluicegate::kernel::units::{Incarnation, MemberId, Nanos, Share};
+use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
+use sluicegate::kernel::coordinator::{Grant, Heartbeat, ShareClient, ClockReading, ShareTiming};
+use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
 
 use crate::simulation::bad::Flaw;
 use crate::support::dice::Dice;
@@ -21,10 +21,10 @@ impl Clock {
 }
 
 pub struct Replica {
-    pub member: Member,
+    pub member: ShareClient,
     life: u64,
     pub clock: Clock,
-    terms: Terms,
+    terms: ShareTiming,
     flaw: Flaw,
     /// The ends of the requests that the replica counts.
     ends: Vec<u64>,
@@ -49,9 +49,9 @@ pub struct Replica {
 }
 
 impl Replica {
-    pub fn new(id: u64, life: u64, terms: Terms, clock: Clock, flaw: Flaw) -> Self {
+    pub fn new(id: u64, life: u64, terms: ShareTiming, clock: Clock, flaw: Flaw) -> Self {
         Self {
-            member: Member::new(MemberId(id), Incarnation(life), terms),
+            member: ShareClient::new(ReplicaId(id), Incarnation(life), terms),
             life,
             clock,
             terms,
@@ -85,7 +85,7 @@ impl Replica {
                     0
                 }
             }
-            _ => self.member.in_force(now).0,
+            _ => self.member.usable_share(now).0,
         }
     }
 
@@ -121,30 +121,30 @@ impl Replica {
     pub fn beat(&mut self, tick: u64) -> Option<Heartbeat> {
         let now = self.clock.at(tick);
         let load = self.load();
-        (self.member.due(now, &load) <= now).then(|| self.make_heartbeat(now, &load))
+        (self.member.next_heartbeat_at(now, &load) <= now).then(|| self.make_heartbeat(now, &load))
     }
 
-    fn make_heartbeat(&mut self, now: Nanos, load: &Load) -> Heartbeat {
+    fn make_heartbeat(&mut self, now: Nanos, load: &LoadReport) -> Heartbeat {
         (self.peak, self.refused, self.sent) = (0, false, now);
         let in_flight = self.ends.len() as u64;
         let stale = std::mem::replace(&mut self.before, in_flight);
         if self.leaving {
-            return self.member.leave(now, Share(in_flight));
+            return self.member.last_heartbeat(now, Share(in_flight));
         }
-        let mut beat = self.member.beat(now, load);
+        let mut beat = self.member.next_heartbeat(now, load);
         if self.flaw == Flaw::Torn {
             beat.in_flight = Share(stale.min(in_flight));
         }
         if let Some((share, ends_at)) = self.unnumbered {
-            beat.holds = beat.holds.filter(|_| now < ends_at);
-            beat.holds.iter_mut().for_each(|holds| holds.share = share);
+            beat.grant_in_use = beat.grant_in_use.filter(|_| now < ends_at);
+            beat.grant_in_use.iter_mut().for_each(|holds| holds.share = share);
         }
         beat
     }
 
-    fn load(&self) -> Load {
+    fn load(&self) -> LoadReport {
         let wanted = if self.refused { Share(1_000) } else { Share(self.peak) };
-        Load { in_flight: Share(self.ends.len() as u64), wanted, vote: None }
+        LoadReport { in_flight: Share(self.ends.len() as u64), demand: wanted, vote: None }
     }
 
     pub fn leave(&mut self, tick: u64) -> Heartbeat {
@@ -152,15 +152,15 @@ impl Replica {
         self.make_heartbeat(self.clock.at(tick), &self.load())
     }
 
-    pub fn apply_grant(&mut self, tick: u64, granted_at: u64, grant: &Grant) -> Applied {
+    pub fn apply_grant(&mut self, tick: u64, granted_at: u64, grant: &Grant) -> GrantOutcome {
         let now = self.clock.at(tick);
         if self.flaw == Flaw::ByValue {
-            self.unnumbered = Some((grant.share, self.sent.plus(self.terms.usable())));
+            self.unnumbered = Some((grant.share, self.sent.plus(self.terms.usable_lifetime())));
         }
         // The engine also reads the store's clock at every reply.
-        self.member.goes_by(Reading { here: now, there: Nanos(granted_at) });
-        let applied = self.member.on_grant(now, grant);
-        if applied != Applied::Late {
+        self.member.set_clock(ClockReading { local_time: now, coordinator_time: Nanos(granted_at) });
+        let applied = self.member.apply_grant(now, grant);
+        if applied != GrantOutcome::Ignored {
             self.granted_at = granted_at;
         }
         applied
@@ -169,7 +169,7 @@ impl Replica {
     /// Discards the pending reply after `timeout` ticks.
     pub fn time_out(&mut self, tick: u64, timeout: u64) {
         if self.sent.plus(Nanos(timeout)) <= self.clock.at(tick) {
-            self.member.void();
+            self.member.discard_reply();
         }
     }
 

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate::kernel::coordinator::life::Record;
-use sluicegate::kernel::coordinator::message::Holding;
-use sluicegate::kernel::coordinator::{Coordinator, Grant, Heartbeat, Law, Life, Reply};
-use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos};
+use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::message::GrantInUse;
+use sluicegate::kernel::coordinator::{Coordinator, Grant, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, HeartbeatReply};
+use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos};
 
 use crate::simulation::bad::Flaw;
 
 pub struct Store {
     pub coordinator: Coordinator,
-    pub life: Life,
-    pub law: Law,
+    pub life: CoordinatorIncarnation,
+    pub law: CoordinatorConfig,
     since: Nanos,
-    fleet: BTreeMap<(MemberId, Incarnation), Row>,
+    fleet: BTreeMap<(ReplicaId, Incarnation), Row>,
 }
 
 /// The instant of a replica's last heartbeat, and the coordinator's incarnation that granted its
@@ -25,15 +25,15 @@ struct Row {
 }
 
 impl Store {
-    pub fn new(law: Law) -> Self {
-        let life = Life { settled: true, ..Life::begin(Incarnation(1), Nanos(0)) };
+    pub fn new(law: CoordinatorConfig) -> Self {
+        let life = CoordinatorIncarnation { is_settled: true, ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0)) };
         let (coordinator, fleet) = (Coordinator::default(), BTreeMap::new());
         Self { coordinator, life, law, since: Nanos(0), fleet }
     }
 
     pub fn lose_state(&mut self, now: Nanos, fleet_too: bool, flaw: Flaw) {
         let next = Incarnation(self.life.incarnation.0 + 1);
-        self.life = Life { settled: flaw == Flaw::NoGrace, ..Life::begin(next, now) };
+        self.life = CoordinatorIncarnation { is_settled: flaw == Flaw::NoGrace, ..CoordinatorIncarnation::start(next, now) };
         self.coordinator = Coordinator::default();
         if fleet_too {
             self.fleet.clear();
@@ -46,70 +46,70 @@ impl Store {
         self.register(now, &beat);
         if flaw == Flaw::InFlightForExposure {
             let over = |until: Nanos| until <= now;
-            for seat in self.coordinator.seats.iter_mut().filter(|seat| over(seat.until)) {
-                (seat.held, seat.granted) = Default::default();
+            for seat in self.coordinator.share_states.iter_mut().filter(|seat| over(seat.expires_at)) {
+                (seat.confirmed, seat.granted) = Default::default();
             }
         }
         if flaw == Flaw::NoMemberIncarnation {
-            self.coordinator.seats.retain(|s| s.member != beat.member || s.life == beat.life);
+            self.coordinator.share_states.retain(|s| s.replica != beat.replica || s.incarnation == beat.incarnation);
         }
-        let reply = self.coordinator.on_heartbeat(now, &self.life, &self.law, &beat);
+        let reply = self.coordinator.apply_heartbeat(now, &self.life, &self.law, &beat);
         if flaw == Flaw::NoAcknowledgement {
-            let seats = self.coordinator.seats.iter_mut();
+            let seats = self.coordinator.share_states.iter_mut();
             seats
-                .filter(|seat| seat.member == beat.member)
-                .for_each(|seat| seat.held = seat.granted);
+                .filter(|seat| seat.replica == beat.replica)
+                .for_each(|seat| seat.confirmed = seat.granted);
         }
         match reply {
-            Reply::Grant(grant) => Some(grant),
-            Reply::Left if beat.in_flight.0 == 0 => {
-                self.fleet.remove(&beat.name());
+            HeartbeatReply::Grant(grant) => Some(grant),
+            HeartbeatReply::Left if beat.in_flight.0 == 0 => {
+                self.fleet.remove(&beat.sort_key());
                 None
             }
-            Reply::Lost => panic!("a state that was never set back cannot be an old one: {beat:?}"),
+            HeartbeatReply::StateLost => panic!("a state that was never set back cannot be an old one: {beat:?}"),
             _ => None,
         }
     }
 
     fn register(&mut self, now: Nanos, beat: &Heartbeat) {
-        let longest = self.law.terms.longest();
-        let row = Row { heard: now, under: beat.holds.map(|holds| holds.coordinator) };
-        self.fleet.insert(beat.name(), row);
+        let longest = self.law.timing.longest_use();
+        let row = Row { heard: now, under: beat.grant_in_use.map(|holds| holds.coordinator_incarnation) };
+        self.fleet.insert(beat.sort_key(), row);
         self.fleet.retain(|_, row| now < row.heard.plus(longest));
-        let record = |((member, life), row): (&(MemberId, Incarnation), &Row)| Record {
-            member: *member,
-            life: *life,
-            under: row.under,
+        let record = |((member, life), row): (&(ReplicaId, Incarnation), &Row)| IncarnationRecord {
+            replica: *member,
+            incarnation: *life,
+            coordinator_incarnation: row.under,
         };
-        let records: Vec<Record> = self.fleet.iter().map(record).collect();
+        let records: Vec<IncarnationRecord> = self.fleet.iter().map(record).collect();
         self.life.settle(now, longest, self.since, &records);
     }
 
     /// The heartbeat as the flawed protocol would read it.
     fn with_flaw(&self, beat: &Heartbeat, flaw: Flaw) -> Heartbeat {
         let (life, state) = (self.life.incarnation, &self.coordinator);
-        let seat = state.seats.iter().find(|seat| seat.name() == beat.name());
+        let seat = state.share_states.iter().find(|seat| seat.sort_key() == beat.sort_key());
         let seat = seat.filter(|_| state.incarnation == life);
         match flaw {
             Flaw::ByValue => {
-                let named = |holds: Holding| match seat {
+                let named = |holds: GrantInUse| match seat {
                     Some(seat) if seat.granted.share == holds.share => seat.granted.generation,
-                    Some(seat) => seat.held.generation,
+                    Some(seat) => seat.confirmed.generation,
                     None => Generation(0),
                 };
-                let holds = beat.holds.map(|holds| Holding { generation: named(holds), ..holds });
+                let holds = beat.grant_in_use.map(|holds| GrantInUse { generation: named(holds), ..holds });
                 let number = seat.map_or(beat.number, |seat| beat.number.max(seat.number + 1));
-                Heartbeat { holds, number, ..*beat }
+                Heartbeat { grant_in_use: holds, number, ..*beat }
             }
             Flaw::NoCoordinatorIncarnation => {
                 let newest = seat.map_or(Generation(0), |seat| seat.granted.generation);
                 let known = |held: Generation| if newest <= held { newest } else { held };
-                let holds = beat.holds.map(|holds| Holding {
-                    coordinator: life,
+                let holds = beat.grant_in_use.map(|holds| GrantInUse {
+                    coordinator_incarnation: life,
                     generation: known(holds.generation),
                     ..holds
                 });
-                Heartbeat { holds, ..*beat }
+                Heartbeat { grant_in_use: holds, ..*beat }
             }
             _ => *beat,
         }

@@ -1,8 +1,8 @@
 //! The simulation: replicas, a network, a store, faults and an oracle.
 
-use sluicegate::kernel::coordinator::member::Applied;
-use sluicegate::kernel::coordinator::split::Split;
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Terms};
+use sluicegate::kernel::coordinator::member::GrantOutcome;
+use sluicegate::kernel::coordinator::split::SplitMode;
+use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, ShareTiming};
 use sluicegate::kernel::units::{Nanos, Share};
 
 use super::faults::Fault;
@@ -70,7 +70,7 @@ pub struct Simulation {
     dice: Dice,
     flaw: Flaw,
     faults: Vec<Fault>,
-    terms: Terms,
+    terms: ShareTiming,
     store: Store,
     /// The lead of the store's clock over the ticks.
     ahead: u64,
@@ -90,14 +90,14 @@ pub struct Simulation {
 }
 
 /// Heartbeat 10 ticks, share lifetime 36 ticks, drift 10 %.
-fn terms(max_duration: u64) -> Terms {
-    Terms::new(Nanos(10), Nanos(36), Nanos(max_duration), 100_000).unwrap()
+fn terms(max_duration: u64) -> ShareTiming {
+    ShareTiming::new(Nanos(10), Nanos(36), Nanos(max_duration), 100_000).unwrap()
 }
 
 /// The terms of the replicas, with the margin of the flaw.
-fn replica_terms(terms: Terms, flaw: Flaw) -> Terms {
+fn replica_terms(terms: ShareTiming, flaw: Flaw) -> ShareTiming {
     let less = u64::from(flaw == Flaw::ShortMargin);
-    Terms { margin: Nanos(terms.margin.0 - less), ..terms }
+    ShareTiming { margin: Nanos(terms.margin.0 - less), ..terms }
 }
 
 impl Simulation {
@@ -106,14 +106,14 @@ impl Simulation {
         let ceiling = 1 + dice.up_to(11);
         // Long requests, or requests of zero ticks, so that only shares count.
         let terms = terms(dice.pick(&[0, 30, 30]));
-        let law = Law::new(terms, Share(ceiling), Share(ceiling), Share(ceiling)).unwrap();
-        let split = dice.pick(&[Split::Equal, Split::Demand]);
+        let law = CoordinatorConfig::new(terms, Share(ceiling), Share(ceiling), Share(ceiling)).unwrap();
+        let split = dice.pick(&[SplitMode::Equal, SplitMode::Demand]);
         let mut simulation = Self {
             tick: 0,
             flaw,
             faults: faults.to_vec(),
             terms: replica_terms(terms, flaw),
-            store: Store::new(Law { split, ..law }),
+            store: Store::new(CoordinatorConfig { split, ..law }),
             ahead: 1_000,
             replicas: Vec::new(),
             lives: 0,
@@ -192,7 +192,7 @@ impl Simulation {
             }
             (Fault::Roll, Some(replica)) => {
                 let beat = replica.leave(self.tick);
-                let who = (beat.member.0, beat.life.0);
+                let who = (beat.replica.0, beat.incarnation.0);
                 self.send(who, Message::Beat(beat));
             }
             (Fault::Swizzle, _) => self.swizzle(),
@@ -223,7 +223,7 @@ impl Simulation {
             self.fell_at = self.tick;
         }
         let law = self.store.law;
-        self.store.law = Law { min: ceiling, start: ceiling, max: ceiling, ..law };
+        self.store.law = CoordinatorConfig { min: ceiling, start: ceiling, max: ceiling, ..law };
     }
 
     fn end_faults(&mut self) {
@@ -316,15 +316,15 @@ impl Simulation {
         }
     }
 
-    fn count(&mut self, applied: Applied, grant: &Grant) {
+    fn count(&mut self, applied: GrantOutcome, grant: &Grant) {
         match applied {
-            Applied::Late => self.tally.late_grants += 1,
-            Applied::From(before) if grant.share < before => self.shrank = true,
-            Applied::From(before) if before < grant.share && self.shrank => {
+            GrantOutcome::Ignored => self.tally.late_grants += 1,
+            GrantOutcome::Applied(before) if grant.share < before => self.shrank = true,
+            GrantOutcome::Applied(before) if before < grant.share && self.shrank => {
                 self.tally.handoffs += 1;
                 self.shrank = false;
             }
-            Applied::From(_) => {}
+            GrantOutcome::Applied(_) => {}
         }
     }
 
@@ -352,7 +352,7 @@ impl Simulation {
                 self.replicas[at].1 = None;
             }
             if let Some(beat) = beat {
-                self.send((beat.member.0, beat.life.0), Message::Beat(beat));
+                self.send((beat.replica.0, beat.incarnation.0), Message::Beat(beat));
             }
         }
     }
@@ -367,7 +367,7 @@ impl Simulation {
         let most = |replica: &Replica| replica.in_force(tick).max(replica.in_flight(tick));
         let in_use = orphans + alive().map(most).sum::<u64>();
         // A grant from before the decrease may be in transit until its share expires.
-        let is_over = self.fell_at + self.terms.term.0 < tick;
+        let is_over = self.fell_at + self.terms.share_lifetime.0 < tick;
         let unaware = |replica: &Replica| replica.granted_at < self.fell_at && !is_over;
         if self.bound <= ceiling {
             self.bound = ceiling;
@@ -382,7 +382,7 @@ impl Simulation {
             )));
         }
         self.tally.admitted += in_flight;
-        let survived = |forgot: &u64| forgot + self.terms.longest().0 < tick && 0 < in_flight;
+        let survived = |forgot: &u64| forgot + self.terms.longest_use().0 < tick && 0 < in_flight;
         self.tally.amnesias_survived +=
             u64::from(self.forgot_at.take_if(|at| survived(at)).is_some());
         Ok(())

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::Load;
-use sluicegate::engine::admit::fleet::{Fleet, Pace};
-use sluicegate::engine::{Admitted, Engine, Membership, Permits, Policy, Refusal};
-use sluicegate::kernel::concurrency::Outcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question, Reason};
+use sluicegate::engine::admit::BucketLoad;
+use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy, CheckError};
+use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::wire::Wire;
@@ -39,7 +39,7 @@ pub struct Limit {
 struct Waiter {
     ceiling: usize,
     lasts: u64,
-    asked: Pin<Box<dyn Future<Output = Result<Admitted, Refusal>>>>,
+    asked: Pin<Box<dyn Future<Output = Result<AdmissionOutcome, CheckError>>>>,
     woken: Arc<Woken>,
     /// The start of the wait, by the replica's clock.
     since: Nanos,
@@ -81,7 +81,7 @@ impl WaitOutcomes {
 pub struct Request {
     pub ceiling: usize,
     pub ends: u64,
-    pub permits: Option<Permits>,
+    pub permits: Option<RequestPermits>,
 }
 
 pub struct Replica {
@@ -119,11 +119,11 @@ impl Replica {
     ) -> Self {
         let clock = Clock::manual(start);
         let membership = Membership::new(&format!("replica-{id}"), life, NonZeroU32::MIN);
-        let pace = Pace { heartbeat: HEARTBEAT, term: TERM };
+        let pace = SharePace { heartbeat: HEARTBEAT, share_duration: TERM };
         let life = Nanos(life * Nanos::SECOND.0);
-        let fleet = Fleet::new(Arc::new(membership), life, pace, Duration::from_secs(1));
+        let fleet = FleetReporter::new(Arc::new(membership), life, pace, Duration::from_secs(1));
         let wire = Wire::new(flaw);
-        let engine = Engine::new(clock, wire.clone(), Policy::default());
+        let engine = Engine::new(clock, wire.clone(), DecisionPolicy::default());
         let engine = Arc::new(engine.with_fleet(Arc::new(fleet)));
         engine.publish(Arc::new(configuration(limit)));
         let (tasks, requests, waiters, waited) = Default::default();
@@ -162,7 +162,7 @@ impl Replica {
 
     pub fn step_wall_clock(&self, by: Nanos) {
         let Clock::Manual(clock) = self.engine.clock() else { panic!("a clock set by hand") };
-        clock.step(by);
+        clock.step_wall_clock(by);
     }
 
     /// Ends finished requests, and sends a heartbeat if one is due.
@@ -171,17 +171,17 @@ impl Replica {
             self.reload(limit);
         }
         for request in self.requests.extract_if(.., |request| request.ends <= tick) {
-            request.permits.unwrap().finish(Outcome::Success, None);
+            request.permits.unwrap().release(RequestOutcome::Success, None);
         }
         if tick.is_multiple_of(SWEEP) {
-            self.engine.ceilings().sweep();
+            self.engine.concurrency_limits().sweep();
         }
         self.waiters.iter_mut().for_each(|waiter| waiter.awake += 1);
         let followed = self.poll_waiters(tick);
         self.waited.followed += followed;
         if self.tasks.is_empty() && !self.leaving {
             let engine = Arc::clone(&self.engine);
-            self.tasks.push(Box::pin(async move { engine.speak_once().await }));
+            self.tasks.push(Box::pin(async move { engine.report_once().await }));
         }
         self.poll_tasks(tick);
         self.count_events();
@@ -202,11 +202,11 @@ impl Replica {
             let is_woken = waiter.woken.0.swap(false, Relaxed);
             match if is_woken { waiter.poll_admission() } else { Poll::Pending } {
                 Poll::Pending => self.waiters.push(waiter),
-                Poll::Ready(Ok(Admitted::Decided(_, permits))) => {
+                Poll::Ready(Ok(AdmissionOutcome::Decided(_, permits))) => {
                     came += 1;
                     self.add_request(waiter.ceiling, tick + waiter.lasts, permits);
                 }
-                Poll::Ready(Ok(Admitted::Rejected(why))) => {
+                Poll::Ready(Ok(AdmissionOutcome::Rejected(why))) => {
                     let early = self.queue.is_some_and(|queue| now.since(waiter.since) < queue);
                     let fenced = early && !self.leaving && why.reason == Reason::QueueTimeout;
                     self.waited.fenced += u64::from(fenced);
@@ -227,8 +227,8 @@ impl Replica {
         if let Some(waiter) = self.waiters.iter().find(|waiter| most < waiter.awake) {
             return Some(format!("one waits for {} ticks, {most} at most", waiter.awake));
         }
-        let loads = CEILINGS.iter().filter_map(|key| self.engine.look("d", &[(key, "v")]));
-        let room = |load: &Load| 0 < load.waiting && load.in_flight < load.limit;
+        let loads = CEILINGS.iter().filter_map(|key| self.engine.concurrency_snapshot("d", &[(key, "v")]));
+        let room = |load: &BucketLoad| 0 < load.waiting && load.in_flight < load.limit;
         let load = loads.map(|look| look.load).find(room)?;
         Some(format!("one waits though there is room: {load:?}"))
     }
@@ -236,7 +236,7 @@ impl Replica {
     pub fn leave(&mut self) {
         self.leaving = true;
         let (engine, wire) = (Arc::clone(&self.engine), Arc::clone(&self.wire));
-        self.tasks.push(Box::pin(async move { engine.ceilings().leave_fleet(&*wire).await }));
+        self.tasks.push(Box::pin(async move { engine.concurrency_limits().leave_fleet(&*wire).await }));
     }
 
     pub fn has_left(&self) -> bool {
@@ -252,7 +252,7 @@ impl Replica {
         let (asked, woken) = (Box::pin(asked), Arc::new(Woken(AtomicBool::new(false))));
         let mut waiter = Waiter { ceiling, lasts, asked, woken, since, awake: 0 };
         match waiter.poll_admission() {
-            Poll::Ready(Ok(Admitted::Decided(_, permits))) => {
+            Poll::Ready(Ok(AdmissionOutcome::Decided(_, permits))) => {
                 self.add_request(ceiling, tick + lasts, permits);
                 return true;
             }
@@ -270,7 +270,7 @@ impl Replica {
         self.waiters.iter().filter(|waiter| waiter.ceiling == ceiling).count() < QUEUE
     }
 
-    fn add_request(&mut self, ceiling: usize, ends: u64, permits: Permits) {
+    fn add_request(&mut self, ceiling: usize, ends: u64, permits: RequestPermits) {
         assert!(!permits.is_empty(), "the ceiling covers the question");
         self.requests.push(Request { ceiling, ends, permits: Some(permits) });
     }
@@ -292,9 +292,9 @@ impl Replica {
         }
     }
 
-    fn shown(&self) -> Vec<(usize, sluicegate::engine::admit::Shown)> {
-        let fleet = self.engine.ceilings().fleet().unwrap();
-        let shown = fleet.shown(self.engine.clock(), CEILINGS.len());
+    fn shown(&self) -> Vec<(usize, sluicegate::engine::admit::ShareSnapshot)> {
+        let fleet = self.engine.concurrency_limits().fleet_reporter().unwrap();
+        let shown = fleet.share_snapshots(self.engine.clock(), CEILINGS.len());
         let known = |name: &[u8]| {
             let has = |key: &&str| name.windows(key.len()).any(|part| part == key.as_bytes());
             CEILINGS.iter().position(has).unwrap()
@@ -310,7 +310,7 @@ impl Replica {
 }
 
 impl Waiter {
-    fn poll_admission(&mut self) -> Poll<Result<Admitted, Refusal>> {
+    fn poll_admission(&mut self) -> Poll<Result<AdmissionOutcome, CheckError>> {
         let waker = Waker::from(Arc::clone(&self.woken));
         self.asked.as_mut().poll(&mut Context::from_waker(&waker))
     }
@@ -331,8 +331,8 @@ fn configuration(Limit { ceiling: limit, longest, queue, revision }: Limit) -> c
     config::load([("a.yaml", text.as_bytes())], Revision(revision), false).unwrap().0
 }
 
-fn question(ceiling: usize) -> Question<'static> {
+fn question(ceiling: usize) -> Check<'static> {
     let entries = [(CEILINGS[ceiling], "v")].into_iter().collect();
     let descriptor = Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None };
-    Question { domain: "d", descriptors: [descriptor].into_iter().collect() }
+    Check { domain: "d", descriptors: [descriptor].into_iter().collect() }
 }

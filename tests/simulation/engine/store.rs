@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 
-use sluicegate::backend::heartbeat::{Beat, Heard, Name, Round};
+use sluicegate::backend::heartbeat::{ShareReport, ShareRoundReply, BucketKey, ShareRound};
 use sluicegate::backend::memory::coordinators::Coordinators;
-use sluicegate::kernel::coordinator::life::Record;
-use sluicegate::kernel::coordinator::message::Holding;
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, Law, Reply, Terms};
-use sluicegate::kernel::units::{Generation, Incarnation, MemberId, Nanos, Share};
+use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::message::GrantInUse;
+use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, HeartbeatReply, ShareTiming};
+use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
 
 use super::world::{LONGEST, TERM, TICK};
 use crate::simulation::bad::Flaw;
@@ -18,14 +18,14 @@ use crate::simulation::bad::Flaw;
 /// The only incarnation, if incarnations are not distinguished.
 const ONLY: Incarnation = Incarnation(1);
 /// The replica id in reports by the filter itself.
-const FILTER_ID: MemberId = MemberId(0);
+const FILTER_ID: ReplicaId = ReplicaId(0);
 
 /// The key of a share state: limit, replica and incarnation.
-type ShareKey = (Name, MemberId, Incarnation);
+type ShareKey = (BucketKey, ReplicaId, Incarnation);
 
 /// A flawed store's share state: the last report as it was understood, and its grant.
 struct ShareRecord {
-    beat: Beat,
+    beat: ShareReport,
     granted: Grant,
     /// The share expiry.
     until: Nanos,
@@ -63,7 +63,7 @@ impl Store {
         }
     }
 
-    pub fn apply_round(&mut self, now: Nanos, round: &Round) -> Heard {
+    pub fn apply_round(&mut self, now: Nanos, round: &ShareRound) -> ShareRoundReply {
         if self.flaw == Flaw::InFlightForExposure {
             self.drop_expired(now);
         }
@@ -72,29 +72,29 @@ impl Store {
         if self.flaw == Flaw::NoAcknowledgement {
             self.confirm_grants(now, &understood, &mut heard);
         }
-        for (beat, reply) in understood.beats.iter().zip(&heard.replies) {
+        for (beat, reply) in understood.reports.iter().zip(&heard.replies) {
             self.record_reply(now, beat, reply.as_ref());
         }
         self.address_reply(round, heard)
     }
 
-    fn forward(&mut self, now: Nanos, round: &Round) -> Heard {
-        let heard = self.coordinators.hear(now, &format!("store {}", self.losses), round);
-        if self.life != heard.life {
+    fn forward(&mut self, now: Nanos, round: &ShareRound) -> ShareRoundReply {
+        let heard = self.coordinators.apply_round(now, &format!("store {}", self.losses), round);
+        if self.life != heard.incarnation {
             self.seats.clear();
         }
-        self.life = heard.life;
+        self.life = heard.incarnation;
         heard
     }
 
-    fn record_reply(&mut self, now: Nanos, beat: &Beat, reply: Option<&Reply>) {
+    fn record_reply(&mut self, now: Nanos, beat: &ShareReport, reply: Option<&HeartbeatReply>) {
         match reply {
-            Some(Reply::Grant(granted)) => {
-                let until = now.plus(beat.law.terms.term);
+            Some(HeartbeatReply::Grant(granted)) => {
+                let until = now.plus(beat.law.timing.share_lifetime);
                 let known = ShareRecord { beat: beat.clone(), granted: *granted, until };
                 self.seats.insert(share_key(beat), known);
             }
-            Some(Reply::Left) => drop(self.seats.remove(&share_key(beat))),
+            Some(HeartbeatReply::Left) => drop(self.seats.remove(&share_key(beat))),
             _ => {}
         }
     }
@@ -104,51 +104,51 @@ impl Store {
     fn drop_expired(&mut self, now: Nanos) {
         let lost: Vec<_> = self.seats.extract_if(|_, known| known.until <= now).collect();
         for (_, ShareRecord { mut beat, .. }) in lost {
-            let number = beat.said.number + 1;
-            beat.said = Heartbeat { number, holds: None, leaves: true, ..beat.said };
+            let number = beat.heartbeat.number + 1;
+            beat.heartbeat = Heartbeat { number, grant_in_use: None, is_leaving: true, ..beat.heartbeat };
             self.forward(now, &filter_round(vec![beat]));
         }
     }
 
     /// Confirms each grant at once, in place of the replica.
-    fn confirm_grants(&mut self, now: Nanos, round: &Round, heard: &mut Heard) {
-        for (beat, reply) in round.beats.iter().zip(&mut heard.replies) {
-            let Some(Reply::Grant(grant)) = *reply else { continue };
-            let (number, holds) = (beat.said.number + 1, Some(Holding::from(grant)));
-            let said = Heartbeat { number, holds, ..beat.said };
-            let beats = vec![Beat { said, ..beat.clone() }];
-            *reply = self.forward(now, &Round { beats, ..round.clone() }).replies[0];
+    fn confirm_grants(&mut self, now: Nanos, round: &ShareRound, heard: &mut ShareRoundReply) {
+        for (beat, reply) in round.reports.iter().zip(&mut heard.replies) {
+            let Some(HeartbeatReply::Grant(grant)) = *reply else { continue };
+            let (number, holds) = (beat.heartbeat.number + 1, Some(GrantInUse::from(grant)));
+            let said = Heartbeat { number, grant_in_use: holds, ..beat.heartbeat };
+            let beats = vec![ShareReport { heartbeat: said, ..beat.clone() }];
+            *reply = self.forward(now, &ShareRound { reports: beats, ..round.clone() }).replies[0];
         }
     }
 
     /// The round as a store without the rule would understand it.
-    fn round_with_flaw(&self, round: &Round) -> Round {
-        let Record { member, life, under } = round.record;
+    fn round_with_flaw(&self, round: &ShareRound) -> ShareRound {
+        let IncarnationRecord { replica: member, incarnation: life, coordinator_incarnation: under } = round.record;
         let record = match self.flaw {
-            Flaw::NoMemberIncarnation => Record { member, life: ONLY, under },
+            Flaw::NoMemberIncarnation => IncarnationRecord { replica: member, incarnation: ONLY, coordinator_incarnation: under },
             Flaw::NoCoordinatorIncarnation => {
-                Record { member, life, under: under.map(|_| self.life) }
+                IncarnationRecord { replica: member, incarnation: life, coordinator_incarnation: under.map(|_| self.life) }
             }
             _ => round.record,
         };
-        let beats = round.beats.iter().map(|beat| Beat {
+        let beats = round.reports.iter().map(|beat| ShareReport {
             bucket: beat.bucket.clone(),
             law: self.law_with_flaw(beat.law),
-            said: self.heartbeat_with_flaw(beat),
+            heartbeat: self.heartbeat_with_flaw(beat),
         });
-        Round { record, beats: beats.collect(), ..round.clone() }
+        ShareRound { record, reports: beats.collect(), ..round.clone() }
     }
 
     /// A share that expires a tick earlier at the store equals a margin that is a tick shorter at
     /// the replica.
-    fn law_with_flaw(&self, law: Law) -> Law {
+    fn law_with_flaw(&self, law: CoordinatorConfig) -> CoordinatorConfig {
         let less = if self.flaw == Flaw::ShortMargin { TICK } else { Nanos(0) };
-        let term = law.terms.term.since(less);
-        Law { terms: Terms { term, ..law.terms }, ..law }
+        let term = law.timing.share_lifetime.since(less);
+        CoordinatorConfig { timing: ShareTiming { share_lifetime: term, ..law.timing }, ..law }
     }
 
-    fn heartbeat_with_flaw(&self, beat: &Beat) -> Heartbeat {
-        let (said, known) = (beat.said, self.seats.get(&share_key(beat)));
+    fn heartbeat_with_flaw(&self, beat: &ShareReport) -> Heartbeat {
+        let (said, known) = (beat.heartbeat, self.seats.get(&share_key(beat)));
         match self.flaw {
             Flaw::ByValue => by_value(said, known),
             // Even numbers leave room for the reports of the filter.
@@ -157,7 +157,7 @@ impl Store {
             }
             // Later incarnations still have larger numbers.
             Flaw::NoMemberIncarnation => {
-                Heartbeat { life: ONLY, number: (said.life.0 << 20) + said.number, ..said }
+                Heartbeat { incarnation: ONLY, number: (said.incarnation.0 << 20) + said.number, ..said }
             }
             Flaw::NoCoordinatorIncarnation => self.of_this_incarnation(said, known),
             _ => said,
@@ -167,20 +167,20 @@ impl Store {
     /// Takes any generation as one of this incarnation, and an unknown one as its newest.
     fn of_this_incarnation(&self, said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
         let newest = known.map_or(Generation(0), |known| known.granted.generation);
-        let holds = said.holds.map(|holds| Holding {
-            coordinator: self.life,
+        let holds = said.grant_in_use.map(|holds| GrantInUse {
+            coordinator_incarnation: self.life,
             generation: holds.generation.min(newest),
             ..holds
         });
-        Heartbeat { holds, ..said }
+        Heartbeat { grant_in_use: holds, ..said }
     }
 
     /// Addresses the reply to the original report.
-    fn address_reply(&self, round: &Round, heard: Heard) -> Heard {
+    fn address_reply(&self, round: &ShareRound, heard: ShareRoundReply) -> ShareRoundReply {
         let mut heard = readdressed(heard, round);
         if self.flaw == Flaw::NoCoordinatorIncarnation {
-            heard.life = ONLY;
-            grants(&mut heard).for_each(|grant| grant.coordinator = ONLY);
+            heard.incarnation = ONLY;
+            grants(&mut heard).for_each(|grant| grant.coordinator_incarnation = ONLY);
         }
         heard
     }
@@ -190,44 +190,44 @@ impl Store {
 fn by_value(said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
     let named = |share: Share| match known {
         Some(known) if known.granted.share == share => known.granted.generation,
-        Some(known) => known.beat.said.holds.map_or(Generation(0), |holds| holds.generation),
+        Some(known) => known.beat.heartbeat.grant_in_use.map_or(Generation(0), |holds| holds.generation),
         None => Generation(0),
     };
-    let holds = said.holds.map(|holds| Holding { generation: named(holds.share), ..holds });
-    let number = known.map_or(said.number, |known| said.number.max(known.beat.said.number + 1));
-    Heartbeat { holds, number, ..said }
+    let holds = said.grant_in_use.map(|holds| GrantInUse { generation: named(holds.share), ..holds });
+    let number = known.map_or(said.number, |known| said.number.max(known.beat.heartbeat.number + 1));
+    Heartbeat { grant_in_use: holds, number, ..said }
 }
 
 /// The reply to one round in place of the reply to another round of the replica.
-pub fn misplaced(heard: &Heard, of: &Round, to: &Round) -> Heard {
-    let reply = |beat: &Beat| {
-        let at = of.beats.iter().position(|other| other.bucket == beat.bucket)?;
+pub fn misplaced(heard: &ShareRoundReply, of: &ShareRound, to: &ShareRound) -> ShareRoundReply {
+    let reply = |beat: &ShareReport| {
+        let at = of.reports.iter().position(|other| other.bucket == beat.bucket)?;
         heard.replies[at]
     };
-    readdressed(Heard { replies: to.beats.iter().map(reply).collect(), ..*heard }, to)
+    readdressed(ShareRoundReply { replies: to.reports.iter().map(reply).collect(), ..*heard }, to)
 }
 
-fn readdressed(mut heard: Heard, round: &Round) -> Heard {
-    for (beat, reply) in round.beats.iter().zip(&mut heard.replies) {
-        if let Some(Reply::Grant(grant)) = reply {
-            (grant.life, grant.number) = (beat.said.life, beat.said.number);
+fn readdressed(mut heard: ShareRoundReply, round: &ShareRound) -> ShareRoundReply {
+    for (beat, reply) in round.reports.iter().zip(&mut heard.replies) {
+        if let Some(HeartbeatReply::Grant(grant)) = reply {
+            (grant.incarnation, grant.heartbeat_number) = (beat.heartbeat.incarnation, beat.heartbeat.number);
         }
     }
     heard
 }
 
-fn grants(heard: &mut Heard) -> impl Iterator<Item = &mut Grant> {
+fn grants(heard: &mut ShareRoundReply) -> impl Iterator<Item = &mut Grant> {
     heard.replies.iter_mut().flatten().filter_map(|reply| match reply {
-        Reply::Grant(grant) => Some(grant),
+        HeartbeatReply::Grant(grant) => Some(grant),
         _ => None,
     })
 }
 
-fn share_key(beat: &Beat) -> ShareKey {
-    (beat.bucket.clone(), beat.said.member, beat.said.life)
+fn share_key(beat: &ShareReport) -> ShareKey {
+    (beat.bucket.clone(), beat.heartbeat.replica, beat.heartbeat.incarnation)
 }
 
-fn filter_round(beats: Vec<Beat>) -> Round {
-    let record = Record { member: FILTER_ID, life: ONLY, under: None };
-    Round { record, answered: None, longest: TERM.plus(LONGEST), leaves: true, beats }
+fn filter_round(beats: Vec<ShareReport>) -> ShareRound {
+    let record = IncarnationRecord { replica: FILTER_ID, incarnation: ONLY, coordinator_incarnation: None };
+    ShareRound { record, last_reply_at: None, longest_use: TERM.plus(LONGEST), is_leaving: true, reports: beats }
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use sluicegate::backend::heartbeat::{Heard, Name, Round};
-use sluicegate::backend::lease::{Lent, Message};
-use sluicegate::backend::memory::{Memory, WhenFull};
-use sluicegate::backend::{Backend, Cause, Charges, Outcomes, Reply};
+use sluicegate::backend::heartbeat::{ShareRoundReply, BucketKey, ShareRound};
+use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::memory::{MemoryStore, WhenFull};
+use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
 use sluicegate::kernel::units::{Nanos, Share};
 use tokio::sync::oneshot;
 
@@ -14,24 +14,24 @@ use crate::simulation::bad::Flaw;
 
 #[derive(Debug)]
 pub struct SentRound {
-    pub round: Round,
-    pub answer: oneshot::Sender<Heard>,
+    pub round: ShareRound,
+    pub answer: oneshot::Sender<ShareRoundReply>,
 }
 
 /// The connection of one incarnation of a replica.
 #[derive(Debug)]
 pub struct Wire {
     /// The store for all calls except heartbeats.
-    memory: Memory,
+    memory: MemoryStore,
     said: Mutex<Vec<SentRound>>,
     flaw: Flaw,
     /// The requests in flight in the last heartbeat of each limit.
-    before: Mutex<HashMap<Name, Share>>,
+    before: Mutex<HashMap<BucketKey, Share>>,
 }
 
 impl Wire {
     pub fn new(flaw: Flaw) -> Arc<Self> {
-        let memory = Memory::new(100, WhenFull::Deny, [0; 16]);
+        let memory = MemoryStore::new(100, WhenFull::Deny, [0; 16]);
         let (said, before) = Default::default();
         Arc::new(Self { memory, said, flaw, before })
     }
@@ -41,31 +41,31 @@ impl Wire {
     }
 
     /// The round with the requests in flight of the previous heartbeat.
-    fn torn(&self, mut round: Round) -> Round {
-        for beat in &mut round.beats {
-            let in_flight = beat.said.in_flight;
+    fn torn(&self, mut round: ShareRound) -> ShareRound {
+        for beat in &mut round.reports {
+            let in_flight = beat.heartbeat.in_flight;
             let before = self.before.lock().unwrap().insert(beat.bucket.clone(), in_flight);
-            beat.said.in_flight = before.unwrap_or_default().min(in_flight);
+            beat.heartbeat.in_flight = before.unwrap_or_default().min(in_flight);
         }
         round
     }
 }
 
 impl Backend for Wire {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> Reply<'a, Outcomes> {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.memory.charge(now, charges)
     }
 
-    fn borrow<'a>(&'a self, now: Nanos, message: &'a Message) -> Reply<'a, Lent> {
-        self.memory.borrow(now, message)
+    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+        self.memory.exchange_lease_message(now, message)
     }
 
-    fn heartbeat<'a>(&'a self, _now: Nanos, round: &'a Round) -> Reply<'a, Result<Heard, Cause>> {
+    fn report_shares<'a>(&'a self, _now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         let (answer, heard) = oneshot::channel();
         let round = round.clone();
         let round = if self.flaw == Flaw::Torn { self.torn(round) } else { round };
         self.said.lock().unwrap().push(SentRound { round, answer });
         // The simulation drops the sender if no reply arrives.
-        Reply::Later(Box::pin(async { heard.await.map_err(|_| Cause::Unreachable) }))
+        StoreReply::Pending(Box::pin(async { heard.await.map_err(|_| StoreFailure::Unreachable) }))
     }
 }

@@ -1,6 +1,6 @@
 //! The simulation: engines, their network, a store, faults and an oracle.
 
-use sluicegate::backend::heartbeat::{Heard, Round};
+use sluicegate::backend::heartbeat::{ShareRoundReply, ShareRound};
 use sluicegate::kernel::units::Nanos;
 
 use super::bound::Bound;
@@ -94,7 +94,7 @@ struct Packet {
     who: (u64, u64),
     said: Option<SentRound>,
     /// A repeated heartbeat. No caller waits for its reply.
-    again: Option<Round>,
+    again: Option<ShareRound>,
     /// The tick of the caller's timeout.
     until: u64,
 }
@@ -379,7 +379,7 @@ impl Simulation {
     }
 
     /// Without numbers, a caller takes a late reply as the reply to its newer heartbeat.
-    fn misdeliver(&mut self, who: (u64, u64), round: &Round, heard: &Heard) {
+    fn misdeliver(&mut self, who: (u64, u64), round: &ShareRound, heard: &ShareRoundReply) {
         if self.flaw != Flaw::ByValue {
             return;
         }

@@ -11,16 +11,16 @@
 
 use std::time::Duration;
 
-use super::lending::Packed;
-use super::{Answer, NotUnderstood, TAG, answer, double, key, record};
+use super::lending::PackedMessage;
+use super::{ChargeResult, InvalidReply, TAG_BYTES, decode_result, encode_double, counter_key, encode_record};
 use crate::backend::Charge;
 use crate::kernel::decision::Cost;
-use crate::kernel::lease::hold::Id;
-use crate::kernel::rate::limit::{EXACT, Tick};
+use crate::kernel::lease::hold::ReservationId;
+use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
 use crate::kernel::units::{Hits, Nanos};
 
 /// Not reserved, or the reservation has ended.
-const REFUSED: i64 = 6;
+const NOT_RESERVED: i64 = 6;
 
 /// The first byte of a reservation list's key. Keys of
 /// counters, digests and lease lists begin with another byte.
@@ -30,48 +30,48 @@ const LIST: u8 = b'%';
 const FIELDS: usize = 4;
 
 /// The script's result for one charge, which [`read`] decodes.
-pub type Said = [i64; FIELDS];
+pub type RawReservationResult = [i64; FIELDS];
 
 /// The action on a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum ReservationAction {
     /// Charges the hits if they pass, and allows a cancellation within this time.
-    Hold(Duration),
+    Reserve(Duration),
     /// Makes the charge final.
-    Keep,
+    Commit,
     /// Cancels the charge.
-    GiveBack,
+    Cancel,
 }
 
 /// A decoded result for one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum ReservationResult {
     /// The result of the charge; after a cancellation, the remaining hits.
-    Answered(Answer),
+    Charged(ChargeResult),
     /// The charge is final.
-    Kept,
+    Committed,
     /// There are too many reservations, or this one has ended.
-    Refused,
+    NotReserved,
 }
 
 /// Encodes `act` on a charge. Uses `at`, cut to microseconds, or else the store's clock.
 #[must_use]
-pub fn pack(charge: &Charge, id: Id, act: Act, prefix: &[u8], at: Option<Nanos>) -> Packed {
-    let counter = key(&charge.key, charge.home, prefix);
+pub fn pack(charge: &Charge, id: ReservationId, act: ReservationAction, prefix: &[u8], at: Option<Nanos>) -> PackedMessage {
+    let counter = counter_key(&charge.key, charge.placement, prefix);
     let mut list = counter.clone();
-    list.insert(prefix.len() + TAG, LIST);
+    list.insert(prefix.len() + TAG_BYTES, LIST);
     let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
-    Packed { keys: [counter, list], args: [now, message(id, act), record(charge).into_vec()] }
+    PackedMessage { keys: [counter, list], args: [now, encode_message(id, act), encode_record(charge).into_vec()] }
 }
 
 /// Splits `reply` into the results of this many charges.
 ///
 /// # Errors
 /// The reply has another length.
-pub fn share_out(reply: &[i64], charges: usize) -> Result<Vec<Said>, NotUnderstood> {
+pub fn split_reply(reply: &[i64], charges: usize) -> Result<Vec<RawReservationResult>, InvalidReply> {
     match reply.as_chunks() {
         (said, []) if said.len() == charges => Ok(said.to_vec()),
-        _ => Err(NotUnderstood::of("four integers for each charge", reply)),
+        _ => Err(InvalidReply::new("four integers for each charge", reply)),
     }
 }
 
@@ -79,39 +79,39 @@ pub fn share_out(reply: &[i64], charges: usize) -> Result<Vec<Said>, NotUndersto
 ///
 /// # Errors
 /// The script cannot have sent this result.
-pub fn read(charge: &Charge, act: Act, reply: &Said) -> Result<Held, NotUnderstood> {
-    let refused = |wanted| NotUnderstood::of(wanted, reply);
-    let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT);
+pub fn read(charge: &Charge, act: ReservationAction, reply: &RawReservationResult) -> Result<ReservationResult, InvalidReply> {
+    let refused = |wanted| InvalidReply::new(wanted, reply);
+    let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT_BOUND);
     let &[code, remaining, retry, reset] = reply;
     let numbers = (natural(remaining), natural(retry), natural(reset));
     let (Some(remaining), Some(retry), Some(reset)) = numbers else {
         return Err(refused("integers from 0 to 2^53"));
     };
     match (act, code, [remaining, retry, reset]) {
-        (Act::Keep, 0, [0, 0, 0]) => Ok(Held::Kept),
-        (Act::Hold(_) | Act::Keep, REFUSED, [0, 0, 0]) => Ok(Held::Refused),
-        (Act::Keep, 3, [0, 0, 0]) => Ok(Held::Answered(Answer::Unreadable)),
-        (Act::Keep, ..) => Err(refused("kept, or no more held")),
-        (Act::Hold(_) | Act::GiveBack, ..) => {
-            let asked = Charge { cost: asked(charge, act), ..charge.clone() };
-            answer(&asked, super::Said { code, remaining, retry, reset }).map(Held::Answered)
+        (ReservationAction::Commit, 0, [0, 0, 0]) => Ok(ReservationResult::Committed),
+        (ReservationAction::Reserve(_) | ReservationAction::Commit, NOT_RESERVED, [0, 0, 0]) => Ok(ReservationResult::NotReserved),
+        (ReservationAction::Commit, 3, [0, 0, 0]) => Ok(ReservationResult::Charged(ChargeResult::Unreadable)),
+        (ReservationAction::Commit, ..) => Err(refused("kept, or no more held")),
+        (ReservationAction::Reserve(_) | ReservationAction::Cancel, ..) => {
+            let asked = Charge { cost: expected_cost(charge, act), ..charge.clone() };
+            decode_result(&asked, super::RawChargeResult { code, remaining, retry, reset }).map(ReservationResult::Charged)
         }
     }
 }
 
 /// A cancellation returns the result of a charge of zero hits.
-fn asked(charge: &Charge, act: Act) -> Cost {
-    if act == Act::GiveBack { Cost::Charge(Hits(0)) } else { charge.cost }
+fn expected_cost(charge: &Charge, act: ReservationAction) -> Cost {
+    if act == ReservationAction::Cancel { Cost::Charge(Hits(0)) } else { charge.cost }
 }
 
-fn message(Id(process, question): Id, act: Act) -> Vec<u8> {
+fn encode_message(ReservationId(process, question): ReservationId, act: ReservationAction) -> Vec<u8> {
     let (what, term) = match act {
-        Act::Hold(term) => (0, u64::try_from(term.as_micros()).unwrap_or(u64::MAX)),
-        Act::Keep => (1, 0),
-        Act::GiveBack => (2, 0),
+        ReservationAction::Reserve(term) => (0, u64::try_from(term.as_micros()).unwrap_or(u64::MAX)),
+        ReservationAction::Commit => (1, 0),
+        ReservationAction::Cancel => (2, 0),
     };
     let mut bytes = vec![what];
-    bytes.extend(double(term));
+    bytes.extend(encode_double(term));
     bytes.extend(process.to_le_bytes());
     bytes.extend(question.to_le_bytes());
     bytes

@@ -8,13 +8,13 @@
 //! Not covered:
 //! - Sending and deadlines.
 
-use super::{Answer, DENY, LOG, NotUnderstood, TAG, answer, double, key, record};
-use crate::backend::lease::{Lent, Message};
-use crate::backend::{Cause, Charge, Outcome};
-use crate::kernel::decision::{Cost, Standing};
-use crate::kernel::lease::{self, Borrow, Overshoot};
-use crate::kernel::rate::Step;
-use crate::kernel::rate::limit::{EXACT, Tick};
+use super::{ChargeResult, DENY, LOG_RECORD, InvalidReply, TAG_BYTES, decode_result, encode_double, counter_key, encode_record};
+use crate::backend::lease::{LeaseOutcome, LeaseMessage};
+use crate::backend::{StoreFailure, Charge, ChargeOutcome};
+use crate::kernel::decision::{Cost, Enforcement};
+use crate::kernel::lease::{self, BorrowRequest, Overshoot};
+use crate::kernel::rate::CounterDecision;
+use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The store has executed a later message of this replica.
@@ -24,14 +24,14 @@ const SUPERSEDED: i64 = 6;
 const LIST: u8 = b'$';
 
 /// The integers in the result of one message.
-pub const FIELDS: usize = 8;
+pub const RESULT_FIELDS: usize = 8;
 
 /// The script's result for one message, which [`read`] decodes.
-pub type Said = [i64; FIELDS];
+pub type RawLeaseResult = [i64; RESULT_FIELDS];
 
 /// An encoded lease message or action on a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedMessage {
     /// KEYS: the counter, and the list of its leases or reservations.
     pub keys: [Vec<u8>; 2],
     /// ARGV: the instant, the message, and a record. The record describes
@@ -42,24 +42,24 @@ pub struct Packed {
 /// Encodes `message`. Uses `at`, cut to microseconds, or else the store's clock.
 /// Numbers of 2^53 or more become 2^53 - 1; budgets are at most 2^32 - 1.
 #[must_use]
-pub fn pack(message: &Message, prefix: &[u8], at: Option<Nanos>) -> Packed {
-    let peek = peek(message);
-    let counter = key(&peek.key, peek.home, prefix);
+pub fn pack(message: &LeaseMessage, prefix: &[u8], at: Option<Nanos>) -> PackedMessage {
+    let peek = zero_charge(message);
+    let counter = counter_key(&peek.key, peek.placement, prefix);
     let mut list = counter.clone();
-    list.insert(prefix.len() + TAG, LIST);
+    list.insert(prefix.len() + TAG_BYTES, LIST);
     let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
-    let record = [record(&peek).into_vec(), lends(message)].concat();
-    Packed { keys: [counter, list], args: [now, said(message), record] }
+    let record = [encode_record(&peek).into_vec(), encode_terms(message)].concat();
+    PackedMessage { keys: [counter, list], args: [now, encode_message(message), record] }
 }
 
 /// KEYS and ARGV of one call for all of `messages`, at the instant of
 /// the first. Consecutive messages share a record, and all messages
 /// form one string: each string costs Redis more than its bytes.
 #[must_use]
-pub fn call(messages: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+pub fn encode_call(messages: &[PackedMessage]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let keys = messages.iter().flat_map(|message| message.keys.clone());
     let (mut now, mut all, mut records) = (Vec::new(), Vec::new(), Vec::new());
-    for Packed { args: [its_now, its, record], .. } in messages {
+    for PackedMessage { args: [its_now, its, record], .. } in messages {
         if records.is_empty() {
             now.clone_from(its_now);
         }
@@ -74,23 +74,23 @@ pub fn call(messages: &[Packed]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     (keys.collect(), [now, all].into_iter().chain(records).collect())
 }
 
-/// Splits `reply` into results of [`FIELDS`] integers: one for
+/// Splits `reply` into results of [`RESULT_FIELDS`] integers: one for
 /// each message that the script executed, from the first on.
 ///
 /// # Errors
 /// The reply does not fit this number of messages, or the script executed none.
-pub fn share_out(reply: &[i64], messages: usize) -> Result<Vec<Said>, NotUnderstood> {
+pub fn split_reply(reply: &[i64], messages: usize) -> Result<Vec<RawLeaseResult>, InvalidReply> {
     let (said, rest) = reply.as_chunks();
     if !rest.is_empty() || said.is_empty() || messages < said.len() {
-        return Err(NotUnderstood::of("eight integers for each message that was come to", reply));
+        return Err(InvalidReply::new("eight integers for each message that was come to", reply));
     }
     Ok(said.to_vec())
 }
 
-impl Packed {
+impl PackedMessage {
     /// The estimated script time in microseconds: the measured time plus a reserve.
     pub(in crate::backend::redis) fn micros(&self) -> usize {
-        if self.args[2].first() == Some(&LOG) { 40 } else { 16 }
+        if self.args[2].first() == Some(&LOG_RECORD) { 40 } else { 16 }
     }
 }
 
@@ -98,9 +98,9 @@ impl Packed {
 ///
 /// # Errors
 /// The script cannot have sent this result for this message.
-pub fn read(message: &Message, reply: &[i64]) -> Result<Lent, NotUnderstood> {
-    let refused = |wanted| NotUnderstood::of(wanted, reply);
-    let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT);
+pub fn read(message: &LeaseMessage, reply: &[i64]) -> Result<LeaseOutcome, InvalidReply> {
+    let refused = |wanted| InvalidReply::new(wanted, reply);
+    let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT_BOUND);
     let [code, numbers @ ..] = reply else { return Err(refused("eight integers")) };
     let numbers: Option<Vec<u64>> = numbers.iter().map(|number| natural(*number)).collect();
     let Some(&[remaining, retry, reset, granted, kept, parked, good_for]) = numbers.as_deref()
@@ -109,59 +109,59 @@ pub fn read(message: &Message, reply: &[i64]) -> Result<Lent, NotUnderstood> {
     };
     let lent = [granted, kept, parked, good_for];
     if *code == SUPERSEDED && [remaining, retry, reset] == [0; 3] && lent == [0; 4] {
-        return Ok(Lent::Superseded);
+        return Ok(LeaseOutcome::Superseded);
     }
-    let answer = answer(&peek(message), super::Said { code: *code, remaining, retry, reset })?;
+    let answer = decode_result(&zero_charge(message), super::RawChargeResult { code: *code, remaining, retry, reset })?;
     let step = match answer {
-        Answer::Outcome(Outcome::Stepped(step)) => step,
-        Answer::Stale(now) if lent == [0; 4] => return Ok(Lent::Stale(now)),
-        Answer::Unreadable if lent == [0; 4] => return Ok(Lent::Failed(Cause::WrongType)),
+        ChargeResult::Outcome(ChargeOutcome::Decided(step)) => step,
+        ChargeResult::Stale(now) if lent == [0; 4] => return Ok(LeaseOutcome::Stale(now)),
+        ChargeResult::Unreadable if lent == [0; 4] => return Ok(LeaseOutcome::Failed(StoreFailure::WrongType)),
         _ => return Err(refused("nothing lent beside nothing charged")),
     };
-    if *code != DENY && retry != 0 || !may_be_lent(message, step, granted) {
+    if *code != DENY && retry != 0 || !can_be_granted(message, step, granted) {
         return Err(refused("no more lent than was asked for, and nothing beside a denial"));
     }
-    Ok(Lent::Answered(lease::Answer {
+    Ok(LeaseOutcome::Applied(lease::BorrowReply {
         number: message.borrow.number,
-        step,
+        decision: step,
         granted: Hits(granted),
         kept: Hits(kept),
-        parked: Hits(parked),
-        good_for: Tick::Micro.nanos(good_for),
+        outstanding_elsewhere: Hits(parked),
+        valid_for: Tick::Micro.nanos(good_for),
     }))
 }
 
-/// Returns `true` if the script can have granted this many hits with `step`.
-fn may_be_lent(message: &Message, step: Step, granted: u64) -> bool {
-    let passes = matches!(step, Step::Admit(_)) || message.borrow.hits == Hits(0);
-    granted <= message.borrow.want.0 && (passes || granted == 0)
+/// Returns `true` if the script can have granted this many hits with `decision`.
+fn can_be_granted(message: &LeaseMessage, step: CounterDecision, granted: u64) -> bool {
+    let passes = matches!(step, CounterDecision::Allow(_)) || message.borrow.hits == Hits(0);
+    granted <= message.borrow.wanted.0 && (passes || granted == 0)
 }
 
 /// A charge of zero hits to the leased counter.
-fn peek(message: &Message) -> Charge {
+fn zero_charge(message: &LeaseMessage) -> Charge {
     Charge {
         key: message.key.clone(),
-        home: message.home,
+        placement: message.placement,
         strategy: message.strategy,
         cost: Cost::Charge(Hits(0)),
-        standing: Standing::default(),
+        standing: Enforcement::default(),
         per_second: message.per_second,
     }
 }
 
 /// The message in the script's format.
-fn said(message: &Message) -> Vec<u8> {
-    let Borrow { number, hits, want, demand, held, returned, lease } = message.borrow;
+fn encode_message(message: &LeaseMessage) -> Vec<u8> {
+    let BorrowRequest { number, hits, wanted: want, demand, balance: held, returned, last_lease: lease } = message.borrow;
     let all = [number.0, hits.0, want.0, demand.0, held.0, returned.0, lease.0];
-    all.into_iter().flat_map(double).collect()
+    all.into_iter().flat_map(encode_double).collect()
 }
 
 /// The lease terms and the replica, which follow the limit's record.
-fn lends(message: &Message) -> Vec<u8> {
-    let Message { terms, member, .. } = message;
+fn encode_terms(message: &LeaseMessage) -> Vec<u8> {
+    let LeaseMessage { terms, sender: member, .. } = message;
     let budget = match terms.overshoot {
-        Overshoot::AtMost(hits) => double(hits.0.min(u32::MAX.into())),
+        Overshoot::AtMost(hits) => encode_double(hits.0.min(u32::MAX.into())),
         Overshoot::InWindow => (-1.0_f64).to_le_bytes(),
     };
-    [budget, double(Tick::Micro.floor(terms.term)), member.0.to_le_bytes()].concat()
+    [budget, encode_double(Tick::Micro.floor(terms.duration)), member.0.to_le_bytes()].concat()
 }

@@ -15,32 +15,32 @@
 use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 
-use super::{LONGEST_KEY, NotUnderstood};
-use crate::backend::Cause;
-use crate::backend::permits::{Acquire, Acquired, Answer, Found, Heard, Id, Times, Told};
-use crate::kernel::rate::limit::EXACT;
+use super::{MAX_KEY_BYTES, InvalidReply};
+use crate::backend::StoreFailure;
+use crate::backend::permits::{StrictPermitRequest, AcquireOutcome, StrictPermitReply, PermitCorrections, LimitPermitsReply, PermitId, PermitTiming, LimitPermits};
+use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Nanos, Share};
 
 /// The partitions of a Cluster's strict concurrency limits. With this
 /// many, no node receives all calls. A replica can still report to each
 /// of them once per heartbeat. Outside a Cluster there is one partition.
-pub const PLACES: u64 = 16;
+pub const PARTITIONS: u64 = 16;
 
 /// The longest time in microseconds. Added to an instant before the year 2112, it stays below 2^53.
-const LONGEST: u64 = 1 << 52;
+const MAX_MICROS: u64 = 1 << 52;
 
 /// The partition that stores a strict concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum PermitPartition {
     /// The only partition.
-    One,
-    /// One of [`PLACES`] partitions.
-    Of(u64),
+    Only,
+    /// One of [`PARTITIONS`] partitions.
+    Numbered(u64),
 }
 
 /// An encoded call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedPermitCall {
     /// KEYS: the partition's incarnation, then each concurrency limit.
     pub keys: Vec<Vec<u8>>,
     /// ARGV.
@@ -49,51 +49,51 @@ pub struct Packed {
 
 /// The parameters that all calls share.
 #[derive(Clone, Copy, Debug)]
-pub struct Letter<'a> {
+pub struct PermitCallContext<'a> {
     /// The prefix of every key.
     pub prefix: &'a [u8],
     /// The partition of the concurrency limits.
-    pub place: Place,
+    pub partition: PermitPartition,
     /// The `run_id` of the store.
-    pub store: &'a str,
+    pub run_id: &'a str,
     /// The times that all replicas use.
-    pub times: &'a Times,
+    pub times: &'a PermitTiming,
     /// The instant. `None` uses the store's clock.
     pub at: Option<Nanos>,
 }
 
-impl Place {
+impl PermitPartition {
     /// The partition of the concurrency limit with this name.
     #[must_use]
-    pub fn of(bucket: &[u8]) -> Self {
+    pub fn for_bucket(bucket: &[u8]) -> Self {
         // The hash key is fixed and public: every replica must choose the same partition.
-        Self::Of(SipHasher24::new().hash(bucket) % PLACES)
+        Self::Numbered(SipHasher24::new().hash(bucket) % PARTITIONS)
     }
 
     /// All partitions of a Cluster.
     pub fn all() -> impl Iterator<Item = Self> {
-        (0..PLACES).map(Self::Of)
+        (0..PARTITIONS).map(Self::Numbered)
     }
 
     fn key(self, prefix: &[u8], rest: &[u8]) -> Vec<u8> {
         let tag = match self {
-            Self::One => "sg:{permits}:".to_owned(),
-            Self::Of(number) => format!("sg:{{permits:{number}}}:"),
+            Self::Only => "sg:{permits}:".to_owned(),
+            Self::Numbered(number) => format!("sg:{{permits:{number}}}:"),
         };
         [prefix, tag.as_bytes(), rest].concat()
     }
 
     /// The key of the partition's incarnation.
     #[must_use]
-    pub fn life(self, prefix: &[u8]) -> Vec<u8> {
+    pub fn incarnation_key(self, prefix: &[u8]) -> Vec<u8> {
         self.key(prefix, b"life")
     }
 
     /// The key of a concurrency limit in this partition.
     #[must_use]
-    pub fn ceiling(self, prefix: &[u8], bucket: &[u8]) -> Vec<u8> {
+    pub fn limit_key(self, prefix: &[u8], bucket: &[u8]) -> Vec<u8> {
         let mut key = self.key(prefix, b"c:");
-        if bucket.len() <= LONGEST_KEY {
+        if bucket.len() <= MAX_KEY_BYTES {
             key.extend(bucket);
         } else {
             // A bucket's bytes never begin with `#`.
@@ -106,29 +106,29 @@ impl Place {
 
 /// Encodes the acquisition of one permit.
 #[must_use]
-pub fn pack_acquire(asked: &Acquire, letter: Letter<'_>) -> Packed {
-    let ask = &asked.ask;
-    let mut packed = packed(letter);
-    packed.keys.push(letter.place.ceiling(letter.prefix, &asked.bucket));
-    let numbers = [ask.limit.0.min(EXACT), micros(ask.keep), micros(ask.times.longest)];
-    let numbers = numbers.into_iter().flat_map(super::double).collect();
+pub fn pack_acquire(asked: &StrictPermitRequest, letter: PermitCallContext<'_>) -> PackedPermitCall {
+    let ask = &asked.permit;
+    let mut packed = shared_arguments(letter);
+    packed.keys.push(letter.partition.limit_key(letter.prefix, &asked.bucket));
+    let numbers = [ask.limit.0.min(EXACT_BOUND), micros(ask.lifetime), micros(ask.timing.max_lifetime)];
+    let numbers = numbers.into_iter().flat_map(super::encode_double).collect();
     packed.args.extend([bytes(ask.id).to_vec(), numbers]);
     packed
 }
 
 /// Encodes the reports about concurrency limits of one partition.
 #[must_use]
-pub fn pack_tell<'t>(told: impl Iterator<Item = &'t Told>, letter: Letter<'_>) -> Packed {
-    let mut packed = packed(letter);
+pub fn pack_report<'t>(told: impl Iterator<Item = &'t LimitPermits>, letter: PermitCallContext<'_>) -> PackedPermitCall {
+    let mut packed = shared_arguments(letter);
     for told in told {
-        packed.keys.push(letter.place.ceiling(letter.prefix, &told.bucket));
-        let held = u64::try_from(told.held.len()).unwrap_or(EXACT);
-        let mut said = super::double(held).to_vec();
-        for &(id, keep) in &told.held {
+        packed.keys.push(letter.partition.limit_key(letter.prefix, &told.bucket));
+        let held = u64::try_from(told.in_use.len()).unwrap_or(EXACT_BOUND);
+        let mut said = super::encode_double(held).to_vec();
+        for &(id, keep) in &told.in_use {
             said.extend(bytes(id));
-            said.extend(super::double(micros(keep)));
+            said.extend(super::encode_double(micros(keep)));
         }
-        said.extend(told.over.iter().flat_map(|id| bytes(*id)));
+        said.extend(told.released.iter().flat_map(|id| bytes(*id)));
         packed.args.push(said);
     }
     packed
@@ -139,15 +139,15 @@ pub fn pack_tell<'t>(told: impl Iterator<Item = &'t Told>, letter: Letter<'_>) -
 ///
 /// # Errors
 /// The script cannot have sent this reply.
-pub fn read_acquire(reply: &[i64]) -> Result<Option<Answer>, NotUnderstood> {
-    let refused = || NotUnderstood::of("a code, a count and a time that go together", reply);
+pub fn read_acquire(reply: &[i64]) -> Result<Option<StrictPermitReply>, InvalidReply> {
+    let refused = || InvalidReply::new("a code, a count and a time that go together", reply);
     let numbers: Vec<u64> = naturals(reply).ok_or_else(refused)?;
-    let answer = |acquired, held| Some(Answer { acquired, held: Share(held) });
+    let answer = |acquired, held| Some(StrictPermitReply { result: acquired, held: Share(held) });
     Ok(match numbers[..] {
-        [0, held, 0] if 0 < held => answer(Acquired::Held, held),
-        [1, held, 0] if 0 < held => answer(Acquired::Full, held),
-        [2, held, wait] if (1..=LONGEST).contains(&wait) => {
-            answer(Acquired::Closed(Nanos(wait.saturating_mul(Nanos::MICRO.0))), held)
+        [0, held, 0] if 0 < held => answer(AcquireOutcome::Acquired, held),
+        [1, held, 0] if 0 < held => answer(AcquireOutcome::LimitReached, held),
+        [2, held, wait] if (1..=MAX_MICROS).contains(&wait) => {
+            answer(AcquireOutcome::Closed(Nanos(wait.saturating_mul(Nanos::MICRO.0))), held)
         }
         [3, 0, 0] => None,
         _ => return Err(refused()),
@@ -158,45 +158,45 @@ pub fn read_acquire(reply: &[i64]) -> Result<Option<Answer>, NotUnderstood> {
 ///
 /// # Errors
 /// The script cannot have sent this reply.
-pub fn read_tell<'t>(
-    told: impl Iterator<Item = &'t Told>,
+pub fn read_report<'t>(
+    told: impl Iterator<Item = &'t LimitPermits>,
     reply: &[i64],
-) -> Result<Vec<Result<Heard, Cause>>, NotUnderstood> {
-    let refused = || NotUnderstood::of("a time, then a code and three counts for each", reply);
+) -> Result<Vec<Result<LimitPermitsReply, StoreFailure>>, InvalidReply> {
+    let refused = || InvalidReply::new("a time, then a code and three counts for each", reply);
     let numbers = naturals(reply).ok_or_else(refused)?;
     let Some((_closed, answers)) = numbers.split_first() else { return Err(refused()) };
     let (answers, []) = answers.as_chunks::<4>() else { return Err(refused()) };
     let mut answers = answers.iter();
-    let heard = told.map(|told| heard(told, answers.next()?)).collect::<Option<_>>();
+    let heard = told.map(|told| decode_report(told, answers.next()?)).collect::<Option<_>>();
     let heard = heard.ok_or_else(refused)?;
     if answers.next().is_some() { Err(refused()) } else { Ok(heard) }
 }
 
-fn heard(told: &Told, answer: &[u64; 4]) -> Option<Result<Heard, Cause>> {
+fn decode_report(told: &LimitPermits, answer: &[u64; 4]) -> Option<Result<LimitPermitsReply, StoreFailure>> {
     let count = |all: usize| u64::try_from(all).unwrap_or(u64::MAX);
     match *answer {
         [0, put_back, freed, held]
-            if put_back <= count(told.held.len()) && freed <= count(told.over.len()) =>
+            if put_back <= count(told.in_use.len()) && freed <= count(told.released.len()) =>
         {
-            Some(Ok(Heard { found: Found { put_back, freed }, held: Share(held) }))
+            Some(Ok(LimitPermitsReply { changes: PermitCorrections { restored: put_back, freed }, held: Share(held) }))
         }
-        [1, 0, 0, 0] => Some(Err(Cause::WrongType)),
+        [1, 0, 0, 0] => Some(Err(StoreFailure::WrongType)),
         _ => None,
     }
 }
 
-fn packed(letter: Letter<'_>) -> Packed {
+fn shared_arguments(letter: PermitCallContext<'_>) -> PackedPermitCall {
     let now = letter.at.map_or_else(Vec::new, |at| text(at.0 / Nanos::MICRO.0));
-    let times = [letter.times.grace, letter.times.silence].map(micros);
-    let times = times.into_iter().flat_map(super::double).collect();
-    Packed {
-        keys: vec![letter.place.life(letter.prefix)],
-        args: vec![now, letter.store.as_bytes().to_vec(), times],
+    let times = [letter.times.grace, letter.times.max_silence].map(micros);
+    let times = times.into_iter().flat_map(super::encode_double).collect();
+    PackedPermitCall {
+        keys: vec![letter.partition.incarnation_key(letter.prefix)],
+        args: vec![now, letter.run_id.as_bytes().to_vec(), times],
     }
 }
 
 fn naturals(reply: &[i64]) -> Option<Vec<u64>> {
-    let natural = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT);
+    let natural = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
     reply.iter().map(natural).collect()
 }
 
@@ -204,7 +204,7 @@ fn text(number: u64) -> Vec<u8> {
     number.to_string().into_bytes()
 }
 
-fn bytes(Id(life, number): Id) -> [u8; 16] {
+fn bytes(PermitId(life, number): PermitId) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&life.to_le_bytes());
     bytes[8..].copy_from_slice(&number.to_le_bytes());
@@ -213,5 +213,5 @@ fn bytes(Id(life, number): Id) -> [u8; 16] {
 
 const fn micros(time: Nanos) -> u64 {
     let micros = time.0 / Nanos::MICRO.0;
-    if micros < LONGEST { micros } else { LONGEST }
+    if micros < MAX_MICROS { micros } else { MAX_MICROS }
 }

@@ -12,68 +12,68 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::denied::{Look, Over};
-use super::send::Reply;
-use super::{Counter, Decided, Reference};
-use crate::backend::redis::Redis;
-use crate::backend::{Charge, Charges, Held, Outcome, Outcomes, Rule};
-use crate::kernel::decision::{Group, Verdict, combine};
-use crate::kernel::rate::Step;
+use super::denied::{DenyCacheLookup, KeyDenial};
+use super::send::CounterReply;
+use super::{CompatCounter, DecidingStep, CompatCounters};
+use crate::backend::redis::RedisStore;
+use crate::backend::{Charge, Charges, CounterHits, ChargeOutcome, Outcomes, ChargeMode};
+use crate::kernel::decision::{VoteGroup, Verdict, combine};
+use crate::kernel::rate::CounterDecision;
 use crate::kernel::units::{Hits, Nanos};
 
-pub(super) struct Question<'q> {
-    pub(super) reference: &'q Reference,
-    pub(super) redis: &'q Redis,
+pub(super) struct CompatCheck<'q> {
+    pub(super) reference: &'q CompatCounters,
+    pub(super) redis: &'q RedisStore,
     pub(super) now: Nanos,
     pub(super) charges: &'q Charges,
-    pub(super) counters: &'q [Counter],
-    pub(super) decided: Decided,
-    pub(super) patience: Duration,
+    pub(super) counters: &'q [CompatCounter],
+    pub(super) deciding_step: DecidingStep,
+    pub(super) call_timeout: Duration,
 }
 
 /// Indices of charges in the check.
-pub(super) type Places = SmallVec<[usize; 2]>;
+pub(super) type CounterIndexes = SmallVec<[usize; 2]>;
 
-pub(super) type Replies = SmallVec<[Reply; 2]>;
+pub(super) type CounterReplies = SmallVec<[CounterReply; 2]>;
 
-type Looks = SmallVec<[Look; 2]>;
+type DenyCacheLookups = SmallVec<[DenyCacheLookup; 2]>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum SendMode {
     /// Charge in a pipeline, as envoyproxy/ratelimit does.
-    Each,
+    Charge,
     /// The same with zero hits: the deny cache already denies the check.
-    Stopped,
+    ChargeNothing,
     /// Read in a pipeline.
-    Ask,
+    Read,
     /// Decide in the script, in this mode.
-    Together(&'static str),
+    Script(&'static str),
 }
 
-impl Question<'_> {
-    pub(super) async fn answer(&self) -> Outcomes {
-        let _heeded = Heeded::begin(self);
-        let looks: Looks = self.counters.iter().map(|it| self.look(it)).collect();
+impl CompatCheck<'_> {
+    pub(super) async fn charge(&self) -> Outcomes {
+        let _heeded = RefundGuard::begin(self);
+        let looks: DenyCacheLookups = self.counters.iter().map(|it| self.look_up(it)).collect();
         let known: SmallVec<[bool; 2]> = looks.iter().map(|look| look.is_over).collect();
-        let places: Places = (0..known.len()).filter(|&place| !known[place]).collect();
-        let mut outcomes: Outcomes = self.counters.iter().map(|it| it.over(self.now)).collect();
+        let places: CounterIndexes = (0..known.len()).filter(|&place| !known[place]).collect();
+        let mut outcomes: Outcomes = self.counters.iter().map(|it| it.cached_denial(self.now)).collect();
         if places.is_empty() {
             return outcomes;
         }
-        let way = self.way(&known);
-        let parts = self.by_slot(&places);
-        let put = parts.iter().map(|(slot, places)| self.put(*slot, places, way));
+        let way = self.send_mode(&known);
+        let parts = self.group_by_slot(&places);
+        let put = parts.iter().map(|(slot, places)| self.call(*slot, places, way));
         for ((_, places), replies) in parts.iter().zip(join_all(put).await) {
             for (&place, reply) in places.iter().zip(replies) {
-                outcomes[place] = self.outcome(place, reply, looks[place]);
+                outcomes[place] = self.apply_reply(place, reply, looks[place]);
             }
         }
         outcomes
     }
 
     /// Groups indices by the slot of their keys. Outside a Cluster there is one group.
-    fn by_slot(&self, places: &[usize]) -> SmallVec<[(u16, Places); 1]> {
-        let mut parts: SmallVec<[(u16, Places); 1]> = SmallVec::new();
+    fn group_by_slot(&self, places: &[usize]) -> SmallVec<[(u16, CounterIndexes); 1]> {
+        let mut parts: SmallVec<[(u16, CounterIndexes); 1]> = SmallVec::new();
         for &place in places {
             let slot = self.redis.route.slot_of(&self.counters[place].key);
             match parts.iter_mut().find(|(of, _)| *of == slot) {
@@ -84,112 +84,112 @@ impl Question<'_> {
         parts
     }
 
-    fn look(&self, counter: &Counter) -> Look {
+    fn look_up(&self, counter: &CompatCounter) -> DenyCacheLookup {
         if counter.is_refund {
-            return Look::default();
+            return DenyCacheLookup::default();
         }
-        self.reference.denied.look(&counter.key, self.reference.known_for(counter), self.now)
+        self.reference.deny_cache.look_up(&counter.key, self.reference.cache_limit(counter), self.now)
     }
 
-    fn forget(&self) {
+    fn invalidate_refunded(&self) {
         for counter in self.counters.iter().filter(|counter| counter.is_refund) {
-            self.reference.denied.forget(&counter.key);
+            self.reference.deny_cache.invalidate(&counter.key);
         }
     }
 
     /// Chooses how to send the charges that the deny cache does not decide.
-    fn way(&self, known: &[bool]) -> Way {
+    fn send_mode(&self, known: &[bool]) -> SendMode {
         let stops = self.reference.options.stop_when_over;
-        let is_denied = known.contains(&true) && self.is_denied_by(known);
-        match self.charges.rule {
-            Rule::Ask => Way::Ask,
-            Rule::Each if !stops || self.decided == Decided::Before => Way::Each,
-            Rule::Each if is_denied => Way::Stopped,
+        let is_denied = known.contains(&true) && self.is_denied_by_cache(known);
+        match self.charges.mode {
+            ChargeMode::Preview => SendMode::Read,
+            ChargeMode::Each if !stops || self.deciding_step == DecidingStep::AnEarlierOne => SendMode::Charge,
+            ChargeMode::Each if is_denied => SendMode::ChargeNothing,
             // A single charge has no others to skip.
-            Rule::Each if self.charges.list.len() == 1 => Way::Each,
-            Rule::AllOrNothing { .. } if is_denied => Way::Ask,
-            Rule::Each | Rule::AllOrNothing { .. } => Way::Together(self.letters(known)),
+            ChargeMode::Each if self.charges.list.len() == 1 => SendMode::Charge,
+            ChargeMode::AllOrNothing { .. } if is_denied => SendMode::Read,
+            ChargeMode::Each | ChargeMode::AllOrNothing { .. } => SendMode::Script(self.script_mode(known)),
         }
     }
 
-    fn is_denied_by(&self, known: &[bool]) -> bool {
+    fn is_denied_by_cache(&self, known: &[bool]) -> bool {
         let votes = self
             .charges
             .list
             .iter()
             .zip(known)
-            .map(|(charge, known)| (charge.standing.group, charge.standing.verdict(*known)));
-        let (quota_for_all, rescued) = self.quota();
-        let passed = rescued.then_some((Group::Quota, Verdict::Admit));
+            .map(|(charge, known)| (charge.standing.group, charge.standing.enforced_verdict(*known)));
+        let (quota_for_all, rescued) = self.quota_flags();
+        let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
         combine(votes.chain(passed), quota_for_all) == Verdict::Deny
     }
 
-    const fn quota(&self) -> (bool, bool) {
-        match self.charges.rule {
-            Rule::AllOrNothing { quota_for_all, rescued } => (quota_for_all, rescued),
-            Rule::Each | Rule::Ask => (self.reference.options.quota_for_all, false),
+    const fn quota_flags(&self) -> (bool, bool) {
+        match self.charges.mode {
+            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => (quota_for_all, rescued),
+            ChargeMode::Each | ChargeMode::Preview => (self.reference.options.quota_for_all, false),
         }
     }
 
     /// Returns the mode in the script's notation.
-    fn letters(&self, known: &[bool]) -> &'static str {
-        let (quota_for_all, rescued) = self.quota();
+    fn script_mode(&self, known: &[bool]) -> &'static str {
+        let (quota_for_all, rescued) = self.quota_flags();
         // The script does not receive cached charges. In
         // shadow mode they keep the quota group from denying.
         let passes = |(charge, known): (&Charge, &bool)| {
-            let in_group = quota_for_all || charge.standing.group == Group::Quota;
+            let in_group = quota_for_all || charge.standing.group == VoteGroup::Quota;
             *known && in_group && charge.standing.shadow
         };
         let rescued = rescued || self.charges.list.iter().zip(known).any(passes);
-        match (self.charges.rule, quota_for_all, rescued) {
-            (Rule::AllOrNothing { .. }, false, false) => "a",
-            (Rule::AllOrNothing { .. }, false, true) => "ar",
-            (Rule::AllOrNothing { .. }, true, false) => "aq",
-            (Rule::AllOrNothing { .. }, true, true) => "aqr",
-            (Rule::Each | Rule::Ask, false, false) => "s",
-            (Rule::Each | Rule::Ask, false, true) => "sr",
-            (Rule::Each | Rule::Ask, true, false) => "sq",
-            (Rule::Each | Rule::Ask, true, true) => "sqr",
+        match (self.charges.mode, quota_for_all, rescued) {
+            (ChargeMode::AllOrNothing { .. }, false, false) => "a",
+            (ChargeMode::AllOrNothing { .. }, false, true) => "ar",
+            (ChargeMode::AllOrNothing { .. }, true, false) => "aq",
+            (ChargeMode::AllOrNothing { .. }, true, true) => "aqr",
+            (ChargeMode::Each | ChargeMode::Preview, false, false) => "s",
+            (ChargeMode::Each | ChargeMode::Preview, false, true) => "sr",
+            (ChargeMode::Each | ChargeMode::Preview, true, false) => "sq",
+            (ChargeMode::Each | ChargeMode::Preview, true, true) => "sqr",
         }
     }
 
-    fn outcome(&self, place: usize, reply: Reply, before: Look) -> Outcome {
+    fn apply_reply(&self, place: usize, reply: CounterReply, before: DenyCacheLookup) -> ChargeOutcome {
         let (counter, now) = (&self.counters[place], self.now);
-        if let Reply::Charged(held) | Reply::Spared(held) | Reply::Over(held) = reply
+        if let CounterReply::Charged(held) | CounterReply::Skipped(held) | CounterReply::OverLimit(held) = reply
             && u64::from(counter.window.limit()) < held
         {
             let over =
-                Over { limit: self.reference.known_for(counter), end: self.is_over_until(counter) };
-            self.reference.denied.remember(&counter.key, over, now, before);
+                KeyDenial { limit: self.reference.cache_limit(counter), end: self.denial_expiry(counter) };
+            self.reference.deny_cache.insert(&counter.key, over, now, before);
         }
-        let asked = |held| Held { held, is_remembered: false };
+        let asked = |held| CounterHits { hits: held, is_cached_denial: false };
         match reply {
-            Reply::Charged(held) => Outcome::Counted(counter.counted(held, now), asked(held)),
-            Reply::Spared(held) => Outcome::Counted(counter.step(held, now, Hits(0)), asked(held)),
-            Reply::Over(held) => {
-                let together = self.together(place);
-                Outcome::Counted(
-                    counter.step(held, now, together),
+            CounterReply::Charged(held) => ChargeOutcome::Counted(counter.step_after_charge(held, now), asked(held)),
+            CounterReply::Skipped(held) => ChargeOutcome::Counted(counter.preview_step(held, now, Hits(0)), asked(held)),
+            CounterReply::OverLimit(held) => {
+                let together = self.hits_through(place);
+                ChargeOutcome::Counted(
+                    counter.preview_step(held, now, together),
                     asked(held.saturating_add(together.0)),
                 )
             }
-            Reply::GivenBack(held) => Outcome::Refunded(Step::Admit(counter.room(held, now))),
-            Reply::Failed(cause) => Outcome::Failed(cause),
+            CounterReply::Refunded(held) => ChargeOutcome::Refunded(CounterDecision::Allow(counter.room_left(held, now))),
+            CounterReply::Failed(cause) => ChargeOutcome::Failed(cause),
         }
     }
 
     /// Returns the instant until which a counter is certainly over its
     /// limit. A check that several calls decide may return its hits.
-    fn is_over_until(&self, counter: &Counter) -> Nanos {
-        let is_for_itself = matches!(self.charges.rule, Rule::Each);
-        if is_for_itself && self.decided == Decided::Here {
+    fn denial_expiry(&self, counter: &CompatCounter) -> Nanos {
+        let is_for_itself = matches!(self.charges.mode, ChargeMode::Each);
+        if is_for_itself && self.deciding_step == DecidingStep::ThisOne {
             return counter.end;
         }
-        counter.end.min(self.now.plus(self.redis.holder.term()))
+        counter.end.min(self.now.plus(self.redis.reservation_client.lifetime()))
     }
 
     /// Returns the hits of a charge and of all earlier charges to the same counter.
-    pub(super) fn together(&self, place: usize) -> Hits {
+    pub(super) fn hits_through(&self, place: usize) -> Hits {
         let own = &self.counters[place];
         let earlier = self.counters.iter().take(place);
         let same = earlier.filter(|it| it.key == own.key && !it.is_refund);
@@ -201,17 +201,17 @@ impl Question<'_> {
 ///
 /// A denial from before the refund may arrive in between. The drop
 /// also covers a canceled check, whose refund may already be made.
-struct Heeded<'q>(&'q Question<'q>);
+struct RefundGuard<'q>(&'q CompatCheck<'q>);
 
-impl<'q> Heeded<'q> {
-    fn begin(question: &'q Question<'q>) -> Self {
-        question.forget();
+impl<'q> RefundGuard<'q> {
+    fn begin(question: &'q CompatCheck<'q>) -> Self {
+        question.invalidate_refunded();
         Self(question)
     }
 }
 
-impl Drop for Heeded<'_> {
+impl Drop for RefundGuard<'_> {
     fn drop(&mut self) {
-        self.0.forget();
+        self.0.invalidate_refunded();
     }
 }

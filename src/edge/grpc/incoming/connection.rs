@@ -2,8 +2,8 @@
 //! end of its lifetime or when the client is silent.
 //!
 //! Guarantees:
-//! - With a [`Held`] guard, a silent client is disconnected after [`SILENCE`].
-//! - Otherwise, a silent client is disconnected after [`PONG_AT_LAST`].
+//! - With a [`ShortIdleGuard`] guard, a silent client is disconnected after [`PERMIT_STREAM_IDLE_TIMEOUT`].
+//! - Otherwise, a silent client is disconnected after [`PONG_TIMEOUT`].
 //! - Any received byte counts, so a proxy too busy for pings stays connected.
 //! - Pending writes do not extend the time.
 //! - The time restarts if this process was suspended for 500 ms or longer.
@@ -28,138 +28,138 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use super::super::{PING_AFTER, PONG_AT_LAST, PONG_WITHIN};
-use super::HANDSHAKE;
+use super::super::{PING_INTERVAL, PONG_TIMEOUT, PERMIT_STREAM_PONG_TIMEOUT};
+use super::HANDSHAKE_TIMEOUT;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
-const PREFACE: usize = 24;
-/// The idle timeout of a client that has sent the [`PREFACE`] and
-/// has a [`Held`] guard. With TLS, only decrypted bytes count.
-const SILENCE: Duration = PING_AFTER.saturating_add(PONG_WITHIN);
+const PREFACE_BYTES: usize = 24;
+/// The idle timeout of a client that has sent the [`PREFACE_BYTES`] and
+/// has a [`ShortIdleGuard`] guard. With TLS, only decrypted bytes count.
+const PERMIT_STREAM_IDLE_TIMEOUT: Duration = PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
 /// The interval of idle checks. A check that is late by this
 /// much shows that the process was suspended and could not read.
-const LOOK: Duration = Duration::from_millis(250);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-pub(super) type Raw = Either<TcpStream, UnixStream>;
-pub(super) type Io = Either<Raw, Box<TlsStream<Raw>>>;
+pub(super) type RawSocket = Either<TcpStream, UnixStream>;
+pub(super) type Socket = Either<RawSocket, Box<TlsStream<RawSocket>>>;
 
-/// A guard that shortens the idle timeout of its connection to [`SILENCE`].
+/// A guard that shortens the idle timeout of its connection to [`PERMIT_STREAM_IDLE_TIMEOUT`].
 ///
 /// Permit streams and connections under shutdown have one, because
 /// they make others wait. Other connections have the longer timeout:
 /// closing them early would only fail the calls of a paused client.
 #[derive(Debug)]
-pub struct Held(#[expect(dead_code, reason = "counted by who watches over it")] Arc<()>);
+pub struct ShortIdleGuard(#[expect(dead_code, reason = "counted by who watches over it")] Arc<()>);
 
-/// Creates [`Held`] guards for one connection.
+/// Creates [`ShortIdleGuard`] guards for one connection.
 #[derive(Clone, Debug)]
-pub struct Holding(Weak<()>);
+pub struct ShortIdleHandle(Weak<()>);
 
-impl Holding {
+impl ShortIdleHandle {
     /// Creates a guard; `None` if the connection is closed.
-    pub fn hold(&self) -> Option<Held> {
-        self.0.upgrade().map(Held)
+    pub fn create_guard(&self) -> Option<ShortIdleGuard> {
+        self.0.upgrade().map(ShortIdleGuard)
     }
 }
 
 /// An accepted connection.
 #[derive(Debug)]
-pub struct Connection {
-    io: Io,
-    life: Option<Pin<Box<Sleep>>>,
-    silence: Silence,
-    held: Arc<()>,
+pub struct GrpcConnection {
+    io: Socket,
+    lifetime: Option<Pin<Box<Sleep>>>,
+    idle_timer: IdleTimer,
+    guards: Arc<()>,
     /// Frees the slot for another connection on drop.
     _slot: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]
-struct Silence {
-    missing: usize,
-    since: Instant,
-    look: Pin<Box<Sleep>>,
+struct IdleTimer {
+    preface_missing: usize,
+    last_read: Instant,
+    next_check: Pin<Box<Sleep>>,
 }
 
-impl Silence {
+impl IdleTimer {
     fn new() -> Self {
-        Self { missing: PREFACE, since: Instant::now(), look: Box::pin(sleep(HANDSHAKE)) }
+        Self { preface_missing: PREFACE_BYTES, last_read: Instant::now(), next_check: Box::pin(sleep(HANDSHAKE_TIMEOUT)) }
     }
 
-    fn hears(&mut self, more: usize) {
-        self.since = Instant::now();
-        if self.missing == 0 {
+    fn record_read(&mut self, bytes: usize) {
+        self.last_read = Instant::now();
+        if self.preface_missing == 0 {
             return;
         }
-        self.missing = self.missing.saturating_sub(more);
-        if self.missing == 0 {
-            self.look.as_mut().reset(self.since + LOOK);
+        self.preface_missing = self.preface_missing.saturating_sub(bytes);
+        if self.preface_missing == 0 {
+            self.next_check.as_mut().reset(self.last_read + IDLE_CHECK_INTERVAL);
         }
     }
 
     /// Returns true if the client was silent for too
     /// long. Otherwise wakes the task for the next check.
-    fn is_over(&mut self, held: &Arc<()>, cx: &mut Context<'_>) -> bool {
-        while self.look.as_mut().poll(cx).is_ready() {
+    fn is_expired(&mut self, held: &Arc<()>, cx: &mut Context<'_>) -> bool {
+        while self.next_check.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
-            if LOOK <= now - self.look.deadline() {
-                self.since = now;
+            if IDLE_CHECK_INTERVAL <= now - self.next_check.deadline() {
+                self.last_read = now;
             }
-            let holds = Arc::strong_count(held) > 1;
-            let ends = self.since + if holds { SILENCE } else { PONG_AT_LAST };
-            if self.missing > 0 || ends <= now {
+            let has_guards = Arc::strong_count(held) > 1;
+            let deadline = self.last_read + if has_guards { PERMIT_STREAM_IDLE_TIMEOUT } else { PONG_TIMEOUT };
+            if self.preface_missing > 0 || deadline <= now {
                 return true;
             }
-            self.look.as_mut().reset(ends.min(now + LOOK));
+            self.next_check.as_mut().reset(deadline.min(now + IDLE_CHECK_INTERVAL));
         }
         false
     }
 }
 
-impl Connection {
+impl GrpcConnection {
     pub(super) fn new(
-        io: Io,
+        io: Socket,
         life: Option<Pin<Box<Sleep>>>,
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Self { io, life, silence: Silence::new(), held: Arc::default(), _slot: slot }
+        Self { io, lifetime: life, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
     }
 
     /// Returns a handle that creates guards for this connection.
-    pub fn holding(&self) -> Holding {
-        Holding(Arc::downgrade(&self.held))
+    pub fn idle_handle(&self) -> ShortIdleHandle {
+        ShortIdleHandle(Arc::downgrade(&self.guards))
     }
 
     /// Returns `done`, or a timeout error if the connection's lifetime or idle time is over.
-    fn unless_over<T>(
+    fn fail_if_expired<T>(
         &mut self,
         done: Poll<io::Result<T>>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
-        let is_dead = |life: &mut Pin<Box<Sleep>>| life.as_mut().poll(cx).is_ready();
-        let is_dead = self.life.as_mut().is_some_and(is_dead);
-        if is_dead || done.is_pending() && self.silence.is_over(&self.held, cx) {
+        let is_past_lifetime = |life: &mut Pin<Box<Sleep>>| life.as_mut().poll(cx).is_ready();
+        let is_dead = self.lifetime.as_mut().is_some_and(is_past_lifetime);
+        if is_dead || done.is_pending() && self.idle_timer.is_expired(&self.guards, cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         done
     }
 }
 
-impl Connected for Connection {
+impl Connected for GrpcConnection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
         let raw = match &self.io {
-            Io::Left(raw) => raw,
-            Io::Right(stream) => stream.get_ref().0,
+            Socket::Left(raw) => raw,
+            Socket::Right(stream) => stream.get_ref().0,
         };
         match raw {
-            Raw::Left(stream) => stream.connect_info(),
-            Raw::Right(_) => TcpConnectInfo { local_addr: None, remote_addr: None },
+            RawSocket::Left(stream) => stream.connect_info(),
+            RawSocket::Right(_) => TcpConnectInfo { local_addr: None, remote_addr: None },
         }
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for GrpcConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -169,20 +169,20 @@ impl AsyncRead for Connection {
         let read = Pin::new(&mut self.io).poll_read(cx, buffer);
         let more = buffer.filled().len().saturating_sub(before);
         if more > 0 {
-            self.silence.hears(more);
+            self.idle_timer.record_read(more);
         }
-        self.unless_over(read, cx)
+        self.fail_if_expired(read, cx)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for GrpcConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.unless_over(written, cx)
+        self.fail_if_expired(written, cx)
     }
 
     fn poll_write_vectored(
@@ -191,7 +191,7 @@ impl AsyncWrite for Connection {
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, bytes);
-        self.unless_over(written, cx)
+        self.fail_if_expired(written, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -200,11 +200,11 @@ impl AsyncWrite for Connection {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.io).poll_flush(cx);
-        self.unless_over(flushed, cx)
+        self.fail_if_expired(flushed, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.io).poll_shutdown(cx);
-        self.unless_over(shut, cx)
+        self.fail_if_expired(shut, cx)
     }
 }

@@ -23,41 +23,41 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
-use super::super::{PING_AFTER, PONG_WITHIN};
-use super::trust::{Certificates, Trust};
+use super::super::{PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT};
+use super::trust::{PeerCertificates, PeerTrust};
 
-const PATIENCE: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns a channel to the replica at `address`, which connects at first use.
-pub(super) fn channel(address: SocketAddr, trust: Arc<Trust>) -> Channel {
+pub(super) fn channel(address: SocketAddr, trust: Arc<PeerTrust>) -> Channel {
     let scheme = if trust.certificates.is_some() { "https" } else { "http" };
     let origin = format!("{scheme}://{address}").parse::<Uri>().unwrap_or_default();
     Endpoint::from(Uri::from_static("http://peer"))
         .origin(origin)
-        .connect_timeout(PATIENCE)
-        .http2_keep_alive_interval(PING_AFTER)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(PING_INTERVAL)
         // Only the ping's reply counts here, not other bytes. A
         // closed connection loses nothing: batches are sent again.
-        .keep_alive_timeout(PONG_WITHIN)
+        .keep_alive_timeout(PERMIT_STREAM_PONG_TIMEOUT)
         .keep_alive_while_idle(true)
-        .connect_with_connector_lazy(Connector { address, trust })
+        .connect_with_connector_lazy(PeerConnector { address, trust })
 }
 
-struct Connector {
+struct PeerConnector {
     address: SocketAddr,
-    trust: Arc<Trust>,
+    trust: Arc<PeerTrust>,
 }
 
-trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Bytes for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
-type Stream = TokioIo<Box<dyn Bytes>>;
+type PeerStream = TokioIo<Box<dyn ByteStream>>;
 
-impl Service<Uri> for Connector {
-    type Response = Stream;
+impl Service<Uri> for PeerConnector {
+    type Response = PeerStream;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<PeerStream>> + Send>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -69,16 +69,16 @@ impl Service<Uri> for Connector {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
             let Some(certificates) = &trust.certificates else {
-                return Ok(TokioIo::new(Box::new(stream) as Box<dyn Bytes>));
+                return Ok(TokioIo::new(Box::new(stream) as Box<dyn ByteStream>));
             };
-            Ok(TokioIo::new(Box::new(shake(certificates, stream).await?)))
+            Ok(TokioIo::new(Box::new(tls_handshake(certificates, stream).await?)))
         })
     }
 }
 
-async fn shake(certificates: &Certificates, stream: TcpStream) -> io::Result<impl Bytes + use<>> {
+async fn tls_handshake(certificates: &PeerCertificates, stream: TcpStream) -> io::Result<impl ByteStream + use<>> {
     let files = certificates.files.clone();
-    let config = spawn_blocking(move || files.calling()).await.map_err(io::Error::other)?;
+    let config = spawn_blocking(move || files.client_config()).await.map_err(io::Error::other)?;
     let connector = TlsConnector::from(Arc::new(config.map_err(io::Error::other)?));
     let name = ServerName::try_from(certificates.name.clone()).map_err(io::Error::other)?;
     connector.connect(name, stream).await

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A message with an owner is sent to that replica only.
-//! - A message without an owner is sent to all live replicas, for at most [`SEARCH`].
+//! - A message without an owner is sent to all live replicas, for at most [`SEARCH_TIMEOUT`].
 //! - If none of them knows the id, all of them remember the early release.
 //! - Messages to an unknown owner wait briefly for the owner to appear.
 //! - Searches and waiting messages are bounded.
@@ -21,168 +21,168 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::route::{Answer, Item, Route, Sender};
-use super::trust::Trust;
+use super::route::{ResultReceiver, QueuedMessage, PeerRoute, BatchSender};
+use super::trust::PeerTrust;
 use crate::config::settings::Networks;
-use crate::engine::membership::{Peer, Seen};
-use crate::engine::peers::{Found, Post, SEARCH};
+use crate::engine::membership::{Peer, FleetSnapshot};
+use crate::engine::peers::{IdState, ForwardedRelease, SEARCH_TIMEOUT};
 use crate::engine::{Engine, Membership};
 use crate::kernel::units::Nanos;
-use crate::telemetry::letters::LetterEvent;
+use crate::telemetry::letters::ForwardingEvent;
 
 /// The time that a message to an owner is tried: two heartbeats
 /// and a pause. Afterwards the permit's own deadline frees it.
-const KEEP: Nanos = Nanos::from_secs(3);
+const FORWARD_TIMEOUT: Nanos = Nanos::from_secs(3);
 
 /// The largest number of concurrent searches, and of messages to owners that are not live yet.
-const MOST: usize = 10_000;
+const MAX_PENDING: usize = 10_000;
 
-const LOOK: Duration = Duration::from_millis(100);
+const OWNER_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-const TELL: Nanos = Nanos::from_secs(60);
+const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 
-type Searched = (Post, Found);
+type FinishedSearch = (ForwardedRelease, IdState);
 
 /// The task that forwards messages.
-pub struct Courier {
-    from: Sender,
+pub struct ReleaseForwarder {
+    sender: BatchSender,
     networks: Networks,
-    posted: mpsc::Receiver<Post>,
-    routes: HashMap<Box<str>, Route>,
+    queue: mpsc::Receiver<ForwardedRelease>,
+    routes: HashMap<Box<str>, PeerRoute>,
     /// The replicas at addresses that are not allowed, by name.
-    foreign: HashMap<Box<str>, Peer>,
-    /// The snapshot of the fleet that `routes` and `foreign` are built from.
-    seen: Option<Arc<Seen>>,
-    searches: FuturesUnordered<BoxFuture<'static, Searched>>,
+    disallowed: HashMap<Box<str>, Peer>,
+    /// The snapshot of the fleet that `routes` and `disallowed` are built from.
+    fleet: Option<Arc<FleetSnapshot>>,
+    searches: FuturesUnordered<BoxFuture<'static, FinishedSearch>>,
     /// Messages to owners that are not live yet, each with its deadline.
-    waiting: VecDeque<(Nanos, Post)>,
-    told_at: Option<Nanos>,
+    waiting: VecDeque<(Nanos, ForwardedRelease)>,
+    last_warned: Option<Nanos>,
 }
 
-impl Courier {
-    /// Forwards the messages in `posted` to replicas in `networks`, authenticated by `trust`.
+impl ReleaseForwarder {
+    /// Forwards the messages in `queue` to replicas in `networks`, authenticated by `trust`.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
-        posted: mpsc::Receiver<Post>,
-        trust: Arc<Trust>,
+        posted: mpsc::Receiver<ForwardedRelease>,
+        trust: Arc<PeerTrust>,
         networks: Networks,
     ) -> Self {
         Self {
-            from: Sender { engine, trust, sequence: Arc::default() },
+            sender: BatchSender { engine, trust, sequence: Arc::default() },
             networks,
-            posted,
+            queue: posted,
             routes: HashMap::new(),
-            foreign: HashMap::new(),
-            seen: None,
+            disallowed: HashMap::new(),
+            fleet: None,
             searches: FuturesUnordered::new(),
             waiting: VecDeque::new(),
-            told_at: None,
+            last_warned: None,
         }
     }
 
     /// Forwards messages; never returns.
     pub async fn run(mut self) {
-        let mut ticks = interval(LOOK);
+        let mut ticks = interval(OWNER_RETRY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                Some(post) = self.posted.recv() => self.take(post),
-                Some(searched) = self.searches.next() => self.settle(searched),
-                _ = ticks.tick() => self.look_again(),
+                Some(post) = self.queue.recv() => self.forward(post),
+                Some(searched) = self.searches.next() => self.finish_search(searched),
+                _ = ticks.tick() => self.retry_waiting(),
             }
         }
     }
 
-    fn take(&mut self, post: Post) {
-        self.follow();
+    fn forward(&mut self, post: ForwardedRelease) {
+        self.update_routes();
         if post.owner.is_none() {
-            return self.search(post);
+            return self.search_all(post);
         }
-        let until = self.from.engine.clock().steady().plus(KEEP);
-        let Some(post) = self.hand_in(until, post) else { return };
-        if self.waiting.len() < MOST {
+        let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
+        let Some(post) = self.send_to_owner(until, post) else { return };
+        if self.waiting.len() < MAX_PENDING {
             self.waiting.push_back((until, post));
         } else {
-            LetterEvent::Dropped.emit();
+            ForwardingEvent::Dropped.emit();
         }
     }
 
     /// Sends `post` to its owner; returns it if the owner is not live yet.
-    fn hand_in(&mut self, until: Nanos, post: Post) -> Option<Post> {
+    fn send_to_owner(&mut self, until: Nanos, post: ForwardedRelease) -> Option<ForwardedRelease> {
         let owner = post.owner.as_deref()?;
-        if let Some(peer) = self.foreign.get(owner) {
-            LetterEvent::Foreign.emit();
-            tell_foreign(&mut self.told_at, self.from.engine.clock().steady(), peer);
+        if let Some(peer) = self.disallowed.get(owner) {
+            ForwardingEvent::AddressNotAllowed.emit();
+            warn_disallowed(&mut self.last_warned, self.sender.engine.clock().steady(), peer);
             return None;
         }
         let Some(route) = self.routes.get(owner) else { return Some(post) };
-        let answer = post.answer.map_or(Answer::Nobody, Answer::Asker);
-        route.send(Item { told: post.told, until, answer, is_for_all: false, way: post.way });
+        let answer = post.result_sender.map_or(ResultReceiver::Discard, ResultReceiver::Caller);
+        route.send(QueuedMessage { message: post.update, deadline: until, receiver: answer, is_broadcast: false, pending: post.in_transit });
         None
     }
 
-    fn look_again(&mut self) {
-        self.follow();
-        let now = self.from.engine.clock().steady();
+    fn retry_waiting(&mut self) {
+        self.update_routes();
+        let now = self.sender.engine.clock().steady();
         for (until, post) in std::mem::take(&mut self.waiting) {
             if until <= now {
-                LetterEvent::Late.emit();
-            } else if let Some(post) = self.hand_in(until, post) {
+                ForwardingEvent::TimedOut.emit();
+            } else if let Some(post) = self.send_to_owner(until, post) {
                 self.waiting.push_back((until, post));
             }
         }
     }
 
     /// Sends `post` to all replicas and waits for the first that knows the id.
-    fn search(&mut self, post: Post) {
-        if MOST <= self.searches.len() || self.routes.is_empty() {
+    fn search_all(&mut self, post: ForwardedRelease) {
+        if MAX_PENDING <= self.searches.len() || self.routes.is_empty() {
             if !self.routes.is_empty() {
-                LetterEvent::Dropped.emit();
+                ForwardingEvent::Dropped.emit();
             }
-            self.searches.push(async move { (post, Found::Unknown) }.boxed());
+            self.searches.push(async move { (post, IdState::Unknown) }.boxed());
             return;
         }
-        LetterEvent::Searched.emit();
-        let until = self.from.engine.clock().steady().plus(SEARCH);
+        ForwardingEvent::Searched.emit();
+        let until = self.sender.engine.clock().steady().plus(SEARCH_TIMEOUT);
         let asked: FuturesUnordered<_> =
-            self.routes.values().map(|route| ask(route, &post, until)).collect();
+            self.routes.values().map(|route| query_replica(route, &post, until)).collect();
         let search = async move {
-            let found = timeout(Duration::from_nanos(SEARCH.0), first_known(asked))
+            let found = timeout(Duration::from_nanos(SEARCH_TIMEOUT.0), first_known_result(asked))
                 .await
-                .unwrap_or(Found::Unknown);
+                .unwrap_or(IdState::Unknown);
             (post, found)
         };
         self.searches.push(search.boxed());
     }
 
     /// Ends a search. If the id is unknown, all replicas remember the early release.
-    fn settle(&mut self, (post, mut found): Searched) {
-        let Post { told, answer, way, .. } = post;
-        if found == Found::Unknown {
-            let told = told.unknown_everywhere();
+    fn finish_search(&mut self, (post, mut found): FinishedSearch) {
+        let ForwardedRelease { update: told, result_sender: answer, in_transit: way, .. } = post;
+        if found == IdState::Unknown {
+            let told = told.into_unknown();
             // Its acquire may have arrived at this replica during the search.
-            found = self.from.engine.hear(&told);
-            if found == Found::Unknown {
-                LetterEvent::KnownNowhere.emit();
-                let until = self.from.engine.clock().steady().plus(KEEP);
+            found = self.sender.engine.apply_forwarded(&told);
+            if found == IdState::Unknown {
+                ForwardingEvent::NotFound.emit();
+                let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
                 for route in self.routes.values() {
                     let (told, way) = (told.clone(), Arc::clone(&way));
-                    let answer = Answer::Nobody;
-                    route.send(Item { told, until, answer, is_for_all: true, way });
+                    let answer = ResultReceiver::Discard;
+                    route.send(QueuedMessage { message: told, deadline: until, receiver: answer, is_broadcast: true, pending: way });
                 }
             }
         }
         if let Some(answer) = answer {
             // The caller may have stopped waiting.
-            answer.send(found == Found::Held).ok();
+            answer.send(found == IdState::HadPermits).ok();
         }
     }
 
     /// Updates the routes: one for each live replica at an allowed address.
-    fn follow(&mut self) {
-        let seen = self.from.engine.membership().and_then(Membership::seen);
-        let is_same = match (&seen, &self.seen) {
+    fn update_routes(&mut self) {
+        let seen = self.sender.engine.membership().and_then(Membership::snapshot);
+        let is_same = match (&seen, &self.fleet) {
             (Some(new), Some(old)) => Arc::ptr_eq(new, old),
             (None, None) => true,
             _ => false,
@@ -191,50 +191,50 @@ impl Courier {
             return;
         }
         let peers: Vec<_> = seen.iter().flat_map(|seen| seen.peers.clone()).collect();
-        let own = self.from.engine.membership().and_then(Membership::address);
-        let (may, not): (Vec<_>, Vec<_>) =
-            peers.into_iter().partition(|peer| self.may_call(peer) && Some(peer.address) != own);
-        self.foreign = not.into_iter().map(|peer| (peer.name.clone(), peer)).collect();
+        let own = self.sender.engine.membership().and_then(Membership::address);
+        let (allowed, disallowed): (Vec<_>, Vec<_>) =
+            peers.into_iter().partition(|peer| self.is_allowed(peer) && Some(peer.address) != own);
+        self.disallowed = disallowed.into_iter().map(|peer| (peer.incarnation_name.clone(), peer)).collect();
         self.routes
-            .retain(|name, route| !route.is_broken() && may.iter().any(|peer| peer.name == *name));
-        for peer in may {
-            let from = &self.from;
-            self.routes.entry(peer.name.clone()).or_insert_with(|| Route::to(peer, from));
+            .retain(|name, route| !route.is_closed() && allowed.iter().any(|peer| peer.incarnation_name == *name));
+        for peer in allowed {
+            let from = &self.sender;
+            self.routes.entry(peer.incarnation_name.clone()).or_insert_with(|| PeerRoute::start(peer, from));
         }
-        self.seen = seen;
+        self.fleet = seen;
     }
 
-    fn may_call(&self, peer: &Peer) -> bool {
+    fn is_allowed(&self, peer: &Peer) -> bool {
         let address = peer.address.ip();
-        self.networks.contain(address) && self.from.trust.reaches(address.to_canonical())
+        self.networks.contains(address) && self.sender.trust.can_authenticate(address.to_canonical())
     }
 }
 
-fn tell_foreign(told_at: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
-    if told_at.is_some_and(|told| now.since(told) < TELL) {
+fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
+    if last_warned.is_some_and(|told| now.since(told) < WARN_INTERVAL) {
         return;
     }
-    *told_at = Some(now);
+    *last_warned = Some(now);
     tracing::warn!(
-        node = &*peer.node,
+        node = &*peer.replica_name,
         address = %peer.address,
         "an end of a request is for a replica at an address that is not called: it must lie in `peer_networks`, be its own, \
          and without `peer_secret` or certificates be this machine's; see docs/peers.md"
     );
 }
 
-fn ask(route: &Route, post: &Post, until: Nanos) -> impl Future<Output = Found> + Send + use<> {
+fn query_replica(route: &PeerRoute, post: &ForwardedRelease, until: Nanos) -> impl Future<Output = IdState> + Send + use<> {
     let (search, found) = oneshot::channel();
-    let (told, way) = (post.told.clone(), Arc::clone(&post.way));
-    route.send(Item { told, until, answer: Answer::Search(search), is_for_all: true, way });
-    async move { found.await.unwrap_or(Found::Unknown) }
+    let (told, way) = (post.update.clone(), Arc::clone(&post.in_transit));
+    route.send(QueuedMessage { message: told, deadline: until, receiver: ResultReceiver::Search(search), is_broadcast: true, pending: way });
+    async move { found.await.unwrap_or(IdState::Unknown) }
 }
 
-async fn first_known(mut asked: FuturesUnordered<impl Future<Output = Found>>) -> Found {
+async fn first_known_result(mut asked: FuturesUnordered<impl Future<Output = IdState>>) -> IdState {
     while let Some(found) = asked.next().await {
-        if found != Found::Unknown {
+        if found != IdState::Unknown {
             return found;
         }
     }
-    Found::Unknown
+    IdState::Unknown
 }

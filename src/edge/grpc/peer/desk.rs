@@ -15,83 +15,83 @@ use tonic::{Request, Response, Status};
 
 use super::api::peers_server::Peers;
 use super::api::{Answer, Letter, Letters, Parcel, Receipt};
-use super::trust::{Trust, Windows};
-use super::{MOST, letters};
+use super::trust::{PeerTrust, ReplayWindows};
+use super::{MAX_BATCH_MESSAGES, letters};
 use crate::engine::Engine;
-use crate::engine::peers::Found;
-use crate::telemetry::letters::{LetterEvent, Letters as Counted};
+use crate::engine::peers::IdState;
+use crate::telemetry::letters::{ForwardingEvent, ForwardingCount as Counted};
 
 /// The service that receives batches.
 #[derive(Debug)]
-pub struct Desk {
+pub struct PeerReceiver {
     engine: Arc<Engine>,
-    trust: Arc<Trust>,
-    came: Mutex<Windows>,
+    trust: Arc<PeerTrust>,
+    received: Mutex<ReplayWindows>,
 }
 
-type Refused = (LetterEvent, Status);
+type BatchError = (ForwardingEvent, Status);
 
-impl Desk {
+impl PeerReceiver {
     /// Creates the service over `engine`, which accepts batches that `trust` authenticates.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, trust: Arc<Trust>) -> Self {
-        Self { engine, trust, came: Mutex::default() }
+    pub fn new(engine: Arc<Engine>, trust: Arc<PeerTrust>) -> Self {
+        Self { engine, trust, received: Mutex::default() }
     }
 
-    fn open(&self, parcel: &Parcel) -> Result<Letters, Refused> {
+    fn validate_batch(&self, parcel: &Parcel) -> Result<Letters, BatchError> {
         // Checked first, so an unauthenticated caller learns nothing from later errors.
-        if !self.trust.believes(parcel) {
+        if !self.trust.is_authentic(parcel) {
             let why = "the seal is not the fleet's: is `peer_secret` the same everywhere?";
-            return Err((LetterEvent::Refused, Status::permission_denied(why)));
+            return Err((ForwardingEvent::Rejected, Status::permission_denied(why)));
         }
         let Some(membership) = self.engine.membership() else {
-            return Err((LetterEvent::Misdirected, Status::not_found("there is no fleet here")));
+            return Err((ForwardingEvent::WrongReplica, Status::not_found("there is no fleet here")));
         };
-        if parcel.to != membership.name() {
+        if parcel.to != membership.incarnation_name() {
             let why = "this is another replica, or another life of it";
-            return Err((LetterEvent::Misdirected, Status::not_found(why)));
+            return Err((ForwardingEvent::WrongReplica, Status::not_found(why)));
         }
-        let seen = membership.seen();
-        let lives =
-            |name: &str| seen.iter().flat_map(|seen| &seen.peers).any(|peer| *peer.name == *name);
-        if !lives(&parcel.from) {
+        let seen = membership.snapshot();
+        let is_live =
+            |name: &str| seen.iter().flat_map(|seen| &seen.peers).any(|peer| *peer.incarnation_name == *name);
+        if !is_live(&parcel.from) {
             let why = "the sender is not one of the replicas that live";
-            return Err((LetterEvent::Refused, Status::failed_precondition(why)));
+            return Err((ForwardingEvent::Rejected, Status::failed_precondition(why)));
         }
-        if !self.came.lock().is_first(&parcel.from, parcel.sequence, lives) {
-            return Err((LetterEvent::Refused, Status::permission_denied("it came before")));
+        if !self.received.lock().is_new(&parcel.from, parcel.sequence, is_live) {
+            return Err((ForwardingEvent::Rejected, Status::permission_denied("it came before")));
         }
         let letters = Letters::decode(&*parcel.letters);
-        letters.ok().filter(|letters| letters.letters.len() <= MOST).ok_or_else(|| {
-            let why = format!("not up to {MOST} letters");
-            (LetterEvent::Malformed, Status::invalid_argument(why))
+        letters.ok().filter(|letters| letters.letters.len() <= MAX_BATCH_MESSAGES).ok_or_else(|| {
+            let why = format!("not up to {MAX_BATCH_MESSAGES} letters");
+            (ForwardingEvent::Malformed, Status::invalid_argument(why))
         })
     }
 
-    fn heed(&self, letter: &Letter) -> Answer {
-        let Some(told) = letters::read(letter) else {
-            LetterEvent::Malformed.emit();
+    fn apply_message(&self, letter: &Letter) -> Answer {
+        let Some(told) = letters::decode(letter) else {
+            ForwardingEvent::Malformed.emit();
             return Answer::Malformed;
         };
-        let found = self.engine.hear(&told);
-        if found == Found::Unknown {
-            LetterEvent::Unknown.emit();
+        let found = self.engine.apply_forwarded(&told);
+        if found == IdState::Unknown {
+            ForwardingEvent::Unknown.emit();
         }
-        letters::answer(found)
+        letters::encode_result(found)
     }
 }
 
 #[tonic::async_trait]
-impl Peers for Desk {
+impl Peers for PeerReceiver {
     async fn deliver(&self, request: Request<Parcel>) -> Result<Response<Receipt>, Status> {
-        let letters = self.open(request.get_ref()).map_err(|(event, status)| {
+        let letters = self.validate_batch(request.get_ref()).map_err(|(event, status)| {
             event.emit();
             tracing::debug!(error = status.message(), "a parcel is refused");
             status
         })?;
         let count = u64::try_from(letters.letters.len()).unwrap_or(u64::MAX);
-        Counted { event: LetterEvent::Received, letters: count }.emit();
-        let answers = letters.letters.iter().map(|letter| self.heed(letter).into()).collect();
+        Counted { event: ForwardingEvent::Received, releases: count }.emit();
+        let answers = letters.letters.iter().map(|letter| self.apply_message(letter).into()).collect();
         Ok(Response::new(Receipt { answers }))
     }
 }

@@ -8,22 +8,22 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use super::api::{self, Letter};
-use crate::engine::check_id;
-use crate::engine::peers::{About, Found, Told};
-use crate::kernel::concurrency::Outcome;
+use crate::engine::validate_id;
+use crate::engine::peers::{PermitEvent, IdState, PermitUpdate};
+use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 
-pub(super) fn written(told: &Told<'_>) -> Letter {
-    let (about, how, rtt) = match told.about {
-        About::Ended(how, rtt) => (api::About::Ended, Some(how), rtt),
-        About::UnknownEverywhere(how, rtt) => (api::About::UnknownEverywhere, Some(how), rtt),
-        About::GoesOn => (api::About::GoesOn, None, None),
+pub(super) fn encode(told: &PermitUpdate<'_>) -> Letter {
+    let (about, how, rtt) = match told.event {
+        PermitEvent::Released(how, rtt) => (api::About::Ended, Some(how), rtt),
+        PermitEvent::ReleasedUnknown(how, rtt) => (api::About::UnknownEverywhere, Some(how), rtt),
+        PermitEvent::Renewed => (api::About::GoesOn, None, None),
     };
     let outcome = match how {
         None => api::Outcome::Unspecified,
-        Some(Outcome::Success) => api::Outcome::Success,
-        Some(Outcome::Ignored) => api::Outcome::Ignored,
-        Some(Outcome::Dropped) => api::Outcome::Dropped,
+        Some(RequestOutcome::Success) => api::Outcome::Success,
+        Some(RequestOutcome::Ignored) => api::Outcome::Ignored,
+        Some(RequestOutcome::Dropped) => api::Outcome::Dropped,
     };
     let source = match told.source {
         None => Vec::new(),
@@ -39,27 +39,27 @@ pub(super) fn written(told: &Told<'_>) -> Letter {
     }
 }
 
-pub(super) fn read(letter: &Letter) -> Option<Told<'_>> {
-    check_id(&letter.id).ok()?;
+pub(super) fn decode(letter: &Letter) -> Option<PermitUpdate<'_>> {
+    validate_id(&letter.id).ok()?;
     let rtt = letter.rtt_ns.map(Nanos);
     let how = || match letter.outcome() {
-        api::Outcome::Success => Some(Outcome::Success),
-        api::Outcome::Ignored => Some(Outcome::Ignored),
-        api::Outcome::Dropped => Some(Outcome::Dropped),
+        api::Outcome::Success => Some(RequestOutcome::Success),
+        api::Outcome::Ignored => Some(RequestOutcome::Ignored),
+        api::Outcome::Dropped => Some(RequestOutcome::Dropped),
         api::Outcome::Unspecified => None,
     };
     let about = match letter.about() {
-        api::About::Ended => About::Ended(how()?, rtt),
-        api::About::UnknownEverywhere => About::UnknownEverywhere(how()?, rtt),
-        api::About::GoesOn => About::GoesOn,
+        api::About::Ended => PermitEvent::Released(how()?, rtt),
+        api::About::UnknownEverywhere => PermitEvent::ReleasedUnknown(how()?, rtt),
+        api::About::GoesOn => PermitEvent::Renewed,
         api::About::Unspecified => return None,
     };
-    Some(Told { id: Cow::Borrowed(&letter.id), about, source: source(&letter.source)? })
+    Some(PermitUpdate { id: Cow::Borrowed(&letter.id), event: about, source: parse_source(&letter.source)? })
 }
 
 /// Parses an optional address; the outer `None` means that the bytes are invalid.
 #[expect(clippy::option_option, reason = "none is an address that a letter may have")]
-fn source(bytes: &[u8]) -> Option<Option<IpAddr>> {
+fn parse_source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     if bytes.is_empty() {
         return Some(None);
     }
@@ -68,20 +68,20 @@ fn source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     address.ok().map(Some)
 }
 
-pub(super) const fn answer(found: Found) -> api::Answer {
+pub(super) const fn encode_result(found: IdState) -> api::Answer {
     match found {
-        Found::Held => api::Answer::Held,
-        Found::Nothing => api::Answer::HeldNothing,
-        Found::Unknown => api::Answer::Unknown,
+        IdState::HadPermits => api::Answer::Held,
+        IdState::NoPermits => api::Answer::HeldNothing,
+        IdState::Unknown => api::Answer::Unknown,
     }
 }
 
-/// Converts a wire value to a result; an unknown value is [`Found::Unknown`].
-pub(super) fn found(answer: i32) -> Found {
+/// Converts a wire value to a result; an unknown value is [`IdState::Unknown`].
+pub(super) fn decode_result(answer: i32) -> IdState {
     match api::Answer::try_from(answer) {
-        Ok(api::Answer::Held) => Found::Held,
-        Ok(api::Answer::HeldNothing) => Found::Nothing,
-        Ok(api::Answer::Unknown | api::Answer::Malformed) | Err(_) => Found::Unknown,
+        Ok(api::Answer::Held) => IdState::HadPermits,
+        Ok(api::Answer::HeldNothing) => IdState::NoPermits,
+        Ok(api::Answer::Unknown | api::Answer::Malformed) | Err(_) => IdState::Unknown,
     }
 }
 
@@ -94,21 +94,21 @@ mod tests {
     #[test]
     fn forwarded_releases_survive_encoding_and_decoding() {
         let (rtt, outcomes) =
-            (Some(Nanos(7)), [Outcome::Success, Outcome::Ignored, Outcome::Dropped]);
+            (Some(Nanos(7)), [RequestOutcome::Success, RequestOutcome::Ignored, RequestOutcome::Dropped]);
         let ends = outcomes.into_iter().flat_map(|how| {
-            [About::Ended(how, rtt), About::Ended(how, None), About::UnknownEverywhere(how, rtt)]
+            [PermitEvent::Released(how, rtt), PermitEvent::Released(how, None), PermitEvent::ReleasedUnknown(how, rtt)]
         });
-        for about in ends.chain([About::GoesOn]) {
+        for about in ends.chain([PermitEvent::Renewed]) {
             for source in ["", "192.0.2.1", "2001:db8::1"] {
-                let told = Told { id: ID.into(), about, source: source.parse().ok() };
-                assert_eq!(read(&written(&told)), Some(told));
+                let told = PermitUpdate { id: ID.into(), event: about, source: source.parse().ok() };
+                assert_eq!(decode(&encode(&told)), Some(told));
             }
         }
     }
 
     #[test]
     fn malformed_forwarded_releases_are_rejected() {
-        let told = Told::ended(ID, None, Outcome::Success, None);
+        let told = PermitUpdate::release(ID, None, RequestOutcome::Success, None);
         let spoilt: [fn(&mut Letter); 7] = [
             |letter| letter.id.truncate(15),
             |letter| letter.id.push(' '),
@@ -119,9 +119,9 @@ mod tests {
             |letter| letter.source = vec![1; 5],
         ];
         for spoil in spoilt {
-            let mut letter = written(&told);
+            let mut letter = encode(&told);
             spoil(&mut letter);
-            assert_eq!(read(&letter), None, "{letter:?}");
+            assert_eq!(decode(&letter), None, "{letter:?}");
         }
     }
 }

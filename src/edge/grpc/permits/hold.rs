@@ -27,74 +27,74 @@ use super::api::{
     AcquireRequest, Error, HoldRequest, HoldResponse, ReleaseRequest, ReleaseResponse,
     RenewResponse,
 };
-use super::{Places, count, ended, question, refusal, shorter, shown};
+use super::{PermitsService, count_outcome, parse_outcome, to_rate_limit_request, error_status, shorter_timeout, to_acquire_response};
 use crate::edge::grpc::convert;
-use crate::edge::grpc::prompt::unread;
-use crate::edge::hook::{self, Unanswered};
-use crate::engine::{Admitted, Permits, check_id};
+use crate::edge::grpc::prompt::count_unreadable;
+use crate::edge::hook::{self, HookError};
+use crate::engine::{AdmissionOutcome, RequestPermits, validate_id};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Asked, Outcome as Counted, Protocol};
+use crate::telemetry::event::{RequestCompleted, EdgeOutcome as Counted, Protocol};
 use crate::telemetry::trace;
 
 /// The largest number of ids on one stream that wait for permits or have them.
-pub const MOST: usize = 10_000;
+pub const MAX_IDS: usize = 10_000;
 
-const UNREAD: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-type Replies = mpsc::Sender<Result<HoldResponse, Status>>;
+type HoldReplySender = mpsc::Sender<Result<HoldResponse, Status>>;
 
-type Acquired = (String, Result<Result<Admitted, Unanswered>, Aborted>);
+type FinishedAcquire = (String, Result<Result<AdmissionOutcome, HookError>, Aborted>);
 
-enum Place {
-    Waits(AbortHandle),
-    Holds(Permits),
+enum PermitState {
+    Waiting(AbortHandle),
+    InFlight(RequestPermits),
 }
 
-struct Stream<'s> {
-    service: &'s Places,
+struct PermitStream<'s> {
+    service: &'s PermitsService,
     headers: &'s MetadataMap,
-    places: HashMap<String, Place>,
-    asking: FuturesUnordered<BoxFuture<'s, Acquired>>,
+    states: HashMap<String, PermitState>,
+    acquiring: FuturesUnordered<BoxFuture<'s, FinishedAcquire>>,
 }
 
 pub(super) async fn run(
-    (service, headers): (&Places, &MetadataMap),
+    (service, headers): (&PermitsService, &MetadataMap),
     mut messages: Streaming<HoldRequest>,
-    replies: &Replies,
+    replies: &HoldReplySender,
 ) {
-    let mut leaving = service.leaving.clone();
+    let mut draining = service.draining.clone();
     let (places, asking) = (HashMap::new(), FuturesUnordered::new());
-    let mut stream = Stream { service, headers, places, asking };
+    let mut stream = PermitStream { service, headers, states: places, acquiring: asking };
     loop {
         let reply = tokio::select! {
-            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(&mut messages),
-            Some(acquired) = stream.asking.next() => Some(stream.settle(acquired)),
+            _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
+            Some(acquired) = stream.acquiring.next() => Some(stream.finish_acquire(acquired)),
             message = messages.message() => match message {
-                Ok(Some(HoldRequest { ask })) => stream.take(ask),
+                Ok(Some(HoldRequest { ask })) => stream.apply_request(ask),
                 Ok(None) => return,
                 Err(status) => {
                     // The error is dropped if the client does not read earlier replies.
-                    let _told = replies.try_send(Err(unread(&status, Protocol::Permits)));
+                    let _told = replies.try_send(Err(count_unreadable(&status, Protocol::Permits)));
                     return;
                 }
             },
         };
         let Some(reply) = reply else { continue };
-        let is_told = tokio::select! {
+        let is_sent = tokio::select! {
             told = replies.send(Ok(reply)) => told.is_ok(),
-            _ = leaving.wait_for(|leaving| *leaving) => return stream.go_on(&mut messages),
-            () = tokio::time::sleep(UNREAD) => false,
+            _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
+            () = tokio::time::sleep(REPLY_TIMEOUT) => false,
         };
-        if !is_told {
+        if !is_sent {
             return;
         }
     }
 }
 
-impl Stream<'_> {
+impl PermitStream<'_> {
     /// Applies the releases that have arrived, then leaves the other permits to their deadlines.
-    fn go_on(mut self, messages: &mut Streaming<HoldRequest>) {
-        for _ in 0..MOST {
+    fn leave_permits_to_deadline(mut self, messages: &mut Streaming<HoldRequest>) {
+        for _ in 0..MAX_IDS {
             match messages.message().now_or_never() {
                 Some(Ok(Some(HoldRequest { ask: Some(Ask::Release(asked)) }))) => {
                     let _said = self.release(&asked);
@@ -103,15 +103,15 @@ impl Stream<'_> {
                 _ => break,
             }
         }
-        for place in self.places.into_values() {
-            if let Place::Holds(permits) = place {
-                permits.go_on();
+        for place in self.states.into_values() {
+            if let PermitState::InFlight(permits) = place {
+                permits.leave_to_deadlines();
             }
         }
     }
 
     /// Applies a request and returns its reply; the reply to an acquire comes later.
-    fn take(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
+    fn apply_request(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
         let (id, said) = match ask {
             None => {
                 let message = "neither an acquire, a release nor a renewal";
@@ -119,7 +119,7 @@ impl Stream<'_> {
             }
             Some(Ask::Acquire(asked)) => {
                 let id = asked.id.clone();
-                match self.begin(asked) {
+                match self.start_acquire(asked) {
                     Ok(()) => return None,
                     Err(why) => (id, Err(why)),
                 }
@@ -129,68 +129,68 @@ impl Stream<'_> {
                 (asked.id, said)
             }
             Some(Ask::Renew(asked)) => {
-                let held = match self.places.get(&asked.id) {
-                    Some(Place::Holds(permits)) => permits.renew(),
-                    Some(Place::Waits(_)) | None => false,
+                let held = match self.states.get(&asked.id) {
+                    Some(PermitState::InFlight(permits)) => permits.renew(),
+                    Some(PermitState::Waiting(_)) | None => false,
                 };
                 (asked.id, Ok(Said::Renew(RenewResponse { held })))
             }
         };
-        Some(reply(id, said))
+        Some(to_hold_response(id, said))
     }
 
-    fn begin(&mut self, asked: AcquireRequest) -> Result<(), Status> {
-        check_id(&asked.id).map_err(Status::invalid_argument)?;
+    fn start_acquire(&mut self, asked: AcquireRequest) -> Result<(), Status> {
+        validate_id(&asked.id).map_err(Status::invalid_argument)?;
         // Permits of this id that partly expired are released.
-        let is_over = |place: &Place| matches!(place, Place::Holds(permits) if !permits.is_held());
-        if self.places.get(&asked.id).is_some_and(is_over) {
-            self.places.remove(&asked.id);
+        let is_over = |place: &PermitState| matches!(place, PermitState::InFlight(permits) if !permits.is_valid());
+        if self.states.get(&asked.id).is_some_and(is_over) {
+            self.states.remove(&asked.id);
         }
-        if self.places.contains_key(&asked.id) {
+        if self.states.contains_key(&asked.id) {
             return Err(Status::already_exists("this id waits or holds permits on this stream"));
         }
-        if MOST <= self.places.len() {
-            let message = format!("{MOST} ids wait or hold permits on this stream: no more may");
+        if MAX_IDS <= self.states.len() {
+            let message = format!("{MAX_IDS} ids wait or hold permits on this stream: no more may");
             return Err(Status::resource_exhausted(message));
         }
-        check_counts(&asked)?;
+        check_request_size(&asked)?;
         let header = |name: &str| self.headers.get(name)?.to_str().ok();
-        let span = trace::question(Protocol::Permits, &header);
+        let span = trace::check_span(Protocol::Permits, &header);
         let id = asked.id.clone();
-        let (acquire, handle) = abortable(span.around(acquire(self.service, asked)));
-        self.places.insert(id.clone(), Place::Waits(handle));
-        self.asking.push(async move { (id, acquire.await) }.boxed());
+        let (acquire, handle) = abortable(span.scope(admit(self.service, asked)));
+        self.states.insert(id.clone(), PermitState::Waiting(handle));
+        self.acquiring.push(async move { (id, acquire.await) }.boxed());
         Ok(())
     }
 
-    fn settle(&mut self, (id, acquired): Acquired) -> HoldResponse {
+    fn finish_acquire(&mut self, (id, acquired): FinishedAcquire) -> HoldResponse {
         let Ok(admitted) = acquired else {
             // Its id is already removed, and may be in use again.
-            return reply(id, Err(Status::cancelled("released while it waited")));
+            return to_hold_response(id, Err(Status::cancelled("released while it waited")));
         };
-        self.places.remove(&id);
+        self.states.remove(&id);
         let said = match admitted {
-            Err(why) => Err(refusal(&why)),
+            Err(why) => Err(error_status(&why)),
             Ok(admitted) => {
-                let held = held(&admitted);
-                let shown = shown(&admitted, held);
-                if let Admitted::Decided(_, permits) = admitted
+                let held = renew_within(&admitted);
+                let shown = to_acquire_response(&admitted, held);
+                if let AdmissionOutcome::Decided(_, permits) = admitted
                     && !permits.is_empty()
                 {
-                    self.places.insert(id.clone(), Place::Holds(permits));
+                    self.states.insert(id.clone(), PermitState::InFlight(permits));
                 }
                 Ok(Said::Acquire(shown))
             }
         };
-        reply(id, said)
+        to_hold_response(id, said)
     }
 
     fn release(&mut self, asked: &ReleaseRequest) -> Result<ReleaseResponse, Status> {
-        let (outcome, rtt) = ended(asked)?;
-        Asked { protocol: Protocol::Permits, outcome: Counted::Admit }.emit();
-        let held = match self.places.remove(&asked.id) {
-            Some(Place::Holds(permits)) => permits.give_back(outcome, rtt),
-            Some(Place::Waits(handle)) => {
+        let (outcome, rtt) = parse_outcome(asked)?;
+        RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
+        let held = match self.states.remove(&asked.id) {
+            Some(PermitState::InFlight(permits)) => permits.release_all(outcome, rtt),
+            Some(PermitState::Waiting(handle)) => {
                 handle.abort();
                 false
             }
@@ -202,36 +202,36 @@ impl Stream<'_> {
 
 /// Checks the size before the acquire is queued: many
 /// small parts take many times their encoded bytes.
-fn check_counts(asked: &AcquireRequest) -> Result<(), Status> {
+fn check_request_size(asked: &AcquireRequest) -> Result<(), Status> {
     let entries = asked.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
     convert::check_counts(asked.descriptors.len(), entries).map_err(|why| {
-        let why = Unanswered::from(why);
-        Asked { protocol: Protocol::Permits, outcome: hook::unanswered(&why) }.emit();
-        refusal(&why)
+        let why = HookError::from(why);
+        RequestCompleted { protocol: Protocol::Permits, outcome: hook::hook_error_outcome(&why) }.emit();
+        error_status(&why)
     })
 }
 
-async fn acquire(service: &Places, asked: AcquireRequest) -> Result<Admitted, Unanswered> {
-    let wait = shorter(None, asked.max_wait_us);
-    let request = question(asked);
-    let admitted = match convert::question(&request, &service.reporting) {
+async fn admit(service: &PermitsService, asked: AcquireRequest) -> Result<AdmissionOutcome, HookError> {
+    let wait = shorter_timeout(None, asked.max_wait_us);
+    let request = to_rate_limit_request(asked);
+    let admitted = match convert::to_check(&request, &service.reporting) {
         Ok(question) => {
-            service.engine.admit_with_deadline(&question, wait).await.map_err(Unanswered::from)
+            service.engine.admit_with_deadline(&question, wait).await.map_err(HookError::from)
         }
         Err(why) => Err(why.into()),
     };
-    count(&admitted);
+    count_outcome(&admitted);
     admitted
 }
 
-fn held(admitted: &Admitted) -> Option<Nanos> {
+fn renew_within(admitted: &AdmissionOutcome) -> Option<Nanos> {
     match admitted {
-        Admitted::Decided(_, permits) => permits.shortest_keep(),
-        Admitted::Rejected(_) => None,
+        AdmissionOutcome::Decided(_, permits) => permits.shortest_lifetime(),
+        AdmissionOutcome::Rejected(_) => None,
     }
 }
 
-fn reply(id: String, said: Result<Said, Status>) -> HoldResponse {
+fn to_hold_response(id: String, said: Result<Said, Status>) -> HoldResponse {
     let refused = |status: Status| {
         let code = u32::try_from(i32::from(status.code())).unwrap_or_default();
         Said::Error(Error { code, message: status.message().to_owned() })

@@ -13,23 +13,23 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 use smallvec::smallvec;
 
-use super::Explain;
-use crate::config::written::{borrowed, written};
-use crate::engine::{Answer, Engine, Refusal};
-use crate::kernel::decision::{Cause, Cost, Descriptor, Question, Reason};
-use crate::kernel::rate::limit::EXACT;
+use super::ExplainQuery;
+use crate::config::written::{borrow_entries, format_entries};
+use crate::engine::{Decision, Engine, CheckError};
+use crate::kernel::decision::{StoreFailure, Cost, Descriptor, Check, Reason};
+use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Act {
-    Look,
+pub(super) enum CounterAction {
+    Read,
     Grant,
 }
 
-impl Act {
+impl CounterAction {
     const fn cost(self, hits: Hits) -> Cost {
         match self {
-            Self::Look => Cost::Charge(Hits(0)),
+            Self::Read => Cost::Charge(Hits(0)),
             Self::Grant => Cost::Refund(hits),
         }
     }
@@ -37,30 +37,30 @@ impl Act {
 
 /// The reasons for which an action fails.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Wrong {
+pub(super) enum CounterError {
     #[error("one descriptor is needed, and {0} are named")]
-    NotOne(usize),
+    NotOneDescriptor(usize),
     #[error("no limit counts this descriptor ({0}); /explain says what it meets")]
     NoCounter(&'static str),
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Rejected(#[from] CheckError),
     /// The fallback decided, so the store's counter did not change.
     #[error(
         "the store of counters does not answer ({}), and no change is known of; ask again once it \
          does",
         .0.as_str()
     )]
-    Away(Cause),
+    StoreUnavailable(StoreFailure),
 }
 
-impl Wrong {
+impl CounterError {
     /// Returns the HTTP status: 503 for store failures, 400 for errors in the query.
     pub(super) const fn status(&self) -> StatusCode {
         match self {
-            Self::Away(_) | Self::Refused(Refusal::BackendDown(_)) => {
+            Self::StoreUnavailable(_) | Self::Rejected(CheckError::StoreUnavailable(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::NotOne(_) | Self::NoCounter(_) | Self::Refused(_) => StatusCode::BAD_REQUEST,
+            Self::NotOneDescriptor(_) | Self::NoCounter(_) | Self::Rejected(_) => StatusCode::BAD_REQUEST,
         }
     }
 }
@@ -68,16 +68,16 @@ impl Wrong {
 /// Reads one counter or returns hits to it. Returns its new state as JSON.
 ///
 /// # Errors
-/// [`Wrong`], with a message for the operator.
-pub(super) async fn counter(engine: &Engine, asked: &Explain, act: Act) -> Result<Value, Wrong> {
-    let [entries] = &*asked.descriptors else { return Err(Wrong::NotOne(asked.descriptors.len())) };
-    let descriptor = descriptor(entries, act.cost(Hits(asked.hits)));
-    let question = Question { domain: &asked.domain, descriptors: smallvec![descriptor] };
+/// [`CounterError`], with a message for the operator.
+pub(super) async fn run_action(engine: &Engine, query: &ExplainQuery, act: CounterAction) -> Result<Value, CounterError> {
+    let [entries] = &*query.descriptors else { return Err(CounterError::NotOneDescriptor(query.descriptors.len())) };
+    let descriptor = descriptor(entries, act.cost(Hits(query.hits)));
+    let question = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
     let answer = engine.decide(&question).await?;
-    let shown = show(&answer)?;
-    if act == Act::Grant {
-        by_the_store(engine, &answer)?;
-        changed("grant", asked);
+    let shown = counter_json(&answer)?;
+    if act == CounterAction::Grant {
+        ensure_decided_by_store(engine, &answer)?;
+        log_change("grant", query);
     }
     Ok(shown)
 }
@@ -85,20 +85,20 @@ pub(super) async fn counter(engine: &Engine, asked: &Explain, act: Act) -> Resul
 /// Empties the counters of these descriptors. Returns the number of counters.
 ///
 /// # Errors
-/// [`Wrong`], with a message for the operator.
-pub(super) async fn empty(engine: &Engine, asked: &Explain) -> Result<usize, Wrong> {
-    let all = Cost::Refund(Hits(EXACT));
-    let descriptors = asked.descriptors.iter().map(|entries| descriptor(entries, all));
-    let question = Question { domain: &asked.domain, descriptors: descriptors.collect() };
+/// [`CounterError`], with a message for the operator.
+pub(super) async fn reset_counters(engine: &Engine, query: &ExplainQuery) -> Result<usize, CounterError> {
+    let all_hits = Cost::Refund(Hits(EXACT_BOUND));
+    let descriptors = query.descriptors.iter().map(|entries| descriptor(entries, all_hits));
+    let question = Check { domain: &query.domain, descriptors: descriptors.collect() };
     let answer = engine.decide(&question).await?;
     // Log also a partial success: some counters are empty.
-    if answer.statuses.iter().any(|status| status.finding.reason == Reason::Refunded) {
-        changed("reset", asked);
+    if answer.statuses.iter().any(|status| status.decision.reason == Reason::Refunded) {
+        log_change("reset", query);
     }
-    by_the_store(engine, &answer)?;
+    ensure_decided_by_store(engine, &answer)?;
     // The number shows that a descriptor among others has no limit.
-    match answer.statuses.iter().filter(|status| status.finding.limit.is_some()).count() {
-        0 => show(&answer).map(|_| 0),
+    match answer.statuses.iter().filter(|status| status.decision.limit.is_some()).count() {
+        0 => counter_json(&answer).map(|_| 0),
         some => Ok(some),
     }
 }
@@ -109,34 +109,34 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
 }
 
 /// Returns an error if a fallback decided any part of `answer`.
-fn by_the_store(engine: &Engine, answer: &Answer) -> Result<(), Wrong> {
-    if answer.statuses.iter().any(|status| status.finding.reason.is_degraded()) {
+fn ensure_decided_by_store(engine: &Engine, answer: &Decision) -> Result<(), CounterError> {
+    if answer.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
         // Without a lasting failure, a single reply timed out.
-        return Err(Wrong::Away(engine.trouble().unwrap_or(Cause::Late)));
+        return Err(CounterError::StoreUnavailable(engine.store_failure().unwrap_or(StoreFailure::TimedOut)));
     }
     Ok(())
 }
 
-fn changed(act: &str, asked: &Explain) {
-    let named = |entries: &Vec<(String, String)>| written(borrowed(entries));
-    let descriptors = asked.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
-    let (domain, hits) = (&*asked.domain, asked.hits);
+fn log_change(act: &str, query: &ExplainQuery) {
+    let named = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
+    let descriptors = query.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
+    let (domain, hits) = (&*query.domain, query.hits);
     // A warning, so that common log levels include it.
     tracing::warn!(act, domain, descriptors, hits, "admin changed a counter");
 }
 
-fn show(answer: &Answer) -> Result<Value, Wrong> {
-    let Some(finding) = answer.statuses.first().map(|status| &status.finding) else {
-        return Err(Wrong::NotOne(0));
+fn counter_json(answer: &Decision) -> Result<Value, CounterError> {
+    let Some(finding) = answer.statuses.first().map(|status| &status.decision) else {
+        return Err(CounterError::NotOneDescriptor(0));
     };
     let reason = finding.reason.as_str();
-    let limit = finding.limit.as_ref().ok_or(Wrong::NoCounter(reason))?;
+    let limit = finding.limit.as_ref().ok_or(CounterError::NoCounter(reason))?;
     Ok(json!({
         "limit": limit.name.as_deref(),
         "requests": limit.requests,
         "period_nanoseconds": limit.period.0,
-        "remaining": finding.room.remaining.0,
-        "reset_after_nanoseconds": finding.room.reset_after.0,
+        "remaining": finding.headroom.remaining.0,
+        "reset_after_nanoseconds": finding.headroom.reset_after.0,
         "reason": reason,
         "revision": answer.revision.0,
     }))

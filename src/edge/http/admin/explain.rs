@@ -8,20 +8,20 @@
 //! Not covered:
 //! - The counters, and therefore the current decision.
 
-use super::permits::ratio;
-use crate::config::explain::{Explained, Explanation, Fresh, Now};
-use crate::config::frozen::{Frozen, Held};
-use crate::config::written::{borrowed, entries};
+use super::permits::to_ratio;
+use crate::config::explain::{DescriptorExplanation, Explanation, FreshDecision, BucketSnapshot};
+use crate::config::frozen::{ForcedDecision, ForcedRule};
+use crate::config::written::{borrow_entries, parse_entries};
 use crate::config::{self, Config};
 use crate::engine::Engine;
-use crate::engine::admit::Look;
-use crate::engine::freezer::word;
+use crate::engine::admit::BucketMetrics;
+use crate::engine::freezer::verdict_name;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::{Hits, Nanos};
 
 /// The query of `/explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Explain {
+pub struct ExplainQuery {
     /// The domain.
     pub domain: String,
     /// The descriptors. Each is a list of keys and values.
@@ -30,18 +30,18 @@ pub struct Explain {
     pub hits: u64,
 }
 
-impl Explain {
+impl ExplainQuery {
     /// Parses the pairs of the query.
     ///
     /// # Errors
     /// A message for the operator.
-    pub fn read(query: Vec<(String, String)>) -> Result<Self, String> {
+    pub fn from_query(query: Vec<(String, String)>) -> Result<Self, String> {
         let mut asked = Self { hits: 1, ..Self::default() };
         for (name, value) in query {
             match &*name {
                 "domain" => asked.domain = value,
-                "descriptor" => asked.descriptors.push(entries(&value)?),
-                "hits" => asked.hits = hits(&value)?,
+                "descriptor" => asked.descriptors.push(parse_entries(&value)?),
+                "hits" => asked.hits = parse_hits(&value)?,
                 _ => return Err(format!("`{name}` is not domain, descriptor or hits")),
             }
         }
@@ -55,66 +55,66 @@ impl Explain {
     }
 }
 
-fn hits(text: &str) -> Result<u64, String> {
+fn parse_hits(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("hits `{text}` is not a whole number"))
 }
 
-/// Explains the check `asked` under `config` at `now`.
+/// Explains the check `query` under `config` at `live_state`.
 #[must_use]
-pub fn explain(config: &Config, asked: &Explain, now: Nanos) -> Explanation {
+pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation {
     let descriptors: Vec<Vec<(&str, &str)>> =
-        asked.descriptors.iter().map(|entries| borrowed(entries)).collect();
-    config::explain::explain(config, &asked.domain, &descriptors, Hits(asked.hits), now)
+        query.descriptors.iter().map(|entries| borrow_entries(entries)).collect();
+    config::explain::explain(config, &query.domain, &descriptors, Hits(query.hits), now)
 }
 
 /// Adds the live state: the requests in flight of each concurrency limit, and forced decisions.
-pub(super) fn look(explained: &mut Explanation, asked: &Explain, engine: &Engine) {
-    let frozen = engine.frozen();
-    for (one, entries) in explained.descriptors.iter_mut().zip(&asked.descriptors) {
+pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
+    let frozen = engine.forced_decisions();
+    for (one, entries) in explained.descriptors.iter_mut().zip(&query.descriptors) {
         if let Some(under) = &mut one.ceiling {
-            under.now = engine.look(&asked.domain, &borrowed(entries)).map(now);
+            under.now = engine.concurrency_snapshot(&query.domain, &borrow_entries(entries)).map(live_state);
         }
-        if let Some(held) = frozen.iter().find(|held| is_held(held, &asked.domain, one)) {
-            hold(one, held.frozen);
+        if let Some(held) = frozen.iter().find(|held| is_forced(held, &query.domain, one)) {
+            show_forced_decision(one, held.decision);
         }
     }
 }
 
 /// Returns `true` if `held` applies to the rule of `one`. An unlimited rule cannot be forced.
-fn is_held(held: &Held, domain: &str, one: &Explained) -> bool {
+fn is_forced(held: &ForcedRule, domain: &str, one: &DescriptorExplanation) -> bool {
     let met = one.rule.as_ref().filter(|met| met.counter.is_some());
     *held.domain == *domain && met.is_some_and(|met| *held.path == *met.path)
 }
 
 /// Shows the forced verdict and its end. Hits are not
 /// counted meanwhile, so the remaining hits are unknown.
-fn hold(one: &mut Explained, frozen: Frozen) {
+fn show_forced_decision(one: &mut DescriptorExplanation, frozen: ForcedDecision) {
     let verdict = match frozen.verdict {
-        Verdict::Admit => "admitted",
+        Verdict::Allow => "admitted",
         Verdict::Deny => "denied",
     };
     if let Some(met) = &mut one.rule {
         let (remaining, reset_after) = (None, None);
-        met.fresh = Fresh { hits: met.fresh.hits, verdict: verdict.into(), remaining, reset_after };
+        met.fresh = FreshDecision { hits: met.fresh.hits, verdict: verdict.into(), remaining, reset_after };
     }
-    let (held, until) = (word(frozen.verdict), instant(frozen.until));
+    let (held, until) = (verdict_name(frozen.verdict), format_time(frozen.until));
     one.outcome = format!("{}; an operator holds it at {held} until {until}", one.outcome);
 }
 
 /// Formats `at` per RFC 3339 in UTC, rounded up to a whole second.
-fn instant(at: Nanos) -> String {
+fn format_time(at: Nanos) -> String {
     let seconds = i64::try_from(at.as_secs_ceil()).ok();
     let at = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     at.map(|at| at.to_string()).unwrap_or_default()
 }
 
-fn now(look: Look) -> Now {
-    Now {
+fn live_state(look: BucketMetrics) -> BucketSnapshot {
+    BucketSnapshot {
         in_flight: look.load.in_flight.into(),
         waiting: u64::try_from(look.load.waiting).unwrap_or(u64::MAX),
         limit: look.load.limit.into(),
         rtt: look.rtt.map(|time| time.to_string()),
         min_rtt: look.min_rtt.map(|time| time.to_string()),
-        gradient: look.gradient().map(ratio),
+        gradient: look.gradient().map(to_ratio),
     }
 }

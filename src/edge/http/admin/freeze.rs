@@ -14,65 +14,65 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::explain::Explain;
+use super::explain::ExplainQuery;
 use super::{Admin, JSON, PLAIN};
-use crate::config::frozen::Held;
-use crate::config::resolve::duration::{self, Wrong};
-use crate::engine::freezer::word;
+use crate::config::frozen::ForcedRule;
+use crate::config::resolve::duration::{self, DurationError};
+use crate::engine::freezer::verdict_name;
 use crate::engine::{Engine, Membership};
-use crate::kernel::decision::{Cause, Verdict};
+use crate::kernel::decision::{StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 
 /// The age after which the last membership list does not count any more.
-const SILENT: Nanos = Nanos::from_secs(5);
+const MAX_MEMBERSHIP_AGE: Nanos = Nanos::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hold {
+struct FreezeParams {
     verdict: Verdict,
-    long: Nanos,
+    duration: Nanos,
 }
 
-type Pairs = Vec<(String, String)>;
+type QueryPairs = Vec<(String, String)>;
 
-pub(super) async fn freeze(State(admin): State<Admin>, Query(query): Query<Pairs>) -> Response {
-    let (own, rest): (Pairs, Pairs) =
+pub(super) async fn freeze(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
+    let (own, rest): (QueryPairs, QueryPairs) =
         query.into_iter().partition(|(name, _)| matches!(&**name, "as" | "for"));
-    let held = hold(&own).and_then(|hold| {
-        let asked = one(rest)?;
+    let held = parse_params(&own).and_then(|hold| {
+        let asked = parse_single_descriptor(rest)?;
         let entries = asked.entries();
-        let held = admin.engine.freeze((&asked.domain, &entries), hold.verdict, hold.long);
+        let held = admin.engine.force_decision((&asked.domain, &entries), hold.verdict, hold.duration);
         held.map_err(|why| why.to_string())
     });
-    answer(held.map(|held| {
-        told("freeze", &held.domain, &held.path, Some(held.frozen.verdict));
-        with_replicas(&admin, shown(&held))
+    reply(held.map(|held| {
+        log_change("freeze", &held.domain, &held.path, Some(held.decision.verdict));
+        add_replica_count(&admin, forced_rule_json(&held))
     }))
 }
 
-pub(super) async fn thaw(State(admin): State<Admin>, Query(query): Query<Pairs>) -> Response {
-    let thawed = one(query).and_then(|asked| {
-        let thawed = admin.engine.thaw(&asked.domain, &asked.entries());
+pub(super) async fn thaw(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
+    let thawed = parse_single_descriptor(query).and_then(|asked| {
+        let thawed = admin.engine.end_forced_decision(&asked.domain, &asked.entries());
         thawed.map(|path| (asked.domain, path)).map_err(|why| why.to_string())
     });
-    answer(thawed.map(|(domain, path)| {
-        told("thaw", &domain, &path, None);
-        with_replicas(&admin, json!({"domain": domain, "limit": path}))
+    reply(thawed.map(|(domain, path)| {
+        log_change("thaw", &domain, &path, None);
+        add_replica_count(&admin, json!({"domain": domain, "limit": path}))
     }))
 }
 
 pub(super) async fn frozen(State(admin): State<Admin>) -> Response {
-    let held: Vec<_> = admin.engine.frozen().iter().map(shown).collect();
+    let held: Vec<_> = admin.engine.forced_decisions().iter().map(forced_rule_json).collect();
     (JSON, json!({ "frozen": held }).to_string()).into_response()
 }
 
-fn answer(done: Result<Value, String>) -> Response {
-    match done {
+fn reply(result: Result<Value, String>) -> Response {
+    match result {
         Ok(shown) => (JSON, shown.to_string()).into_response(),
         Err(why) => (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
     }
 }
 
-fn hold(query: &[(String, String)]) -> Result<Hold, String> {
+fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
     let text = |name: &str| {
         let found = query.iter().find(|(known, _)| known == name);
         found
@@ -81,72 +81,72 @@ fn hold(query: &[(String, String)]) -> Result<Hold, String> {
     };
     let verdict = match text("as")? {
         "deny" => Verdict::Deny,
-        "allow" => Verdict::Admit,
+        "allow" => Verdict::Allow,
         other => return Err(format!("as `{other}` is neither deny nor allow")),
     };
     let long = text("for")?;
     let long = match duration::parse(long) {
         Ok(long) => long,
         // The engine rejects it, like every duration above a day.
-        Err(Wrong::TooLong) => Nanos(u64::MAX),
-        Err(Wrong::Text) => return Err(format!("for `{long}` is no duration, as 10m is")),
+        Err(DurationError::TooLong) => Nanos(u64::MAX),
+        Err(DurationError::NotADuration) => return Err(format!("for `{long}` is no duration, as 10m is")),
     };
-    Ok(Hold { verdict, long })
+    Ok(FreezeParams { verdict, duration: long })
 }
 
-struct One {
+struct SingleDescriptor {
     domain: String,
-    entries: Pairs,
+    entries: QueryPairs,
 }
 
-impl One {
+impl SingleDescriptor {
     fn entries(&self) -> Vec<(&str, &str)> {
         self.entries.iter().map(|(key, value)| (&**key, &**value)).collect()
     }
 }
 
-fn one(query: Pairs) -> Result<One, String> {
-    let Explain { domain, descriptors, .. } = Explain::read(query)?;
-    match <[Pairs; 1]>::try_from(descriptors) {
-        Ok([entries]) => Ok(One { domain, entries }),
+fn parse_single_descriptor(query: QueryPairs) -> Result<SingleDescriptor, String> {
+    let ExplainQuery { domain, descriptors, .. } = ExplainQuery::from_query(query)?;
+    match <[QueryPairs; 1]>::try_from(descriptors) {
+        Ok([entries]) => Ok(SingleDescriptor { domain, entries }),
         Err(several) => Err(format!("one descriptor is needed, and {} are named", several.len())),
     }
 }
 
 /// Adds the number of replicas, including this one, that apply the change within two seconds.
-fn with_replicas(admin: &Admin, mut said: Value) -> Value {
-    let seen = admin.engine.membership().and_then(Membership::seen);
-    let away = away(&admin.engine);
+fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
+    let seen = admin.engine.membership().and_then(Membership::snapshot);
+    let away = unreachable_reason(&admin.engine);
     let replicas = match (away, seen) {
-        (None, Some(seen)) => seen.members.len().max(1),
+        (None, Some(seen)) => seen.replicas.len().max(1),
         (Some(_), _) | (None, None) => 1,
     };
-    said["replicas"] = replicas.into();
+    body["replicas"] = replicas.into();
     if let Some(cause) = away {
-        said["store_away"] = cause.as_str().into();
+        body["store_away"] = cause.as_str().into();
     }
-    said
+    body
 }
 
 /// Returns the reason if a change cannot reach other replicas now.
 /// An old membership list does not prove that they are reachable.
-fn away(engine: &Engine) -> Option<Cause> {
+fn unreachable_reason(engine: &Engine) -> Option<StoreFailure> {
     let membership = engine.membership()?;
-    let seen = membership.seen();
-    let is_silent = seen.is_none_or(|seen| SILENT < engine.clock().now().since(seen.at));
-    engine.trouble().or(is_silent.then_some(Cause::Late))
+    let seen = membership.snapshot();
+    let is_silent = seen.is_none_or(|seen| MAX_MEMBERSHIP_AGE < engine.clock().now().since(seen.taken_at));
+    engine.store_failure().or(is_silent.then_some(StoreFailure::TimedOut))
 }
 
-fn shown(held: &Held) -> Value {
+fn forced_rule_json(held: &ForcedRule) -> Value {
     json!({
         "domain": held.domain,
         "limit": held.path,
-        "as": word(held.frozen.verdict),
-        "until_unix_ms": held.frozen.until.0 / Nanos::MILLI.0,
+        "as": verdict_name(held.decision.verdict),
+        "until_unix_ms": held.decision.until.0 / Nanos::MILLI.0,
     })
 }
 
-fn told(act: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
-    let held = verdict.map(word);
+fn log_change(act: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
+    let held = verdict.map(verdict_name);
     tracing::warn!(act, domain, limit, held, "admin changed how a limit answers");
 }

@@ -14,21 +14,21 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use crate::clock::Clock;
-use crate::config::diagnostic::Counts;
+use crate::config::diagnostic::SeverityCounts;
 use crate::config::{Config, Rule, Unit};
-use crate::engine::admit::fleet::Fleet;
-use crate::engine::admit::{Name, Seen, Shown};
-use crate::engine::membership::{Member, Membership, read};
+use crate::engine::admit::fleet::FleetReporter;
+use crate::engine::admit::{BucketName, StrictSnapshot, ShareSnapshot};
+use crate::engine::membership::{LiveReplica, Membership, parse_record};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
 /// The results of the configuration loads.
 #[derive(Clone, Debug, Default)]
-pub struct Loads {
+pub struct ConfigLoads {
     /// The number of successful loads.
-    pub loads: u64,
+    pub successful: u64,
     /// The number of failed loads.
-    pub refused: u64,
+    pub failed: u64,
     /// The time of the last successful load, since the Unix epoch.
     pub loaded_at: Option<Nanos>,
     /// The names of the loaded files.
@@ -36,38 +36,38 @@ pub struct Loads {
     /// The warnings of the loaded files, as diagnostics.
     pub warnings: Vec<Value>,
     /// The number of further warnings.
-    pub more_warnings: usize,
+    pub omitted_warnings: usize,
     /// The last load, if it failed.
-    pub last_error: Option<LastError>,
+    pub last_error: Option<LoadError>,
 }
 
 /// A failed load.
 #[derive(Clone, Debug)]
-pub struct LastError {
+pub struct LoadError {
     /// The time of the load, since the Unix epoch.
     pub at: Nanos,
     /// The diagnostics, or one sentence if the files could not be read.
     pub diagnostics: Vec<Value>,
     /// The number of further diagnostics.
-    pub more: Counts,
+    pub omitted: SeverityCounts,
 }
 
 /// Returns the page `/config`: the loaded configuration, and the error of the last load.
 #[must_use]
-pub fn config(loads: &Loads, config: Option<&Config>) -> Value {
+pub fn config(loads: &ConfigLoads, config: Option<&Config>) -> Value {
     let last_error = loads.last_error.as_ref();
     json!({
         "revision": config.map_or(0, |config| config.revision.0),
-        "loaded_at": loads.loaded_at.map(instant),
-        "loads": loads.loads,
-        "refused": loads.refused,
+        "loaded_at": loads.loaded_at.map(format_time),
+        "loads": loads.successful,
+        "refused": loads.failed,
         "last_error": last_error.map(|error| {
-            json!({"at": instant(error.at), "diagnostics": error.diagnostics, "more": error.more})
+            json!({"at": format_time(error.at), "diagnostics": error.diagnostics, "more": error.omitted})
         }),
         "files": loads.files.iter().map(|file| Value::from(&**file)).collect::<Value>(),
         "domains": config.map(domains).unwrap_or_default(),
         "warnings": loads.warnings,
-        "more_warnings": loads.more_warnings,
+        "more_warnings": loads.omitted_warnings,
     })
 }
 
@@ -84,72 +84,72 @@ fn domains(config: &Config) -> Map<String, Value> {
 #[must_use]
 pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
     let Some(membership) = membership else { return Value::Null };
-    let seen = membership.seen();
+    let seen = membership.snapshot();
     let millis = |duration: Nanos| duration.0 / Nanos::MILLI.0;
-    let member = |member: &Member| {
-        let record = read(&member.record);
-        json!({"node": member.node, "silent_ms": millis(member.silent), "build": record.build,
+    let member = |member: &LiveReplica| {
+        let record = parse_record(&member.record);
+        json!({"node": member.node, "silent_ms": millis(member.silent_for), "build": record.build,
             "peer": Some(&record.peer).filter(|peer| !peer.is_empty()),
             "incarnation": record.incarnation, "revision": record.revision,
             "share": record.share, "in_flight": record.in_flight,
             "fences": record.fences, "handoffs": record.handoffs, "seats": record.seats})
     };
     json!({
-        "node": membership.node(),
+        "node": membership.replica_name(),
         "replicas": membership.replicas(),
-        "seen_ms_ago": seen.as_ref().map(|seen| millis(now.since(seen.at))),
-        "members": seen.iter().flat_map(|seen| &seen.members).map(member).collect::<Vec<_>>(),
+        "seen_ms_ago": seen.as_ref().map(|seen| millis(now.since(seen.taken_at))),
+        "members": seen.iter().flat_map(|seen| &seen.replicas).map(member).collect::<Vec<_>>(),
         "shares": shares,
     })
 }
 
-/// Returns this replica's shares of fleet-wide concurrency limits. At most [`MOST_SHOWN`].
+/// Returns this replica's shares of fleet-wide concurrency limits. At most [`MAX_LIMITS`].
 #[must_use]
-pub(super) fn shares(fleet: Option<&Fleet>, clock: &Clock) -> Value {
+pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value {
     let Some(fleet) = fleet else { return Value::Null };
-    let (store, member, life) = fleet.lives();
-    let ceiling = |(name, shown): (Name, Shown)| {
+    let (store, replica, incarnation) = fleet.incarnations();
+    let ceiling = |(name, shown): (BucketName, ShareSnapshot)| {
         let grant = shown.grant.as_ref();
         json!({
-            "ceiling": CounterKey::words(&name),
+            "ceiling": CounterKey::describe(&name),
             "share": shown.share.0,
-            "fair": grant.map(|grant| grant.fair.0),
-            "whole": grant.map(|grant| grant.ceiling.0),
-            "seats": grant.map(|grant| grant.members),
+            "fair": grant.map(|grant| grant.fair_share.0),
+            "whole": grant.map(|grant| grant.limit.0),
+            "seats": grant.map(|grant| grant.replicas),
             "generation": grant.map(|grant| grant.generation.0),
-            "granted_by": grant.map(|grant| grant.coordinator.0),
-            "recovering": grant.is_some_and(|grant| grant.recovering),
-            "ends_in_ms": shown.left.0 / Nanos::MILLI.0,
+            "granted_by": grant.map(|grant| grant.coordinator_incarnation.0),
+            "recovering": grant.is_some_and(|grant| grant.is_recovering),
+            "ends_in_ms": shown.time_left.0 / Nanos::MILLI.0,
             "in_flight": shown.in_flight,
             "wanted": shown.wanted.0,
             "fences": shown.fences,
             "handoffs": shown.handoffs,
-            "handoff_took_ms": shown.handoff_took.map(|took| took.0 / Nanos::MILLI.0),
-            "outage": shown.outage,
+            "handoff_took_ms": shown.handoff_duration.map(|took| took.0 / Nanos::MILLI.0),
+            "outage": shown.is_outage,
         })
     };
-    let ceilings: Vec<_> = fleet.shown(clock, MOST_SHOWN).into_iter().map(ceiling).collect();
-    let strict: Vec<_> = fleet.seen(MOST_SHOWN).into_iter().map(strict).collect();
-    json!({"store": store.map(|life| life.0), "member": member.0, "life": life.0,
+    let ceilings: Vec<_> = fleet.share_snapshots(clock, MAX_LIMITS).into_iter().map(ceiling).collect();
+    let strict: Vec<_> = fleet.strict_snapshots(MAX_LIMITS).into_iter().map(strict_limit_json).collect();
+    json!({"store": store.map(|life| life.0), "member": replica.0, "life": incarnation.0,
         "ceilings": ceilings, "strict": strict})
 }
 
 /// Renders a limit in strict mode, which the store counts.
-fn strict((name, seen): (Name, Seen)) -> Value {
+fn strict_limit_json((name, seen): (BucketName, StrictSnapshot)) -> Value {
     json!({
-        "ceiling": CounterKey::words(&name),
+        "ceiling": CounterKey::describe(&name),
         "whole": seen.limit,
-        "held": seen.held.map(|held| held.0),
-        "in_flight": seen.here,
+        "held": seen.fleet_permits.map(|held| held.0),
+        "in_flight": seen.in_flight,
         "waiting": seen.waiting,
         "closed_for_ms": seen.closed_for.0 / Nanos::MILLI.0,
-        "outage": seen.outage,
+        "outage": seen.is_outage,
     })
 }
 
-const MOST_SHOWN: usize = 200;
+const MAX_LIMITS: usize = 200;
 
-fn instant(at: Nanos) -> Option<String> {
+fn format_time(at: Nanos) -> Option<String> {
     let at = jiff::Timestamp::from_nanosecond(at.0.into()).ok()?;
     Some(at.to_string())
 }
@@ -158,21 +158,21 @@ fn instant(at: Nanos) -> Option<String> {
 #[must_use]
 pub fn rlconfig(config: &Config) -> String {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
-    let mut lines: Vec<_> = rules.map(|rule| format!("{}\n", Line(rule))).collect();
+    let mut lines: Vec<_> = rules.map(|rule| format!("{}\n", RlconfigLine(rule))).collect();
     lines.sort_unstable();
     lines.concat()
 }
 
 /// A rule as a line of envoyproxy/ratelimit. A period without a unit is shown as a duration.
-struct Line<'r>(&'r Rule);
+struct RlconfigLine<'r>(&'r Rule);
 
-impl fmt::Display for Line<'_> {
+impl fmt::Display for RlconfigLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Rule { path, limit, shadow, quota, .. } = self.0;
         write!(f, "{path}: unit=")?;
         match limit.as_ref().map(|limit| (limit.window.unit(), limit.window.length())) {
             None => f.write_str("UNKNOWN")?,
-            Some((Some(unit), _)) => f.write_str(name(unit))?,
+            Some((Some(unit), _)) => f.write_str(unit_name(unit))?,
             Some((None, period)) => write!(f, "{period}")?,
         }
         let requests = limit.as_ref().map_or(0, |limit| limit.requests);
@@ -181,7 +181,7 @@ impl fmt::Display for Line<'_> {
 }
 
 /// Returns the unit's name in capitals, as in the protocol.
-pub(super) const fn name(unit: Unit) -> &'static str {
+pub(super) const fn unit_name(unit: Unit) -> &'static str {
     match unit {
         Unit::Second => "SECOND",
         Unit::Minute => "MINUTE",

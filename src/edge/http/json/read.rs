@@ -33,7 +33,7 @@ const MOST_OBJECTS: usize = 1 + 2 * MAX_DESCRIPTORS + MAX_ENTRIES;
 
 /// The reasons to reject a body.
 #[derive(Debug, thiserror::Error)]
-pub enum Unreadable {
+pub enum JsonRequestError {
     /// The body is not a JSON object with the request's fields.
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
@@ -47,17 +47,17 @@ pub enum Unreadable {
 /// Parses `body`.
 ///
 /// # Errors
-/// [`Unreadable`] if the body is not a request or is too large.
-pub fn request(body: &[u8]) -> Result<RateLimitRequest, Unreadable> {
-    let objects = objects(body);
+/// [`JsonRequestError`] if the body is not a request or is too large.
+pub fn parse_request(body: &[u8]) -> Result<RateLimitRequest, JsonRequestError> {
+    let objects = count_objects(body);
     if MOST_OBJECTS < objects {
-        return Err(Unreadable::TooManyObjects(objects));
+        return Err(JsonRequestError::TooManyObjects(objects));
     }
-    Ok(serde_json::from_slice::<Read<RateLimitRequest>>(body)?.0)
+    Ok(serde_json::from_slice::<ParsedMessage<RateLimitRequest>>(body)?.0)
 }
 
 /// Counts the objects in `body`. Ignores braces inside of strings.
-fn objects(body: &[u8]) -> usize {
+fn count_objects(body: &[u8]) -> usize {
     let mut bytes = body.iter();
     let (mut objects, mut in_text) = (0, false);
     while let Some(byte) = bytes.next() {
@@ -71,26 +71,26 @@ fn objects(body: &[u8]) -> usize {
     objects
 }
 
-struct Read<M>(M);
+struct ParsedMessage<M>(M);
 
-trait Fields: Default {
+trait JsonFields: Default {
     type Slots: Default;
 
     /// Parses the value of the field `name` into its slot.
-    fn field<'de, A: MapAccess<'de>>(
+    fn parse_field<'de, A: MapAccess<'de>>(
         slots: &mut Self::Slots,
         name: &str,
         map: &mut A,
     ) -> Result<(), A::Error>;
 
-    fn of(slots: Self::Slots) -> Self;
+    fn from_slots(slots: Self::Slots) -> Self;
 }
 
 /// The value of a field. `None` before the field appears, `Some(None)` for null.
-type Slot<T> = Option<Option<T>>;
+type FieldSlot<T> = Option<Option<T>>;
 
-fn fill<'de, T: DeserializeOwned, A: MapAccess<'de>>(
-    slot: &mut Slot<T>,
+fn fill_slot<'de, T: DeserializeOwned, A: MapAccess<'de>>(
+    slot: &mut FieldSlot<T>,
     map: &mut A,
 ) -> Result<(), A::Error> {
     if slot.is_some() {
@@ -100,45 +100,45 @@ fn fill<'de, T: DeserializeOwned, A: MapAccess<'de>>(
     Ok(())
 }
 
-impl<'de, M: Fields> Deserialize<'de> for Read<M> {
+impl<'de, M: JsonFields> Deserialize<'de> for ParsedMessage<M> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Object<M>(PhantomData<M>);
-        impl<'de, M: Fields> Visitor<'de> for Object<M> {
-            type Value = Read<M>;
+        struct ObjectVisitor<M>(PhantomData<M>);
+        impl<'de, M: JsonFields> Visitor<'de> for ObjectVisitor<M> {
+            type Value = ParsedMessage<M>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<M>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ParsedMessage<M>, A::Error> {
                 let mut slots = M::Slots::default();
                 while let Some(name) = map.next_key::<String>()? {
-                    M::field(&mut slots, &name, &mut map)?;
+                    M::parse_field(&mut slots, &name, &mut map)?;
                 }
-                Ok(Read(M::of(slots)))
+                Ok(ParsedMessage(M::from_slots(slots)))
             }
         }
-        from.deserialize_map(Object(PhantomData))
+        from.deserialize_map(ObjectVisitor(PhantomData))
     }
 }
 
-impl Fields for RateLimitRequest {
-    type Slots = (Slot<String>, Slot<Vec<Read<RateLimitDescriptor>>>, Slot<U32>);
+impl JsonFields for RateLimitRequest {
+    type Slots = (FieldSlot<String>, FieldSlot<Vec<ParsedMessage<RateLimitDescriptor>>>, FieldSlot<JsonU32>);
 
-    fn field<'de, A: MapAccess<'de>>(
+    fn parse_field<'de, A: MapAccess<'de>>(
         (domain, descriptors, hits_addend): &mut Self::Slots,
         name: &str,
         map: &mut A,
     ) -> Result<(), A::Error> {
         match name {
-            "domain" => fill(domain, map),
-            "descriptors" => fill(descriptors, map),
-            "hitsAddend" | "hits_addend" => fill(hits_addend, map),
+            "domain" => fill_slot(domain, map),
+            "descriptors" => fill_slot(descriptors, map),
+            "hitsAddend" | "hits_addend" => fill_slot(hits_addend, map),
             _ => Err(A::Error::unknown_field(name, &["domain", "descriptors", "hitsAddend"])),
         }
     }
 
-    fn of((domain, descriptors, hits_addend): Self::Slots) -> Self {
+    fn from_slots((domain, descriptors, hits_addend): Self::Slots) -> Self {
         let descriptors = descriptors.flatten().unwrap_or_default();
         Self {
             domain: domain.flatten().unwrap_or_default(),
@@ -148,19 +148,19 @@ impl Fields for RateLimitRequest {
     }
 }
 
-impl Fields for RateLimitDescriptor {
-    type Slots = (Slot<Vec<Read<Entry>>>, Slot<Read<RateLimitOverride>>, Slot<U64>, Slot<bool>);
+impl JsonFields for RateLimitDescriptor {
+    type Slots = (FieldSlot<Vec<ParsedMessage<Entry>>>, FieldSlot<ParsedMessage<RateLimitOverride>>, FieldSlot<JsonU64>, FieldSlot<bool>);
 
-    fn field<'de, A: MapAccess<'de>>(
+    fn parse_field<'de, A: MapAccess<'de>>(
         (entries, limit, hits_addend, is_negative_hits): &mut Self::Slots,
         name: &str,
         map: &mut A,
     ) -> Result<(), A::Error> {
         match name {
-            "entries" => fill(entries, map),
-            "limit" => fill(limit, map),
-            "hitsAddend" | "hits_addend" => fill(hits_addend, map),
-            "isNegativeHits" | "is_negative_hits" => fill(is_negative_hits, map),
+            "entries" => fill_slot(entries, map),
+            "limit" => fill_slot(limit, map),
+            "hitsAddend" | "hits_addend" => fill_slot(hits_addend, map),
+            "isNegativeHits" | "is_negative_hits" => fill_slot(is_negative_hits, map),
             _ => {
                 let known = &["entries", "limit", "hitsAddend", "isNegativeHits"];
                 Err(A::Error::unknown_field(name, known))
@@ -168,54 +168,54 @@ impl Fields for RateLimitDescriptor {
         }
     }
 
-    fn of((entries, limit, hits_addend, is_negative_hits): Self::Slots) -> Self {
+    fn from_slots((entries, limit, hits_addend, is_negative_hits): Self::Slots) -> Self {
         let entries = entries.flatten().unwrap_or_default();
         Self {
             entries: entries.into_iter().map(|entry| entry.0).collect(),
             limit: limit.flatten().map(|limit| limit.0),
-            hits_addend: hits_addend.flatten().map(|U64(value)| UInt64Value { value }),
+            hits_addend: hits_addend.flatten().map(|JsonU64(value)| UInt64Value { value }),
             is_negative_hits: is_negative_hits.flatten().unwrap_or_default(),
         }
     }
 }
 
-impl Fields for Entry {
-    type Slots = (Slot<String>, Slot<String>);
+impl JsonFields for Entry {
+    type Slots = (FieldSlot<String>, FieldSlot<String>);
 
-    fn field<'de, A: MapAccess<'de>>(
+    fn parse_field<'de, A: MapAccess<'de>>(
         (key, value): &mut Self::Slots,
         name: &str,
         map: &mut A,
     ) -> Result<(), A::Error> {
         match name {
-            "key" => fill(key, map),
-            "value" => fill(value, map),
+            "key" => fill_slot(key, map),
+            "value" => fill_slot(value, map),
             _ => Err(A::Error::unknown_field(name, &["key", "value"])),
         }
     }
 
-    fn of((key, value): Self::Slots) -> Self {
-        let text = |slot: Slot<String>| slot.flatten().unwrap_or_default();
+    fn from_slots((key, value): Self::Slots) -> Self {
+        let text = |slot: FieldSlot<String>| slot.flatten().unwrap_or_default();
         Self { key: text(key), value: text(value) }
     }
 }
 
-impl Fields for RateLimitOverride {
-    type Slots = (Slot<U32>, Slot<Unit>);
+impl JsonFields for RateLimitOverride {
+    type Slots = (FieldSlot<JsonU32>, FieldSlot<JsonUnit>);
 
-    fn field<'de, A: MapAccess<'de>>(
+    fn parse_field<'de, A: MapAccess<'de>>(
         (requests_per_unit, unit): &mut Self::Slots,
         name: &str,
         map: &mut A,
     ) -> Result<(), A::Error> {
         match name {
-            "requestsPerUnit" | "requests_per_unit" => fill(requests_per_unit, map),
-            "unit" => fill(unit, map),
+            "requestsPerUnit" | "requests_per_unit" => fill_slot(requests_per_unit, map),
+            "unit" => fill_slot(unit, map),
             _ => Err(A::Error::unknown_field(name, &["requestsPerUnit", "unit"])),
         }
     }
 
-    fn of((requests_per_unit, unit): Self::Slots) -> Self {
+    fn from_slots((requests_per_unit, unit): Self::Slots) -> Self {
         Self {
             requests_per_unit: requests_per_unit.flatten().unwrap_or_default().0,
             unit: unit.flatten().unwrap_or_default().0,
@@ -225,15 +225,15 @@ impl Fields for RateLimitOverride {
 
 /// An unsigned integer in proto3 JSON: a number or a string with a number.
 #[derive(Default)]
-struct U64(u64);
+struct JsonU64(u64);
 
-impl<'de> Deserialize<'de> for U64 {
+impl<'de> Deserialize<'de> for JsonU64 {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let written = Box::<RawValue>::deserialize(from)?;
         let number = if written.get().starts_with('"') {
-            serde_json::from_str(written.get()).ok().and_then(|text: String| in_text(&text))
+            serde_json::from_str(written.get()).ok().and_then(|text: String| parse_quoted_integer(&text))
         } else {
-            integer(written.get())
+            parse_integer(written.get())
         };
         let number = number.and_then(|number| u64::try_from(number).ok());
         number.map(Self).ok_or_else(|| D::Error::custom("not an unsigned integer"))
@@ -241,23 +241,23 @@ impl<'de> Deserialize<'de> for U64 {
 }
 
 #[derive(Default)]
-struct U32(u32);
+struct JsonU32(u32);
 
-impl<'de> Deserialize<'de> for U32 {
+impl<'de> Deserialize<'de> for JsonU32 {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let U64(wide) = U64::deserialize(from)?;
+        let JsonU64(wide) = JsonU64::deserialize(from)?;
         u32::try_from(wide).map(Self).map_err(|_| D::Error::custom("beyond 32 bits"))
     }
 }
 
 /// Parses a string that is exactly one JSON number, without white space around it.
-fn in_text(text: &str) -> Option<i128> {
+fn parse_quoted_integer(text: &str) -> Option<i128> {
     let number: &RawValue = serde_json::from_str(text).ok()?;
-    (number.get().len() == text.len()).then(|| integer(text)).flatten()
+    (number.get().len() == text.len()).then(|| parse_integer(text)).flatten()
 }
 
 /// Parses a JSON number that is an integer. Exact, while a float would round large values.
-fn integer(written: &str) -> Option<i128> {
+fn parse_integer(written: &str) -> Option<i128> {
     let (digits, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let digits = format!("{whole}{fraction}");
@@ -273,14 +273,14 @@ fn integer(written: &str) -> Option<i128> {
 
 /// A unit by number or name. The request's enumeration has no week.
 #[derive(Default)]
-struct Unit(i32);
+struct JsonUnit(i32);
 
-impl<'de> Deserialize<'de> for Unit {
+impl<'de> Deserialize<'de> for JsonUnit {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let written = Box::<RawValue>::deserialize(from)?;
         let unit = match serde_json::from_str::<String>(written.get()) {
             Ok(name) => RateLimitUnit::from_str_name(&name).map(i32::from),
-            Err(_) => integer(written.get()).and_then(|number| i32::try_from(number).ok()),
+            Err(_) => parse_integer(written.get()).and_then(|number| i32::try_from(number).ok()),
         };
         unit.map(Self).ok_or_else(|| D::Error::custom("not a unit's name or number"))
     }

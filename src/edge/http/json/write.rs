@@ -21,109 +21,109 @@ use serde_json::{Map, Number, Value as Json};
 /// A response with an infinite number or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the answer holds a number that JSON cannot express")]
-pub struct Inexpressible;
+pub struct NotExpressibleInJson;
 
-/// Returns `response` as JSON text.
+/// Returns `to_json_text` as JSON text.
 ///
 /// # Errors
-/// [`Inexpressible`] if a rule's metadata contains infinity or NaN.
-pub fn response(response: &RateLimitResponse) -> Result<String, Inexpressible> {
-    let mut object = Object::default();
-    object.text("overallCode", code(response.overall_code()));
-    object.list("statuses", response.statuses.iter().map(status));
-    object.list("responseHeadersToAdd", response.response_headers_to_add.iter().map(header));
+/// [`NotExpressibleInJson`] if a rule's metadata contains infinity or NaN.
+pub fn to_json_text(response: &RateLimitResponse) -> Result<String, NotExpressibleInJson> {
+    let mut object = SparseObject::default();
+    object.insert_text("overallCode", code_name(response.overall_code()));
+    object.insert_list("statuses", response.statuses.iter().map(status_json));
+    object.insert_list("responseHeadersToAdd", response.response_headers_to_add.iter().map(header_json));
     if let Some(metadata) = &response.dynamic_metadata {
-        object.put("dynamicMetadata", fields(metadata)?);
+        object.insert("dynamicMetadata", struct_json(metadata)?);
     }
     Ok(Json::Object(object.0).to_string())
 }
 
-fn status(status: &DescriptorStatus) -> Json {
-    let mut object = Object::default();
-    object.text("code", code(status.code()));
+fn status_json(status: &DescriptorStatus) -> Json {
+    let mut object = SparseObject::default();
+    object.insert_text("code", code_name(status.code()));
     if let Some(limit) = &status.current_limit {
-        object.put("currentLimit", current_limit(limit));
+        object.insert("currentLimit", limit_json(limit));
     }
-    object.number("limitRemaining", status.limit_remaining);
+    object.insert_number("limitRemaining", status.limit_remaining);
     if let Some(reset) = status.duration_until_reset {
-        object.text("durationUntilReset", &format!("{}s", reset.seconds));
+        object.insert_text("durationUntilReset", &format!("{}s", reset.seconds));
     }
     Json::Object(object.0)
 }
 
-fn current_limit(limit: &RateLimit) -> Json {
-    let mut object = Object::default();
-    object.text("name", &limit.name);
-    object.number("requestsPerUnit", limit.requests_per_unit);
+fn limit_json(limit: &RateLimit) -> Json {
+    let mut object = SparseObject::default();
+    object.insert_text("name", &limit.name);
+    object.insert_number("requestsPerUnit", limit.requests_per_unit);
     object
-        .text("unit", named(limit.unit() != rate_limit::Unit::Unknown, limit.unit().as_str_name()));
+        .insert_text("unit", name_if_set(limit.unit() != rate_limit::Unit::Unknown, limit.unit().as_str_name()));
     Json::Object(object.0)
 }
 
-fn header(header: &HeaderValue) -> Json {
-    let mut object = Object::default();
-    object.text("key", &header.key);
-    object.text("value", &header.value);
+fn header_json(header: &HeaderValue) -> Json {
+    let mut object = SparseObject::default();
+    object.insert_text("key", &header.key);
+    object.insert_text("value", &header.value);
     Json::Object(object.0)
 }
 
-fn code(code: Code) -> &'static str {
-    named(code != Code::Unknown, code.as_str_name())
+fn code_name(code: Code) -> &'static str {
+    name_if_set(code != Code::Unknown, code.as_str_name())
 }
 
 /// Returns an enumeration's name, or an empty string for the default value.
-fn named(is_set: bool, name: &'static str) -> &'static str {
+fn name_if_set(is_set: bool, name: &'static str) -> &'static str {
     if is_set { name } else { "" }
 }
 
-fn fields(message: &Struct) -> Result<Json, Inexpressible> {
-    let pair = |(key, value): (&String, &Value)| Ok((key.clone(), plain(value)?));
+fn struct_json(message: &Struct) -> Result<Json, NotExpressibleInJson> {
+    let pair = |(key, value): (&String, &Value)| Ok((key.clone(), value_json(value)?));
     message.fields.iter().map(pair).collect::<Result<_, _>>().map(Json::Object)
 }
 
-fn plain(value: &Value) -> Result<Json, Inexpressible> {
+fn value_json(value: &Value) -> Result<Json, NotExpressibleInJson> {
     Ok(match &value.kind {
         None | Some(Kind::NullValue(_)) => Json::Null,
-        Some(Kind::NumberValue(value)) => Json::Number(number(*value)?),
+        Some(Kind::NumberValue(value)) => Json::Number(to_json_number(*value)?),
         Some(Kind::StringValue(text)) => Json::String(text.clone()),
         Some(Kind::BoolValue(value)) => Json::Bool(*value),
-        Some(Kind::StructValue(message)) => fields(message)?,
+        Some(Kind::StructValue(message)) => struct_json(message)?,
         Some(Kind::ListValue(list)) => {
-            Json::Array(list.values.iter().map(plain).collect::<Result<_, _>>()?)
+            Json::Array(list.values.iter().map(value_json).collect::<Result<_, _>>()?)
         }
     })
 }
 
 /// Writes a whole number without a decimal point, so that readers can parse an integer.
-fn number(value: f64) -> Result<Number, Inexpressible> {
+fn to_json_number(value: f64) -> Result<Number, NotExpressibleInJson> {
     let whole = (value.fract() == 0.0).then(|| value.to_string().parse::<i64>().ok()).flatten();
-    whole.map(Number::from).or_else(|| Number::from_f64(value)).ok_or(Inexpressible)
+    whole.map(Number::from).or_else(|| Number::from_f64(value)).ok_or(NotExpressibleInJson)
 }
 
 /// A JSON object without fields that have default values.
 #[derive(Default)]
-struct Object(Map<String, Json>);
+struct SparseObject(Map<String, Json>);
 
-impl Object {
-    fn put(&mut self, name: &str, value: Json) {
+impl SparseObject {
+    fn insert(&mut self, name: &str, value: Json) {
         self.0.insert(name.to_owned(), value);
     }
 
-    fn text(&mut self, name: &str, value: &str) {
+    fn insert_text(&mut self, name: &str, value: &str) {
         if !value.is_empty() {
-            self.put(name, value.into());
+            self.insert(name, value.into());
         }
     }
 
-    fn number(&mut self, name: &str, value: u32) {
+    fn insert_number(&mut self, name: &str, value: u32) {
         if value != 0 {
-            self.put(name, value.into());
+            self.insert(name, value.into());
         }
     }
 
-    fn list(&mut self, name: &str, values: impl ExactSizeIterator<Item = Json>) {
+    fn insert_list(&mut self, name: &str, values: impl ExactSizeIterator<Item = Json>) {
         if values.len() != 0 {
-            self.put(name, values.collect());
+            self.insert(name, values.collect());
         }
     }
 }

@@ -23,143 +23,143 @@ use axum::response::Response;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::{Original, explained, show};
+use super::{OriginalRequest, text_response, hook_response};
 use crate::edge::grpc::convert;
-use crate::edge::hook::{self, Unanswered};
-use crate::edge::http::Ask;
-use crate::edge::http::connection::Peer;
+use crate::edge::hook::{self, HookError};
+use crate::edge::http::CheckPort;
+use crate::edge::http::connection::HttpPeer;
 use crate::edge::http::serve::MAX_CONNECTIONS;
-use crate::engine::admit::with_wait;
-use crate::engine::{Admitted, Permits};
+use crate::engine::admit::with_queue_time;
+use crate::engine::{AdmissionOutcome, RequestPermits};
 use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{Answered, Asked, Outcome, Protocol};
+use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
 
 /// The maximum number of requests in queues or on `/hold`.
 /// Health checks and other requests use the other connections.
-pub(in crate::edge::http) const MAX_HELD: usize = MAX_CONNECTIONS / 4 * 3;
+pub(in crate::edge::http) const MAX_LONG_REQUESTS: usize = MAX_CONNECTIONS / 4 * 3;
 
 /// The slots for requests that occupy a connection for long: queued ones and those with a permit.
 #[derive(Clone, Debug)]
-pub(in crate::edge::http) struct Holds {
-    places: Arc<Semaphore>,
-    most: usize,
+pub(in crate::edge::http) struct LongRequestSlots {
+    semaphore: Arc<Semaphore>,
+    max_slots: usize,
 }
 
-impl Holds {
-    pub(in crate::edge::http) fn new(most: usize) -> Self {
-        let most = most.min(Semaphore::MAX_PERMITS);
-        Self { places: Arc::new(Semaphore::new(most)), most }
+impl LongRequestSlots {
+    pub(in crate::edge::http) fn new(max_slots: usize) -> Self {
+        let most = max_slots.min(Semaphore::MAX_PERMITS);
+        Self { semaphore: Arc::new(Semaphore::new(most)), max_slots: most }
     }
 
-    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.places).try_acquire_owned().ok()
+    pub(super) fn try_acquire(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.semaphore).try_acquire_owned().ok()
     }
 
-    pub(super) fn full(&self) -> (Outcome, Response) {
-        let most = self.most;
+    pub(super) fn full_reply(&self) -> (EdgeOutcome, Response) {
+        let most = self.max_slots;
         let why = format!("{most} requests are held or wait in queues, which is as many as may be");
-        (Outcome::TooMany, explained(StatusCode::SERVICE_UNAVAILABLE, &why))
+        (EdgeOutcome::TooManyHolds, text_response(StatusCode::SERVICE_UNAVAILABLE, &why))
     }
 }
 
-pub(in crate::edge::http) async fn answer(
-    ask: &Ask,
-    holds: &Holds,
+pub(in crate::edge::http) async fn reply_with_permit(
+    ask: &CheckPort,
+    holds: &LongRequestSlots,
     headers: &HeaderMap,
-    peer: &Peer,
+    peer: &HttpPeer,
 ) -> Response {
-    let began = ask.engine.clock().now();
+    let started = ask.engine.clock().now();
     let answering = async {
-        match Original::of(headers) {
-            Ok(original) => held(ask, headers, &original, (holds, peer)).await,
-            Err(wrong) => (Outcome::Malformed, explained(StatusCode::BAD_REQUEST, &wrong)),
+        match OriginalRequest::from_headers(headers) {
+            Ok(original) => permit_response(ask, headers, &original, (holds, peer)).await,
+            Err(wrong) => (EdgeOutcome::Malformed, text_response(StatusCode::BAD_REQUEST, &wrong)),
         }
     };
-    let ((outcome, response), queued) = with_wait(answering).await;
-    Asked { protocol: Protocol::Nginx, outcome }.emit();
-    Answered { came: began, at: ask.engine.clock().now(), queued }.emit();
+    let ((outcome, response), queued) = with_queue_time(answering).await;
+    RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
+    CheckAnswered { received_at: started, replied_at: ask.engine.clock().now(), queue_time: queued }.emit();
     response
 }
 
-async fn held(
-    ask: &Ask,
+async fn permit_response(
+    ask: &CheckPort,
     headers: &HeaderMap,
-    original: &Original<'_>,
-    (holds, peer): (&Holds, &Peer),
-) -> (Outcome, Response) {
-    let Some(slot) = holds.place() else { return holds.full() };
+    original: &OriginalRequest<'_>,
+    (holds, peer): (&LongRequestSlots, &HttpPeer),
+) -> (EdgeOutcome, Response) {
+    let Some(slot) = holds.try_acquire() else { return holds.full_reply() };
     let admitted = decide(ask, headers, original).await;
-    let (outcome, mut response) = (hook::counted(&admitted), show(ask, admitted.as_ref()));
+    let (outcome, mut response) = (hook::admission_outcome(&admitted), hook_response(ask, admitted.as_ref()));
     // The connection is the permit, or has no further use.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    if let Ok(Admitted::Decided(_, permits)) = admitted
+    if let Ok(AdmissionOutcome::Decided(_, permits)) = admitted
         && !permits.is_empty()
     {
-        let place = Place { permits: Some(permits), _slot: slot };
-        *response.body_mut() = until_closed(place, peer.clone(), ask.leaving.clone());
+        let permit = ConnectionPermit { permits: Some(permits), _slot: slot };
+        *response.body_mut() = open_body(permit, peer.clone(), ask.draining.clone());
     }
     (outcome, response)
 }
 
 async fn decide(
-    ask: &Ask,
+    ask: &CheckPort,
     headers: &HeaderMap,
-    original: &Original<'_>,
-) -> Result<Admitted, Unanswered> {
-    let request = original.asked(&ask.hooks, headers)?;
-    let question = convert::question(&request, &ask.reporting)?;
+    original: &OriginalRequest<'_>,
+) -> Result<AdmissionOutcome, HookError> {
+    let request = original.to_rate_limit_request(&ask.hooks, headers)?;
+    let question = convert::to_check(&request, &ask.reporting)?;
     Ok(ask.engine.admit_with_deadline(&question, None).await?)
 }
 
 /// A permit and its slot. Both end when the connection drops this.
-struct Place {
-    permits: Option<Permits>,
+struct ConnectionPermit {
+    permits: Option<RequestPermits>,
     _slot: OwnedSemaphorePermit,
 }
 
-impl Place {
+impl ConnectionPermit {
     /// Leaves the permit to its deadline, because the process stops before the request.
-    fn go_on(&mut self) {
+    fn leave_to_deadline(&mut self) {
         if let Some(permits) = self.permits.take() {
-            permits.go_on();
+            permits.leave_to_deadlines();
         }
     }
 
     /// Releases the permit before the request's end, without a latency sample.
-    fn give_up(&mut self) {
+    fn discard(&mut self) {
         drop(self.permits.take());
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         if let Some(permits) = self.permits.take() {
-            permits.finish(concurrency::Outcome::Success, None);
+            permits.release(concurrency::RequestOutcome::Success, None);
         }
     }
 }
 
 /// Returns an empty body that stays open until the caller closes, the permit expires
 /// or the process drains. Usually hyper notices the close first and drops the body.
-fn until_closed(mut place: Place, peer: Peer, mut leaving: watch::Receiver<bool>) -> Body {
-    let longest = place.permits.as_ref().and_then(Permits::longest_keep);
+fn open_body(mut permit: ConnectionPermit, peer: HttpPeer, mut draining: watch::Receiver<bool>) -> Body {
+    let longest_duration = permit.permits.as_ref().and_then(RequestPermits::longest_lifetime);
     let end = async move {
         tokio::select! {
             biased;
-            () = peer.gone() => {}
-            () = over(longest) => place.give_up(),
+            () = peer.closed() => {}
+            () = expired(longest_duration) => permit.discard(),
             // A dropped sender also means that the process ends.
-            () = hook::may_go(&mut leaving, place.permits.as_ref()) => place.go_on(),
+            () = hook::wait_until_drained(&mut draining, permit.permits.as_ref()) => permit.leave_to_deadline(),
         }
-        drop(place);
+        drop(permit);
         Ok::<_, Infallible>(Bytes::new())
     };
     Body::from_stream(stream::once(end))
 }
 
 /// Waits until all permits have expired. They were acquired before, so this is never early.
-async fn over(longest: Option<Nanos>) {
+async fn expired(longest: Option<Nanos>) {
     match longest {
         Some(Nanos(longest)) => tokio::time::sleep(Duration::from_nanos(longest)).await,
         None => std::future::pending().await,

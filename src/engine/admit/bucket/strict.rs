@@ -5,230 +5,230 @@
 //! - Only permits that the store granted, or `on_backend_failure` allowed, are reported as in use.
 //!
 //! Not covered:
-//! - Acquire calls and queueing: see `admit::strict`.
-//! - Sending the reports: see `admit::teller`.
+//! - Acquire calls and queueing: see `admit::strict_permits`.
+//! - Sending the reports: see `admit::reporter`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Bucket, State};
-use crate::backend::Cause;
-use crate::backend::permits::{Acquired, Answer, Heard, Id};
+use super::{Bucket, BucketState};
+use crate::backend::StoreFailure;
+use crate::backend::permits::{AcquireOutcome, StrictPermitReply, LimitPermitsReply, PermitId};
 use crate::clock::Clock;
-use crate::engine::admit::Ask;
-use crate::engine::admit::strict::{Line, Seen, Strictly};
-use crate::engine::admit::teller::{Ended, Teller};
+use crate::engine::admit::PermitRequest;
+use crate::engine::admit::strict::{StrictQueue, StrictSnapshot, StrictLimit};
+use crate::engine::admit::teller::{ReleasedPermit, PermitReporter};
 use crate::kernel::concurrency::Permit;
-use crate::kernel::concurrency::limiter::{Effect, Event, Refusal};
+use crate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, AcquireDenial};
 use crate::kernel::units::{Nanos, Share};
-use crate::telemetry::event::StrictEvent;
+use crate::telemetry::event::StrictPermitEvent;
 
 #[derive(Debug)]
-pub(super) struct Strict {
+pub(super) struct StrictPermits {
     name: Arc<[u8]>,
-    teller: Arc<Teller>,
-    pub(super) line: Arc<Line>,
-    permits: HashMap<Permit, Entry>,
+    reporter: Arc<PermitReporter>,
+    pub(super) queue: Arc<StrictQueue>,
+    permits: HashMap<Permit, StrictPermit>,
     /// `true` while the reporter has this bucket in its list.
-    is_told: bool,
+    is_reported: bool,
     limit: u32,
     max_duration: Nanos,
-    held: Option<Share>,
+    fleet_permits: Option<Share>,
     closed_for: Nanos,
-    outage: bool,
+    is_outage: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    id: Id,
+struct StrictPermit {
+    id: PermitId,
     /// The time for which the store keeps the permit without a report.
-    keep: Nanos,
-    is_held: bool,
-    known: Known,
+    store_lifetime: Nanos,
+    is_granted: bool,
+    known: StoreKnowledge,
     /// The latest end of a request whose release will not be seen here.
-    ends: Option<Nanos>,
+    latest_end: Option<Nanos>,
 }
 
 /// The store's knowledge of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+enum StoreKnowledge {
     No,
     /// An acquire call is pending and may still reach the store.
-    Perhaps,
+    Pending,
     Yes,
 }
 
 impl Bucket {
     /// Applies the rules of `ask` unless the bucket has later ones, and returns
     /// the bucket's queue. Returns `None` if the bucket was removed from the map.
-    pub(in crate::engine::admit) fn comes(
+    pub(in crate::engine::admit) fn register_request(
         &self,
         clock: &Clock,
-        ask: &Ask<'_>,
+        ask: &PermitRequest<'_>,
         max_duration: Nanos,
-        teller: &Arc<Teller>,
-    ) -> Option<Arc<Line>> {
+        teller: &Arc<PermitReporter>,
+    ) -> Option<Arc<StrictQueue>> {
         let mut state = self.0.lock();
-        if state.retired {
+        if state.is_retired {
             return None;
         }
         let now = clock.steady();
         state.reload(now, ask.revision, ask.rules);
         if state.revision <= ask.revision {
-            state.go_alone(now);
+            state.leave_fleet(now);
         }
         let limit = state.rules.limit;
-        let made = || Box::new(Strict::new(ask.bucket, teller));
-        let strict = state.strict.get_or_insert_with(made);
+        let made = || Box::new(StrictPermits::new(ask.bucket, teller));
+        let strict = state.strict_permits.get_or_insert_with(made);
         (strict.limit, strict.max_duration) = (limit, max_duration);
-        Some(Arc::clone(&strict.line))
+        Some(Arc::clone(&strict.queue))
     }
 
     /// Takes a local permit. Returns it with the id and the limit for the
-    /// store call. The store keeps the permit for `kept` without a report.
-    pub(in crate::engine::admit) fn begins(
+    /// store call. The store keeps the permit for `store_lifetime` without a report.
+    pub(in crate::engine::admit) fn take_local_permit(
         self: &Arc<Self>,
         clock: &Clock,
         keep: Option<Nanos>,
-        kept: Nanos,
-    ) -> Result<(Permit, Id, Share), Refusal> {
+        store_lifetime: Nanos,
+    ) -> Result<(Permit, PermitId, Share), AcquireDenial> {
         let mut state = self.0.lock();
         let now = clock.steady();
-        let arrives = Event::Arrive { keep, patience: Nanos(0) };
+        let arrives = LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0) };
         let permit = match state.step(now, arrives).pop() {
-            Some(Effect::Admit(permit)) => permit,
-            Some(Effect::Deny(refusal)) => return Err(refusal),
-            _ => return Err(Refusal::Full),
+            Some(LimiterEffect::Admit(permit)) => permit,
+            Some(LimiterEffect::Deny(refusal)) => return Err(refusal),
+            _ => return Err(AcquireDenial::LimitReached),
         };
         let limit = Share(state.rules.limit.into());
-        let strict = state.strict.as_mut().ok_or(Refusal::Full)?;
-        let id = strict.begins(permit, kept);
-        if !std::mem::replace(&mut strict.is_told, true) {
-            strict.teller.activate(&strict.name, self);
+        let strict = state.strict_permits.as_mut().ok_or(AcquireDenial::LimitReached)?;
+        let id = strict.add_permit(permit, store_lifetime);
+        if !std::mem::replace(&mut strict.is_reported, true) {
+            strict.reporter.add_bucket(&strict.name, self);
         }
         Ok((permit, id, limit))
     }
 
     /// Applies the store's answer to the acquire call that was sent at
     /// `sent`. Returns `false` if the caller must release `permit`.
-    pub(in crate::engine::admit) fn answered(
+    pub(in crate::engine::admit) fn apply_acquire_reply(
         &self,
         clock: &Clock,
         permit: Permit,
         sent: Nanos,
-        answer: Spoken,
-        strictly: &Strictly,
+        answer: AcquireReply,
+        strictly: &StrictLimit,
     ) -> bool {
         let mut state = self.0.lock();
         let now = clock.steady();
-        state.step(now, Event::Expire);
+        state.step(now, LimiterEvent::Expire);
         let in_flight = state.limiter.in_flight();
-        let Some(strict) = &mut state.strict else { return false };
-        let late = strict.teller.beat() <= now.since(sent);
-        strict.answered(permit, answer, in_flight <= strictly.alone, late)
+        let Some(strict) = &mut state.strict_permits else { return false };
+        let late = strict.reporter.heartbeat() <= now.since(sent);
+        strict.record_reply(permit, answer, in_flight <= strictly.outage_limit, late)
     }
 
     /// Returns the permits to report as in use, each with the time for which the
     /// store keeps it. If there is none, removes the bucket from the reporter's list.
-    pub(in crate::engine::admit) fn tells(&self, clock: &Clock) -> Vec<(Id, Nanos)> {
+    pub(in crate::engine::admit) fn permits_to_report(&self, clock: &Clock) -> Vec<(PermitId, Nanos)> {
         let mut state = self.0.lock();
         let now = clock.steady();
-        state.step(now, Event::Expire);
-        let State { strict: Some(strict), limiter, .. } = &mut *state else { return Vec::new() };
+        state.step(now, LimiterEvent::Expire);
+        let BucketState { strict_permits: Some(strict), limiter, .. } = &mut *state else { return Vec::new() };
         if strict.permits.is_empty() {
-            strict.is_told = false;
-            strict.teller.rest(&strict.name);
+            strict.is_reported = false;
+            strict.reporter.remove_bucket(&strict.name);
         }
-        let held = strict.permits.iter_mut().filter(|(_, entry)| entry.is_held);
+        let held = strict.permits.iter_mut().filter(|(_, entry)| entry.is_granted);
         let told = held.map(|(permit, entry)| {
-            if entry.known == Known::No {
-                entry.known = Known::Yes;
+            if entry.known == StoreKnowledge::No {
+                entry.known = StoreKnowledge::Yes;
             }
-            let until = limiter.until(*permit).or(entry.ends);
+            let until = limiter.deadline(*permit).or(entry.latest_end);
             let keep = until.map(|until| until.since(now));
-            (entry.id, strict.teller.kept(keep))
+            (entry.id, strict.reporter.store_lifetime(keep))
         });
         told.collect()
     }
 
     /// Reports `permit` until its longest duration is
     /// over, because its release will not be seen here.
-    pub(in crate::engine::admit) fn goes_on(&self, clock: &Clock, permit: Permit) {
+    pub(in crate::engine::admit) fn leave_to_deadline(&self, clock: &Clock, permit: Permit) {
         let mut state = self.0.lock();
-        let Some(strict) = &mut state.strict else { return };
+        let Some(strict) = &mut state.strict_permits else { return };
         let ends = clock.steady().plus(strict.max_duration);
         if let Some(entry) = strict.permits.get_mut(&permit) {
-            entry.ends = Some(ends);
+            entry.latest_end = Some(ends);
         }
     }
 
     /// Does the same for all permits, because this replica will see no more releases.
-    pub(in crate::engine::admit) fn all_go_on(&self, clock: &Clock) {
+    pub(in crate::engine::admit) fn leave_all_to_deadlines(&self, clock: &Clock) {
         let mut state = self.0.lock();
-        let Some(strict) = &mut state.strict else { return };
+        let Some(strict) = &mut state.strict_permits else { return };
         let ends = clock.steady().plus(strict.max_duration);
         for entry in strict.permits.values_mut() {
-            entry.ends.get_or_insert(ends);
+            entry.latest_end.get_or_insert(ends);
         }
     }
 
-    pub(in crate::engine::admit) fn heard(&self, heard: Result<Heard, Cause>) {
+    pub(in crate::engine::admit) fn apply_report_reply(&self, heard: Result<LimitPermitsReply, StoreFailure>) {
         let mut state = self.0.lock();
-        let Some(strict) = &mut state.strict else { return };
-        strict.outage = heard.is_err();
+        let Some(strict) = &mut state.strict_permits else { return };
+        strict.is_outage = heard.is_err();
         if let Ok(heard) = heard {
-            strict.held = Some(heard.held);
+            strict.fleet_permits = Some(heard.held);
         }
     }
 
-    pub(in crate::engine::admit) fn seen(&self) -> Option<Seen> {
+    pub(in crate::engine::admit) fn strict_snapshot(&self) -> Option<StrictSnapshot> {
         let state = self.0.lock();
-        let strict = state.strict.as_ref()?;
-        Some(Seen {
+        let strict = state.strict_permits.as_ref()?;
+        Some(StrictSnapshot {
             limit: strict.limit,
-            here: state.limiter.in_flight(),
-            held: strict.held,
-            waiting: strict.line.waiting(),
+            in_flight: state.limiter.in_flight(),
+            fleet_permits: strict.fleet_permits,
+            waiting: strict.queue.waiting(),
             closed_for: strict.closed_for,
-            outage: strict.outage,
+            is_outage: strict.is_outage,
         })
     }
 }
 
-impl State {
-    pub(super) fn over(&mut self, now: Nanos, permit: Permit) {
-        if let Some(strict) = &mut self.strict {
-            strict.over(now, permit);
+impl BucketState {
+    pub(super) fn end_strict_permit(&mut self, now: Nanos, permit: Permit) {
+        if let Some(strict) = &mut self.strict_permits {
+            strict.end_permit(now, permit);
         }
     }
 
-    pub(super) fn in_line(&self) -> usize {
-        self.strict.as_ref().map_or(0, |strict| strict.line.waiting())
+    pub(super) fn queue_length(&self) -> usize {
+        self.strict_permits.as_ref().map_or(0, |strict| strict.queue.waiting())
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine::admit) enum Spoken {
-    Answered(Answer),
+pub(in crate::engine::admit) enum AcquireReply {
+    Replied(StrictPermitReply),
     /// The call was sent and got no reply.
-    Unanswered,
+    NoReply,
     /// The call was not sent.
     No,
 }
 
-impl Strict {
-    fn new(name: &[u8], teller: &Arc<Teller>) -> Self {
+impl StrictPermits {
+    fn new(name: &[u8], teller: &Arc<PermitReporter>) -> Self {
         Self {
             name: name.into(),
-            teller: Arc::clone(teller),
-            line: Arc::default(),
+            reporter: Arc::clone(teller),
+            queue: Arc::default(),
             permits: HashMap::new(),
-            is_told: false,
+            is_reported: false,
             limit: 0,
             max_duration: Nanos(0),
-            held: None,
+            fleet_permits: None,
             closed_for: Nanos(0),
-            outage: false,
+            is_outage: false,
         }
     }
 
@@ -236,60 +236,60 @@ impl Strict {
     /// second bucket of the same name would otherwise replace this one in the reporter.
     pub(super) fn is_in_use(&self) -> bool {
         // Each request, and each release that is not reported yet, has a reference to the queue.
-        self.is_told || 1 < Arc::strong_count(&self.line)
+        self.is_reported || 1 < Arc::strong_count(&self.queue)
     }
 
-    fn begins(&mut self, permit: Permit, keep: Nanos) -> Id {
-        let id = self.teller.next_id();
+    fn add_permit(&mut self, permit: Permit, keep: Nanos) -> PermitId {
+        let id = self.reporter.next_id();
         self.permits
-            .insert(permit, Entry { id, keep, is_held: false, known: Known::Perhaps, ends: None });
+            .insert(permit, StrictPermit { id, store_lifetime: keep, is_granted: false, known: StoreKnowledge::Pending, latest_end: None });
         id
     }
 
     /// Records the reply, and returns `true` if the request has its permit.
     ///
-    /// - `alone`: the requests in flight are within this replica's limit for store outages.
+    /// - `outage_limit`: the requests in flight are within this replica's limit for store outages.
     /// - `late`: the reply took a heartbeat or more, so the granted permit may expire too soon.
-    fn answered(&mut self, permit: Permit, answer: Spoken, alone: bool, late: bool) -> bool {
+    fn record_reply(&mut self, permit: Permit, answer: AcquireReply, alone: bool, late: bool) -> bool {
         let Some(entry) = self.permits.get_mut(&permit) else { return false };
-        let Spoken::Answered(Answer { acquired, held }) = answer else {
-            self.outage = true;
-            if matches!(answer, Spoken::No) {
-                entry.known = Known::No;
+        let AcquireReply::Replied(StrictPermitReply { result: acquired, held }) = answer else {
+            self.is_outage = true;
+            if matches!(answer, AcquireReply::No) {
+                entry.known = StoreKnowledge::No;
             }
-            entry.is_held = alone;
-            StrictEvent::Failed.emit(1);
+            entry.is_granted = alone;
+            StrictPermitEvent::NoReply.emit(1);
             return alone;
         };
-        (self.outage, self.held) = (false, Some(held));
+        (self.is_outage, self.fleet_permits) = (false, Some(held));
         self.closed_for = match acquired {
-            Acquired::Closed(closed_for) => closed_for,
-            Acquired::Held | Acquired::Full => Nanos(0),
+            AcquireOutcome::Closed(closed_for) => closed_for,
+            AcquireOutcome::Acquired | AcquireOutcome::LimitReached => Nanos(0),
         };
-        let is_held = acquired == Acquired::Held;
-        entry.known = if is_held { Known::Yes } else { Known::No };
-        entry.is_held = is_held && !late;
+        let is_held = acquired == AcquireOutcome::Acquired;
+        entry.known = if is_held { StoreKnowledge::Yes } else { StoreKnowledge::No };
+        entry.is_granted = is_held && !late;
         match acquired {
-            Acquired::Held => StrictEvent::Admitted,
-            Acquired::Full => StrictEvent::Full,
-            Acquired::Closed(_) => StrictEvent::Closed,
+            AcquireOutcome::Acquired => StrictPermitEvent::Granted,
+            AcquireOutcome::LimitReached => StrictPermitEvent::LimitReached,
+            AcquireOutcome::Closed(_) => StrictPermitEvent::GrantsPaused,
         }
         .emit(1);
-        entry.is_held
+        entry.is_granted
     }
 
-    fn over(&mut self, now: Nanos, permit: Permit) {
-        let Some(Entry { id, keep, is_held, known, .. }) = self.permits.remove(&permit) else {
+    fn end_permit(&mut self, now: Nanos, permit: Permit) {
+        let Some(StrictPermit { id, store_lifetime: keep, is_granted: is_held, known, .. }) = self.permits.remove(&permit) else {
             return;
         };
-        if known == Known::No {
+        if known == StoreKnowledge::No {
             if is_held {
-                self.line.moves();
+                self.queue.wake_first();
             }
             return;
         }
-        let (bucket, line) = (Arc::clone(&self.name), Arc::clone(&self.line));
-        let repeats = known == Known::Perhaps;
-        self.teller.over(now, Ended { bucket, line, id, due: now, until: now.plus(keep), repeats });
+        let (bucket, line) = (Arc::clone(&self.name), Arc::clone(&self.queue));
+        let repeats = known == StoreKnowledge::Pending;
+        self.reporter.queue_release(now, ReleasedPermit { bucket, queue: line, id, due: now, store_deadline: now.plus(keep), is_repeated: repeats });
     }
 }

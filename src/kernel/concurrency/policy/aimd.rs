@@ -7,48 +7,48 @@
 //! Not covered:
 //! - Fast growth: from 1 to 100 takes 99 round trips.
 
-use super::level::{Level, Ratio};
-use super::min_rtt::MinRtt;
-use super::round::{Finished, Round};
-use super::{Sample, was_used};
+use super::level::{FixedPoint, Fraction};
+use super::min_rtt::WindowedMin;
+use super::round::{RoundSummary, RoundTrip};
+use super::{LatencySample, is_limit_used};
 use crate::kernel::units::Nanos;
 
 /// The rounds over which the minimum is taken.
 const WINDOW: u16 = 100;
 /// Latency up to this multiple of the minimum is no sign of a queue.
 const TOLERANCE: u64 = 2;
-const BACK_OFF: Ratio = Ratio::percent(90);
+const BACK_OFF: Fraction = Fraction::percent(90);
 
 /// The state of AIMD.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Aimd {
-    round: Round,
-    min_rtt: MinRtt,
+    round: RoundTrip,
+    min_rtt: WindowedMin,
 }
 
 impl Default for Aimd {
     fn default() -> Self {
-        Self { round: Round::default(), min_rtt: MinRtt::over(WINDOW) }
+        Self { round: RoundTrip::default(), min_rtt: WindowedMin::over(WINDOW) }
     }
 }
 
 impl Aimd {
     /// The smallest mean latency of a round trip.
-    pub(super) fn ideal(&self) -> Option<Nanos> {
+    pub(super) fn min_rtt(&self) -> Option<Nanos> {
         self.min_rtt.get()
     }
 
-    pub(super) fn step(&mut self, estimate: Level, sample: &Sample, share: u32) -> Level {
+    pub(super) fn step(&mut self, estimate: FixedPoint, sample: &LatencySample, share: u32) -> FixedPoint {
         let allowed = estimate.floor().min(share);
         let Some(round) = self.round.push(sample, allowed) else { return estimate };
-        if self.is_late(&round) {
+        if self.is_slow(&round) {
             return estimate.times(BACK_OFF);
         }
-        let used = Sample { in_flight: round.in_flight, ..*sample };
-        if was_used(&used, estimate, share) { estimate.plus(Level::whole(1)) } else { estimate }
+        let used = LatencySample { in_flight: round.in_flight, ..*sample };
+        if is_limit_used(&used, estimate, share) { estimate.plus(FixedPoint::from_whole(1)) } else { estimate }
     }
 
-    fn is_late(&mut self, round: &Finished) -> bool {
+    fn is_slow(&mut self, round: &RoundSummary) -> bool {
         let Some(mean) = round.mean else { return true };
         let min_rtt = self.min_rtt.push(mean);
         0 < round.dropped || min_rtt.0.saturating_mul(TOLERANCE) < mean.0

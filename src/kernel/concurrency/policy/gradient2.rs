@@ -15,54 +15,54 @@
 //!
 //! Source: Netflix concurrency-limits, `Gradient2Limit`, in the variant with a windowed minimum.
 
-use super::level::{Level, Ratio};
-use super::min_rtt::MinRtt;
-use super::{Outcome, Sample, was_used};
+use super::level::{FixedPoint, Fraction};
+use super::min_rtt::WindowedMin;
+use super::{RequestOutcome, LatencySample, is_limit_used};
 use crate::kernel::units::Nanos;
 
 /// The samples over which the minimum is taken.
 const WINDOW: u16 = 100;
 /// Latency up to this multiple of the minimum is no sign of a queue.
 const TOLERANCE: u64 = 2;
-const LEAST: Ratio = Ratio::percent(50);
-const MOST: Ratio = Ratio::percent(100);
+const MIN_GRADIENT: Fraction = Fraction::percent(50);
+const MAX_GRADIENT: Fraction = Fraction::percent(100);
 /// The weight of a new estimate at each sample.
-const SMOOTHING: Ratio = Ratio::percent(20);
-const REST: Ratio = Ratio::percent(80);
+const NEW_WEIGHT: Fraction = Fraction::percent(20);
+const OLD_WEIGHT: Fraction = Fraction::percent(80);
 
 /// The state of `gradient2`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gradient2 {
-    min_rtt: MinRtt,
+    min_rtt: WindowedMin,
 }
 
 impl Default for Gradient2 {
     fn default() -> Self {
-        Self { min_rtt: MinRtt::over(WINDOW) }
+        Self { min_rtt: WindowedMin::over(WINDOW) }
     }
 }
 
 impl Gradient2 {
     /// The smallest latency of the window.
-    pub(super) fn ideal(&self) -> Option<Nanos> {
+    pub(super) fn min_rtt(&self) -> Option<Nanos> {
         self.min_rtt.get()
     }
 
-    pub(super) fn step(&mut self, estimate: Level, sample: &Sample) -> Level {
+    pub(super) fn step(&mut self, estimate: FixedPoint, sample: &LatencySample) -> FixedPoint {
         let gradient = self.gradient(sample);
-        if sample.outcome != Outcome::Dropped && !was_used(sample, estimate, u32::MAX) {
+        if sample.outcome != RequestOutcome::Dropped && !is_limit_used(sample, estimate, u32::MAX) {
             return estimate;
         }
         let new = estimate.times(gradient).plus(estimate.sqrt());
-        estimate.times(REST).plus(new.times(SMOOTHING))
+        estimate.times(OLD_WEIGHT).plus(new.times(NEW_WEIGHT))
     }
 
-    fn gradient(&mut self, sample: &Sample) -> Ratio {
-        if sample.outcome == Outcome::Dropped {
-            return LEAST;
+    fn gradient(&mut self, sample: &LatencySample) -> Fraction {
+        if sample.outcome == RequestOutcome::Dropped {
+            return MIN_GRADIENT;
         }
         let min_rtt = self.min_rtt.push(sample.rtt);
-        let (times, per) = (min_rtt.0.saturating_mul(TOLERANCE), sample.rtt.0.max(1));
-        Ratio { times, per }.within(LEAST, MOST)
+        let (numerator, denominator) = (min_rtt.0.saturating_mul(TOLERANCE), sample.rtt.0.max(1));
+        Fraction { numerator, denominator }.within(MIN_GRADIENT, MAX_GRADIENT)
     }
 }

@@ -10,20 +10,20 @@
 //! Not covered:
 //! - The reaction of the algorithm.
 
-use super::{Outcome, Sample};
+use super::{RequestOutcome, LatencySample};
 use crate::kernel::units::Nanos;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Round {
-    began: Nanos,
+pub(super) struct RoundTrip {
+    started_at: Nanos,
     successes: u64,
-    latency: Nanos,
+    total_latency: Nanos,
     dropped: u64,
-    most: u32,
+    max_in_flight: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Finished {
+pub(super) struct RoundSummary {
     /// The mean latency of the successes; `None` without any.
     pub(super) mean: Option<Nanos>,
     pub(super) dropped: u64,
@@ -31,27 +31,27 @@ pub(super) struct Finished {
     pub(super) in_flight: u32,
 }
 
-impl Round {
+impl RoundTrip {
     /// Adds `sample`, and returns the round if it ends. `allowed` requests may be in flight.
-    pub(super) fn push(&mut self, sample: &Sample, allowed: u32) -> Option<Finished> {
-        if sample.at.since(sample.rtt) < self.began {
+    pub(super) fn push(&mut self, sample: &LatencySample, allowed: u32) -> Option<RoundSummary> {
+        if sample.ended_at.since(sample.rtt) < self.started_at {
             return None;
         }
-        self.most = self.most.max(sample.in_flight);
-        if sample.outcome == Outcome::Dropped {
+        self.max_in_flight = self.max_in_flight.max(sample.in_flight);
+        if sample.outcome == RequestOutcome::Dropped {
             self.dropped = self.dropped.saturating_add(1);
         } else {
             self.successes = self.successes.saturating_add(1);
-            self.latency = self.latency.plus(sample.rtt);
+            self.total_latency = self.total_latency.plus(sample.rtt);
         }
         let count = self.successes.saturating_add(self.dropped);
-        (u64::from(allowed.div_ceil(2)) <= count).then(|| self.finish(sample.at))
+        (u64::from(allowed.div_ceil(2)) <= count).then(|| self.finish(sample.ended_at))
     }
 
-    fn finish(&mut self, at: Nanos) -> Finished {
-        let mean = self.latency.0.checked_div(self.successes).map(Nanos);
-        let (dropped, in_flight) = (self.dropped, self.most);
-        *self = Self { began: at, ..Self::default() };
-        Finished { mean, dropped, in_flight }
+    fn finish(&mut self, at: Nanos) -> RoundSummary {
+        let mean = self.total_latency.0.checked_div(self.successes).map(Nanos);
+        let (dropped, in_flight) = (self.dropped, self.max_in_flight);
+        *self = Self { started_at: at, ..Self::default() };
+        RoundSummary { mean, dropped, in_flight }
     }
 }

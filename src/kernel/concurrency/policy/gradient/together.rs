@@ -27,156 +27,156 @@
 //! Not covered:
 //! - The use of the share; see [`crate::kernel::coordinator::aggregate::vote`].
 
-use super::super::level::{Level, Ratio};
-use super::super::tally::Tally;
-use super::super::{Outcome, Part, Sample};
-use super::look::{self, Look};
+use super::super::level::{FixedPoint, Fraction};
+use super::super::tally::LatencyStats;
+use super::super::{RequestOutcome, FleetShare, LatencySample};
+use super::look::{self, FleetProbe};
 use crate::kernel::units::Nanos;
 
 /// The least number of samples in a block.
-const BLOCK: u64 = 8;
+const MIN_BLOCK: u64 = 8;
 /// The largest weight of past samples, so that old ones fade.
-const REMEMBERED: u64 = 512;
+const MAX_WEIGHT: u64 = 512;
 /// The least and largest reduction after drops, in millionths of the limit.
-const DROPPED: (u64, u64) = (100_000, 500_000);
-const WHOLE: u64 = 1_000_000;
+const DROP_REDUCTION: (u64, u64) = (100_000, 500_000);
+const MILLION: u64 = 1_000_000;
 /// The slowdown above which there is an overload, in millionths.
 const OVERLOAD: u64 = 1_550_000;
 
-/// A temporary reduction of the share to `left` millionths.
+/// A temporary reduction of the share to `remaining` millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Cut {
-    left: u64,
-    until: Nanos,
+struct ShareCut {
+    remaining: u64,
+    ends_at: Nanos,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Together {
-    part: Part,
+pub(super) struct FleetGradient {
+    part: FleetShare,
     /// The unqueued samples, whose mean is the min RTT.
-    ideal: Tally,
+    unqueued: LatencyStats,
     /// Set once a probe with fewer in flight was not faster.
-    sure: bool,
+    is_confirmed: bool,
     /// The samples under the current limit that agree with the newest block, and that block.
-    window: Tally,
-    block: Tally,
+    window: LatencyStats,
+    block: LatencyStats,
     dropped: u64,
-    cut: Option<Cut>,
+    cut: Option<ShareCut>,
     /// Samples that finish earlier belong to another limit, or to a probe.
-    from: Nanos,
+    valid_from: Nanos,
     rtt: Option<Nanos>,
-    look: Option<Look>,
-    next_look: Nanos,
-    /// The consecutive increases without a queue; `met` is set once a queue was observed.
-    calm: u64,
-    met: bool,
+    probe: Option<FleetProbe>,
+    next_probe: Nanos,
+    /// The consecutive increases without a queue; `had_queue` is set once a queue was observed.
+    calm_increases: u64,
+    had_queue: bool,
 }
 
-impl Together {
-    /// Starts with `part`, and with `ideal` as the min RTT until it is measured.
-    pub(super) fn new(now: Nanos, part: Part, ideal: Option<Nanos>) -> Self {
-        let mut known = Tally::default();
-        if let Some(ideal) = ideal {
+impl FleetGradient {
+    /// Starts with `fleet_share`, and with `min_rtt` as the min RTT until it is measured.
+    pub(super) fn new(now: Nanos, fleet_share: FleetShare, min_rtt: Option<Nanos>) -> Self {
+        let mut known = LatencyStats::default();
+        if let Some(ideal) = min_rtt {
             known.push(1, ideal);
         }
         let mut new = Self {
-            part,
-            ideal: known,
-            sure: false,
-            window: Tally::default(),
-            block: Tally::default(),
+            part: fleet_share,
+            unqueued: known,
+            is_confirmed: false,
+            window: LatencyStats::default(),
+            block: LatencyStats::default(),
             dropped: 0,
             cut: None,
-            from: now,
-            rtt: ideal,
-            look: None,
-            next_look: now,
-            calm: 0,
-            met: false,
+            valid_from: now,
+            rtt: min_rtt,
+            probe: None,
+            next_probe: now,
+            calm_increases: 0,
+            had_queue: false,
         };
-        new.plan_look(now);
+        new.plan_probe(now);
         new
     }
 
-    pub(super) fn ideal(&self) -> Option<Nanos> {
-        (0 < self.ideal.count()).then(|| self.ideal.mean())
+    pub(super) fn min_rtt(&self) -> Option<Nanos> {
+        (0 < self.unqueued.count()).then(|| self.unqueued.mean())
     }
 
-    pub(super) fn take(&mut self, now: Nanos, part: Part) {
-        let before = std::mem::replace(&mut self.part, part);
-        if before.ceiling != part.ceiling {
-            let grew = before.ceiling.saturating_add(before.ceiling / 5) < part.ceiling;
-            self.calm = if grew { self.calm.saturating_add(1) } else { 0 };
-            self.begin_anew(now);
+    pub(super) fn set_share(&mut self, now: Nanos, fleet_share: FleetShare) {
+        let before = std::mem::replace(&mut self.part, fleet_share);
+        if before.limit != fleet_share.limit {
+            let grew = before.limit.saturating_add(before.limit / 5) < fleet_share.limit;
+            self.calm_increases = if grew { self.calm_increases.saturating_add(1) } else { 0 };
+            self.discard_samples(now);
         }
         // The last heartbeat reported these drops, so they must not count again.
         self.dropped = 0;
-        self.plan_look(now);
+        self.plan_probe(now);
     }
 
-    pub(super) fn limit(&mut self, now: Nanos) -> Level {
-        if self.look.as_ref().is_some_and(|look| look.closes <= now) {
-            self.end_look();
+    pub(super) fn limit(&mut self, now: Nanos) -> FixedPoint {
+        if self.probe.as_ref().is_some_and(|look| look.closes_at <= now) {
+            self.end_probe();
         }
-        if self.next_look <= now && self.look.is_none() {
-            self.begin_look(now);
+        if self.next_probe <= now && self.probe.is_none() {
+            self.start_probe(now);
         }
-        if self.cut.is_some_and(|cut| cut.until <= now) {
-            self.begin_anew(now);
+        if self.cut.is_some_and(|cut| cut.ends_at <= now) {
+            self.discard_samples(now);
         }
-        let share = Level::whole(self.part.share);
-        let cut = share.times(self.left());
-        let low = self.look.as_ref().filter(|look| now < look.ends).map(|look| look.limit);
+        let share = FixedPoint::from_whole(self.part.share);
+        let cut = share.times(self.remaining());
+        let low = self.probe.as_ref().filter(|look| now < look.ends_at).map(|look| look.limit);
         low.map_or(cut, |low| low.min(cut))
     }
 
     /// The fraction of the share that a cut leaves.
-    fn left(&self) -> Ratio {
-        Ratio { times: self.cut.map_or(WHOLE, |cut| cut.left), per: WHOLE }
+    fn remaining(&self) -> Fraction {
+        Fraction { numerator: self.cut.map_or(MILLION, |cut| cut.remaining), denominator: MILLION }
     }
 
-    pub(super) fn note(&mut self, sample: &Sample) {
-        if let Some(look) = &mut self.look {
-            look.note(sample);
+    pub(super) fn record(&mut self, sample: &LatencySample) {
+        if let Some(look) = &mut self.probe {
+            look.record(sample);
         }
-        if sample.at < self.from {
+        if sample.ended_at < self.valid_from {
             return;
         }
         match sample.outcome {
-            Outcome::Success => self.block.push(sample.in_flight, sample.rtt),
-            Outcome::Dropped => self.dropped = self.dropped.saturating_add(1),
-            Outcome::Ignored => {}
+            RequestOutcome::Success => self.block.push(sample.in_flight, sample.rtt),
+            RequestOutcome::Dropped => self.dropped = self.dropped.saturating_add(1),
+            RequestOutcome::Ignored => {}
         }
-        let enough = u64::from(self.part.share).max(BLOCK).max(self.window.count() / 4);
+        let enough = u64::from(self.part.share).max(MIN_BLOCK).max(self.window.count() / 4);
         if enough <= self.block.count() {
-            self.end_block(sample.at);
+            self.end_block(sample.ended_at);
         }
     }
 
     /// Merges the block into the window if they agree. Otherwise the latency changed: start again.
     fn end_block(&mut self, at: Nanos) {
         let block = std::mem::take(&mut self.block);
-        if self.window.agrees(&block) {
-            self.window.join(&block);
+        if self.window.agrees_with(&block) {
+            self.window.merge(&block);
         } else {
             self.window = block;
         }
-        forget(&mut self.window);
+        cap_weight(&mut self.window);
         self.rtt = Some(self.window.mean());
-        self.fall_to_window();
-        let Some(stretch) = self.stretch() else { return };
-        self.met |= super::CALM < stretch && self.window.error() < super::GOOD_ERROR;
-        let sure = WHOLE.saturating_sub(self.window.cautious_error().saturating_mul(2));
-        if OVERLOAD < (Ratio { times: sure, per: WHOLE }).of(stretch) {
-            self.cut_to(at, stretch);
+        self.lower_min_rtt();
+        let Some(slowdown) = self.slowdown() else { return };
+        self.had_queue |= super::NO_QUEUE < slowdown && self.window.standard_error() < super::SMALL_ERROR;
+        let sure = MILLION.saturating_sub(self.window.cautious_error().saturating_mul(2));
+        if OVERLOAD < (Fraction { numerator: sure, denominator: MILLION }).of(slowdown) {
+            self.cut_share(at, slowdown);
         }
     }
 
     /// Lowers the min RTT to the window's mean, since no mean can be below it.
-    fn fall_to_window(&mut self) {
-        let quicker = self.ideal().is_some_and(|ideal| self.window.mean() < ideal);
-        if quicker && self.window.error() < super::GOOD_ERROR && !self.ideal.agrees(&self.window) {
-            (self.ideal, self.sure) = (self.window.clone(), false);
+    fn lower_min_rtt(&mut self) {
+        let is_faster = self.min_rtt().is_some_and(|ideal| self.window.mean() < ideal);
+        if is_faster && self.window.standard_error() < super::SMALL_ERROR && !self.unqueued.agrees_with(&self.window) {
+            (self.unqueued, self.is_confirmed) = (self.window.clone(), false);
         }
     }
 
@@ -184,110 +184,110 @@ impl Together {
     ///
     /// The cut is short and leaves a quarter: a replica
     /// that alone observes an overload must not starve.
-    fn cut_to(&mut self, at: Nanos, stretch: u64) {
-        let left = self.left().of(super::TARGET.of(Ratio { times: WHOLE, per: stretch }.of(WHOLE)));
-        let until = at.plus(Nanos(self.part.looks.heartbeat.0.saturating_mul(2)));
-        let until = self.cut.map_or(until, |cut| cut.until);
-        self.begin_anew(at);
-        self.cut = Some(Cut { left: left.clamp(WHOLE / 4, WHOLE), until });
+    fn cut_share(&mut self, at: Nanos, slowdown: u64) {
+        let left = self.remaining().of(super::TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION)));
+        let ends_at = at.plus(Nanos(self.part.probes.heartbeat.0.saturating_mul(2)));
+        let ends_at = self.cut.map_or(ends_at, |cut| cut.ends_at);
+        self.discard_samples(at);
+        self.cut = Some(ShareCut { remaining: left.clamp(MILLION / 4, MILLION), ends_at });
     }
 
     /// Discards samples that were taken with another number in flight.
-    fn begin_anew(&mut self, now: Nanos) {
+    fn discard_samples(&mut self, now: Nanos) {
         (self.window, self.block, self.dropped, self.cut) = Default::default();
         // Requests that finish after one more round trip were admitted after now.
-        self.from = self.from.max(now.plus(self.rtt.unwrap_or_default()));
+        self.valid_from = self.valid_from.max(now.plus(self.rtt.unwrap_or_default()));
     }
 
     /// The slowdown: latency divided by the min RTT, in millionths.
-    fn stretch(&self) -> Option<u64> {
-        let ideal = self.ideal().filter(|_| BLOCK <= self.window.count())?;
-        Some(Ratio { times: WHOLE, per: ideal.0 }.of(self.window.mean().0).max(1))
+    fn slowdown(&self) -> Option<u64> {
+        let ideal = self.min_rtt().filter(|_| MIN_BLOCK <= self.window.count())?;
+        Some(Fraction { numerator: MILLION, denominator: ideal.0 }.of(self.window.mean().0).max(1))
     }
 
     /// The wanted number in flight, which is the vote; `None` without enough samples.
-    pub(super) fn estimate(&self) -> Option<Level> {
-        let share = Level::whole(self.part.share);
+    pub(super) fn wanted_limit(&self) -> Option<FixedPoint> {
+        let share = FixedPoint::from_whole(self.part.share);
         if 0 < self.dropped {
-            return Some(share.times(self.without_the_dropped()));
+            return Some(share.times(self.drop_factor()));
         }
-        let Some(stretch) = self.stretch() else {
-            return self.cut.map(|_| share.times(self.left()));
+        let Some(slowdown) = self.slowdown() else {
+            return self.cut.map(|_| share.times(self.remaining()));
         };
-        let target = super::TARGET.of(Ratio { times: WHOLE, per: stretch }.of(WHOLE));
-        let level = share.times(self.left()).times(Ratio { times: target, per: WHOLE });
-        Some(match (self.cut.is_none() && self.sure, super::CALM < stretch) {
+        let target = super::TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION));
+        let level = share.times(self.remaining()).times(Fraction { numerator: target, denominator: MILLION });
+        Some(match (self.cut.is_none() && self.is_confirmed, super::NO_QUEUE < slowdown) {
             (true, true) => level,
             (true, false) => share.times(self.growth()),
             (false, _) => level.min(share),
         })
     }
 
-    fn without_the_dropped(&self) -> Ratio {
-        let (least, most) = DROPPED;
+    fn drop_factor(&self) -> Fraction {
+        let (least, most) = DROP_REDUCTION;
         let served = self.window.count().saturating_add(self.block.count());
-        let part = Ratio { times: self.dropped, per: served.saturating_add(self.dropped) };
-        Ratio { times: WHOLE.saturating_sub(part.of(WHOLE).clamp(least, most)), per: WHOLE }
+        let fleet_share = Fraction { numerator: self.dropped, denominator: served.saturating_add(self.dropped) };
+        Fraction { numerator: MILLION.saturating_sub(fleet_share.of(MILLION).clamp(least, most)), denominator: MILLION }
     }
 
-    fn growth(&self) -> Ratio {
-        if self.met && self.calm == 0 { super::TARGET } else { Ratio::percent(200) }
+    fn growth(&self) -> Fraction {
+        if self.had_queue && self.calm_increases == 0 { super::TARGET } else { Fraction::percent(200) }
     }
 
-    fn plan_look(&mut self, now: Nanos) {
-        let every = self.part.looks.every(self.rtt.unwrap_or_default());
-        let began = self.look.as_ref().map(|look| look.began);
+    fn plan_probe(&mut self, now: Nanos) {
+        let every = self.part.probes.interval(self.rtt.unwrap_or_default());
+        let began = self.probe.as_ref().map(|look| look.started_at);
         let soon = began.map_or(now, |began| now.max(began.plus(Nanos(every.0 / 2))));
-        self.next_look = self.part.looks.clock.after(soon, every);
+        self.next_probe = self.part.probes.clock.next_multiple_after(soon, every);
     }
 
-    fn begin_look(&mut self, now: Nanos) {
+    fn start_probe(&mut self, now: Nanos) {
         if let Some(rtt) = self.rtt {
-            let trips = if self.sure { look::LASTS } else { look::LASTS_DEEP };
-            let longest = Nanos(self.part.looks.every(rtt).0 / 4);
+            let trips = if self.is_confirmed { look::ROUND_TRIPS } else { look::DEEP_ROUND_TRIPS };
+            let longest = Nanos(self.part.probes.interval(rtt).0 / 4);
             let lasts = Nanos(rtt.0.saturating_mul(trips)).min(longest);
-            let look = Look::new(now, self.low(), rtt, lasts);
-            self.from = self.from.max(look.ends.plus(rtt));
-            self.look = Some(look);
+            let look = FleetProbe::new(now, self.probe_limit(), rtt, lasts);
+            self.valid_from = self.valid_from.max(look.ends_at.plus(rtt));
+            self.probe = Some(look);
         }
-        self.plan_look(now.plus(Nanos(1)));
+        self.plan_probe(now.plus(Nanos(1)));
     }
 
     /// The requests in flight during a probe.
     ///
     /// A confirmed min RTT gives the capacity: in flight divided by slowdown.
-    fn low(&self) -> Level {
-        let share = Level::whole(self.part.share);
-        let stretch = self.stretch().unwrap_or(WHOLE).max(super::TARGET.of(WHOLE));
-        if self.sure {
-            share.times(super::LOOK).times(Ratio { times: WHOLE, per: stretch })
+    fn probe_limit(&self) -> FixedPoint {
+        let share = FixedPoint::from_whole(self.part.share);
+        let slowdown = self.slowdown().unwrap_or(MILLION).max(super::TARGET.of(MILLION));
+        if self.is_confirmed {
+            share.times(super::PROBE).times(Fraction { numerator: MILLION, denominator: slowdown })
         } else {
-            share.times(look::DEEP)
+            share.times(look::DEEP_PROBE)
         }
     }
 
-    fn end_look(&mut self) {
-        let Some(Look { alone: seen, .. }) = self.look.take() else { return };
+    fn end_probe(&mut self) {
+        let Some(FleetProbe { unqueued: seen, .. }) = self.probe.take() else { return };
         if seen.count() == 0 {
             return;
         }
         // The first probe can only be compared with normal samples.
-        let known = self.ideal.count() != 0;
-        let before = if known { &self.ideal } else { &self.window };
-        self.sure = before.count() != 0 && before.agrees(&seen);
-        if known && self.sure {
-            self.ideal.join(&seen);
-            forget(&mut self.ideal);
+        let known = self.unqueued.count() != 0;
+        let before = if known { &self.unqueued } else { &self.window };
+        self.is_confirmed = before.count() != 0 && before.agrees_with(&seen);
+        if known && self.is_confirmed {
+            self.unqueued.merge(&seen);
+            cap_weight(&mut self.unqueued);
         } else {
             // Different beyond doubt: the backend changed, or the old value included a queue.
-            self.ideal = seen;
+            self.unqueued = seen;
         }
     }
 }
 
 /// Halves the weight of old samples until it is within its bound.
-fn forget(tally: &mut Tally) {
-    while REMEMBERED < tally.count() {
+fn cap_weight(tally: &mut LatencyStats) {
+    while MAX_WEIGHT < tally.count() {
         tally.halve();
     }
 }
