@@ -85,7 +85,7 @@ fn stream_adaptive(bencher: Bencher<'_, '_>, law: AdaptiveAlgorithm) {
 
 #[divan::bench]
 fn with_a_deadline(bencher: Bencher<'_, '_>) {
-    pairs(bencher, Some(AdaptiveAdaptiveAlgorithm::Gradient), Some(Nanos::from_secs(60)));
+    pairs(bencher, Some(AdaptiveAlgorithm::Gradient), Some(Nanos::from_secs(60)));
 }
 
 /// Runs 64 tasks on 2 threads and one bucket, through the service's own path. Measures the rate and
