@@ -38,13 +38,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use sluicegate::backend::heartbeat::{ShareReport, ShareRound, reports_per_round};
-use sluicegate::backend::redis::codec::heartbeat::{pack, read};
 use sluicegate::backend::redis::codec::decode_doubles;
+use sluicegate::backend::redis::codec::heartbeat::{pack, read};
 use sluicegate::backend::redis::{CHARGE_SCRIPT, HEARTBEAT_SCRIPT};
-use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
-use sluicegate::kernel::coordinator::{Heartbeat, CoordinatorConfig, HeartbeatReply, ShareTiming};
-use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::coordinator::{CoordinatorConfig, Heartbeat, HeartbeatReply, ShareTiming};
+use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
 const CEILINGS: u64 = 1_000;
 const REPLICAS: u64 = 20;
@@ -253,9 +253,18 @@ impl Replica {
 
     fn round(&mut self, now: Nanos, ceilings: &[u64], changing: bool) {
         let beats = ceilings.iter().map(|at| self.beat(*at, changing)).collect();
-        let record = IncarnationRecord { replica: self.member, incarnation: Incarnation(1), coordinator_incarnation: self.life };
-        let round =
-            ShareRound { record, last_reply_at: None, longest_use: Nanos::from_secs(15), is_leaving: false, reports: beats };
+        let record = IncarnationRecord {
+            replica: self.member,
+            incarnation: Incarnation(1),
+            coordinator_incarnation: self.life,
+        };
+        let round = ShareRound {
+            record,
+            last_reply_at: None,
+            longest_use: Nanos::from_secs(15),
+            is_leaving: false,
+            reports: beats,
+        };
         let packed = pack(&round, b"", "store", Some(now));
         let count = packed.keys.len().to_string().into_bytes();
         let head = [b"EVALSHA".to_vec(), self.sha.clone().into_bytes(), count];

@@ -16,18 +16,20 @@ use std::time::{Duration, Instant};
 
 use divan::{AllocProfiler, Bencher, black_box};
 use parking_lot::Mutex;
-use sluicegate::backend::heartbeat::{ShareRoundReply, ShareRound};
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::heartbeat::{ShareRound, ShareRoundReply};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
+use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config::concurrency::ConcurrencyFallback;
 use sluicegate::engine::Membership;
-use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
-use sluicegate::engine::admit::{ConcurrencyLimits, PermitRequest, PermitGuard, SharedLimit};
-use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, LimiterConfig};
-use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm};
-use sluicegate::kernel::concurrency::{RequestOutcome, Permit};
+use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::concurrency::{ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit};
+use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
+use sluicegate::kernel::concurrency::limiter::{
+    Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
+};
+use sluicegate::kernel::concurrency::{Permit, RequestOutcome};
 use sluicegate::kernel::units::{Nanos, Revision};
 
 #[global_allocator]
@@ -65,7 +67,8 @@ fn release(limiter: &mut Limiter, now: Nanos, permit: Permit) {
 
 fn pairs(bencher: Bencher<'_, '_>, adaptive: Option<AdaptiveAlgorithm>, keep: Option<Nanos>) {
     let adaptive = adaptive.map(|law| AdaptiveConfig { algorithm: law, min: 8, max: 512 });
-    let limiter = Mutex::new(Limiter::new(&LimiterConfig { adaptive, ..LimiterConfig::fixed(64) }, 0));
+    let limiter =
+        Mutex::new(Limiter::new(&LimiterConfig { adaptive, ..LimiterConfig::fixed(64) }, 0));
     let mut now = Nanos::SECOND;
     bencher.bench_local(|| {
         now = now.plus(Nanos::MICRO);
@@ -134,14 +137,25 @@ fn ask() -> PermitRequest<'static> {
     const RULES: LimiterConfig = LimiterConfig::fixed(CEILING);
     let (keep, patience, answer) = (Some(Nanos::from_secs(60)), Nanos(0), Nanos(0));
     let (bucket, revision, rules) = (BUCKET, Revision(1), &RULES);
-    PermitRequest { bucket, revision, rules, permit_lifetime: keep, queue_timeout: patience, store_timeout: answer, shared: None }
+    PermitRequest {
+        bucket,
+        revision,
+        rules,
+        permit_lifetime: keep,
+        queue_timeout: patience,
+        store_timeout: answer,
+        shared: None,
+    }
 }
 
 /// The same for a shared concurrency limit.
 fn ask_of_fleet() -> PermitRequest<'static> {
     let (max_duration, on_failure) = (Nanos::from_secs(60), ConcurrencyFallback::Deny);
     let (min, start, max) = (CEILING, CEILING, CEILING);
-    PermitRequest { shared: Some(SharedLimit { min, start, max, max_duration, on_failure }), ..ask() }
+    PermitRequest {
+        shared: Some(SharedLimit { min, start, max, max_duration, on_failure }),
+        ..ask()
+    }
 }
 
 /// The service's own path, without contention.
@@ -201,7 +215,8 @@ fn alone(clock: &Arc<Clock>) -> ConcurrencyLimits {
 /// Limits with an active share.
 fn of_fleet(clock: &Arc<Clock>, store: &Counting) -> ConcurrencyLimits {
     let membership = Arc::new(Membership::new("one", 1, NonZeroU32::MIN));
-    let fleet = FleetReporter::new(membership, clock.now(), SharePace::default(), Duration::from_secs(1));
+    let fleet =
+        FleetReporter::new(membership, clock.now(), SharePace::default(), Duration::from_secs(1));
     let admission = ConcurrencyLimits::new(Arc::clone(clock), 10, 0).with_fleet(Arc::new(fleet));
     let held = block_on(async {
         let first = PermitRequest { store_timeout: Nanos::SECOND, ..ask_of_fleet() };
@@ -255,12 +270,20 @@ impl Backend for Counting {
         self.memory.charge(now, charges)
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         self.calls.fetch_add(1, SeqCst);
         self.memory.exchange_lease_message(now, message)
     }
 
-    fn report_shares<'a>(&'a self, now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+    fn report_shares<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         self.calls.fetch_add(1, SeqCst);
         self.memory.report_shares(now, round)
     }

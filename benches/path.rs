@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::backend::{Backend, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::engine::{Engine, DecisionPolicy};
-use sluicegate::kernel::decision::{Cost, Descriptor, Check};
+use sluicegate::engine::{DecisionPolicy, Engine};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::telemetry::stats::mapping::StatMapping;
-use sluicegate::telemetry::stats::{TimedMethod, Stats};
+use sluicegate::telemetry::stats::{Stats, TimedMethod};
 
 /// The binary's allocator.
 #[cfg(target_os = "linux")]
@@ -65,7 +65,11 @@ impl Backend for Far {
         self.0.charge(now, charges)
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         self.0.exchange_lease_message(now, message)
     }
 }

@@ -33,9 +33,9 @@ use sluicegate::cli::{self, Terminal};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::edge::ReplyOptions;
-use sluicegate::edge::grpc::arrival::decode_request;
 use sluicegate::edge::grpc::rls::RateLimitService;
-use sluicegate::engine::{Engine, DecisionPolicy};
+use sluicegate::edge::grpc::rls_codec::decode_request;
+use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::units::Revision;
 use tonic::metadata::MetadataMap;
 

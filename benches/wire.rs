@@ -20,7 +20,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use sluicegate::edge::grpc::{PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT};
+use sluicegate::edge::grpc::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 

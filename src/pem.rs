@@ -43,7 +43,8 @@ impl PemError {
 /// The file cannot be read, or is too large.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, PemError> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
+    let read =
+        File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
     match read {
         Err(error) => Err(unreadable(path, &error)),
         Ok(_) if MAX_FILE_BYTES < u64::try_from(bytes.len()).unwrap_or(u64::MAX) => {
@@ -76,7 +77,8 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
 /// The file cannot be read, or contains no key.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
     // The inner error is dropped, because it could contain part of the key.
-    PrivateKeyDer::from_pem_slice(&read_file(path)?).map_err(|_| PemError::new(path, &"holds no PEM key"))
+    PrivateKeyDer::from_pem_slice(&read_file(path)?)
+        .map_err(|_| PemError::new(path, &"holds no PEM key"))
 }
 
 /// Reads the certificates of a file as trusted CAs.
@@ -86,7 +88,8 @@ pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
 pub fn trusted_cas(path: &Path) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        let unfit = |error| PemError::new(path, &format_args!("holds no root certificate: {error}"));
+        let unfit =
+            |error| PemError::new(path, &format_args!("holds no root certificate: {error}"));
         roots.add(certificate).map_err(unfit)?;
     }
     Ok(roots)
@@ -97,7 +100,10 @@ pub fn trusted_cas(path: &Path) -> Result<RootCertStore, PemError> {
 ///
 /// # Errors
 /// The file cannot be read, or contains something else.
-pub fn trusted_cas_or_system(path: Option<&Path>, with_system: bool) -> Result<RootCertStore, PemError> {
+pub fn trusted_cas_or_system(
+    path: Option<&Path>,
+    with_system: bool,
+) -> Result<RootCertStore, PemError> {
     let mut roots = path.map_or_else(|| Ok(RootCertStore::empty()), trusted_cas)?;
     if path.is_none() || with_system {
         // Missing system CAs are no error.

@@ -288,7 +288,10 @@ fn ask_all(runtime: &Runtime, backend: &Arc<RedisStore>, way: Way, keys: u64, qu
             while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
                 let charges = asked(at_random(number) % keys, way);
                 let outcome = wait(backend.charge(Nanos(0), &charges)).await[0];
-                assert!(matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_))), "{outcome:?}");
+                assert!(
+                    matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_))),
+                    "{outcome:?}"
+                );
             }
         })
     };

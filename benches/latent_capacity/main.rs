@@ -12,7 +12,7 @@
 mod model;
 
 use model::{Mean, Played, Shock};
-use sluicegate::kernel::concurrency::policy::AdaptiveAlgorithm;
+use sluicegate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 
 type Player = fn(&[Shock]) -> Played;
 

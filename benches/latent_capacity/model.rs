@@ -9,7 +9,9 @@
 //! fails above 1.5 s.
 
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm, AdaptiveLimit, LatencySample};
+use sluicegate::kernel::concurrency::adaptive::{
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit, LatencySample,
+};
 use sluicegate::kernel::units::Nanos;
 
 const BASE: f64 = 20.0;
@@ -106,13 +108,15 @@ pub fn bare_gradient2(trace: &[Shock]) -> Played {
 /// An algorithm of Sluicegate with limits from 1 to 40, started at 1. Each request in flight in a
 /// step is one sample of the latency.
 pub fn product(trace: &[Shock], law: AdaptiveAlgorithm) -> Played {
-    let mut policy = AdaptiveLimit::new(1, Some(AdaptiveConfig { algorithm: law, min: 1, max: 40 }), 0);
+    let mut policy =
+        AdaptiveLimit::new(1, Some(AdaptiveConfig { algorithm: law, min: 1, max: 40 }), 0);
     let mut now = Nanos::SECOND;
     play(trace, 1.0, &mut |latency, k| {
         let rtt = Nanos((latency.max(0.001) * 1e9) as u64);
         now = now.plus(rtt);
         let in_flight = k as u32;
-        let sample = LatencySample { ended_at: now, rtt, in_flight, outcome: RequestOutcome::Success };
+        let sample =
+            LatencySample { ended_at: now, rtt, in_flight, outcome: RequestOutcome::Success };
         (0..in_flight).for_each(|_| policy.record(&sample, u32::MAX));
         f64::from(policy.limit())
     })

@@ -25,7 +25,7 @@ use sluicegate::config::settings::Networks;
 use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
-use sluicegate::engine::{Engine, DecisionPolicy};
+use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::units::Revision;
 use tempfile::TempDir;
 use tokio::sync::watch;

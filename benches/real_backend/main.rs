@@ -22,7 +22,7 @@ mod server;
 use plot::Point;
 use scene::Scene;
 use server::Spread;
-use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm, AdaptiveLimit};
+use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit};
 
 const SERVICES: [f64; 4] = [0.0003, 0.003, 0.03, 0.3];
 const WORKERS: [f64; 3] = [4.0, 16.0, 64.0];
@@ -35,7 +35,9 @@ const SEED: u64 = 42;
 const START: u32 = 10;
 
 fn policies() -> [(&'static str, AdaptiveLimit); 4] {
-    let of = |law| AdaptiveLimit::new(START, Some(AdaptiveConfig { algorithm: law, min: 1, max: CLIENTS }), 7);
+    let of = |law| {
+        AdaptiveLimit::new(START, Some(AdaptiveConfig { algorithm: law, min: 1, max: CLIENTS }), 7)
+    };
     [
         ("gradient", of(AdaptiveAlgorithm::Gradient)),
         ("aimd", of(AdaptiveAlgorithm::Aimd)),

@@ -1,6 +1,6 @@
 //! The phases of one simulated server, and the best static limit for each phase.
 
-use sluicegate::kernel::concurrency::policy::AdaptiveLimit;
+use sluicegate::kernel::concurrency::adaptive::AdaptiveLimit;
 
 use super::server::{Phase, Result, Spread, run};
 
@@ -37,7 +37,7 @@ impl Scene {
         ]
     }
 
-    /// Results of `policy` in each phase.
+    /// Results of `adaptive` in each phase.
     pub fn run(&self, policy: AdaptiveLimit) -> Vec<Result> {
         run(policy, &self.phases(), self.spread, self.seed)
     }

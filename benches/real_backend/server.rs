@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::concurrency::policy::{AdaptiveLimit, LatencySample};
+use sluicegate::kernel::concurrency::adaptive::{AdaptiveLimit, LatencySample};
 use sluicegate::kernel::units::Nanos;
 
 /// Variation of service times around their mean.
@@ -43,7 +43,7 @@ pub struct Result {
     pub whole_p99: f64,
 }
 
-/// Runs `policy` through `phases` in order.
+/// Runs `adaptive` through `phases` in order.
 pub fn run(mut policy: AdaptiveLimit, phases: &[Phase], spread: Spread, seed: u64) -> Vec<Result> {
     let mut server = Server::new(spread, seed);
     phases.iter().map(|phase| server.live(phase, &mut policy)).collect()
@@ -140,7 +140,12 @@ impl Server {
 
 fn sample(at: f64, rtt: f64, in_flight: u32) -> LatencySample {
     let nanos = |seconds: f64| Nanos((seconds * 1e9) as u64);
-    LatencySample { ended_at: nanos(at), rtt: nanos(rtt), in_flight, outcome: RequestOutcome::Success }
+    LatencySample {
+        ended_at: nanos(at),
+        rtt: nanos(rtt),
+        in_flight,
+        outcome: RequestOutcome::Success,
+    }
 }
 
 fn summary(phase: &Phase, served: &[(f64, f64)]) -> Result {

@@ -1,7 +1,7 @@
 //! A charge of one hit to one key, encoded for the store.
 
-use sluicegate::backend::redis::{call::ChargeCall, codec};
-use sluicegate::backend::{Charge, Charges, Placement, ChargeMode};
+use sluicegate::backend::redis::{charge_call::ChargeCall, codec};
+use sluicegate::backend::{Charge, ChargeMode, Charges, Placement};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::Strategy;

@@ -7,8 +7,8 @@
 //! - When a replica reports and how it applies the replies (`engine::admit::fleet`).
 //! - How shares are computed ([`crate::kernel::coordinator`]).
 
-use crate::kernel::coordinator::life::IncarnationRecord;
-use crate::kernel::coordinator::{self, Heartbeat, CoordinatorConfig};
+use crate::kernel::coordinator::incarnation::IncarnationRecord;
+use crate::kernel::coordinator::{self, CoordinatorConfig, Heartbeat};
 use crate::kernel::units::{Incarnation, Nanos};
 
 /// The most limits in one round. A script blocks the store, so a round stays short.

@@ -7,7 +7,7 @@
 use super::Placement;
 use crate::kernel::decision::{StoreFailure, Verdict};
 use crate::kernel::key::CounterKey;
-use crate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, LeaseTerms};
+use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, ReplicaIncarnation};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Nanos;
 

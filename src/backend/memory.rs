@@ -14,11 +14,11 @@
 //! Memory: 32 bytes for a GCRA counter and 40 bytes for a window counter. The hash tables are
 //! 53 % to 80 % full. A log also stores its arrivals (see [`crate::kernel::rate::sliding_log`]).
 
-mod books;
 pub mod coordinators;
 mod counters;
+mod gcra_limits;
+mod lease_lists;
 pub mod permits;
-mod shapes;
 mod shard;
 mod table;
 
@@ -29,11 +29,15 @@ use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
 
-use super::heartbeat::{ShareRoundReply, ShareRound};
-use super::lease::{LeaseOutcome, LeaseMessage};
-use super::permits::{StrictPermitRequest, PermitReportReply, StrictPermitReply as Permitted, PermitReport as Telling};
-use super::{Backend, StoreFailure, Charge, Charges, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
-use crate::kernel::decision::{Cost, VoteGroup, Verdict, combine};
+use super::heartbeat::{ShareRound, ShareRoundReply};
+use super::lease::{LeaseMessage, LeaseOutcome};
+use super::permits::{
+    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
+};
+use super::{
+    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
+};
+use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
 use crate::kernel::key::CounterKey;
 use crate::kernel::lease::BorrowReply;
 use crate::kernel::rate::{CounterDecision, Strategy};
@@ -197,9 +201,16 @@ impl MemoryStore {
 
     fn apply_lease_message(&self, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
         let hash = self.hash(&message.key);
-        let lent = self.lock_shard(Self::shard_of(hash)).apply_lease_message(hash, now, message, &self.counters);
+        let lent = self.lock_shard(Self::shard_of(hash)).apply_lease_message(
+            hash,
+            now,
+            message,
+            &self.counters,
+        );
         match lent {
-            Ok(Some(BorrowReply { decision: CounterDecision::OutsideWindows, .. })) => LeaseOutcome::Stale(now),
+            Ok(Some(BorrowReply { decision: CounterDecision::OutsideWindows, .. })) => {
+                LeaseOutcome::Stale(now)
+            }
             Ok(Some(answer)) => LeaseOutcome::Applied(answer),
             Ok(None) => LeaseOutcome::Superseded,
             Err(_full) => LeaseOutcome::StoreFull(self.full_verdict()),
@@ -219,7 +230,9 @@ impl MemoryStore {
         locked.sweep_if_full(now, &self.counters);
         let (places, rooms) = self.reserve_places(&mut locked, charges, &hashes);
         let asked: Outcomes = (0..charges.len())
-            .map(|i| self.preview(locked.shard_mut(hashes[i]), now, (charges, &hashes), i, rooms[i]))
+            .map(|i| {
+                self.preview(locked.shard_mut(hashes[i]), now, (charges, &hashes), i, rooms[i])
+            })
             .collect();
         let admitted = admits(&asked);
         let settle = |(i, charge): (usize, &Charge)| {
@@ -246,7 +259,10 @@ impl MemoryStore {
     ) -> (ReservedPlaces<'_>, SmallVec<[bool; 2]>) {
         let mut new: SmallVec<[KeyHash; 2]> = SmallVec::new();
         for (charge, &hash) in charges.iter().zip(hashes) {
-            if can_create_counter(charge.cost) && !locked.shard_mut(hash).has_counter(hash) && !new.contains(&hash) {
+            if can_create_counter(charge.cost)
+                && !locked.shard_mut(hash).has_counter(hash)
+                && !new.contains(&hash)
+            {
                 new.push(hash);
             }
         }
@@ -269,7 +285,12 @@ impl MemoryStore {
         has_room: bool,
     ) -> ChargeOutcome {
         let Cost::Charge(hits) = charges[i].cost else {
-            return ChargeOutcome::Refunded(shard.preview(hashes[i], now, &charges[i].strategy, Hits(0)));
+            return ChargeOutcome::Refunded(shard.preview(
+                hashes[i],
+                now,
+                &charges[i].strategy,
+                Hits(0),
+            ));
         };
         if !has_room {
             let alone = shard.preview(hashes[i], now, &charges[i].strategy, hits);
@@ -316,7 +337,12 @@ const fn leaves_counter(strategy: &Strategy, step: CounterDecision) -> bool {
 }
 
 /// Decides an all-or-nothing check from the trial outcomes of its charges.
-fn is_allowed(charges: &[Charge], asked: &[ChargeOutcome], quota_for_all: bool, rescued: bool) -> bool {
+fn is_allowed(
+    charges: &[Charge],
+    asked: &[ChargeOutcome],
+    quota_for_all: bool,
+    rescued: bool,
+) -> bool {
     let votes = charges.iter().zip(asked).map(|(charge, outcome)| {
         (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
     });
@@ -333,20 +359,30 @@ impl Backend for MemoryStore {
         let list = &charges.list;
         match charges.mode {
             ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
-                StoreReply::Ready(
-                    self.charge_atomically(now, list, |asked| is_allowed(list, asked, quota_for_all, rescued)),
-                )
+                StoreReply::Ready(self.charge_atomically(now, list, |asked| {
+                    is_allowed(list, asked, quota_for_all, rescued)
+                }))
             }
             ChargeMode::Each => self.charge_each(now, list),
-            ChargeMode::Preview => StoreReply::Ready(self.charge_atomically(now, list, |_asked| false)),
+            ChargeMode::Preview => {
+                StoreReply::Ready(self.charge_atomically(now, list, |_asked| false))
+            }
         }
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         StoreReply::Ready(self.apply_lease_message(now, message))
     }
 
-    fn report_shares<'a>(&'a self, now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+    fn report_shares<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         StoreReply::Ready(Ok(self.coordinators.lock().apply_round(now, "", round)))
     }
 
@@ -358,8 +394,14 @@ impl Backend for MemoryStore {
         StoreReply::Ready(Ok(self.strict_limits.lock().acquire(now, "", asked)))
     }
 
-    fn report_strict_permits<'a>(&'a self, now: Nanos, round: &'a Telling) -> StoreReply<'a, PermitReportReply> {
-        StoreReply::Ready(self.strict_limits.lock().apply_report(now, "", round).into_iter().map(Ok).collect())
+    fn report_strict_permits<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a Telling,
+    ) -> StoreReply<'a, PermitReportReply> {
+        StoreReply::Ready(
+            self.strict_limits.lock().apply_report(now, "", round).into_iter().map(Ok).collect(),
+        )
     }
 }
 

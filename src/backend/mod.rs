@@ -9,11 +9,11 @@
 
 pub mod fleet;
 pub mod heartbeat;
-pub mod inside;
 pub mod lease;
 pub mod memory;
 pub mod permits;
 pub mod redis;
+pub mod stats;
 
 use std::hash::Hasher as _;
 use std::pin::Pin;
@@ -27,10 +27,10 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::Nanos;
 use fleet::{MembershipHeartbeat, MembershipReply};
-use heartbeat::{ShareRoundReply, ShareRound};
-use inside::StoreStats;
-use lease::{LeaseOutcome, LeaseMessage};
-use permits::{StrictPermitRequest, PermitReportReply, StrictPermitReply};
+use heartbeat::{ShareRound, ShareRoundReply};
+use lease::{LeaseMessage, LeaseOutcome};
+use permits::{PermitReportReply, StrictPermitReply, StrictPermitRequest};
+use stats::StoreStats;
 
 /// A store of counters.
 pub trait Backend: Send + Sync + std::fmt::Debug {
@@ -43,7 +43,11 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// step: the report, the returned hits, the charge and the grant.
     ///
     /// A failure in [`StoreReply::Ready`] means that the message was never sent and never will be.
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome>;
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome>;
 
     /// Runs `begin`, which polls lease calls for the first time. Their messages
     /// share a store call where possible: none is sent before `begin` returns.
@@ -76,26 +80,41 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     /// Reports that this replica is alive or leaves, and returns the live replicas.
     ///
     /// The store did not reply.
-    fn update_membership<'a>(&'a self, beat: &'a MembershipHeartbeat) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
+    fn update_membership<'a>(
+        &'a self,
+        beat: &'a MembershipHeartbeat,
+    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
         StoreReply::Ready(Ok(beat.reply_without_store()))
     }
 
     /// Applies a replica's share reports in one step at the instant `now`.
     ///
     /// The store did not reply, or has no coordinators.
-    fn report_shares<'a>(&'a self, _now: Nanos, _round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+    fn report_shares<'a>(
+        &'a self,
+        _now: Nanos,
+        _round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         StoreReply::Ready(Err(StoreFailure::Other))
     }
 
     /// Acquires one permit of a strict concurrency limit at the instant `now`.
     ///
     /// The store did not reply, or does not count permits. With [`StoreReply::Ready`] no call was made.
-    fn acquire_strict_permit<'a>(&'a self, _now: Nanos, _asked: &'a StrictPermitRequest) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        _now: Nanos,
+        _asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
         StoreReply::Ready(Err(StoreFailure::Other))
     }
 
     /// Reports the permits in use and the released permits of some strict concurrency limits.
-    fn report_strict_permits<'a>(&'a self, _now: Nanos, round: &'a permits::PermitReport) -> StoreReply<'a, PermitReportReply> {
+    fn report_strict_permits<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a permits::PermitReport,
+    ) -> StoreReply<'a, PermitReportReply> {
         StoreReply::Ready(round.failed_reply(StoreFailure::Other))
     }
 
@@ -243,7 +262,9 @@ impl ChargeOutcome {
     #[must_use]
     pub const fn is_denial(&self) -> bool {
         match self {
-            Self::Decided(step) | Self::Counted(step, _) => !matches!(step, CounterDecision::Allow(_)),
+            Self::Decided(step) | Self::Counted(step, _) => {
+                !matches!(step, CounterDecision::Allow(_))
+            }
             Self::Refunded(_) | Self::Failed(_) => false,
             Self::Stale(_) => true,
             Self::StoreFull(verdict) => matches!(verdict, Verdict::Deny),

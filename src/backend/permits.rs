@@ -10,7 +10,10 @@
 
 use super::StoreFailure;
 use super::heartbeat::BucketKey;
-pub use crate::kernel::concurrency::permits::{AcquireOutcome, StrictAcquire, PermitCorrections, PermitId, AcquireGate, PermitTable, PermitTiming};
+pub use crate::kernel::concurrency::permit_table::{
+    AcquireGate, AcquireOutcome, PermitCorrections, PermitId, PermitTable, PermitTiming,
+    StrictAcquire,
+};
 use crate::kernel::units::{Nanos, Share};
 
 /// The most permits in one report. A script blocks the store, so a report stays short.

@@ -244,7 +244,8 @@ pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     loop {
         match Cli::try_parse_from(&argv) {
             Ok(cli) => return add_unknown_flags(cli, unknown, first_error),
-            Err(error) => match unknown_flag(&error).and_then(|flag| remove_flag(&mut argv, &flag)) {
+            Err(error) => match unknown_flag(&error).and_then(|flag| remove_flag(&mut argv, &flag))
+            {
                 Some(flag) => {
                     unknown.push((flag, Vec::new()));
                     first_error = first_error.or(Some(error));
@@ -258,7 +259,8 @@ pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
 /// Inserts the command `ratelimit` if that is the name of the program.
 fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
     let name = argv.first().map(Path::new).and_then(Path::file_name);
-    if name.is_some_and(|name| name == RATELIMIT_PROGRAM) && argv.get(1).is_none_or(|arg| arg != RATELIMIT_PROGRAM)
+    if name.is_some_and(|name| name == RATELIMIT_PROGRAM)
+        && argv.get(1).is_none_or(|arg| arg != RATELIMIT_PROGRAM)
     {
         argv.insert(1, RATELIMIT_PROGRAM.into());
     }

@@ -6,7 +6,7 @@
 //! Not covered:
 //! - The reason for a decision: see `sluicegate explain`.
 
-mod told;
+mod admin_reply;
 
 use std::fmt::Write as _;
 use std::io;
@@ -21,8 +21,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::UInt64Value;
 
 use super::args::AskArgs;
-use super::{CommandOutcome, Terminal, remote};
-use crate::config::written;
+use super::{CommandOutcome, Terminal, admin_client};
+use crate::config::descriptor_text;
 use crate::source::xds::{XdsServer, XdsTls, connect};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,8 +34,14 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
     let result = match (&args.server, admin_action(args)) {
         (Some(server), Some((action, params))) => {
             let more: Vec<_> = params.iter().map(|(name, text)| (*name, &**text)).collect();
-            let reply = remote::post_change(server, action, &args.domain, &args.descriptors, &more);
-            reply.map(|said| (told::describe_change(args, action, &said).unwrap_or(said), CommandOutcome::Success))
+            let reply =
+                admin_client::post_change(server, action, &args.domain, &args.descriptors, &more);
+            reply.map(|said| {
+                (
+                    admin_reply::describe_change(args, action, &said).unwrap_or(said),
+                    CommandOutcome::Success,
+                )
+            })
         }
         // No fallback to `--address`: that could charge the counters of another service.
         (Some(_), None) => Err(SERVER_WITHOUT_CHANGE.to_owned()),
@@ -110,7 +116,8 @@ fn server_address(args: &AskArgs) -> Result<XdsServer, String> {
 }
 
 fn to_descriptor(text: &str, hits: u64) -> Result<RateLimitDescriptor, String> {
-    let entries = written::parse_entries(text)?.into_iter().map(|(key, value)| Entry { key, value });
+    let entries =
+        descriptor_text::parse_entries(text)?.into_iter().map(|(key, value)| Entry { key, value });
     let (entries, hits_addend) = (entries.collect(), Some(UInt64Value { value: hits }));
     Ok(RateLimitDescriptor { entries, hits_addend, ..RateLimitDescriptor::default() })
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::args::{CheckArgs, FindingsFormat};
 use super::{CommandOutcome, Terminal};
-use crate::config::diagnostic::{Code, SeverityCounts, Diagnostic, Diagnostics};
+use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, SeverityCounts};
 use crate::config::load;
 use crate::kernel::units::Revision;
 use crate::source::file::read_tree;

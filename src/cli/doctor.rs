@@ -9,8 +9,8 @@
 //! Not covered:
 //! - Collecting and evaluating the facts, which the submodules do.
 
-mod judge;
-mod look;
+mod collect;
+mod evaluate;
 
 use std::io;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use super::{CommandOutcome, Terminal};
 use crate::backend::redis::RedisOptions;
 use crate::clock::Clock;
 use crate::config::settings::{CounterKeys, Settings};
-use judge::{RedisFacts, DoctorFinding, DoctorSeverity, DoctorRequirements, evaluate_facts};
+use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
 
 /// The pause between two attempts to reach a Redis.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -43,9 +43,15 @@ pub(super) fn doctor(
     let mut findings = Vec::new();
     let mut examined = Vec::new();
     for options in &stores {
-        match runtime.block_on(look::collect_facts(options, requirements(settings).has_compat_keys, clock)) {
+        match runtime.block_on(collect::collect_facts(
+            options,
+            requirements(settings).has_compat_keys,
+            clock,
+        )) {
             Ok(facts) => {
-                findings.extend(facts.iter().flat_map(|facts| evaluate_facts(facts, requirements(settings))));
+                findings.extend(
+                    facts.iter().flat_map(|facts| evaluate_facts(facts, requirements(settings))),
+                );
                 examined.extend(facts);
             }
             Err(error) => {
@@ -59,7 +65,9 @@ pub(super) fn doctor(
         OutputFormat::Text => print_text(&examined, &findings, terminal.out)?,
         OutputFormat::Json => writeln!(terminal.out, "{:#}", to_json(&examined, &findings))?,
     }
-    let is_bad = |finding: &DoctorFinding| args.warnings_as_errors || finding.severity == DoctorSeverity::Error;
+    let is_bad = |finding: &DoctorFinding| {
+        args.warnings_as_errors || finding.severity == DoctorSeverity::Error
+    };
     Ok(if findings.iter().any(is_bad) { CommandOutcome::Negative } else { CommandOutcome::Success })
 }
 
@@ -71,7 +79,11 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
     }
 }
 
-fn print_text(looked_at: &[RedisFacts], found: &[DoctorFinding], out: &mut dyn io::Write) -> io::Result<()> {
+fn print_text(
+    looked_at: &[RedisFacts],
+    found: &[DoctorFinding],
+    out: &mut dyn io::Write,
+) -> io::Result<()> {
     for finding in found {
         writeln!(out, "{finding}")?;
     }
@@ -79,7 +91,8 @@ fn print_text(looked_at: &[RedisFacts], found: &[DoctorFinding], out: &mut dyn i
         writeln!(out, "{}: looked at", facts.address)?;
     }
     let errors = found.iter().filter(|finding| finding.severity == DoctorSeverity::Error).count();
-    let (errors, warnings) = (count_text(errors, "error"), count_text(found.len() - errors, "warning"));
+    let (errors, warnings) =
+        (count_text(errors, "error"), count_text(found.len() - errors, "warning"));
     writeln!(out, "findings: {errors}, {warnings}")
 }
 
@@ -95,7 +108,7 @@ fn to_json(looked_at: &[RedisFacts], found: &[DoctorFinding]) -> serde_json::Val
 /// Waits until the Redis is reachable, then logs its findings.
 async fn log_findings(options: RedisOptions, wanted: DoctorRequirements, clock: Clock) {
     let facts = loop {
-        match look::collect_facts(&options, wanted.has_compat_keys, &clock).await {
+        match collect::collect_facts(&options, wanted.has_compat_keys, &clock).await {
             Ok(facts) => break facts,
             // The store's own connection logs this failure.
             Err(_refused) => tokio::time::sleep(RETRY_INTERVAL).await,

@@ -10,12 +10,13 @@
 use std::io;
 
 use super::args::{ExplainArgs, OutputFormat};
-use super::{CommandOutcome, Terminal, remote};
+use super::{CommandOutcome, Terminal, admin_client};
 use crate::clock::Clock;
 use crate::config::explain::{
-    Candidate, DescriptorExplanation, Explanation, EntryExplanation, RuleExplanation, BucketSnapshot, ConcurrencyExplanation, explain as explained,
+    BucketSnapshot, Candidate, ConcurrencyExplanation, DescriptorExplanation, EntryExplanation,
+    Explanation, RuleExplanation, explain as explained,
 };
-use crate::config::{self, Config, written};
+use crate::config::{self, Config, descriptor_text};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::source::file::read_tree;
 
@@ -29,7 +30,11 @@ const SUBSECOND_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("n
 ///
 /// # Errors
 /// A failed write to the terminal.
-pub fn explain(args: &ExplainArgs, clock: &Clock, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
+pub fn explain(
+    args: &ExplainArgs,
+    clock: &Clock,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
     let explanation = match explain_check(args, clock.now()) {
         Ok(explanation) => explanation,
         Err(sentences) => {
@@ -51,19 +56,20 @@ pub fn explain(args: &ExplainArgs, clock: &Clock, terminal: &mut Terminal<'_>) -
 
 fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> {
     if let Some(server) = &args.server {
-        let explanation = remote::explain(server, &args.domain, &args.descriptors, args.hits);
+        let explanation = admin_client::explain(server, &args.domain, &args.descriptors, args.hits);
         return explanation.map_err(|sentence| format!("error: {sentence}"));
     }
     let descriptors: Result<Vec<_>, String> =
         args.descriptors.iter().map(|descriptor| parse_descriptor(descriptor)).collect();
     let (descriptors, config) = (descriptors?, load_config(args)?);
     let descriptors: Vec<_> =
-        descriptors.iter().map(|entries| written::borrow_entries(entries)).collect();
+        descriptors.iter().map(|entries| descriptor_text::borrow_entries(entries)).collect();
     Ok(explained(&config, &args.domain, &descriptors, Hits(args.hits), now))
 }
 
 fn load_config(args: &ExplainArgs) -> Result<Config, String> {
-    let files = read_tree(&args.limits).map_err(|error| format!("error: {}", error.with_cause()))?;
+    let files =
+        read_tree(&args.limits).map_err(|error| format!("error: {}", error.with_cause()))?;
     let named = files.iter().map(|file| (&*file.name, &*file.bytes));
     match config::load(named, Revision::default(), args.merge_domains) {
         Ok((config, _)) => Ok(config),
@@ -75,7 +81,8 @@ fn parse_descriptor(descriptor: &str) -> Result<Vec<(String, String)>, String> {
     if descriptor.is_empty() {
         return Ok(Vec::new());
     }
-    written::parse_entries(descriptor).map_err(|why| format!("error: --descriptor {descriptor}: {why}"))
+    descriptor_text::parse_entries(descriptor)
+        .map_err(|why| format!("error: --descriptor {descriptor}: {why}"))
 }
 
 fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<()> {
@@ -117,8 +124,12 @@ fn print_steps(one: &DescriptorExplanation, out: &mut dyn io::Write) -> io::Resu
 fn print_step(step: &EntryExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  {}", step.entry)?;
     let absent = |one: &Candidate| one.how == "pattern" && one.verdict == "absent";
-    let more =
-        step.candidates.iter().filter(|one| absent(one)).count().saturating_sub(MAX_ABSENT_PATTERNS);
+    let more = step
+        .candidates
+        .iter()
+        .filter(|one| absent(one))
+        .count()
+        .saturating_sub(MAX_ABSENT_PATTERNS);
     let mut shown = 0;
     for one in &step.candidates {
         shown += usize::from(absent(one));

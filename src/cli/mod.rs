@@ -7,15 +7,15 @@
 //! Not covered:
 //! - Logic: commands only connect the layers below.
 
+mod admin_client;
 pub mod args;
 mod ask;
 mod check;
 mod doctor;
-pub mod doors;
 pub mod explain;
 pub mod ratelimit;
-mod remote;
 mod serve;
+pub mod settings_input;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use crate::clock::Clock;
 use crate::config;
-use crate::config::settings::{self, SettingsInput, LoadedSettings};
+use crate::config::settings::{self, LoadedSettings, SettingsInput};
 use args::{Cli, Command, SchemaKind, ServeArgs};
 
 /// The result of a command.
@@ -95,7 +95,10 @@ fn run_command(
     }
 }
 
-fn print_clap_error(error: &clap::Error, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
+fn print_clap_error(
+    error: &clap::Error,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
     if error.use_stderr() {
         write!(terminal.err, "{}", error.render())?;
         return Ok(CommandOutcome::Failed);
@@ -124,7 +127,8 @@ fn start_as_ratelimit(
 ) -> io::Result<CommandOutcome> {
     let environment: Vec<_> = environment.into_iter().collect();
     let text = |text: &OsString| text.to_string_lossy().into_owned();
-    let variables: Vec<_> = environment.iter().map(|(name, value)| (text(name), text(value))).collect();
+    let variables: Vec<_> =
+        environment.iter().map(|(name, value)| (text(name), text(value))).collect();
     let Some(input) = collect_settings(serve, environment, terminal)? else {
         return Ok(CommandOutcome::Failed);
     };
@@ -162,7 +166,7 @@ fn collect_settings(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<Option<SettingsInput>> {
-    match doors::collect(serve, environment) {
+    match settings_input::collect(serve, environment) {
         Ok(doors) => Ok(Some(doors)),
         Err(sentence) => {
             writeln!(terminal.err, "error: {sentence}")?;
@@ -171,7 +175,10 @@ fn collect_settings(
     }
 }
 
-fn read_settings(doors: &SettingsInput, terminal: &mut Terminal<'_>) -> io::Result<Option<LoadedSettings>> {
+fn read_settings(
+    doors: &SettingsInput,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<Option<LoadedSettings>> {
     let loaded = settings::read(doors);
     let problems = loaded.as_ref().map_or_else(|problems| problems, |loaded| &loaded.warnings);
     for problem in problems {
@@ -180,7 +187,10 @@ fn read_settings(doors: &SettingsInput, terminal: &mut Terminal<'_>) -> io::Resu
     Ok(loaded.ok())
 }
 
-fn print_config(loaded: &LoadedSettings, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
+fn print_config(
+    loaded: &LoadedSettings,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
     write!(terminal.out, "{}", settings::print_config(loaded))?;
     Ok(CommandOutcome::Success)
 }

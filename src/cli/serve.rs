@@ -15,9 +15,9 @@ mod limits;
 mod listeners;
 mod log;
 mod peers;
+mod startup_probes;
 mod stats;
 pub(super) mod store;
-mod waiting;
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -30,19 +30,19 @@ use tokio::task::JoinSet;
 use super::ratelimit::VariableNote;
 use super::{CommandOutcome, Terminal, doctor};
 use crate::backend::memory::{self, MemoryStore};
-use crate::config::settings::{self, StoreSetting, OtlpProtocol, Settings};
+use crate::config::settings::{self, OtlpProtocol, Settings, StoreSetting};
 use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
 use crate::edge::health::{Health, Readiness};
 use crate::edge::{ReplyOptions, grpc, headers, http, syslog};
-use crate::engine::{KeyNaming, Engine, OverridePolicy, PlanSettings, DecisionPolicy};
+use crate::engine::{DecisionPolicy, Engine, KeyNaming, OverridePolicy, PlanSettings};
 use crate::kernel::units::Nanos;
-use crate::source::{PublishedConfig, ConfigSource, LoadFailure};
+use crate::source::{ConfigSource, LoadFailure, PublishedConfig};
 use crate::telemetry::metrics::{Gauges, METRICS, ProcessUsage};
 use crate::telemetry::otlp::{self, OtlpExporters};
-use drain::{ShutdownSignals, DrainPhase, DrainTimes};
+use drain::{DrainPhase, DrainTimes, ShutdownSignals};
 use limits::LimitsFollower;
-use listeners::{StartupListeners, Listeners};
+use listeners::{Listeners, StartupListeners};
 
 /// The duration of one sweep over all shards of the memory store.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
@@ -124,7 +124,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     let trust = peers::load_trust(settings).map_err(ServeError::InvalidSettings)?;
     let (engine, posted) = peers::with_forwarding(settings, engine);
     let engine = Arc::new(engine);
-    let mut source = limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
+    let mut source =
+        limits::start_source(settings, &engine).await.map_err(ServeError::InvalidSettings)?;
     let mut parts = ServiceTasks::default();
     parts.spawn_background(hangups.trigger_reloads(source.reload.clone()));
     if let StartupListeners::HttpOnly(http) = &bound
@@ -140,11 +141,16 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
         let words = limits::error_text(refused);
         return Err(match refused.reason {
             LoadFailure::Invalid(_) => ServeError::InvalidLimits(words),
-            LoadFailure::Unreadable(_) | LoadFailure::Unconvertible(_) | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(words),
+            LoadFailure::Unreadable(_)
+            | LoadFailure::Unconvertible(_)
+            | LoadFailure::ParserPanicked => ServeError::UnreadableLimits(words),
         });
     }
-    let health =
-        Health::new(if settings.healthy_with_config { Readiness::NoConfig } else { Readiness::Ready });
+    let health = Health::new(if settings.healthy_with_config {
+        Readiness::NoConfig
+    } else {
+        Readiness::Ready
+    });
     let (phase, finishing) = watch::channel(DrainPhase::Serving);
     print_summary(settings, &listeners, &first, terminal)?;
     let service = ServiceContext {
@@ -180,7 +186,8 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
-    let times = DrainTimes { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
+    let times =
+        DrainTimes { delay: settings.drain_delay.into(), finish: settings.drain_timeout.into() };
     let ended = tokio::select! {
         ended = parts.wait_for_listeners() => ended,
         () = drain::run_drain(ends, health, phase, times) => Ok(()),
@@ -269,7 +276,11 @@ impl ServiceContext<'_> {
             self.start_metrics(metrics, Arc::clone(&read_stats), parts);
         }
         if let Some(stats) = self.engine.stats() {
-            parts.spawn_background(stats::send_periodically(self.settings.clone(), Arc::clone(stats), read_stats));
+            parts.spawn_background(stats::send_periodically(
+                self.settings.clone(),
+                Arc::clone(stats),
+                read_stats,
+            ));
         }
         self.start_admin(listeners.admin, limits.subscribe(), parts);
         if self.settings.healthy_with_backend {
@@ -291,7 +302,9 @@ impl ServiceContext<'_> {
     fn start_grpc(&self, listener: listeners::GrpcSocket, parts: &mut ServiceTasks) {
         let (listener, file) = match listener {
             listeners::GrpcSocket::Tcp(listener) => (GrpcListener::Tcp(listener), None),
-            listeners::GrpcSocket::Unix(file, listener) => (GrpcListener::Unix(listener), Some(file)),
+            listeners::GrpcSocket::Unix(file, listener) => {
+                (GrpcListener::Unix(listener), Some(file))
+            }
         };
         let grpc = grpc::GrpcPort {
             engine: Arc::clone(&self.engine),
@@ -310,9 +323,9 @@ impl ServiceContext<'_> {
             drop(file);
         };
         let served = grpc::serve(listener, grpc, closing);
-        parts.spawn_listener(
-            async move { served.await.map_err(|error| ServeError::TaskEnded(error.to_string())) },
-        );
+        parts.spawn_listener(async move {
+            served.await.map_err(|error| ServeError::TaskEnded(error.to_string()))
+        });
     }
 
     fn start_http(&self, listener: TcpListener, parts: &mut ServiceTasks) {
@@ -365,7 +378,12 @@ impl ServiceContext<'_> {
         }
     }
 
-    fn start_metrics(&self, listener: TcpListener, read_stats: stats::StatsReader, parts: &mut ServiceTasks) {
+    fn start_metrics(
+        &self,
+        listener: TcpListener,
+        read_stats: stats::StatsReader,
+        parts: &mut ServiceTasks,
+    ) {
         let look = self.gauges_reader();
         let own = move || METRICS.page(look()).to_string();
         let engine = Arc::clone(&self.engine);
@@ -450,7 +468,10 @@ struct ServiceTasks {
 }
 
 impl ServiceTasks {
-    fn spawn_listener(&mut self, part: impl Future<Output = Result<(), ServeError>> + Send + 'static) {
+    fn spawn_listener(
+        &mut self,
+        part: impl Future<Output = Result<(), ServeError>> + Send + 'static,
+    ) {
         self.listeners.spawn(part);
     }
 
@@ -461,7 +482,8 @@ impl ServiceTasks {
     /// Waits until all listeners have finished. Returns
     /// an error as soon as any task ends unexpectedly.
     async fn wait_for_listeners(&mut self) -> Result<(), ServeError> {
-        let lost = |how: &dyn std::fmt::Display| ServeError::TaskEnded(format!("a part was lost: {how}"));
+        let lost =
+            |how: &dyn std::fmt::Display| ServeError::TaskEnded(format!("a part was lost: {how}"));
         loop {
             tokio::select! {
                 ended = self.listeners.join_next() => match ended {
@@ -512,7 +534,9 @@ fn engine_policy(settings: &Settings) -> DecisionPolicy {
 fn reporting_options(settings: &Settings) -> ReplyOptions {
     ReplyOptions {
         headers: headers::RateLimitHeaders::from_settings(settings),
-        upstream_names: settings.request_headers.then(|| headers::CompatHeaderNames::from_settings(settings)),
+        upstream_names: settings
+            .request_headers
+            .then(|| headers::CompatHeaderNames::from_settings(settings)),
         dynamic_metadata: settings.dynamic_metadata,
         allow_negative_hits: settings.negative_hits,
     }

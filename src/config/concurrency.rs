@@ -8,9 +8,9 @@
 
 use std::fmt;
 
-use super::resolve::words;
+use super::resolve::keywords;
+use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
-use crate::kernel::concurrency::policy::AdaptiveConfig;
 use crate::kernel::units::Nanos;
 
 /// The default of `max_duration`.
@@ -97,16 +97,21 @@ impl fmt::Display for ConcurrencyLimit {
         let LimiterConfig { limit, adaptive, queue: waiting } = &self.rules;
         write!(f, "{limit} in flight")?;
         if let Some(AdaptiveConfig { algorithm: law, min, max }) = adaptive {
-            write!(f, ", {} from {min} to {max}", words::keyword_of(words::ALGORITHMS, *law))?;
+            write!(
+                f,
+                ", {} from {min} to {max}",
+                keywords::keyword_of(keywords::ALGORITHMS, *law)
+            )?;
         }
         if let Some(QueueConfig { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;
         }
         if let Some(mode) = self.mode {
-            write!(f, ", mode {}", words::keyword_of(words::CONCURRENCY_MODES, mode))?;
+            write!(f, ", mode {}", keywords::keyword_of(keywords::CONCURRENCY_MODES, mode))?;
         }
         if self.on_backend_failure != ConcurrencyFallback::default() {
-            let failure = words::keyword_of(words::CONCURRENCY_FALLBACKS, self.on_backend_failure);
+            let failure =
+                keywords::keyword_of(keywords::CONCURRENCY_FALLBACKS, self.on_backend_failure);
             write!(f, ", on backend failure {failure}")?;
         }
         if self.max_duration != DEFAULT_MAX_DURATION {

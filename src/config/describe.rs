@@ -9,10 +9,10 @@
 use std::fmt;
 
 use super::calendar::WindowStartDay;
-use super::resolve::words;
-use super::{Calendar, Limit, LimitMode, FallbackMode, Rule, Unit, LimitWindow};
+use super::resolve::keywords;
+use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule, Unit};
 use crate::kernel::lease::sizer::LeaseSizing;
-use crate::kernel::lease::{Overshoot, LeaseTerms};
+use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Hits;
 
@@ -69,7 +69,7 @@ impl fmt::Display for LimitWindow {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(words::keyword_of(words::UNITS, *self))
+        f.write_str(keywords::keyword_of(keywords::UNITS, *self))
     }
 }
 
@@ -77,14 +77,14 @@ impl fmt::Display for Unit {
 impl fmt::Display for LimitMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Strict => words::ModeKeyword::Strict.fmt(f),
-            Self::CachedDeny => words::ModeKeyword::CachedDeny.fmt(f),
+            Self::Strict => keywords::ModeKeyword::Strict.fmt(f),
+            Self::CachedDeny => keywords::ModeKeyword::CachedDeny.fmt(f),
             Self::Leased(LeaseTerms { overshoot, sizing: size, .. }) => {
                 let hits = match overshoot {
                     Overshoot::AtMost(hits) => *hits,
                     Overshoot::InWindow => Hits(0),
                 };
-                write!(f, "{}, max_overshoot {}", words::ModeKeyword::Leased, hits.0)?;
+                write!(f, "{}, max_overshoot {}", keywords::ModeKeyword::Leased, hits.0)?;
                 match size {
                     LeaseSizing::Learned => Ok(()),
                     LeaseSizing::Fixed(hits) => write!(f, ", lease_hits {}", hits.0),
@@ -96,7 +96,7 @@ impl fmt::Display for LimitMode {
 
 impl fmt::Display for FallbackMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(words::keyword_of(words::FALLBACK_MODES, *self))
+        f.write_str(keywords::keyword_of(keywords::FALLBACK_MODES, *self))
     }
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for Calendar {
         match self.start_day {
             WindowStartDay::Day => write!(f, "from midnight in {zone}"),
             WindowStartDay::Week(day) => {
-                write!(f, "from {} in {zone}", words::keyword_of(words::WEEKDAYS, day))
+                write!(f, "from {} in {zone}", keywords::keyword_of(keywords::WEEKDAYS, day))
             }
             WindowStartDay::Month(31) => write!(f, "from its last day in {zone}"),
             WindowStartDay::Month(day) => write!(f, "from day {day} in {zone}"),
@@ -119,12 +119,12 @@ impl fmt::Display for Calendar {
 /// Returns the `strategy` keyword of a limits file.
 #[must_use]
 pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
-    use words::StrategyKeyword::{FixedWindow, Gcra, SlidingLog, SlidingWindow};
+    use keywords::StrategyKeyword::{FixedWindow, Gcra, SlidingLog, SlidingWindow};
     let word = match strategy {
         Strategy::Gcra(_) => Gcra,
         Strategy::FixedWindow(_) => FixedWindow,
         Strategy::SlidingWindow(_) => SlidingWindow,
         Strategy::SlidingLog(_) => SlidingLog,
     };
-    words::keyword_of(words::STRATEGIES, word)
+    keywords::keyword_of(keywords::STRATEGIES, word)
 }

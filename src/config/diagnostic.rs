@@ -7,14 +7,14 @@
 //! Not covered:
 //! - Detection of problems (see [`super::raw`], [`super::resolve`] and the lints).
 
-mod found;
+mod list;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Serialize, Serializer};
 
-pub use found::{SeverityCounts, Diagnostics};
+pub use list::{Diagnostics, SeverityCounts};
 
 /// A range of bytes in the decoded source text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -198,7 +198,8 @@ impl Diagnostic {
 /// The format of the command `check`: location and message, the line, a caret with the fix.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SourceLocation { file, line, column, width, skipped_chars: shown, text } = &self.location;
+        let SourceLocation { file, line, column, width, skipped_chars: shown, text } =
+            &self.location;
         let (severity, code) = (self.severity(), self.code.name());
         writeln!(f, "{file}:{line}:{column} {severity}[{code}] {}", self.message)?;
         writeln!(f, "{line:>5} | {text}")?;
@@ -425,7 +426,10 @@ impl Findings {
         let cut = shown.drain(MAX_SHOWN_PER_FILE.min(shown.len())..);
         cut.for_each(|finding| more.add(finding.code.severity()));
         shown.sort_unstable();
-        Diagnostics::new(shown.into_iter().map(|finding| finding.into_diagnostic(source)).collect(), more)
+        Diagnostics::new(
+            shown.into_iter().map(|finding| finding.into_diagnostic(source)).collect(),
+            more,
+        )
     }
 }
 

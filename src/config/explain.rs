@@ -13,15 +13,15 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::concurrency::ConcurrencyLimit;
-use super::tree::trace::{LookupOutcome, LookupTrace, CandidateStatus};
+use super::descriptor_text::format_entries;
+use super::tree::trace::{CandidateStatus, LookupOutcome, LookupTrace};
 use super::tree::{MatchKind, RuleMatch};
-use super::written::format_entries;
 use super::{Config, Limit, Rule, strategy_keyword};
 use crate::kernel::rate::fixed_window::WindowCount;
 use crate::kernel::rate::gcra::Tat;
 use crate::kernel::rate::sliding_log::ArrivalLog;
 use crate::kernel::rate::sliding_window::WindowPair;
-use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
+use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The explanation of a check.
@@ -151,11 +151,14 @@ pub fn explain(
 ) -> Explanation {
     let tree = config.domains.get(domain).map(|domain| &domain.tree);
     let context = ExplainContext { domain, hits, now };
-    let walks = descriptors.iter().map(|entries| (entries, tree.map(|tree| tree.trace_lookup(entries))));
+    let walks =
+        descriptors.iter().map(|entries| (entries, tree.map(|tree| tree.trace_lookup(entries))));
     let walks: Vec<_> = walks.collect();
     let rules: Vec<_> = walks.iter().map(|(_, walk)| walk.as_ref().and_then(found_rule)).collect();
-    let mut explained: Vec<_> =
-        walks.iter().map(|(entries, walk)| context.explain_descriptor(entries, walk.as_ref())).collect();
+    let mut explained: Vec<_> = walks
+        .iter()
+        .map(|(entries, walk)| context.explain_descriptor(entries, walk.as_ref()))
+        .collect();
     mark_replaced(&mut explained, &rules);
     Explanation {
         domain: domain.to_owned(),
@@ -199,7 +202,11 @@ struct ExplainContext<'q> {
 }
 
 impl ExplainContext<'_> {
-    fn explain_descriptor(&self, entries: &[(&str, &str)], walk: Option<&LookupTrace<'_>>) -> DescriptorExplanation {
+    fn explain_descriptor(
+        &self,
+        entries: &[(&str, &str)],
+        walk: Option<&LookupTrace<'_>>,
+    ) -> DescriptorExplanation {
         DescriptorExplanation {
             descriptor: format_entries(entries.iter().copied()),
             steps: walk.map(explain_steps).unwrap_or_default(),
@@ -241,14 +248,20 @@ impl ExplainContext<'_> {
     fn fresh_decision(&self, limit: Option<&Limit>) -> FreshDecision {
         let Some(limit) = limit else {
             let (remaining, reset_after) = (None, None);
-            return FreshDecision { hits: self.hits.0, verdict: "admitted".into(), remaining, reset_after };
+            return FreshDecision {
+                hits: self.hits.0,
+                verdict: "admitted".into(),
+                remaining,
+                reset_after,
+            };
         };
-        let (verdict, room) = match decide_with_empty_counter(&limit.strategy_at(self.now), self.now, self.hits) {
-            CounterDecision::Allow(room) => ("admitted", room),
-            CounterDecision::Deny { headroom: room, .. } => ("denied", room),
-            CounterDecision::ExceedsLimit(room) => ("never", room),
-            CounterDecision::OutsideWindows => ("denied", Headroom::default()),
-        };
+        let (verdict, room) =
+            match decide_with_empty_counter(&limit.strategy_at(self.now), self.now, self.hits) {
+                CounterDecision::Allow(room) => ("admitted", room),
+                CounterDecision::Deny { headroom: room, .. } => ("denied", room),
+                CounterDecision::ExceedsLimit(room) => ("never", room),
+                CounterDecision::OutsideWindows => ("denied", Headroom::default()),
+            };
         let remaining = Some(room.remaining.0);
         let reset_after = Some(room.reset_after.to_string());
         FreshDecision { hits: self.hits.0, verdict: verdict.into(), remaining, reset_after }
@@ -289,7 +302,8 @@ fn explain_steps(walk: &LookupTrace<'_>) -> Vec<EntryExplanation> {
 
 fn outcome_sentence(walk: &LookupTrace<'_>) -> String {
     let last = walk.steps.last();
-    let entry = last.map(|step| format_entries([(&*step.entry.0, &*step.entry.1)])).unwrap_or_default();
+    let entry =
+        last.map(|step| format_entries([(&*step.entry.0, &*step.entry.1)])).unwrap_or_default();
     let node = last.and_then(|step| step.taken()).map(|taken| &*taken.name).unwrap_or_default();
     match &walk.outcome {
         LookupOutcome::Found(RuleMatch { rule, .. }) => {

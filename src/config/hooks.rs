@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 mod matcher;
 
-pub use matcher::{HeaderMatcher, RegexPattern, Range, StringMatch};
+pub use matcher::{HeaderMatcher, Range, RegexPattern, StringMatch};
 
 /// The hooks by name. A request without a hook name uses the first hook.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -159,7 +159,10 @@ impl Hooks {
 impl Hook {
     /// Returns the descriptors of a request, without those with a missing input.
     #[must_use]
-    pub fn build_descriptors<'a>(&'a self, request: &RequestAttributes<'a>) -> Vec<DescriptorEntries<'a>> {
+    pub fn build_descriptors<'a>(
+        &'a self,
+        request: &RequestAttributes<'a>,
+    ) -> Vec<DescriptorEntries<'a>> {
         let descriptor = |actions: &'a Vec<Action>| {
             let mut entries = DescriptorEntries::new();
             for action in actions {
@@ -201,9 +204,11 @@ impl Action {
                 let value = (request.first_header_value)(&header_name.to_ascii_lowercase());
                 EntryResult::from_value(descriptor_key, value, *skip_if_absent)
             }
-            Self::RemoteAddress {} => {
-                EntryResult::from_value("remote_address", request.remote_address.map(Cow::Borrowed), false)
-            }
+            Self::RemoteAddress {} => EntryResult::from_value(
+                "remote_address",
+                request.remote_address.map(Cow::Borrowed),
+                false,
+            ),
             Self::HeaderValueMatch { descriptor_key, descriptor_value, expect_match, headers } => {
                 let matches = headers.iter().all(|header| header.matches(request));
                 let value = (matches == *expect_match).then(|| descriptor_value.into());

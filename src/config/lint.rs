@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::diagnostic::Code;
 use super::raw::Descriptor;
 use super::resolve::NodeOrigin;
-use super::resolve::findings::{FileSpan, FileFindings};
+use super::resolve::findings::{FileFindings, FileSpan};
 use super::settings::nearest;
 use super::tree::pattern::covers;
 use super::tree::{DescriptorTree, NodeId};
@@ -92,7 +92,8 @@ impl DomainLint<'_, '_, '_> {
 
     /// Notes how a Redis Cluster charges limits that are charged together.
     fn note_cluster_slots(&mut self) {
-        let as_one = self.charge_settings.charge.filter(|(charge, _)| *charge == ChargePolicy::AllOrNothing);
+        let as_one =
+            self.charge_settings.charge.filter(|(charge, _)| *charge == ChargePolicy::AllOrNothing);
         match (as_one, self.charge_settings.colocate) {
             (_, Some((key, at))) if !self.has_key(key) => {
                 let message = format!("no descriptor of this domain has the key `{key}`");

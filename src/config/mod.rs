@@ -11,9 +11,10 @@
 pub mod calendar;
 pub mod concurrency;
 mod describe;
+pub mod descriptor_text;
 pub mod diagnostic;
 pub mod explain;
-pub mod frozen;
+pub mod forced_decision;
 pub mod hooks;
 mod lint;
 mod load;
@@ -22,7 +23,6 @@ pub mod resolve;
 pub mod schema;
 pub mod settings;
 pub mod tree;
-pub mod written;
 mod yaml;
 
 pub use describe::strategy_keyword;
@@ -39,7 +39,7 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 pub use crate::kernel::units::Unit;
 use crate::kernel::units::{Nanos, Revision};
-use frozen::ForcedDecision;
+use forced_decision::ForcedDecision;
 use tree::DescriptorTree;
 
 /// A complete, immutable configuration for the engine.
@@ -178,7 +178,9 @@ impl Limit {
             (Strategy::Gcra(_), _) => KeyStrategy::Gcra,
             (Strategy::SlidingLog(_), _) => KeyStrategy::SlidingLog,
             (Strategy::SlidingWindow(_), window) => KeyStrategy::SlidingWindow(window.length()),
-            (Strategy::FixedWindow(_), LimitWindow::Calendar(unit, _)) => KeyStrategy::Calendar(*unit),
+            (Strategy::FixedWindow(_), LimitWindow::Calendar(unit, _)) => {
+                KeyStrategy::Calendar(*unit)
+            }
             (Strategy::FixedWindow(_), window) => KeyStrategy::FixedWindow(window.length()),
         }
     }

@@ -7,10 +7,10 @@
 //! Not covered:
 //! - The meaning of the fields: see [`super::resolve`].
 
+mod field_name;
 mod metadata;
 mod names;
 mod typed;
-mod word;
 
 use schemars::JsonSchema;
 

@@ -8,27 +8,27 @@
 //! Not covered:
 //! - Text and keys of a file (see [`super::raw`]).
 
-mod calendar_of;
-mod ceiling;
+mod calendar_block;
+mod concurrency_block;
 pub(crate) mod duration;
 pub(crate) mod findings;
-mod limit;
+pub(crate) mod keywords;
 pub(crate) mod overshoot;
-pub(crate) mod words;
+mod rate_limit_block;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::concurrency::ConcurrencyLimit;
 use super::diagnostic::{Code, Diagnostics, SourceText, Span, Spanned};
-use super::lint::{self, DomainLint, ChargeSettings};
+use super::lint::{self, ChargeSettings, DomainLint};
 use super::raw::{self, Descriptor, File};
-use super::tree::builder::{TreeBuilder, AddNodeError};
+use super::tree::builder::{AddNodeError, TreeBuilder};
 use super::tree::{NodeFlags, NodeId};
 use super::{ChargePolicy, Config, Domain, Limit, Rule};
 use crate::kernel::units::Revision;
-use findings::{FileSpan, FileFindings};
-use limit::{KeywordReader, RateLimitReader, DomainDefaults};
+use findings::{FileFindings, FileSpan};
+use rate_limit_block::{DomainDefaults, KeywordReader, RateLimitReader};
 
 /// Resolves `files` to a configuration and its warnings.
 ///
@@ -168,7 +168,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 
     fn read(mut self) -> Domain {
-        let (charge, colocate, overshoot) = (self.charge(), self.colocate(), self.default_overshoot_span());
+        let (charge, colocate, overshoot) =
+            (self.charge(), self.colocate(), self.default_overshoot_span());
         self.defaults = self.defaults();
         let first = self.group.files.iter().map(|&file| FileLevel {
             file,
@@ -190,8 +191,15 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         if self.group.is_complete && !self.findings.has_errors() {
             let (origins, replaces) = (&self.origins, &self.replaces);
             let slots = ChargeSettings { charge, colocate: colocate.as_ref() };
-            DomainLint { tree: &tree, origins, replaces, charge_settings: slots, default_overshoot: overshoot, findings: self.findings }
-                .run();
+            DomainLint {
+                tree: &tree,
+                origins,
+                replaces,
+                charge_settings: slots,
+                default_overshoot: overshoot,
+                findings: self.findings,
+            }
+            .run();
         }
         Domain {
             name: self.group.domain.into(),
@@ -205,7 +213,11 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     fn charge(&mut self) -> Option<(ChargePolicy, FileSpan)> {
         self.read_agreed("charge", |file, at, findings| {
             let word = file.charge.as_ref()?;
-            let charge = KeywordReader { file: at, findings }.keyword(words::CHARGE_POLICIES, "charge", Some(word))?;
+            let charge = KeywordReader { file: at, findings }.keyword(
+                keywords::CHARGE_POLICIES,
+                "charge",
+                Some(word),
+            )?;
             Some((charge, word.span))
         })
     }
@@ -220,9 +232,10 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     fn defaults(&mut self) -> DomainDefaults {
         let defaults = self.read_agreed("defaults", |file, at, findings| {
             let raw = file.defaults.as_ref()?;
-            Some((limit::read_defaults(raw, at, findings), raw.span))
+            Some((rate_limit_block::read_defaults(raw, at, findings), raw.span))
         });
-        let otherwise = if self.group.is_complete { DomainDefaults::default } else { DomainDefaults::unknown };
+        let otherwise =
+            if self.group.is_complete { DomainDefaults::default } else { DomainDefaults::unknown };
         defaults.map_or_else(otherwise, |(defaults, _)| defaults)
     }
 
@@ -247,7 +260,9 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             };
             let at = FileSpan { file, span };
             match &agreed {
-                Some((first, first_at)) if *first != value => self.report_disagreement(word, at, *first_at),
+                Some((first, first_at)) if *first != value => {
+                    self.report_disagreement(word, at, *first_at)
+                }
                 _ => agreed = Some((value, at)),
             }
         }
@@ -332,7 +347,13 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         self.findings.add(Code::ShareWithoutWildcard, at, message, cure);
     }
 
-    fn add_rule(&mut self, file: usize, node: NodeId, raw: &Descriptor, rate_limit: &raw::RateLimit) {
+    fn add_rule(
+        &mut self,
+        file: usize,
+        node: NodeId,
+        raw: &Descriptor,
+        rate_limit: &raw::RateLimit,
+    ) {
         let replaces = self.replaces(file, rate_limit);
         let defaults = self.defaults;
         let block = RateLimitReader { file, raw: rate_limit, defaults, findings: self.findings };
@@ -359,9 +380,20 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     ) {
         let path = self.builder.path(self.group.domain, node);
         let place = self.findings.line(self.origins[node.index()].key);
-        let read = ceiling::ConcurrencyReader { file, raw: concurrency, findings: self.findings }.read();
+        let read = concurrency_block::ConcurrencyReader {
+            file,
+            raw: concurrency,
+            findings: self.findings,
+        }
+        .read();
         if let Some(settings) = read {
-            let ceiling::ConcurrencySettings { rules, mode, on_backend_failure, max_duration, reject } = settings;
+            let concurrency_block::ConcurrencySettings {
+                rules,
+                mode,
+                on_backend_failure,
+                max_duration,
+                reject,
+            } = settings;
             let (shadow, path, place) = (raw.shadow_mode, path.into(), place.into());
             let ceiling = ConcurrencyLimit {
                 rules,

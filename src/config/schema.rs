@@ -13,7 +13,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use super::raw::File;
-use super::resolve::{duration, overshoot, words};
+use super::resolve::{duration, keywords, overshoot};
 
 /// Returns the schema of a limits file.
 #[must_use]
@@ -30,19 +30,19 @@ pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn charge(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::CHARGE_POLICIES.iter().map(|&(word, _)| word))
+    one_of(keywords::CHARGE_POLICIES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn strategy(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::STRATEGIES.iter().map(|&(word, _)| word))
+    one_of(keywords::STRATEGIES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn failure(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::FALLBACK_MODES.iter().map(|&(word, _)| word))
+    one_of(keywords::FALLBACK_MODES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::MODES.iter().map(|&(word, _)| word))
+    one_of(keywords::MODES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
@@ -55,7 +55,7 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
 
 /// Proposes the lower-case keywords and accepts any case.
 pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
-    let words: Vec<&str> = words::UNITS.iter().map(|&(word, _)| word).collect();
+    let words: Vec<&str> = keywords::UNITS.iter().map(|&(word, _)| word).collect();
     let pattern = format!("^({})$", in_any_case(&words));
     or_null(&json_schema!({"anyOf": [{"enum": words}, {"type": "string", "pattern": pattern}]}))
 }
@@ -81,15 +81,15 @@ pub(super) fn at_least_one(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn ceiling_mode(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::CONCURRENCY_MODES.iter().map(|&(word, _)| word))
+    one_of(keywords::CONCURRENCY_MODES.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn ceiling_failure(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::CONCURRENCY_FALLBACKS.iter().map(|&(word, _)| word))
+    one_of(keywords::CONCURRENCY_FALLBACKS.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn policy(_: &mut SchemaGenerator) -> Schema {
-    one_of(words::ALGORITHMS.iter().map(|&(word, _)| word))
+    one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
@@ -97,7 +97,7 @@ pub(super) fn status(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
-    let days: Vec<&str> = words::WEEKDAYS.iter().map(|&(word, _)| word).collect();
+    let days: Vec<&str> = keywords::WEEKDAYS.iter().map(|&(word, _)| word).collect();
     let pattern = format!("^([0-9]{{1,2}}(-[0-9]{{1,2}})?|{})$", in_any_case(&days));
     json_schema!({"anyOf": [
         {"type": "integer", "minimum": 1, "maximum": 31},

@@ -12,38 +12,40 @@
 //! - The clock offset for fleet tests: see [`crate::clock::SHIFT`].
 
 mod address;
-mod backend;
+mod choices;
+mod conflicts;
 mod file;
+mod file_and_host;
 mod hooks;
-mod named;
 mod nearest;
 mod network;
 mod pairs;
-mod peers;
+mod peer_conflicts;
 mod print;
+mod ratelimit_prefix;
 mod read;
-mod reference;
-mod together;
+mod store;
 mod value;
-mod words;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-pub use backend::{HostPort, StoreSetting, RedisEndpoint, RedisUrl};
-pub use named::HostName;
-pub use nearest::nearest;
-pub use network::Networks;
-pub use pairs::{OutgoingHeaders, Mogrifier, Mogrifiers, TextPairs};
-pub use print::{print_config, schema, server_yaml};
-pub use read::{SettingsInput, LoadedSettings, RatelimitValue, SettingOrigin, SettingProblem, read};
-pub use reference::RatelimitKeyPrefix;
-pub use value::{AtLeastOne, HeaderName, UnitFraction, SecretText, Shape, Value};
-pub use words::{
+pub use choices::{
     CounterKeys, LogFormat, LogLevel, MetricNames, OnHangup, OtlpProtocol, Overrides,
     ResponseHeaders, StatsProtocol, StatsSink, WhenFull,
 };
+pub use file_and_host::HostName;
+pub use nearest::nearest;
+pub use network::Networks;
+pub use pairs::{Mogrifier, Mogrifiers, OutgoingHeaders, TextPairs};
+pub use print::{print_config, schema, server_yaml};
+pub use ratelimit_prefix::RatelimitKeyPrefix;
+pub use read::{
+    LoadedSettings, RatelimitValue, SettingOrigin, SettingProblem, SettingsInput, read,
+};
+pub use store::{HostPort, RedisEndpoint, RedisUrl, StoreSetting};
+pub use value::{AtLeastOne, HeaderName, SecretText, Shape, UnitFraction, Value};
 
 use crate::config::hooks::Hooks;
 use crate::kernel::units::Nanos;
@@ -231,7 +233,7 @@ settings! {
     peer_tls_name: Option<HostName> = None, "name";
     /// Store of the counters: this process's memory, or a Redis that replicas share.
     backend: StoreSetting = StoreSetting::Memory, "place";
-    /// File with the Redis password, read again for each connection. The user stays in `backend`.
+    /// File with the Redis password, read again for each connection. The user stays in `store`.
     backend_password_file: Option<PathBuf> = None, "path";
     /// CA bundle (PEM) that verifies Redis. Default: the system's CAs.
     backend_tls_ca_file: Option<PathBuf> = None, "path";
@@ -253,8 +255,8 @@ settings! {
     backend_sentinel_password_file: Option<PathBuf> = None, "path";
     /// Timeout of one check's wait for Redis. After it `on_backend_failure` decides.
     backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
-    /// A second Redis for limits with a period of one second; empty to keep them in `backend`.
-    /// It uses the TLS files of `backend`, and its password file if the URL has no password.
+    /// A second Redis for limits with a period of one second; empty to keep them in `store`.
+    /// It uses the TLS files of `store`, and its password file if the URL has no password.
     backend_per_second: Option<RedisUrl> = None, "place";
     /// Prefix of every key in Redis, except the keys in envoyproxy/ratelimit's format.
     key_prefix: String = "sluicegate".to_owned(), "text";

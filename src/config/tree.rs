@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 
 use super::Rule;
 use super::concurrency::ConcurrencyLimit;
-use super::frozen::ForcedDecision;
+use super::forced_decision::ForcedDecision;
 use pattern::CompositeKey;
 use table::{LookupTarget, NameTable};
 
@@ -189,7 +189,8 @@ impl DescriptorTree {
         }
         let mut shared = SharedValues::new();
         let goal = self.find_target(entries, &mut shared)?;
-        self.concurrency_limit_of(goal.node()?).map(|ceiling| ConcurrencyMatch { limit: ceiling, shared })
+        self.concurrency_limit_of(goal.node()?)
+            .map(|ceiling| ConcurrencyMatch { limit: ceiling, shared })
     }
 
     /// Returns all concurrency limits, parents before children.
@@ -200,7 +201,11 @@ impl DescriptorTree {
 
     /// Returns the target of a descriptor's last entry.
     #[inline]
-    fn find_target<'t, 'e, E>(&'t self, entries: E, shared: &mut SharedValues<'t>) -> Option<LookupTarget>
+    fn find_target<'t, 'e, E>(
+        &'t self,
+        entries: E,
+        shared: &mut SharedValues<'t>,
+    ) -> Option<LookupTarget>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
     {
@@ -239,7 +244,12 @@ impl DescriptorTree {
     }
 
     #[inline]
-    fn match_entry(&self, level: &DescriptorNode, key: &str, value: &str) -> Option<(LookupTarget, MatchKind)> {
+    fn match_entry(
+        &self,
+        level: &DescriptorNode,
+        key: &str,
+        value: &str,
+    ) -> Option<(LookupTarget, MatchKind)> {
         let subject = CompositeKey::new(key, value);
         let hasher = key_hasher(level.id, key.as_bytes());
         let bare = hasher.finish();
@@ -252,17 +262,24 @@ impl DescriptorTree {
         if let Some(&node) = patterns.find(|&&node| pattern::matches(self.name(node), subject)) {
             return Some((LookupTarget::of_node(node), MatchKind::Wildcard));
         }
-        self.find_name(level.id, bare, CompositeKey::from_joined(key)).map(|goal| (goal, MatchKind::Bare))
+        self.find_name(level.id, bare, CompositeKey::from_joined(key))
+            .map(|goal| (goal, MatchKind::Bare))
     }
 
     #[inline]
-    fn find_name(&self, level: NodeId, hash: u64, subject: CompositeKey<'_>) -> Option<LookupTarget> {
+    fn find_name(
+        &self,
+        level: NodeId,
+        hash: u64,
+        subject: CompositeKey<'_>,
+    ) -> Option<LookupTarget> {
         self.table.find(&self.names, level, hash, subject)
     }
 
     /// Returns the node with exactly this name.
     pub(crate) fn find_node(&self, level: NodeId, name: &str) -> Option<NodeId> {
-        let goal = self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;
+        let goal =
+            self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;
         goal.rule().map_or_else(|| goal.node(), |rule| self.rule_nodes.get(rule.index()).copied())
     }
 

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use crate::config::settings::{ResponseHeaders, Settings};
 use crate::engine::Decision;
-use crate::kernel::decision::{DescriptorDecision, AppliedLimit};
+use crate::kernel::decision::{AppliedLimit, DescriptorDecision};
 use crate::kernel::units::Nanos;
 
 /// The maximum number of limits in `RateLimit` and `RateLimit-Policy`.
@@ -117,7 +117,8 @@ impl CompatHeaderNames {
 
     fn compat_headers(&self, answer: &Decision) -> SmallVec<[HeaderPair<'_>; 3]> {
         let binding = answer.binding.and_then(|index| answer.statuses.get(index));
-        let Some((finding, shown)) = binding.and_then(|status| reportable_limit(&status.decision)) else {
+        let Some((finding, shown)) = binding.and_then(|status| reportable_limit(&status.decision))
+        else {
             return SmallVec::new();
         };
         let reset = finding.headroom.reset_after.as_secs_ceil();
@@ -143,7 +144,8 @@ fn draft_headers<'h>(answer: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
     if listed.is_empty() {
         return SmallVec::new();
     }
-    let policy_names = listed.iter().map(|(_, shown)| StructuredString(policy_name(shown)).to_string());
+    let policy_names =
+        listed.iter().map(|(_, shown)| StructuredString(policy_name(shown)).to_string());
     let names = make_names_unique(&policy_names.collect::<SmallVec<[_; MAX_LISTED]>>());
     let items = |show: fn(&DescriptorDecision, &AppliedLimit) -> String| -> String {
         let each = |(name, &(finding, shown)): (&String, &(&DescriptorDecision, &AppliedLimit))| {
@@ -151,7 +153,8 @@ fn draft_headers<'h>(answer: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
         };
         names.iter().zip(&listed).map(each).collect::<SmallVec<[_; MAX_LISTED]>>().join(", ")
     };
-    let policies = items(|_, shown| format!("q={};w={}", shown.requests, whole_seconds(shown.period)));
+    let policies =
+        items(|_, shown| format!("q={};w={}", shown.requests, whole_seconds(shown.period)));
     let limits = items(|finding, _| {
         let left = finding.headroom.remaining.0.min(MAX_STRUCTURED_INTEGER);
         format!("r={left};t={}", finding.headroom.reset_after.as_secs_ceil())

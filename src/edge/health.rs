@@ -56,7 +56,11 @@ impl Health {
     #[must_use]
     pub fn new(initial: Readiness) -> Self {
         let (shown, has_backend) = (watch::Sender::new(initial), AtomicBool::new(true));
-        Self(Arc::new(HealthState { reported: shown, is_store_available: has_backend, without_store: Mutex::new(initial) }))
+        Self(Arc::new(HealthState {
+            reported: shown,
+            is_store_available: has_backend,
+            without_store: Mutex::new(initial),
+        }))
     }
 
     /// Returns the current readiness.
@@ -84,7 +88,8 @@ impl Health {
 
     fn publish(&self, own: Readiness) {
         let has_backend = self.0.is_store_available.load(Ordering::Relaxed);
-        let next = if own == Readiness::Ready && !has_backend { Readiness::StoreUnavailable } else { own };
+        let next =
+            if own == Readiness::Ready && !has_backend { Readiness::StoreUnavailable } else { own };
         self.0.reported.send_if_modified(|ready| std::mem::replace(ready, next) != next);
     }
 

@@ -22,8 +22,8 @@ use tokio::sync::watch;
 
 use super::ReplyOptions;
 use super::grpc::convert;
-use crate::config::hooks::{RequestAttributes, DescriptorEntries, Hooks, MetadataKey};
-use crate::engine::{AdmissionOutcome, Engine, RequestPermits, CheckError, validate_id};
+use crate::config::hooks::{DescriptorEntries, Hooks, MetadataKey, RequestAttributes};
+use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits, validate_id};
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::EdgeOutcome;
 
@@ -130,7 +130,8 @@ pub fn build_request<'a>(
     attributes: &RequestAttributes<'a>,
 ) -> Result<RateLimitRequest, HookError> {
     let hook = hooks.find_or_first(name).ok_or_else(|| hook_not_found(hooks, name))?;
-    let descriptors: Vec<_> = hook.build_descriptors(attributes).into_iter().map(to_descriptor).collect();
+    let descriptors: Vec<_> =
+        hook.build_descriptors(attributes).into_iter().map(to_descriptor).collect();
     if descriptors.is_empty() {
         return Err(HookError::NoDescriptors);
     }
@@ -184,7 +185,9 @@ pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) ->
     }
 }
 
-pub(super) const fn admission_outcome(admitted: &Result<AdmissionOutcome, HookError>) -> EdgeOutcome {
+pub(super) const fn admission_outcome(
+    admitted: &Result<AdmissionOutcome, HookError>,
+) -> EdgeOutcome {
     match admitted {
         Ok(AdmissionOutcome::Decided(answer, _)) => super::verdict_outcome(answer.verdict),
         Ok(AdmissionOutcome::Rejected(_)) => EdgeOutcome::Deny,

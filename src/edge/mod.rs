@@ -17,7 +17,7 @@ pub mod hook;
 pub mod http;
 pub mod syslog;
 
-use crate::engine::{Decision, Engine, CheckError};
+use crate::engine::{CheckError, Decision, Engine};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::EdgeOutcome;
 use crate::telemetry::stats::StatCounter;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 
 use crate::config::settings::Networks;
-use crate::engine::peers::{PermitUpdate, is_incarnation_name};
+use crate::engine::forwarding::{PermitUpdate, is_incarnation_name};
 use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
@@ -60,7 +60,9 @@ pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
                 let source = source.ip().to_canonical();
                 let outcome = match buffer.get(..length) {
                     _ if !trusted.contains(source) => DatagramKind::UntrustedSource,
-                    Some(datagram) if length <= MAX_DATAGRAM_BYTES => apply_datagram(&engine, source, datagram),
+                    Some(datagram) if length <= MAX_DATAGRAM_BYTES => {
+                        apply_datagram(&engine, source, datagram)
+                    }
                     _ => DatagramKind::TooLong,
                 };
                 DatagramReceived { kind: outcome }.emit();
@@ -85,7 +87,9 @@ fn apply_datagram(engine: &Engine, source: IpAddr, datagram: &[u8]) -> DatagramK
 /// Returns the more precise latency: our own measurement or NGINX's.
 #[must_use]
 pub fn refine_rtt(nginx: Nanos, measured: Option<Nanos>) -> Nanos {
-    measured.filter(|own| *own <= nginx.plus(NGINX_TIME_TOLERANCE)).unwrap_or_else(|| nginx.plus(MEAN_TRUNCATION))
+    measured
+        .filter(|own| *own <= nginx.plus(NGINX_TIME_TOLERANCE))
+        .unwrap_or_else(|| nginx.plus(MEAN_TRUNCATION))
 }
 
 /// Parses `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK owner=…

@@ -11,21 +11,21 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 
 use super::Membership;
-use super::admit::ConcurrencyLimits;
-use super::admit::fleet::FleetReporter;
-use super::ceilings::DEFAULT_MAX_BUCKETS;
-use super::freezer::ForcedDecisions;
-use super::ids::{DEFAULT_BOUNDS, PermitIds};
-use super::leases::LeaseManager;
-use super::ledgers::DenyCache;
-use super::local::LocalFallback;
-use super::peers::ForwardingQueue;
+use super::concurrency::ConcurrencyLimits;
+use super::concurrency::fleet::FleetReporter;
+use super::concurrency_path::DEFAULT_MAX_BUCKETS;
+use super::deny_cache::DenyCache;
+use super::forced_decisions::ForcedDecisions;
+use super::forwarding::ForwardingQueue;
+use super::lease::LeaseManager;
+use super::local_fallback::LocalFallback;
+use super::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use super::plan::PlanSettings;
-use crate::backend::inside::StoreStats;
+use crate::backend::stats::StoreStats;
 use crate::backend::{Backend, StoreFailure};
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::kernel::concurrency::register;
+use crate::kernel::concurrency::permit_registry;
 use crate::telemetry::stats::Stats;
 
 /// Decides checks.
@@ -74,7 +74,8 @@ impl Engine {
         let ceilings = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
         let new_leases = || LeaseManager::new(Arc::clone(&clock), Arc::clone(&store));
         let leases = (!store.is_synchronous()).then(new_leases);
-        let (local_fallback, permit_ids, stats, forwarding) = (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
+        let (local_fallback, permit_ids, stats, forwarding) =
+            (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
         let forced_decisions = ForcedDecisions::default();
         Self {
             clock,
@@ -100,7 +101,7 @@ impl Engine {
 
     /// Sets the bounds for early releases.
     #[must_use]
-    pub fn with_early_releases(self, bounds: register::EarlyReleaseLimits) -> Self {
+    pub fn with_early_releases(self, bounds: permit_registry::EarlyReleaseLimits) -> Self {
         Self { permit_ids: PermitIds::new(bounds), ..self }
     }
 

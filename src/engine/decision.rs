@@ -4,15 +4,17 @@
 //! - Each decision is counted once.
 //!
 //! Not covered:
-//! - The fallback for charges without a store reply (see [`super::degrade`]).
+//! - The fallback for charges without a store reply (see [`super::fallback`]).
 
 use super::decide::Engine;
-use super::degrade::{self, ChargeDecision};
-use super::plan::{DescriptorPlan, CheckPlan, enforcement_of};
-use super::{Decision, CheckError, LimitStatus, decisions, retry};
+use super::fallback::{self, ChargeDecision};
+use super::plan::{CheckPlan, DescriptorPlan, enforcement_of};
+use super::{CheckError, Decision, LimitStatus, decision_log, retry_after};
 use crate::backend::{Charge, ChargeOutcome};
-use crate::kernel::decision::{DescriptorDecision, VoteGroup, Reason, Verdict, binding_index, combine};
-use crate::kernel::rate::{Headroom, CounterDecision};
+use crate::kernel::decision::{
+    DescriptorDecision, Reason, Verdict, VoteGroup, binding_index, combine,
+};
+use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::telemetry::event::CheckDecided;
 use crate::telemetry::stats::StatCounter;
@@ -25,9 +27,15 @@ impl Engine {
         outcomes: &[ChargeOutcome],
         at: (Revision, Nanos),
     ) -> Result<Decision, CheckError> {
-        if degrade::is_needed(outcomes) {
+        if fallback::is_needed(outcomes) {
             let quota_for_all = self.policy.planning.quota_for_all;
-            let settled = degrade::apply_fallback(plan, outcomes, self.local_fallback(), at.1, quota_for_all)?;
+            let settled = fallback::apply_fallback(
+                plan,
+                outcomes,
+                self.local_fallback(),
+                at.1,
+                quota_for_all,
+            )?;
             return Ok(self.write_decision(plan, settled.into_iter(), at));
         }
         Ok(self.write_decision(plan, outcomes.iter().copied().map(ChargeDecision::Store), at))
@@ -50,14 +58,25 @@ impl Engine {
         decision.is_shadowed = self.policy.is_shadow && denied;
         if denied && !decision.is_shadowed {
             decision.verdict = Verdict::Deny;
-            decision.retry_after = retry::retry_after(plan, &decision.statuses, self.local_fallback(), quota_for_all);
+            decision.retry_after = retry_after::retry_after(
+                plan,
+                &decision.statuses,
+                self.local_fallback(),
+                quota_for_all,
+            );
         }
         let reasons = decision.statuses.iter().map(|status| status.decision.reason);
-        CheckDecided { verdict: decision.verdict, is_shadowed: decision.is_shadowed, reasons, near_limit: near }.emit();
+        CheckDecided {
+            verdict: decision.verdict,
+            is_shadowed: decision.is_shadowed,
+            reasons,
+            near_limit: near,
+        }
+        .emit();
         if let (true, Some(stats)) = (decision.is_shadowed, &self.stats) {
             stats.add(StatCounter::GlobalShadowMode, 1);
         }
-        decisions::log_decision(plan, &decision, &self.clock);
+        decision_log::log_decision(plan, &decision, &self.clock);
         decision
     }
 
@@ -118,7 +137,9 @@ fn write_status<'p>(
     let LimitStatus { decision: finding, metadata } = status;
     match part {
         DescriptorPlan::NoRule => {}
-        DescriptorPlan::Unlimited(_) => *finding = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited),
+        DescriptorPlan::Unlimited(_) => {
+            *finding = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited)
+        }
         DescriptorPlan::Replaced => finding.reason = Reason::Replaced,
         DescriptorPlan::Forced(rule, _, verdict) => {
             metadata.clone_from(&rule.metadata);
@@ -151,13 +172,15 @@ fn write_settled(finding: &mut DescriptorDecision, settled: ChargeDecision) {
 #[inline]
 fn write_outcome(finding: &mut DescriptorDecision, outcome: ChargeOutcome) {
     match outcome {
-        ChargeOutcome::Decided(step) | ChargeOutcome::Counted(step, _) => finding.apply_counter(step),
+        ChargeOutcome::Decided(step) | ChargeOutcome::Counted(step, _) => {
+            finding.apply_counter(step)
+        }
         ChargeOutcome::Refunded(step) => {
             finding.apply_counter(CounterDecision::Allow(headroom_in(step)));
             finding.reason = Reason::Refunded;
         }
         ChargeOutcome::StoreFull(verdict) => finding.set_verdict(verdict, Reason::StoreFull),
-        // `degrade::apply_fallback` replaces both before this point. A denial is the safe result.
+        // `fallback::apply_fallback` replaces both before this point. A denial is the safe result.
         ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => {
             finding.set_verdict(Verdict::Deny, Reason::StoreDownDenied);
         }
@@ -166,7 +189,9 @@ fn write_outcome(finding: &mut DescriptorDecision, outcome: ChargeOutcome) {
 
 const fn headroom_in(step: CounterDecision) -> Headroom {
     match step {
-        CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. } => room,
+        CounterDecision::Allow(room)
+        | CounterDecision::ExceedsLimit(room)
+        | CounterDecision::Deny { headroom: room, .. } => room,
         CounterDecision::OutsideWindows => Headroom { remaining: Hits(0), reset_after: Nanos(0) },
     }
 }

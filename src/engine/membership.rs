@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Engine;
-use super::admit::{BucketName, ShareSnapshot};
-use super::freezer::ForcedChange;
-use super::parts::FleetDivision;
-use super::peers::incarnation_name;
+use super::concurrency::{BucketName, ShareSnapshot};
+use super::forced_decisions::ForcedChange;
+use super::forwarding::incarnation_name;
+use super::local_share::FleetDivision;
 pub use crate::backend::fleet::LiveReplica;
 use crate::backend::fleet::{MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
 use crate::backend::{Backend, StoreFailure, StoreReply};
@@ -201,12 +201,18 @@ impl Membership {
             self.warn_of_duplicate_name(fleet.previous_record.as_deref());
         }
         let mut seen = next_snapshot(seen.as_deref(), fleet, now);
-        seen.peers = seen.replicas.iter().filter_map(peer).filter(|p| p.incarnation_name != self.incarnation_name).collect();
+        seen.peers = seen
+            .replicas
+            .iter()
+            .filter_map(peer)
+            .filter(|p| p.incarnation_name != self.incarnation_name)
+            .collect();
         self.snapshot.store(Some(Arc::new(seen)));
     }
 
     fn warn_of_duplicate_name(&self, before: Option<&str>) {
-        let other = before.map(parse_record).filter(|record| record.incarnation != self.incarnation);
+        let other =
+            before.map(parse_record).filter(|record| record.incarnation != self.incarnation);
         if other.is_some() && !self.has_warned_of_duplicate.swap(true, Relaxed) {
             let node = &*self.replica_name;
             tracing::warn!(
@@ -220,8 +226,12 @@ impl Membership {
     fn make_heartbeat(&self, revision: Revision, shares: &ReplicaRecord) -> MembershipHeartbeat {
         let (incarnation, build) = (self.incarnation, env!("CARGO_PKG_VERSION").to_owned());
         let peer = self.address().map(|address| address.to_string()).unwrap_or_default();
-        let record = ReplicaRecord { incarnation, build, peer, revision: revision.0, ..shares.clone() };
-        MembershipHeartbeat { node: self.replica_name.clone(), record: serde_json::to_string(&record).ok().map(Box::from) }
+        let record =
+            ReplicaRecord { incarnation, build, peer, revision: revision.0, ..shares.clone() };
+        MembershipHeartbeat {
+            node: self.replica_name.clone(),
+            record: serde_json::to_string(&record).ok().map(Box::from),
+        }
     }
 }
 
@@ -245,7 +255,11 @@ fn peer(member: &LiveReplica) -> Option<Peer> {
 }
 
 /// Returns the snapshot after the reply `fleet_reporter` of instant `now`.
-fn next_snapshot(seen: Option<&FleetSnapshot>, fleet: MembershipReply, now: Nanos) -> FleetSnapshot {
+fn next_snapshot(
+    seen: Option<&FleetSnapshot>,
+    fleet: MembershipReply,
+    now: Nanos,
+) -> FleetSnapshot {
     let MembershipReply { replicas: mut members, previous_record: before } = fleet;
     let mut held_until = seen.map_or(Nanos(0), |seen| seen.kept_until);
     if before.is_none() {
@@ -275,7 +289,8 @@ impl Engine {
             };
             let revision = self.config().map_or(Revision(0), |config| config.revision);
             let shares = ReplicaRecord { holds: self.forced_changes(), ..self.share_record() };
-            match send_heartbeat(self.store(), &membership.make_heartbeat(revision, &shares)).await {
+            match send_heartbeat(self.store(), &membership.make_heartbeat(revision, &shares)).await
+            {
                 Ok(fleet) => {
                     self.apply_forced_changes(&forced_changes_of(&fleet));
                     membership.apply_reply(fleet, self.clock().now());
@@ -288,7 +303,9 @@ impl Engine {
     /// Returns the fields of the record that describe concurrency limits.
     #[must_use]
     pub fn share_record(&self) -> ReplicaRecord {
-        let Some(fleet) = self.concurrency_limits.fleet_reporter() else { return ReplicaRecord::default() };
+        let Some(fleet) = self.concurrency_limits.fleet_reporter() else {
+            return ReplicaRecord::default();
+        };
         let (fences, handoffs) = (fleet.totals().fences(), fleet.totals().handoffs());
         let mut sum = ReplicaRecord { fences, handoffs, ..ReplicaRecord::default() };
         let shown = fleet.share_snapshots(self.clock(), usize::MAX);
@@ -301,7 +318,10 @@ impl Engine {
         sum.seats.sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.ceiling.cmp(&b.ceiling)));
         sum.seats.truncate(MAX_SHARES_IN_RECORD);
         // A limit whose mode has just changed is in both lists.
-        let others = fleet.strict_snapshots(usize::MAX).into_iter().filter(|(name, _)| !counted.contains(name));
+        let others = fleet
+            .strict_snapshots(usize::MAX)
+            .into_iter()
+            .filter(|(name, _)| !counted.contains(name));
         for (_, seen) in others {
             sum.in_flight = sum.in_flight.saturating_add(seen.in_flight.into());
         }
@@ -335,9 +355,14 @@ fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {
     }
 }
 
-async fn send_heartbeat(backend: &dyn Backend, beat: &MembershipHeartbeat) -> Result<MembershipReply, StoreFailure> {
+async fn send_heartbeat(
+    backend: &dyn Backend,
+    beat: &MembershipHeartbeat,
+) -> Result<MembershipReply, StoreFailure> {
     match backend.update_membership(beat) {
         StoreReply::Ready(fleet) => fleet,
-        StoreReply::Pending(fleet) => timeout(HEARTBEAT_TIMEOUT, fleet).await.unwrap_or(Err(StoreFailure::TimedOut)),
+        StoreReply::Pending(fleet) => {
+            timeout(HEARTBEAT_TIMEOUT, fleet).await.unwrap_or(Err(StoreFailure::TimedOut))
+        }
     }
 }

@@ -8,39 +8,39 @@
 //! - Protocols ([`crate::edge`]).
 //! - Where counters live ([`crate::backend`]).
 
-pub mod admit;
-mod again;
-pub mod ceilings;
+pub mod concurrency;
+pub mod concurrency_path;
 mod decide;
 mod decision;
-mod decisions;
-mod degrade;
-pub mod freezer;
-mod ids;
-pub mod leases;
-mod ledgers;
-mod local;
+mod decision_log;
+mod deny_cache;
+mod fallback;
+mod fallback_debt;
+pub mod forced_decisions;
+pub mod forwarding;
+pub mod lease;
+mod local_fallback;
+pub mod local_share;
 pub mod membership;
-mod owed;
-pub mod parts;
 mod path;
-pub mod peers;
+mod permit_ids;
 mod plan;
-mod retry;
-mod tally;
+mod retry_after;
+mod rule_stats;
+mod stale_charges;
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::kernel::decision::{StoreFailure, DescriptorDecision, VoteGroup, Reason, Verdict};
+use crate::kernel::decision::{DescriptorDecision, Reason, StoreFailure, Verdict, VoteGroup};
 use crate::kernel::units::{Nanos, Revision};
 
-pub use ceilings::{AdmissionOutcome, RequestPermits, ConcurrencyRejection};
-pub use decide::{Engine, DecisionPolicy};
-pub use ids::validate_id;
-pub use local::LocalFallback;
+pub use concurrency_path::{AdmissionOutcome, ConcurrencyRejection, RequestPermits};
+pub use decide::{DecisionPolicy, Engine};
+pub use local_fallback::LocalFallback;
 pub use membership::Membership;
+pub use permit_ids::validate_id;
 pub use plan::{KeyNaming, OverridePolicy, PlanSettings};
 
 /// The decision for one check.
@@ -88,8 +88,10 @@ pub struct LimitStatus {
 impl LimitStatus {
     /// The status of a descriptor without a limit.
     // A constant, because one copy of the whole value is faster than a value built field by field.
-    const UNLIMITED: Self =
-        Self { decision: DescriptorDecision::uncounted(Reason::NoLimit, VoteGroup::Enforced), metadata: None };
+    const UNLIMITED: Self = Self {
+        decision: DescriptorDecision::uncounted(Reason::NoLimit, VoteGroup::Enforced),
+        metadata: None,
+    };
 }
 
 /// The reason why a check has no decision. No counter changed, unless a store failed to reply.

@@ -12,16 +12,18 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use super::again::{self, ChargeSubset};
 use super::decide::Engine;
-use super::degrade::ChargeDecision;
-use super::leases::ChargeTerms;
-use super::ledgers::{StoreCallTimes, PartialDecision, DenyLookup};
-use super::plan::{PlanInstants, DescriptorPlan, CheckPlan};
-use super::{Decision, CheckError, tally};
-use crate::backend::{StoreFailure, Charge, Charges, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use super::deny_cache::{DenyLookup, PartialDecision, StoreCallTimes};
+use super::fallback::ChargeDecision;
+use super::lease::ChargeTerms;
+use super::plan::{CheckPlan, DescriptorPlan, PlanInstants};
+use super::stale_charges::{self, ChargeSubset};
+use super::{CheckError, Decision, rule_stats};
+use crate::backend::{
+    Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
+};
 use crate::config::{Config, LimitMode};
-use crate::kernel::decision::{Cost, Check};
+use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::Nanos;
 use crate::telemetry::trace;
 
@@ -104,7 +106,7 @@ impl Engine {
         prepared.plan.fill(config, check, self.policy.planning, now);
         drop(planning);
         if let Some(stats) = &self.stats {
-            prepared.plan.stats = tally::count_hits(stats, config, check, &prepared.plan);
+            prepared.plan.stats = rule_stats::count_hits(stats, config, check, &prepared.plan);
         }
         Ok(prepared)
     }
@@ -114,7 +116,9 @@ impl Engine {
         let PreparedCheck { now, plan, .. } = prepared;
         if self.store().is_synchronous() {
             let StoreReply::Ready(outcomes) = self.store().charge(*now, &plan.charges) else {
-                return Some(self.finish(prepared, &fail_all(&plan.charges, StoreFailure::TimedOut)));
+                return Some(
+                    self.finish(prepared, &fail_all(&plan.charges, StoreFailure::TimedOut)),
+                );
             };
             return Some(self.finish(prepared, &outcomes));
         }
@@ -125,7 +129,11 @@ impl Engine {
     }
 
     /// Decides a check of strict limits with one store call.
-    async fn resolve(&self, mut prepared: PreparedCheck<'_, '_>, deadline: Option<Nanos>) -> CheckResult {
+    async fn resolve(
+        &self,
+        mut prepared: PreparedCheck<'_, '_>,
+        deadline: Option<Nanos>,
+    ) -> CheckResult {
         let mut outcomes = self.charge_store(prepared.now, &prepared.plan.charges, deadline).await;
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
         self.finish(&prepared, &outcomes)
@@ -153,7 +161,12 @@ impl Engine {
         self.finish(&prepared, &outcomes)
     }
 
-    async fn charge_store(&self, now: Nanos, charges: &Charges, deadline: Option<Nanos>) -> Outcomes {
+    async fn charge_store(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        deadline: Option<Nanos>,
+    ) -> Outcomes {
         match self.store().charge(now, charges) {
             StoreReply::Ready(outcomes) => outcomes,
             StoreReply::Pending(reply) => {
@@ -191,7 +204,8 @@ impl Engine {
         let (charges, terms) = (&missing.charges, missing.select_from(&all));
         match &self.leases {
             Some(leases) if terms.iter().any(Option::is_some) => {
-                self.wait_until_deadline(leases.charge(now, charges, &terms), charges, deadline).await
+                self.wait_until_deadline(leases.charge(now, charges, &terms), charges, deadline)
+                    .await
             }
             _ => self.charge_store(now, charges, deadline).await,
         }
@@ -204,12 +218,13 @@ impl Engine {
         outcomes: &mut Outcomes,
         deadline: Option<Nanos>,
     ) {
-        let Some(store_now) = again::store_now(outcomes) else { return };
+        let Some(store_now) = stale_charges::store_now(outcomes) else { return };
         let PreparedCheck { config, check, now, ref plan } = *prepared;
         let mut second_plan = CheckPlan::default();
         let at = PlanInstants { forced_at: now, windows_at: store_now };
         second_plan.fill_at(config, check, self.policy.planning, at);
-        let missing = again::charges_to_repeat(&plan.charges, outcomes, &second_plan.charges);
+        let missing =
+            stale_charges::charges_to_repeat(&plan.charges, outcomes, &second_plan.charges);
         // An all-or-nothing charge also uses lease balances, which the denied
         // first call returned. With `ChargeMode::Each` only stale charges remain.
         // They have no lease to use, because it belongs to another window.
@@ -222,11 +237,15 @@ impl Engine {
         };
         missing.copy_outcomes(answered, outcomes);
         prepared.plan.charges.list = second_plan.charges.list;
-        again::fail_stale(outcomes);
+        stale_charges::fail_stale(outcomes);
     }
 
     fn finish(&self, prepared: &PreparedCheck<'_, '_>, outcomes: &[ChargeOutcome]) -> CheckResult {
-        self.decide_from_outcomes(&prepared.plan, outcomes, (prepared.config.revision, prepared.now))
+        self.decide_from_outcomes(
+            &prepared.plan,
+            outcomes,
+            (prepared.config.revision, prepared.now),
+        )
     }
 
     fn decision(

@@ -9,12 +9,14 @@
 
 use smallvec::SmallVec;
 
-use super::tally::ChargeStats;
-use crate::backend::{Charge, Charges, Placement, ChargeMode as ChargeRule};
+use super::rule_stats::ChargeStats;
+use crate::backend::{Charge, ChargeMode as ChargeRule, Charges, Placement};
 use crate::config::tree::SharedValues;
-use crate::config::{ChargePolicy, Config, Domain, Limit, LimitMode, FallbackMode, Rule, LimitWindow};
+use crate::config::{
+    ChargePolicy, Config, Domain, FallbackMode, Limit, LimitMode, LimitWindow, Rule,
+};
 use crate::kernel::decision::{
-    Cost, Descriptor, VoteGroup, LimitOverride, Check, AppliedLimit, Enforcement, Verdict, combine,
+    AppliedLimit, Check, Cost, Descriptor, Enforcement, LimitOverride, Verdict, VoteGroup, combine,
 };
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::LeaseTerms;
@@ -156,7 +158,9 @@ impl<'c> CheckPlan<'c> {
     pub(super) fn lease_terms(&self) -> impl Iterator<Item = Option<&'c LeaseTerms>> {
         let charged = self.descriptors.iter().filter(|part| part.is_charged());
         let charged = charged.zip(&self.charges.list);
-        charged.map(|(part, charge)| part.lease_terms().filter(|_| charge.key.compatible_bytes().is_none()))
+        charged.map(|(part, charge)| {
+            part.lease_terms().filter(|_| charge.key.compatible_bytes().is_none())
+        })
     }
 
     /// Plans `question` for the instant `now`. Fills the plan in
@@ -179,7 +183,9 @@ impl<'c> CheckPlan<'c> {
         at: PlanInstants,
     ) {
         let Some(domain) = config.domains.get(question.domain) else {
-            return self.descriptors.extend(question.descriptors.iter().map(|_| DescriptorPlan::NoRule));
+            return self
+                .descriptors
+                .extend(question.descriptors.iter().map(|_| DescriptorPlan::NoRule));
         };
         for descriptor in &question.descriptors {
             self.plan_descriptor(domain, descriptor, planning, at);
@@ -204,7 +210,9 @@ impl<'c> CheckPlan<'c> {
         let configured = found.and_then(|rule| rule.limit.as_ref());
         let fallback = configured.map_or(domain.on_backend_failure, |it| it.on_backend_failure);
         match (found, requested) {
-            (found, Some(limit)) if planning.overrides == OverridePolicy::Allow || found.is_none() => {
+            (found, Some(limit))
+                if planning.overrides == OverridePolicy::Allow || found.is_none() =>
+            {
                 self.charge_override(domain, descriptor, &[], (limit, fallback), planning);
             }
             (None, _) => self.descriptors.push(DescriptorPlan::NoRule),
@@ -220,8 +228,13 @@ impl<'c> CheckPlan<'c> {
                     }
                     if let Some(tighter) = ours.filter(|ours| is_tighter(*ours, limit)) {
                         let limit_and_fallback = (tighter, fallback);
-                        return self
-                            .charge_override(domain, descriptor, &shared_values, limit_and_fallback, planning);
+                        return self.charge_override(
+                            domain,
+                            descriptor,
+                            &shared_values,
+                            limit_and_fallback,
+                            planning,
+                        );
                     }
                     let matched = (rule, limit, &*shared_values);
                     self.charge_rule(domain, descriptor, matched, planning, at.windows_at);
@@ -232,12 +245,15 @@ impl<'c> CheckPlan<'c> {
 
     /// Removes the charges of rules that other rules of the check replace.
     fn remove_replaced(&mut self) {
-        let replaces = |part: &DescriptorPlan<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
+        let replaces =
+            |part: &DescriptorPlan<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
         if !self.descriptors.iter().any(replaces) {
             return;
         }
         let is_replaced = |part: &DescriptorPlan<'_>| match part {
-            DescriptorPlan::Charged(rule, _) | DescriptorPlan::Forced(rule, ..) => is_replaced(rule, &self.descriptors),
+            DescriptorPlan::Charged(rule, _) | DescriptorPlan::Forced(rule, ..) => {
+                is_replaced(rule, &self.descriptors)
+            }
             _ => false,
         };
         let replaced: SmallVec<[bool; 2]> = self.descriptors.iter().map(is_replaced).collect();
@@ -289,7 +305,14 @@ impl<'c> CheckPlan<'c> {
         let (key, standing) = (CounterKey::EMPTY, enforcement_of(rule));
         let (strategy, cost) = (limit.strategy_at(now), descriptor.cost);
         let per_second = limit.window.length() == Nanos::SECOND;
-        self.charges.list.push(Charge { key, placement: home, strategy, cost, standing, per_second });
+        self.charges.list.push(Charge {
+            key,
+            placement: home,
+            strategy,
+            cost,
+            standing,
+            per_second,
+        });
         if let Some(charge) = self.charges.list.last_mut() {
             write_key(&mut charge.key, domain, entries(), limit.counting(), keys);
         }
@@ -316,7 +339,14 @@ impl<'c> CheckPlan<'c> {
         let (home, cost) = (placement_of(domain, entries()), descriptor.cost);
         let (strategy, standing) = (Strategy::FixedWindow(window), Enforcement::default());
         let per_second = period == Nanos::SECOND;
-        self.charges.list.push(Charge { key, placement: home, strategy, cost, standing, per_second });
+        self.charges.list.push(Charge {
+            key,
+            placement: home,
+            strategy,
+            cost,
+            standing,
+            per_second,
+        });
         self.descriptors.push(DescriptorPlan::Override(limit, fallback));
     }
 
@@ -328,7 +358,9 @@ impl<'c> CheckPlan<'c> {
     ) -> impl Iterator<Item = (VoteGroup, Verdict)> + use<'_, 'c> {
         let mut list = self.charges.list.iter();
         self.descriptors.iter().filter_map(move |part| match part {
-            DescriptorPlan::NoRule | DescriptorPlan::Replaced => Some((VoteGroup::Enforced, Verdict::Allow)),
+            DescriptorPlan::NoRule | DescriptorPlan::Replaced => {
+                Some((VoteGroup::Enforced, Verdict::Allow))
+            }
             DescriptorPlan::Unlimited(_) => Some((VoteGroup::Unlimited, Verdict::Allow)),
             DescriptorPlan::Forced(rule, _, verdict) => {
                 let standing = enforcement_of(rule);
@@ -348,16 +380,20 @@ impl<'c> CheckPlan<'c> {
 
     fn charge_mode(&self, charging: ChargePolicy, quota_for_all: bool) -> ChargeRule {
         let passes = |(group, verdict)| {
-            let in_quota = group == VoteGroup::Quota || quota_for_all && group == VoteGroup::Enforced;
+            let in_quota =
+                group == VoteGroup::Quota || quota_for_all && group == VoteGroup::Enforced;
             in_quota && verdict == Verdict::Allow
         };
         match charging {
             ChargePolicy::Each => ChargeRule::Each,
             // The check is denied, so no counter is charged.
-            ChargePolicy::AllOrNothing if self.has_forced_denial(quota_for_all) => ChargeRule::Preview,
-            ChargePolicy::AllOrNothing => {
-                ChargeRule::AllOrNothing { quota_for_all, quota_cannot_deny: self.votes(None).any(passes) }
+            ChargePolicy::AllOrNothing if self.has_forced_denial(quota_for_all) => {
+                ChargeRule::Preview
             }
+            ChargePolicy::AllOrNothing => ChargeRule::AllOrNothing {
+                quota_for_all,
+                quota_cannot_deny: self.votes(None).any(passes),
+            },
         }
     }
 }
@@ -382,7 +418,10 @@ pub(super) const fn enforcement_of(rule: &Rule) -> Enforcement {
 /// Returns the place of a counter in a store of several nodes. As in its key, patterns replace
 /// shared values. An all-or-nothing domain without `colocate` is on one node, for one atomic step.
 #[inline]
-fn placement_of<'a>(domain: &Domain, mut entries: impl Iterator<Item = (&'a str, &'a str)>) -> Placement {
+fn placement_of<'a>(
+    domain: &Domain,
+    mut entries: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Placement {
     let Some(key) = &domain.colocate else {
         return match domain.charge {
             ChargePolicy::Each => Placement::ByKey,

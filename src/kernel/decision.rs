@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::rate::{Headroom, CounterDecision};
+use super::rate::{CounterDecision, Headroom};
 use super::units::{Hits, Nanos, Unit};
 
 /// A check: one rate limit request from a proxy.
@@ -330,7 +330,9 @@ impl DescriptorDecision {
     pub fn apply_counter(&mut self, step: CounterDecision) {
         (self.reason, self.headroom, self.retry_after) = match step {
             CounterDecision::Allow(room) => (Reason::WithinLimit, room, None),
-            CounterDecision::Deny { retry_after, headroom: room } => (Reason::OverLimit, room, Some(retry_after)),
+            CounterDecision::Deny { retry_after, headroom: room } => {
+                (Reason::OverLimit, room, Some(retry_after))
+            }
             CounterDecision::ExceedsLimit(room) => (Reason::LargerThanLimit, room, None),
             CounterDecision::OutsideWindows => (Reason::OverLimit, Headroom::default(), None),
         };

@@ -127,7 +127,8 @@ impl CounterKey {
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) {
-        let mut rest = self.reset_zeroed(encoded_len(&[HEAD_LEN, 4, domain.len()], entries.clone(), 2));
+        let mut rest =
+            self.reset_zeroed(encoded_len(&[HEAD_LEN, 4, domain.len()], entries.clone(), 2));
         // Saturates. Longer parts would share a prefix, but the edge rejects them.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
@@ -164,7 +165,8 @@ impl CounterKey {
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
         counting: KeyStrategy,
     ) {
-        let mut rest = self.reset_zeroed(encoded_len(&[HEAD_LEN, domain.len(), 1], entries.clone(), 1));
+        let mut rest =
+            self.reset_zeroed(encoded_len(&[HEAD_LEN, domain.len(), 1], entries.clone(), 1));
         rest.put_head(head(b'j', counting));
         let pieces = entries.flat_map(|(name, value)| [name, value]);
         for piece in std::iter::once(domain).chain(pieces) {
@@ -193,7 +195,9 @@ impl CounterKey {
     /// Resets the key to `len` zero bytes and returns a writer for them.
     fn reset_zeroed(&mut self, len: usize) -> KeyWriter<'_> {
         self.0 = match u8::try_from(len) {
-            Ok(len) if usize::from(len) <= MAX_INLINE_LEN => KeyBytes::Short { len, bytes: [0; MAX_INLINE_LEN] },
+            Ok(len) if usize::from(len) <= MAX_INLINE_LEN => {
+                KeyBytes::Short { len, bytes: [0; MAX_INLINE_LEN] }
+            }
             _ => KeyBytes::Long(vec![0; len]),
         };
         KeyWriter(match &mut self.0 {
@@ -226,7 +230,8 @@ struct KeyWriter<'k>(&'k mut [u8]);
 impl KeyWriter<'_> {
     #[inline]
     fn put(&mut self, piece: &[u8]) {
-        if let Some((target, behind)) = std::mem::take(&mut self.0).split_at_mut_checked(piece.len())
+        if let Some((target, behind)) =
+            std::mem::take(&mut self.0).split_at_mut_checked(piece.len())
         {
             target.copy_from_slice(piece);
             self.0 = behind;

@@ -24,12 +24,15 @@ use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::{ConfigParser, PublishedConfig, FailedLoad, ReloadRequest, ConfigSource, SourceReadError, TextFile, LoadFailure};
+use super::{
+    ConfigParser, ConfigSource, FailedLoad, LoadFailure, PublishedConfig, ReloadRequest,
+    SourceReadError, TextFile,
+};
 use crate::config::Config;
 use crate::config::diagnostic::{Diagnostic, Diagnostics};
 use crate::kernel::units::{Nanos, Revision};
-pub use tree::{MAX_DEPTH, MAX_FILE_BYTES, MAX_TOTAL_BYTES, MAX_FILES, FileFilter, read_tree};
-use watches::{WatchResult, FileWatches};
+pub use tree::{FileFilter, MAX_DEPTH, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, read_tree};
+use watches::{FileWatches, WatchResult};
 
 /// The poll interval if the system reports changes. Polling finds the changes that it misses.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
@@ -83,7 +86,14 @@ pub async fn start(
         state: PollState::default(),
     };
     let reload = reload_request.clone();
-    let mut loader = FileLoader { options, look: poller, sender, changed, asked: reload_request, now: Box::new(now) };
+    let mut loader = FileLoader {
+        options,
+        look: poller,
+        sender,
+        changed,
+        asked: reload_request,
+        now: Box::new(now),
+    };
     loader.load(LoadTrigger::Requested).await;
     ConfigSource { published, reload, task: tokio::spawn(loader.run()) }
 }
@@ -113,8 +123,11 @@ impl FileLoader {
 
     async fn next_trigger(&self) -> Option<LoadTrigger> {
         let unwatched = self.look.state.has_unwatched;
-        let interval =
-            if unwatched { UNWATCHED_POLL_INTERVAL.min(self.options.poll_interval) } else { self.options.poll_interval };
+        let interval = if unwatched {
+            UNWATCHED_POLL_INTERVAL.min(self.options.poll_interval)
+        } else {
+            self.options.poll_interval
+        };
         tokio::select! {
             () = self.sender.closed() => None,
             () = self.asked.requested() => Some(LoadTrigger::Requested),
@@ -138,13 +151,16 @@ impl FileLoader {
         let poller = self.look.clone();
         let revision = Revision(self.sender.borrow().status.revision.0.saturating_add(1));
         let result = spawn_blocking(move || poller.poll(cause, revision)).await;
-        let (seen, found) = result.unwrap_or((self.look.state, PollResult::Failed(LoadFailure::ParserPanicked)));
+        let (seen, found) =
+            result.unwrap_or((self.look.state, PollResult::Failed(LoadFailure::ParserPanicked)));
         self.look.state = seen;
         let at = (self.now)();
         match found {
             PollResult::Unchanged => {}
             PollResult::AlreadyLoaded => self.record_unchanged(at),
-            PollResult::StillFailing => self.publish(|published| published.status.failed_loads += 1),
+            PollResult::StillFailing => {
+                self.publish(|published| published.status.failed_loads += 1)
+            }
             PollResult::Failed(why) => self.record_failure(FailedLoad { at, reason: why }),
             PollResult::Loaded(accepted) => self.publish_config(at, accepted),
         }
@@ -194,7 +210,9 @@ impl FileLoader {
             LoadFailure::Unconvertible(why) => {
                 tracing::error!(in_force, why, "limits are refused; what is in force stays");
             }
-            LoadFailure::ParserPanicked => tracing::error!(in_force, "the loader broke; what is in force stays"),
+            LoadFailure::ParserPanicked => {
+                tracing::error!(in_force, "the loader broke; what is in force stays")
+            }
         }
         self.publish(|published| {
             published.status.failed_loads = refusals;
@@ -256,7 +274,8 @@ struct PollState {
 impl FilePoller {
     fn poll(mut self, cause: LoadTrigger, revision: Revision) -> (PollState, PollResult) {
         let (listing, error) = self.list_and_watch();
-        let is_known = cause == LoadTrigger::Poll && listing.fingerprint == self.state.listing_fingerprint;
+        let is_known =
+            cause == LoadTrigger::Poll && listing.fingerprint == self.state.listing_fingerprint;
         // The cause of a read error, and its fix, may be invisible in the listing. So retry.
         let unread = self.state.read_error_digest.take();
         if is_known && unread.is_none() {
@@ -268,7 +287,11 @@ impl FilePoller {
         }
         let found = match error.map_or_else(|| self.read_listed(&listing), Err) {
             // The same error was already reported.
-            Err(_) if cause == LoadTrigger::Poll && unread.is_some() && self.state.read_error_digest == unread => {
+            Err(_)
+                if cause == LoadTrigger::Poll
+                    && unread.is_some()
+                    && self.state.read_error_digest == unread =>
+            {
                 PollResult::Unchanged
             }
             Err(error) => {
@@ -281,8 +304,12 @@ impl FilePoller {
         (self.state, found)
     }
 
-    fn read_listed(&mut self, listing: &tree::FileListing) -> Result<Vec<TextFile>, SourceReadError> {
-        tree::read_files(listing).inspect_err(|error| self.state.read_error_digest = Some(error_digest(error)))
+    fn read_listed(
+        &mut self,
+        listing: &tree::FileListing,
+    ) -> Result<Vec<TextFile>, SourceReadError> {
+        tree::read_files(listing)
+            .inspect_err(|error| self.state.read_error_digest = Some(error_digest(error)))
     }
 
     /// Lists the files and watches their directories. Repeats until no directory
@@ -291,7 +318,8 @@ impl FilePoller {
         let mut watches = self.watches.lock();
         for _ in 0..tree::MAX_DEPTH {
             let (listing, error) = tree::list_files(&self.paths, &self.filter);
-            let WatchResult { has_new: more, is_complete: all } = watches.watch_only(&listing.directories);
+            let WatchResult { has_new: more, is_complete: all } =
+                watches.watch_only(&listing.directories);
             self.state.has_unwatched = !all;
             if !more {
                 return (listing, error);
@@ -300,7 +328,12 @@ impl FilePoller {
         tree::list_files(&self.paths, &self.filter)
     }
 
-    fn parse_if_changed(&mut self, cause: LoadTrigger, texts: &[TextFile], revision: Revision) -> PollResult {
+    fn parse_if_changed(
+        &mut self,
+        cause: LoadTrigger,
+        texts: &[TextFile],
+        revision: Revision,
+    ) -> PollResult {
         let digest = Some(content_digest(texts));
         if digest == self.state.loaded_digest {
             self.state.failed_digest = None;

@@ -13,8 +13,8 @@
 
 mod backoff;
 mod channel;
+mod convert;
 pub mod message;
-mod text;
 
 use std::io;
 use std::path::PathBuf;
@@ -35,9 +35,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 
-use super::{ConfigParser, PublishedConfig, FailedLoad, ReloadRequest, ConfigSource, SourceReadError, TextFile, LoadFailure};
+use super::{
+    ConfigParser, ConfigSource, FailedLoad, LoadFailure, PublishedConfig, ReloadRequest,
+    SourceReadError, TextFile,
+};
 use crate::config::Config;
-use crate::config::diagnostic::{SeverityCounts, Diagnostics, Severity};
+use crate::config::diagnostic::{Diagnostics, Severity, SeverityCounts};
 use crate::kernel::units::{Nanos, Revision};
 pub use backoff::{Backoff, BackoffBounds};
 pub use channel::{XdsConnectError, XdsServer, XdsTls, connect};
@@ -170,7 +173,11 @@ impl XdsClient {
 
     async fn exchange_messages(&mut self) -> Result<(), StreamEnd> {
         let channel = channel::connect(&self.options.server).await?;
-        let max_bytes = if self.options.max_message_bytes == 0 { DEFAULT_MAX_MESSAGE_BYTES } else { self.options.max_message_bytes };
+        let max_bytes = if self.options.max_message_bytes == 0 {
+            DEFAULT_MAX_MESSAGE_BYTES
+        } else {
+            self.options.max_message_bytes
+        };
         let mut client = Client::new(channel).max_decoding_message_size(max_bytes);
         let (request_sender, request_receiver) = mpsc::channel(REQUEST_QUEUE_CAPACITY);
         // A new stream starts without a nonce, because nonces of former streams are invalid.
@@ -224,10 +231,13 @@ impl XdsClient {
     /// On errors, returns the message for the NACK.
     async fn apply_response(&mut self, response: DiscoveryResponse) -> Result<(), String> {
         let configs = decode_resources(&response).inspect_err(|why| {
-            self.record_failure(LoadFailure::Unreadable(self.unreadable_response(&response.version_info, why)));
+            self.record_failure(LoadFailure::Unreadable(
+                self.unreadable_response(&response.version_info, why),
+            ));
         })?;
         let texts = configs.iter().map(|config| {
-            let text = text::to_file_text(config).map_err(|why| format!("{}: {why}", config.name))?;
+            let text =
+                convert::to_file_text(config).map_err(|why| format!("{}: {why}", config.name))?;
             Ok(TextFile { name: Arc::from(config.name.as_str()), bytes: text.into_bytes() })
         });
         let texts: Result<Vec<_>, String> = texts.collect();

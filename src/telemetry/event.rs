@@ -8,7 +8,7 @@
 //! - Names, units and labels of metrics (see [`super::metrics`]).
 
 use super::metrics::{METRICS, Metrics};
-use crate::kernel::decision::{StoreFailure, Reason, Verdict};
+use crate::kernel::decision::{Reason, StoreFailure, Verdict};
 use crate::kernel::units::{Hits, Nanos, Revision};
 
 /// A check was decided.
@@ -47,8 +47,12 @@ pub struct ConcurrencyLimitExceeded {
 
 impl ConcurrencyLimitExceeded {
     /// Every reason of a rejection by a concurrency limit.
-    pub const REASONS: [Reason; 4] =
-        [Reason::ConcurrencyLimitReached, Reason::QueueFull, Reason::QueueTimeout, Reason::TooManyBuckets];
+    pub const REASONS: [Reason; 4] = [
+        Reason::ConcurrencyLimitReached,
+        Reason::QueueFull,
+        Reason::QueueTimeout,
+        Reason::TooManyBuckets,
+    ];
 
     /// Counts this in the process's metrics.
     pub fn emit(self) {
@@ -681,7 +685,8 @@ pub enum DatagramKind {
 
 impl DatagramKind {
     /// Every outcome, in the order of their discriminants.
-    pub const ALL: [Self; 4] = [Self::Release, Self::UntrustedSource, Self::TooLong, Self::Malformed];
+    pub const ALL: [Self; 4] =
+        [Self::Release, Self::UntrustedSource, Self::TooLong, Self::Malformed];
 
     /// The value of the metric's label.
     #[must_use]

@@ -11,9 +11,9 @@
 //! Not covered:
 //! - The HTTP endpoint of the page (see [`crate::edge::http::metrics`]).
 
+mod concurrency;
 mod exemplar;
-mod in_use;
-mod open;
+mod openmetrics;
 mod process;
 
 use std::cell::Cell;
@@ -21,18 +21,19 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::event::{
-    CheckAnswered, RequestCompleted, ChargesFailed, StoreCallSent, ConcurrencyLimitExceeded, DatagramKind, FallbackDebtEnded, PermitIdEvent, PermitIdObserved,
-    LeaseCallSent, LeasedHitsEvent, LeasedHits, ConfigLoaded, EdgeOutcome, FallbackDebtOutcome, Protocol, ShareEvent,
-    StrictPermitEvent,
+    ChargesFailed, CheckAnswered, ConcurrencyLimitExceeded, ConfigLoaded, DatagramKind,
+    EdgeOutcome, FallbackDebtEnded, FallbackDebtOutcome, LeaseCallSent, LeasedHits,
+    LeasedHitsEvent, PermitIdEvent, PermitIdObserved, Protocol, RequestCompleted, ShareEvent,
+    StoreCallSent, StrictPermitEvent,
 };
-use super::letters::{ForwardingEvent, ForwardingCount};
-use crate::kernel::decision::{StoreFailure, Reason, Verdict};
+use super::forwarding::{ForwardingCount, ForwardingEvent};
+use crate::kernel::decision::{Reason, StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 
+pub use concurrency::{ConcurrencyGauges, MAX_LIMIT_SERIES};
 pub use exemplar::SpanIds;
 use exemplar::{Exemplar, Exemplars};
-pub use in_use::{ConcurrencyGauges, MAX_LIMIT_SERIES};
-pub use open::to_openmetrics;
+pub use openmetrics::to_openmetrics;
 pub use process::ProcessUsage;
 
 /// The metrics of this process.
@@ -226,7 +227,10 @@ impl Metrics {
 
     pub(super) fn record_exemplar(&self, answered: CheckAnswered, traced: SpanIds) {
         let took = answered.duration();
-        self.exemplars.record(bucket_of(took), Exemplar { span: traced, duration: took, replied_at: answered.replied_at });
+        self.exemplars.record(
+            bucket_of(took),
+            Exemplar { span: traced, duration: took, replied_at: answered.replied_at },
+        );
     }
 
     pub(super) fn count_request(&self, asked: RequestCompleted) {
@@ -288,7 +292,8 @@ impl Metrics {
     }
 
     pub(super) fn count_store_call(&self, called: StoreCallSent) {
-        let (mine, questions) = (self.thread_shard(), u64::try_from(called.checks).unwrap_or(u64::MAX));
+        let (mine, questions) =
+            (self.thread_shard(), u64::try_from(called.checks).unwrap_or(u64::MAX));
         let bucket = CHECK_COUNT_BOUNDS.iter().position(|bound| questions <= *bound);
         mine.add(&mine.shard.checks_per_call[bucket.unwrap_or(CHECK_COUNT_BOUNDS.len())], 1);
         mine.add(&mine.shard.checks_sum, questions);
@@ -352,7 +357,8 @@ impl MetricsShard {
             memory_full: [const { AtomicU64::new(0) }; 2],
             failed_charges: [const { AtomicU64::new(0) }; StoreFailure::ALL.len()],
             cached_denials: AtomicU64::new(0),
-            limit_exceeded: [const { [const { AtomicU64::new(0) }; 2] }; ConcurrencyLimitExceeded::REASONS.len()],
+            limit_exceeded: [const { [const { AtomicU64::new(0) }; 2] };
+                ConcurrencyLimitExceeded::REASONS.len()],
             permit_ids: [const { AtomicU64::new(0) }; PermitIdEvent::ALL.len()],
             share_events: [const { AtomicU64::new(0) }; ShareEvent::ALL.len()],
             strict_permits: [const { AtomicU64::new(0) }; StrictPermitEvent::ALL.len()],
@@ -395,26 +401,41 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_concurrency(f, &self.gauges.concurrency)?;
         self.metrics.write_leases(f, self.gauges.leases)?;
         self.metrics.write_datagrams(f)?;
-        in_use::write_series(f, &self.gauges.concurrency_limits)?;
+        concurrency::write_series(f, &self.gauges.concurrency_limits)?;
         write_process(f, &self.gauges)
     }
 }
 
 impl Metrics {
     fn write_decisions(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_head(page, "sluicegate_questions_answered_total", "counter", "Questions, by verdict")?;
+        write_head(
+            page,
+            "sluicegate_questions_answered_total",
+            "counter",
+            "Questions, by verdict",
+        )?;
         for (index, verdict) in ["admit", "deny", "shadow_deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.verdicts[index]);
             writeln!(page, "sluicegate_questions_answered_total{{verdict=\"{verdict}\"}} {n}")?;
         }
-        write_head(page, "sluicegate_descriptors_decided_total", "counter", "Descriptors, by reason")?;
+        write_head(
+            page,
+            "sluicegate_descriptors_decided_total",
+            "counter",
+            "Descriptors, by reason",
+        )?;
         for reason in Reason::ALL {
             let n = self.sum(|shard| &shard.reasons[reason as usize]);
             let reason = reason.as_str();
             writeln!(page, "sluicegate_descriptors_decided_total{{reason=\"{reason}\"}} {n}")?;
         }
         let name = "sluicegate_descriptors_near_limit_total";
-        write_head(page, name, "counter", "Descriptors admitted beyond near_limit_ratio of their limit")?;
+        write_head(
+            page,
+            name,
+            "counter",
+            "Descriptors admitted beyond near_limit_ratio of their limit",
+        )?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.near_limit))?;
         Ok(())
     }
@@ -447,11 +468,18 @@ impl Metrics {
     fn write_config(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_config_loads_total";
         write_head(page, name, "counter", "Configurations loaded, by what came of them")?;
-        for (outcome, cell) in [("accepted", &self.accepted_loads), ("refused", &self.rejected_loads)] {
+        for (outcome, cell) in
+            [("accepted", &self.accepted_loads), ("refused", &self.rejected_loads)]
+        {
             writeln!(page, "{name}{{outcome=\"{outcome}\"}} {}", cell.load(Relaxed))?;
         }
         let name = "sluicegate_config_revision";
-        write_head(page, name, "gauge", "The number of the configuration in force, 0 before the first")?;
+        write_head(
+            page,
+            name,
+            "gauge",
+            "The number of the configuration in force, 0 before the first",
+        )?;
         writeln!(page, "{name} {}", self.revision.load(Relaxed))?;
         let name = "sluicegate_config_stale";
         write_head(page, name, "gauge", "1 while the last load is one that was refused")?;
@@ -469,19 +497,34 @@ impl Metrics {
         write_head(page, name, "gauge", "The ceiling on live keys")?;
         writeln!(page, "{name} {}", gauges.max_keys)?;
         let name = "sluicegate_memory_full_total";
-        write_head(page, name, "counter", "New keys at the ceiling, by what `when_full` made of them")?;
+        write_head(
+            page,
+            name,
+            "counter",
+            "New keys at the ceiling, by what `when_full` made of them",
+        )?;
         for (index, verdict) in ["admit", "deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.memory_full[index]);
             writeln!(page, "{name}{{verdict=\"{verdict}\"}} {n}")?;
         }
         let name = "sluicegate_backend_failures_total";
-        write_head(page, name, "counter", "Charges that the shared store did not answer, by cause")?;
+        write_head(
+            page,
+            name,
+            "counter",
+            "Charges that the shared store did not answer, by cause",
+        )?;
         for cause in StoreFailure::ALL {
             let n = self.sum(|shard| &shard.failed_charges[cause as usize]);
             writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
         }
         let name = "sluicegate_denials_remembered_total";
-        write_head(page, name, "counter", "Denials answered from memory, without asking the store")?;
+        write_head(
+            page,
+            name,
+            "counter",
+            "Denials answered from memory, without asking the store",
+        )?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.cached_denials))?;
         let name = "sluicegate_local_hits_total";
         write_head(page, name, "counter", "Hits admitted while the store was away, by their end")?;
@@ -491,7 +534,12 @@ impl Metrics {
         }
         self.write_store_calls(page)?;
         let name = "sluicegate_backend_up";
-        write_head(page, name, "gauge", "1 while the store of counters answers, 0 while it does not")?;
+        write_head(
+            page,
+            name,
+            "gauge",
+            "1 while the store of counters answers, 0 while it does not",
+        )?;
         writeln!(page, "{name} {}", u8::from(!gauges.is_store_down))
     }
 }
@@ -499,7 +547,12 @@ impl Metrics {
 impl Metrics {
     fn write_store_calls(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_backend_call_questions";
-        write_head(page, name, "histogram", "Script calls to the shared store, by questions in them")?;
+        write_head(
+            page,
+            name,
+            "histogram",
+            "Script calls to the shared store, by questions in them",
+        )?;
         let mut below = 0;
         for (index, bound) in CHECK_COUNT_BOUNDS.iter().enumerate() {
             below += self.sum(|shard| &shard.checks_per_call[index]);
@@ -513,7 +566,11 @@ impl Metrics {
 }
 
 impl Metrics {
-    fn write_concurrency(&self, page: &mut fmt::Formatter<'_>, total: &ConcurrencyTotals) -> fmt::Result {
+    fn write_concurrency(
+        &self,
+        page: &mut fmt::Formatter<'_>,
+        total: &ConcurrencyTotals,
+    ) -> fmt::Result {
         let gauges = [
             ("sluicegate_requests_in_flight", "Requests that hold a permit", total.in_flight),
             ("sluicegate_requests_queued", "Requests that wait for a permit", total.waiting),
@@ -524,7 +581,11 @@ impl Metrics {
             ),
             ("sluicegate_ceilings", "Buckets of ceilings", total.buckets),
             ("sluicegate_ceilings_max", "How many buckets there may be", total.max_buckets),
-            ("sluicegate_early_releases", "Releases that wait for their acquire", total.early_releases),
+            (
+                "sluicegate_early_releases",
+                "Releases that wait for their acquire",
+                total.early_releases,
+            ),
             ("sluicegate_early_releases_max", "How many there may be", total.max_early_releases),
         ];
         for (name, help, value) in gauges {
@@ -587,7 +648,12 @@ impl Metrics {
         write_head(page, name, "counter", "Messages in those calls, each about one key")?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_messages))?;
         let name = "sluicegate_lease_hits_total";
-        write_head(page, name, "counter", "Hits that were borrowed, and that ended unspent, by how")?;
+        write_head(
+            page,
+            name,
+            "counter",
+            "Hits that were borrowed, and that ended unspent, by how",
+        )?;
         for end in LeasedHitsEvent::ALL {
             let n = self.sum(|shard| &shard.leased_hits[end as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;

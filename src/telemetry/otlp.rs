@@ -10,8 +10,8 @@
 //! - OTLP in JSON.
 //! - The buckets of histograms: only count and sum are exported.
 
-mod call;
-mod shared;
+mod collector_client;
+mod page_cache;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ use opentelemetry_sdk::metrics::SdkMeterProvider;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 
 use super::trace::{self, Propagators};
-use call::{OtlpTlsFiles, OtlpHttpClient};
-use shared::{PageReader, PageCache};
+use collector_client::{OtlpHttpClient, OtlpTlsFiles};
+use page_cache::{PageCache, PageReader};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout of the last export of each signal during shutdown.
@@ -69,7 +69,13 @@ impl Default for OtlpDefaults {
     fn default() -> Self {
         let service = "sluicegate".to_owned();
         let (protocol, attributes) = (OtlpTransport::Grpc, Vec::new());
-        Self { protocol, has_metrics: true, service_name: service, attributes, sampled_fraction: 1.0 }
+        Self {
+            protocol,
+            has_metrics: true,
+            service_name: service,
+            attributes,
+            sampled_fraction: 1.0,
+        }
     }
 }
 
@@ -93,7 +99,11 @@ pub struct OtlpExporters {
 ///
 /// Also returns an error message for each signal that cannot be exported.
 #[must_use]
-pub fn start(variable: EnvLookup<'_>, defaults: &OtlpDefaults, page: &RenderPage) -> (OtlpExporters, Vec<String>) {
+pub fn start(
+    variable: EnvLookup<'_>,
+    defaults: &OtlpDefaults,
+    page: &RenderPage,
+) -> (OtlpExporters, Vec<String>) {
     let mut errors = Vec::new();
     if variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
         return (OtlpExporters::default(), errors);
@@ -113,7 +123,8 @@ pub fn start(variable: EnvLookup<'_>, defaults: &OtlpDefaults, page: &RenderPage
         exporters.tracer_provider = keep_or_report(spans, &mut errors);
     }
     if let Some(way) = counts {
-        exporters.meter_provider = keep_or_report(start_metric_export(&way, page, resource), &mut errors);
+        exporters.meter_provider =
+            keep_or_report(start_metric_export(&way, page, resource), &mut errors);
     }
     (exporters, errors)
 }
@@ -206,7 +217,11 @@ fn start_span_export(
     Ok(provider)
 }
 
-fn start_metric_export(way: &ExporterConfig, page: &RenderPage, resource: Resource) -> Result<SdkMeterProvider, String> {
+fn start_metric_export(
+    way: &ExporterConfig,
+    page: &RenderPage,
+    resource: Resource,
+) -> Result<SdkMeterProvider, String> {
     let exporter = match (way.protocol, way.tls_channel()?) {
         (OtlpTransport::Http, _) => {
             let http = MetricExporter::builder().with_http().with_http_client(way.http_client()?);
@@ -237,7 +252,8 @@ impl ExporterConfig {
     /// Returns the TLS connection. `None` for plain text, which the exporter connects itself.
     fn tls_channel(&self) -> Result<Option<tonic::transport::Channel>, String> {
         let is_secure = self.protocol == OtlpTransport::Grpc && self.endpoint.starts_with("https:");
-        let channel = is_secure.then(|| call::tls_channel(&self.endpoint, &self.tls_files, self.timeout));
+        let channel = is_secure
+            .then(|| collector_client::tls_channel(&self.endpoint, &self.tls_files, self.timeout));
         channel.transpose()
     }
 
@@ -361,7 +377,10 @@ impl OtlpExporters {
 mod tests {
     use super::*;
 
-    fn config_of(variables: &[(&str, &str)], signal: &str) -> Result<Option<ExporterConfig>, String> {
+    fn config_of(
+        variables: &[(&str, &str)],
+        signal: &str,
+    ) -> Result<Option<ExporterConfig>, String> {
         let lookup = |name: &str| {
             let found = variables.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
@@ -389,7 +408,10 @@ mod tests {
     fn unsupported_settings_disable_only_their_own_signal() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317");
         assert_eq!(exported_signals(&[all, ("OTEL_TRACES_EXPORTER", "zipkin")]), (false, true, 1));
-        assert_eq!(exported_signals(&[all, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]), (false, false, 2));
+        assert_eq!(
+            exported_signals(&[all, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]),
+            (false, false, 2)
+        );
         let half = ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", "/key");
         assert_eq!(exported_signals(&[all, half]), (false, true, 1));
     }
@@ -416,7 +438,8 @@ mod tests {
     fn samples_are_found_by_their_exact_name() {
         let page = "# HELP a_total Help.\n# TYPE a_total counter\na_total{x=\"1\",y=\"2\"} 3\na_total_more 4\n\
                     # HELP b Help.\n# TYPE b histogram\nb_bucket{le=\"1\"} 1\nb_sum 0.5\nb_count 1\n";
-        let named: Vec<_> = parse_families(page).into_iter().map(|f| (f.name, f.is_counter)).collect();
+        let named: Vec<_> =
+            parse_families(page).into_iter().map(|f| (f.name, f.is_counter)).collect();
         let wanted = [("a_total", true), ("b_count", true), ("b_sum", true)];
         assert_eq!(named, wanted.map(|(name, grows)| (name.to_owned(), grows)));
         let found = parse_samples(page, "a_total");

@@ -74,8 +74,14 @@ fn operation_span(operation: (Protocol, &'static str), headers: HeaderLookup<'_>
 impl CheckTracer {
     // A separate cold function, so that only the test for a tracer is inlined into every check.
     #[cold]
-    fn start_operation(&self, (protocol, name): (Protocol, &'static str), headers: HeaderLookup<'_>) -> TraceSpan {
-        let Some(parent) = parent::parent_context(self.propagators, headers) else { return TraceSpan(None) };
+    fn start_operation(
+        &self,
+        (protocol, name): (Protocol, &'static str),
+        headers: HeaderLookup<'_>,
+    ) -> TraceSpan {
+        let Some(parent) = parent::parent_context(self.propagators, headers) else {
+            return TraceSpan(None);
+        };
         let span = self
             .tracer
             .span_builder(name)
@@ -88,7 +94,8 @@ impl CheckTracer {
     #[cold]
     fn start_stage(&self, part: CheckStage) -> TraceSpan {
         let begun = CHECK_CONTEXT.try_with(|context| {
-            let kind = if part == CheckStage::Store { SpanKind::Client } else { SpanKind::Internal };
+            let kind =
+                if part == CheckStage::Store { SpanKind::Client } else { SpanKind::Internal };
             let builder = self.tracer.span_builder(part.as_str()).with_kind(kind);
             context.with_span(builder.start_with_context(&self.tracer, context))
         });
@@ -122,7 +129,8 @@ pub(super) fn set_outcome(outcome: EdgeOutcome) {
     let _outside = CHECK_CONTEXT.try_with(|context| {
         let span = context.span();
         span.set_attribute(KeyValue::new("sluicegate.outcome", outcome.as_str()));
-        if !matches!(outcome, EdgeOutcome::Allow | EdgeOutcome::Deny | EdgeOutcome::NothingToCheck) {
+        if !matches!(outcome, EdgeOutcome::Allow | EdgeOutcome::Deny | EdgeOutcome::NothingToCheck)
+        {
             span.set_status(Status::error(outcome.as_str()));
         }
     });

@@ -4,14 +4,15 @@ use std::fs;
 
 use serde_json::Value;
 use sluicegate::cli::{self, CommandOutcome, Terminal};
-use sluicegate::config::settings::{self, StoreSetting, SettingsInput, LoadedSettings};
+use sluicegate::config::settings::{self, LoadedSettings, SettingsInput, StoreSetting};
 
 use super::cases::CASES;
 use super::{Objects, chart, rendered, template};
 
 fn settings_of(objects: &Objects) -> LoadedSettings {
     let file = Some(("server.yaml".to_owned(), objects.server_yaml().to_owned()));
-    let input = SettingsInput { file, environment: secrets_of(objects), ..SettingsInput::default() };
+    let input =
+        SettingsInput { file, environment: secrets_of(objects), ..SettingsInput::default() };
     let loaded = settings::read(&input)
         .unwrap_or_else(|problems| panic!("{problems:?}\n{}", objects.server_yaml()));
     assert_eq!(loaded.warnings, []);

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
 use sluicegate::clock::Clock;
-use sluicegate::engine::admit::{ConcurrencyLimits, PermitRequest, AcquireError, PermitGuard, BucketLoad};
+use sluicegate::engine::concurrency::{
+    AcquireError, BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest,
+};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate::kernel::units::{Nanos, Revision};
@@ -17,13 +19,24 @@ const START: Nanos = Nanos::from_secs(1_000);
 const LONG: Nanos = Nanos::from_secs(60);
 
 const fn queued(limit: u32, size: u32) -> LimiterConfig {
-    LimiterConfig { queue: Some(QueueConfig { size, timeout: LONG }), ..LimiterConfig::fixed(limit) }
+    LimiterConfig {
+        queue: Some(QueueConfig { size, timeout: LONG }),
+        ..LimiterConfig::fixed(limit)
+    }
 }
 
 const fn request(rules: &LimiterConfig) -> PermitRequest<'_> {
     let revision = Revision(1);
     let (keep, shared) = (None, None);
-    PermitRequest { bucket: b"shop", revision, rules, permit_lifetime: keep, queue_timeout: LONG, store_timeout: LONG, shared }
+    PermitRequest {
+        bucket: b"shop",
+        revision,
+        rules,
+        permit_lifetime: keep,
+        queue_timeout: LONG,
+        store_timeout: LONG,
+        shared,
+    }
 }
 
 const fn request_by_revision(revision: u64, rules: &LimiterConfig) -> PermitRequest<'_> {
@@ -44,7 +57,10 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn acquire_now(admission: &ConcurrencyLimits, ask: PermitRequest<'_>) -> Result<PermitGuard, AcquireError> {
+fn acquire_now(
+    admission: &ConcurrencyLimits,
+    ask: PermitRequest<'_>,
+) -> Result<PermitGuard, AcquireError> {
     match poll(pin!(admission.acquire(ask))) {
         Poll::Ready(answer) => answer,
         Poll::Pending => panic!("it waits"),
@@ -178,7 +194,8 @@ fn sweep_reads_the_clock_for_each_bucket() {
     let _inside = runtime.enter();
     let names: [&[u8]; 2] = [b"a", b"b"];
     let keep = Some(LONG.plus(Nanos::SECOND));
-    let of = |bucket: &'static [u8]| PermitRequest { bucket, permit_lifetime: keep, ..request(&rules) };
+    let of =
+        |bucket: &'static [u8]| PermitRequest { bucket, permit_lifetime: keep, ..request(&rules) };
     let _held = names.map(|name| acquire_now(&admission, of(name)).unwrap());
     let waker = Waker::from(Arc::new(SlowWaker(Arc::clone(&clock))));
     let mut waits = names.map(|name| Box::pin(admission.acquire(of(name))));
@@ -211,7 +228,10 @@ fn older_revision_does_not_replace_a_newer_limit() {
     let (_, admission) = manual_clock();
     let (old, new) = (LimiterConfig::fixed(3), LimiterConfig::fixed(1));
     let _held = acquire_now(&admission, request_by_revision(2, &new)).unwrap();
-    assert_eq!(acquire_now(&admission, request_by_revision(1, &old)).unwrap_err(), AcquireError::Full);
+    assert_eq!(
+        acquire_now(&admission, request_by_revision(1, &old)).unwrap_err(),
+        AcquireError::Full
+    );
     admission.reload_all(Revision(1), |_| Some((old, None)));
     assert_eq!(load(&admission).limit, 1);
     let _second = acquire_now(&admission, request_by_revision(3, &old)).unwrap();

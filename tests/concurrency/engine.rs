@@ -6,15 +6,17 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::future::poll_immediate;
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{self, Backend, StoreFailure, Charges, Outcomes, StoreReply};
+use sluicegate::backend::{self, Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::{AdmissionOutcome, Engine, RequestPermits, DecisionPolicy, CheckError, ConcurrencyRejection};
+use sluicegate::engine::{
+    AdmissionOutcome, CheckError, ConcurrencyRejection, DecisionPolicy, Engine, RequestPermits,
+};
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::concurrency::register::EarlyReleaseLimits;
-use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason, Verdict};
+use sluicegate::kernel::concurrency::permit_registry::EarlyReleaseLimits;
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 /// An engine with `descriptors` in domain `d` and at most `most` buckets.
@@ -310,7 +312,9 @@ fn queued_check_gets_a_freed_permit_or_cancels_cleanly() {
     let check = check_of(&[("k", "v")]);
     assert_eq!(engine.longest_queue_wait(&check), Nanos::from_secs(3600));
     block_on(async {
-        let Ok(AdmissionOutcome::Decided(_, held)) = engine.admit(&check, None).await else { panic!() };
+        let Ok(AdmissionOutcome::Decided(_, held)) = engine.admit(&check, None).await else {
+            panic!()
+        };
         let mut canceled = Box::pin(engine.admit(&check, None));
         let mut waits = Box::pin(engine.admit(&check, None));
         assert!(is_pending(canceled.as_mut()));
@@ -644,7 +648,10 @@ fn releases_of_denied_acquires_are_not_remembered() {
     assert_eq!(engine.early_releases().0, 0);
     assert!(matches!(acquire(&engine, other), Ok(AdmissionOutcome::Rejected(..))));
     assert!(engine.release(ID, None, RequestOutcome::Success, None));
-    assert!(matches!(acquire(&engine, other), Ok(AdmissionOutcome::Decided(..))), "it may ask again");
+    assert!(
+        matches!(acquire(&engine, other), Ok(AdmissionOutcome::Decided(..))),
+        "it may ask again"
+    );
     assert_eq!(in_flight(&engine), 1);
     assert!(engine.release(other, None, RequestOutcome::Success, None));
 }
@@ -658,7 +665,11 @@ impl Backend for UnavailableStore {
         StoreReply::Ready(charges.list.iter().map(away).collect())
     }
 
-    fn exchange_lease_message<'a>(&'a self, _: Nanos, _: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        _: Nanos,
+        _: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         StoreReply::Ready(LeaseOutcome::Failed(StoreFailure::Unreachable))
     }
 }
@@ -672,7 +683,10 @@ fn releases_of_failed_acquires_are_not_remembered() {
     assert_eq!(in_flight(&engine), 0);
     assert!(!engine.release(ID, None, RequestOutcome::Ignored, None));
     assert_eq!(engine.early_releases().0, 0);
-    assert!(matches!(acquire(&engine, ID), Err(CheckError::StoreUnavailable(_))), "it may ask again");
+    assert!(
+        matches!(acquire(&engine, ID), Err(CheckError::StoreUnavailable(_))),
+        "it may ask again"
+    );
 }
 
 #[test]
@@ -703,7 +717,10 @@ fn release_during_a_queued_retry_counts_as_early() {
     let acquire_by_id = |id, patience| Box::pin(engine.acquire((id, 0), &check, &check, patience));
     block_on(async {
         assert!(is_admitted(&acquire_by_id(ID, None).await));
-        assert!(matches!(acquire_by_id(OTHER, Some(Nanos(0))).await, Ok(AdmissionOutcome::Rejected(..))));
+        assert!(matches!(
+            acquire_by_id(OTHER, Some(Nanos(0))).await,
+            Ok(AdmissionOutcome::Rejected(..))
+        ));
         let mut waits = acquire_by_id(OTHER, None);
         assert!(is_pending(waits.as_mut()));
         engine.release(OTHER, None, RequestOutcome::Ignored, None);

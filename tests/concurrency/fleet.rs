@@ -9,18 +9,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{join_all, poll_immediate};
-use sluicegate::backend::heartbeat::{ShareRoundReply, ShareRound};
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::heartbeat::{ShareRound, ShareRoundReply};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::coordinators::Coordinators;
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
+use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::ShareSnapshot;
-use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
-use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy};
+use sluicegate::engine::concurrency::ShareSnapshot;
+use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, RequestPermits};
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason, Verdict};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
@@ -99,7 +99,11 @@ impl Backend for Store {
         self.memory.charge(now, charges)
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         self.memory.exchange_lease_message(now, message)
     }
 
@@ -107,7 +111,11 @@ impl Backend for Store {
         self.is_away.load(Relaxed).then_some(StoreFailure::Unreachable)
     }
 
-    fn report_shares<'a>(&'a self, now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+    fn report_shares<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         self.calls.fetch_add(1, Relaxed);
         self.largest.fetch_max(round.reports.len(), Relaxed);
         let names = round.reports.iter().map(|beat| beat.bucket.clone()).collect();
@@ -169,7 +177,8 @@ impl Replica {
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = SharePace { heartbeat: Nanos::SECOND, share_duration: Nanos::from_secs(5) };
         let fleet = Arc::new(FleetReporter::new(membership, life, pace, patience));
-        let engine = Engine::new(clock, store.clone(), DecisionPolicy::default()).with_max_buckets(most, 0);
+        let engine =
+            Engine::new(clock, store.clone(), DecisionPolicy::default()).with_max_buckets(most, 0);
         let replica = Self { engine: engine.with_fleet(fleet), held: Vec::new() };
         replica.publish(ceiling);
         replica
@@ -453,7 +462,13 @@ fn bucket_dropped_during_an_outage_is_not_reported() {
     store.is_cut.store(true, Relaxed);
     assert!(!alone.try_acquire());
     let reported_count = |alone: &Replica| {
-        alone.engine.concurrency_limits().fleet_reporter().unwrap().share_snapshots(alone.engine.clock(), 9).len()
+        alone
+            .engine
+            .concurrency_limits()
+            .fleet_reporter()
+            .unwrap()
+            .share_snapshots(alone.engine.clock(), 9)
+            .len()
     };
     assert_eq!(reported_count(&alone), 1);
     for _ in 0..2 {
@@ -472,7 +487,9 @@ fn bucket_with_a_share_is_not_evicted() {
     assert!(alone.try_acquire());
     alone.finish(1);
     let other = check_of_entry(("k", "w"));
-    let AdmissionOutcome::Rejected(rejection) = alone.admit(&other) else { panic!("it took the place") };
+    let AdmissionOutcome::Rejected(rejection) = alone.admit(&other) else {
+        panic!("it took the place")
+    };
     assert_eq!(rejection.reason, Reason::TooManyBuckets);
     for _ in 0..12 {
         advance_and_report(&[&alone], Nanos::SECOND);

@@ -22,8 +22,8 @@ use futures_util::FutureExt as _;
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
-use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy};
+use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, RequestPermits};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Nanos, Revision};
@@ -88,8 +88,10 @@ fn engines(count: usize, mode: &str) -> Gate {
         let name = format!("replica-{at}");
         let membership = Arc::new(Membership::new(&name, 1, NonZeroU32::new(5).unwrap()));
         let patience = Duration::from_millis(1);
-        let fleet = Arc::new(FleetReporter::new(membership, clock.now(), SharePace::default(), patience));
-        let engine = Engine::new(clock, memory.clone(), DecisionPolicy::default()).with_fleet(fleet);
+        let fleet =
+            Arc::new(FleetReporter::new(membership, clock.now(), SharePace::default(), patience));
+        let engine =
+            Engine::new(clock, memory.clone(), DecisionPolicy::default()).with_fleet(fleet);
         let (config, _) = config::load([("a.yaml", text.as_bytes())], Revision(1), false).unwrap();
         engine.publish(Arc::new(config));
         engine
@@ -135,7 +137,9 @@ impl Gate {
             })
         });
         match admitted.unwrap() {
-            AdmissionOutcome::Decided(answer, permits) if answer.verdict == Verdict::Allow => Some(permits),
+            AdmissionOutcome::Decided(answer, permits) if answer.verdict == Verdict::Allow => {
+                Some(permits)
+            }
             _ => None,
         }
     }

@@ -5,7 +5,7 @@
 mod model;
 
 use model::{Played, Shock};
-use sluicegate::kernel::concurrency::policy::AdaptiveAlgorithm;
+use sluicegate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 
 type Player = fn(&[Shock]) -> Played;
 

@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, AcquireDenial, LimiterConfig, QueueConfig};
-use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm};
-use sluicegate::kernel::concurrency::{RequestOutcome, Permit, QueueTicket};
+use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
+use sluicegate::kernel::concurrency::limiter::{
+    AcquireDenial, Limiter, LimiterConfig, LimiterEffect, LimiterEvent, QueueConfig,
+};
+use sluicegate::kernel::concurrency::{Permit, QueueTicket, RequestOutcome};
 use sluicegate::kernel::units::Nanos;
 
 const START: Nanos = Nanos::from_secs(1_000);
@@ -18,8 +20,16 @@ fn rules(limit: u32, waiting: Option<QueueConfig>) -> LimiterConfig {
     LimiterConfig { limit, adaptive: None, queue: waiting }
 }
 
-const fn adaptive_rules(law: AdaptiveAlgorithm, max: u32, waiting: Option<QueueConfig>) -> LimiterConfig {
-    LimiterConfig { limit: 1, adaptive: Some(AdaptiveConfig { algorithm: law, min: 1, max }), queue: waiting }
+const fn adaptive_rules(
+    law: AdaptiveAlgorithm,
+    max: u32,
+    waiting: Option<QueueConfig>,
+) -> LimiterConfig {
+    LimiterConfig {
+        limit: 1,
+        adaptive: Some(AdaptiveConfig { algorithm: law, min: 1, max }),
+        queue: waiting,
+    }
 }
 
 const fn queue(size: u32, timeout: Nanos) -> QueueConfig {
@@ -65,7 +75,11 @@ fn outcomes() -> impl Strategy<Value = RequestOutcome> {
 }
 
 fn algorithms() -> impl Strategy<Value = AdaptiveAlgorithm> {
-    prop_oneof![Just(AdaptiveAlgorithm::Gradient), Just(AdaptiveAlgorithm::Gradient2), Just(AdaptiveAlgorithm::Aimd)]
+    prop_oneof![
+        Just(AdaptiveAlgorithm::Gradient),
+        Just(AdaptiveAlgorithm::Gradient2),
+        Just(AdaptiveAlgorithm::Aimd)
+    ]
 }
 
 /// Drives a limiter and compares it with a simple model.
@@ -161,7 +175,9 @@ impl Driver {
                 assert!(self.queue.last_key_value().is_none_or(|(last, _)| *last < ticket));
                 self.queue.insert(ticket, (until, keep));
             }
-            [LimiterEffect::Deny(AcquireDenial::LimitReached)] => assert!(!room && patience == Nanos(0)),
+            [LimiterEffect::Deny(AcquireDenial::LimitReached)] => {
+                assert!(!room && patience == Nanos(0))
+            }
             [LimiterEffect::Deny(AcquireDenial::QueueFull)] => assert!(!room && full),
             _ => panic!("an arrival was answered by {effects:?}"),
         }
@@ -309,7 +325,10 @@ fn a_lowered_limit_waits_for_enough_releases() {
         assert!(limiter.step(START, release(permit)).is_empty(), "two are still in flight");
     }
     let effects = limiter.step(START, release(out[2]));
-    assert!(matches!(effects[..], [LimiterEffect::Wake(woken, _)] if woken == ticket), "{effects:?}");
+    assert!(
+        matches!(effects[..], [LimiterEffect::Wake(woken, _)] if woken == ticket),
+        "{effects:?}"
+    );
 }
 
 #[test]
@@ -336,7 +355,12 @@ fn a_fence_admits_no_queued_request() {
 /// Source: `limiter.rs` guarantees that a step allocates only at a new maximum in flight.
 #[test]
 fn acquire_and_release_allocate_nothing() {
-    let algorithms = [None, Some(AdaptiveAlgorithm::Gradient), Some(AdaptiveAlgorithm::Gradient2), Some(AdaptiveAlgorithm::Aimd)];
+    let algorithms = [
+        None,
+        Some(AdaptiveAlgorithm::Gradient),
+        Some(AdaptiveAlgorithm::Gradient2),
+        Some(AdaptiveAlgorithm::Aimd),
+    ];
     for (law, keep) in algorithms.into_iter().flat_map(|law| [(law, None), (law, Some(ms(300)))]) {
         // Starts at the upper bound, so that no later turn reaches a new maximum.
         let rules = LimiterConfig { limit: 8, ..rules_for(law, 8, queue(4, ms(50))) };
@@ -369,6 +393,9 @@ fn fill_and_drain(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
             limiter.step(now, LimiterEvent::Renew { permit, lifetime: keep });
         }
         let later = now.plus(Nanos(nth * 20_000));
-        limiter.step(later, LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None });
+        limiter.step(
+            later,
+            LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None },
+        );
     }
 }

@@ -4,9 +4,13 @@
 //! release of an id in any order, or loses the release. Time advances only in three jumps of ten
 //! seconds, so the state space is finite.
 
-use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, LimiterConfig, QueueConfig};
-use sluicegate::kernel::concurrency::register::{RegisterOutcome, EarlyReleaseLimits, PermitRegistry, ReleaseOutcome};
-use sluicegate::kernel::concurrency::{RequestOutcome, Permit, QueueTicket};
+use sluicegate::kernel::concurrency::limiter::{
+    Limiter, LimiterConfig, LimiterEffect, LimiterEvent, QueueConfig,
+};
+use sluicegate::kernel::concurrency::permit_registry::{
+    EarlyReleaseLimits, PermitRegistry, RegisterOutcome, ReleaseOutcome,
+};
+use sluicegate::kernel::concurrency::{Permit, QueueTicket, RequestOutcome};
 use sluicegate::kernel::units::Nanos;
 use stateright::{Checker, Model, Property};
 
@@ -122,7 +126,8 @@ impl ModelState {
     }
 
     fn id_of(&mut self, value: PermitOrTicket) -> Option<usize> {
-        (0..self.requests.len()).find(|id| self.ids.value_mut(id).is_some_and(|held| *held == value))
+        (0..self.requests.len())
+            .find(|id| self.ids.value_mut(id).is_some_and(|held| *held == value))
     }
 
     fn release(&mut self, id: usize, early_releases: bool) {

@@ -3,11 +3,11 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use sluicegate::backend::fleet::{MembershipReply, LiveReplica};
+use sluicegate::backend::fleet::{LiveReplica, MembershipReply};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
-use sluicegate::engine::peers::{IdState, ForwardedRelease, PermitUpdate, incarnation_name};
-use sluicegate::engine::{Engine, LocalFallback, Membership, DecisionPolicy};
+use sluicegate::engine::forwarding::{ForwardedRelease, IdState, PermitUpdate, incarnation_name};
+use sluicegate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::units::Nanos;
 use tokio::sync::mpsc::Receiver;
@@ -23,12 +23,19 @@ fn replica(others: &[&str]) -> (Engine, Receiver<ForwardedRelease>) {
     let membership = Arc::new(Membership::new("a", BORN, NonZeroU32::MIN));
     let record =
         |node: &str| format!(r#"{{"incarnation":{BORN},"peer":"192.0.2.1:{}"}}"#, node.len());
-    let member =
-        |&node: &&str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: record(node).into() };
+    let member = |&node: &&str| LiveReplica {
+        node: node.into(),
+        silent_for: Nanos(0),
+        record: record(node).into(),
+    };
     let members = others.iter().chain(&["a"]).map(member).collect();
-    membership.apply_reply(MembershipReply { replicas: members, previous_record: Some("{}".into()) }, Nanos(1));
+    membership.apply_reply(
+        MembershipReply { replicas: members, previous_record: Some("{}".into()) },
+        Nanos(1),
+    );
     let engine = Engine::new(Clock::manual(Nanos(1)), memory.clone(), DecisionPolicy::default());
-    let (engine, posted) = engine.with_local_fallback(LocalFallback::new(memory, membership)).with_forwarding();
+    let (engine, posted) =
+        engine.with_local_fallback(LocalFallback::new(memory, membership)).with_forwarding();
     publish(&engine, "- key: k\n  concurrency: {limit: 100, mode: local}\n");
     (engine, posted.unwrap())
 }
@@ -75,7 +82,10 @@ async fn local_release_is_applied_and_forwarded_to_its_named_owner() {
         );
     }
     acquire(&engine).await;
-    assert!(engine.apply_or_forward_and_wait(release_of(ID), Some(&other)).await, "it was held here");
+    assert!(
+        engine.apply_or_forward_and_wait(release_of(ID), Some(&other)).await,
+        "it was held here"
+    );
     assert_eq!(forwarded_owner(&mut posted).as_deref(), Some(&*other));
     // A release from another replica is not forwarded again.
     acquire(&engine).await;
@@ -88,7 +98,8 @@ async fn local_release_is_applied_and_forwarded_to_its_named_owner() {
 async fn release_of_a_locally_denied_id_reaches_its_owner() {
     let (engine, mut posted) = replica(&["b"]);
     publish(&engine, "- key: k\n  concurrency: {limit: 1, mode: local}\n");
-    let (own, other, check) = (incarnation_name("a", BORN), incarnation_name("b", BORN), check_of(&[("k", "v")]));
+    let (own, other, check) =
+        (incarnation_name("a", BORN), incarnation_name("b", BORN), check_of(&[("k", "v")]));
     let _first = engine.acquire(("fedcba9876543210", 0), &check, &check, None).await.unwrap();
     acquire(&engine).await;
     assert_eq!(engine.concurrency_limits().totals().in_flight, 1, "it was turned away");

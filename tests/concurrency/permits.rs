@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate::kernel::concurrency::permits::{AcquireOutcome, StrictAcquire, PermitCorrections, PermitId, AcquireGate, PermitTable, PermitTiming};
+use sluicegate::kernel::concurrency::permit_table::{
+    AcquireGate, AcquireOutcome, PermitCorrections, PermitId, PermitTable, PermitTiming,
+    StrictAcquire,
+};
 use sluicegate::kernel::units::{Nanos, Share};
 
 use crate::support::dice::{Dice, seed};
@@ -17,7 +20,12 @@ const TIMES: PermitTiming = PermitTiming {
 };
 
 fn ask(number: u64, limit: u64) -> StrictAcquire {
-    StrictAcquire { id: PermitId(1, number), limit: Share(limit), lifetime: LIFETIME, timing: TIMES }
+    StrictAcquire {
+        id: PermitId(1, number),
+        limit: Share(limit),
+        lifetime: LIFETIME,
+        timing: TIMES,
+    }
 }
 
 #[test]
@@ -50,7 +58,8 @@ fn acquires_succeed_exactly_while_below_the_limit() {
                     number += 1;
                     let ask = ask(number, limit);
                     let room = (held.len() as u64) < limit;
-                    let wanted = if room { AcquireOutcome::Acquired } else { AcquireOutcome::LimitReached };
+                    let wanted =
+                        if room { AcquireOutcome::Acquired } else { AcquireOutcome::LimitReached };
                     assert_eq!(permits.acquire(now, OPEN, &ask), wanted, "{place}");
                     if room {
                         held.insert(ask.id, now.plus(LIFETIME));
@@ -87,7 +96,10 @@ fn unreported_permit_expires_exactly_at_its_deadline() {
 fn reports_restore_lost_permits_above_the_limit() {
     let mut permits = PermitTable::default();
     let told = [0, 1, 2].map(|number| (PermitId(1, number), LIFETIME));
-    assert_eq!(permits.apply_report(START, &told, &[]), PermitCorrections { restored: 3, freed: 0 });
+    assert_eq!(
+        permits.apply_report(START, &told, &[]),
+        PermitCorrections { restored: 3, freed: 0 }
+    );
     for over in 0..2 {
         assert_eq!(permits.acquire(START, OPEN, &ask(9, 2)), AcquireOutcome::LimitReached);
         permits.apply_report(START, &[], &[PermitId(1, over)]);

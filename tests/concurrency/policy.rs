@@ -2,12 +2,15 @@
 
 use proptest::prelude::*;
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm, AdaptiveLimit, LatencySample};
+use sluicegate::kernel::concurrency::adaptive::{
+    AdaptiveAlgorithm, AdaptiveConfig, AdaptiveLimit, LatencySample,
+};
 use sluicegate::kernel::units::Nanos;
 
 use crate::support::dice::{Dice, seed};
 
-const ALGORITHMS: [AdaptiveAlgorithm; 3] = [AdaptiveAlgorithm::Gradient, AdaptiveAlgorithm::Gradient2, AdaptiveAlgorithm::Aimd];
+const ALGORITHMS: [AdaptiveAlgorithm; 3] =
+    [AdaptiveAlgorithm::Gradient, AdaptiveAlgorithm::Gradient2, AdaptiveAlgorithm::Aimd];
 const NO_FLEET: u32 = u32::MAX;
 
 const fn bounded(law: AdaptiveAlgorithm, min: u32, max: u32) -> AdaptiveConfig {
@@ -33,12 +36,18 @@ impl Backend {
         Self { now: Nanos::from_secs(1_000), share }
     }
 
-    fn round(&mut self, policy: &mut AdaptiveLimit, outcome: RequestOutcome, rtt: impl Fn(u32) -> Nanos) {
+    fn round(
+        &mut self,
+        policy: &mut AdaptiveLimit,
+        outcome: RequestOutcome,
+        rtt: impl Fn(u32) -> Nanos,
+    ) {
         let in_flight = policy.limit().min(self.share);
         let rtt = rtt(in_flight);
         self.now = self.now.plus(rtt);
         for _ in 0..in_flight {
-            policy.record(&LatencySample { ended_at: self.now, rtt, in_flight, outcome }, self.share);
+            policy
+                .record(&LatencySample { ended_at: self.now, rtt, in_flight, outcome }, self.share);
         }
     }
 
@@ -55,7 +64,11 @@ fn queueing(workers: u32) -> impl Fn(u32) -> Nanos {
 }
 
 fn outcomes() -> impl Strategy<Value = RequestOutcome> {
-    prop_oneof![Just(RequestOutcome::Success), Just(RequestOutcome::Ignored), Just(RequestOutcome::Dropped)]
+    prop_oneof![
+        Just(RequestOutcome::Success),
+        Just(RequestOutcome::Ignored),
+        Just(RequestOutcome::Dropped)
+    ]
 }
 
 proptest! {
@@ -104,7 +117,8 @@ fn fast_drops_lower_the_limit_but_not_the_min_rtt() {
 
 #[test]
 fn gradient_follows_the_number_of_workers() {
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+    let (mut policy, mut backend) =
+        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     for workers in [16, 64, 16, 200, 50] {
         backend.rounds(12, &mut policy, queueing(workers));
         for _ in 0..200 {
@@ -119,7 +133,8 @@ fn gradient_follows_the_number_of_workers() {
 #[test]
 fn gradient_distinguishes_a_slower_backend_from_a_queue() {
     for slower in [2, 3, 10] {
-        let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+        let (mut policy, mut backend) =
+            (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
         backend.rounds(50, &mut policy, queueing(20));
         let slow = |in_flight: u32| Nanos(queueing(20)(in_flight).0 * slower);
         backend.rounds(30, &mut policy, slow);
@@ -144,7 +159,8 @@ fn gradient_at_its_minimum_corrects_a_low_min_rtt() {
 
 #[test]
 fn few_samples_do_not_double_the_limit() {
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 2), Backend::new(NO_FLEET));
+    let (mut policy, mut backend) =
+        (policy(AdaptiveAlgorithm::Gradient, 2), Backend::new(NO_FLEET));
     let mut before = policy.limit();
     for _ in 0..60 {
         backend.rounds(1, &mut policy, |_| ms(10));
@@ -158,7 +174,8 @@ fn few_samples_do_not_double_the_limit() {
 
 /// A drain after an overload: six workers, a min RTT of 10 ms, and a limit of 1.
 fn policy_in_drain() -> (AdaptiveLimit, Backend) {
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+    let (mut policy, mut backend) =
+        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(60, &mut policy, queueing(6));
     assert_eq!(policy.min_rtt(), Some(ms(10)));
     backend.rounds(1, &mut policy, |_| ms(60));
@@ -196,7 +213,10 @@ fn sparse_requests_set_the_min_rtt_to_their_latency() {
         // Ten requests a second, one at a time, 2 to 18 ms each.
         now = now.plus(ms(100));
         let rtt = ms(2 + dice.up_to(16));
-        policy.record(&LatencySample { ended_at: now, rtt, in_flight: 1, outcome: RequestOutcome::Success }, NO_FLEET);
+        policy.record(
+            &LatencySample { ended_at: now, rtt, in_flight: 1, outcome: RequestOutcome::Success },
+            NO_FLEET,
+        );
         let ideal = policy.min_rtt().unwrap_or_default();
         assert!(ideal <= ms(18), "seed {seed}: {ideal:?} where none took longer than 18 ms");
     }
@@ -204,7 +224,8 @@ fn sparse_requests_set_the_min_rtt_to_their_latency() {
 
 #[test]
 fn large_overload_is_detected_before_half_the_requests_return() {
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+    let (mut policy, mut backend) =
+        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(40, &mut policy, queueing(32));
     let (in_flight, outcome) = (policy.limit(), RequestOutcome::Success);
     let rtt = queueing(8)(in_flight);
@@ -217,7 +238,8 @@ fn large_overload_is_detected_before_half_the_requests_return() {
 
 #[test]
 fn min_rtt_measured_during_a_queue_is_corrected() {
-    let mut policy = AdaptiveLimit::new(200, Some(bounded(AdaptiveAlgorithm::Gradient, 1, 1_000)), 1);
+    let mut policy =
+        AdaptiveLimit::new(200, Some(bounded(AdaptiveAlgorithm::Gradient, 1, 1_000)), 1);
     let mut backend = Backend::new(NO_FLEET);
     backend.rounds(30, &mut policy, queueing(20));
     assert!(policy.limit() < 40, "{}", policy.limit());
@@ -225,10 +247,16 @@ fn min_rtt_measured_during_a_queue_is_corrected() {
 
 #[test]
 fn one_zero_latency_sample_does_not_collapse_the_limit() {
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+    let (mut policy, mut backend) =
+        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(100, &mut policy, queueing(40));
     let before = policy.limit();
-    let quick = LatencySample { ended_at: backend.now, rtt: Nanos(0), in_flight: 1, outcome: RequestOutcome::Success };
+    let quick = LatencySample {
+        ended_at: backend.now,
+        rtt: Nanos(0),
+        in_flight: 1,
+        outcome: RequestOutcome::Success,
+    };
     policy.record(&quick, NO_FLEET);
     backend.rounds(10, &mut policy, queueing(40));
     assert!(before / 2 <= policy.limit(), "{} from {before}", policy.limit());
@@ -255,7 +283,10 @@ fn an_unused_limit_does_not_grow() {
         for _ in 0..20_000 {
             now = now.plus(ms(10));
             let outcome = RequestOutcome::Success;
-            policy.record(&LatencySample { ended_at: now, rtt: ms(10), in_flight: 3, outcome }, NO_FLEET);
+            policy.record(
+                &LatencySample { ended_at: now, rtt: ms(10), in_flight: 3, outcome },
+                NO_FLEET,
+            );
             assert!(policy.limit() <= 130, "{law:?}: {}", policy.limit());
         }
     }
@@ -264,7 +295,8 @@ fn an_unused_limit_does_not_grow() {
 #[test]
 fn min_rtt_probes_are_short_shallow_and_jittered() {
     let probes = |jitter| {
-        let mut policy = AdaptiveLimit::new(10, Some(bounded(AdaptiveAlgorithm::Gradient, 1, 1_000)), jitter);
+        let mut policy =
+            AdaptiveLimit::new(10, Some(bounded(AdaptiveAlgorithm::Gradient, 1, 1_000)), jitter);
         let mut backend = Backend::new(NO_FLEET);
         backend.rounds(30, &mut policy, queueing(40));
         let mut probes = Vec::new();
@@ -284,7 +316,8 @@ fn min_rtt_probes_are_short_shallow_and_jittered() {
 
 #[test]
 fn a_lowered_limit_recovers_without_successful_requests() {
-    let (mut policy, mut backend) = (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
+    let (mut policy, mut backend) =
+        (policy(AdaptiveAlgorithm::Gradient, 10), Backend::new(NO_FLEET));
     backend.rounds(30, &mut policy, queueing(40));
     backend.rounds(1, &mut policy, queueing(4));
     let low = policy.limit();
@@ -312,8 +345,12 @@ fn reload_keeps_an_unchanged_algorithms_state() {
 #[test]
 fn gradient2_computes_its_worked_row() {
     let mut policy = policy(AdaptiveAlgorithm::Gradient2, 64);
-    let sample =
-        |rtt, in_flight| LatencySample { ended_at: Nanos::SECOND, rtt, in_flight, outcome: RequestOutcome::Success };
+    let sample = |rtt, in_flight| LatencySample {
+        ended_at: Nanos::SECOND,
+        rtt,
+        in_flight,
+        outcome: RequestOutcome::Success,
+    };
     policy.record(&sample(ms(10), 1), NO_FLEET);
     assert_eq!(policy.limit(), 64, "hardly used: no update, but a minimum");
     policy.record(&sample(ms(40), 64), NO_FLEET);

@@ -1,12 +1,15 @@
 //! The registry of permit ids, with early releases.
 
 use proptest::prelude::*;
-use sluicegate::kernel::concurrency::register::{RegisterOutcome, EarlyReleaseLimits, PermitRegistry, ReleaseOutcome};
+use sluicegate::kernel::concurrency::permit_registry::{
+    EarlyReleaseLimits, PermitRegistry, RegisterOutcome, ReleaseOutcome,
+};
 use sluicegate::kernel::units::Nanos;
 
 const START: Nanos = Nanos::from_secs(1_000);
 const FAR_FUTURE: Nanos = Nanos::from_secs(9_000);
-const BOUNDS: EarlyReleaseLimits = EarlyReleaseLimits { per_source: 3, total: 5, lifetime: Nanos::from_secs(10) };
+const BOUNDS: EarlyReleaseLimits =
+    EarlyReleaseLimits { per_source: 3, total: 5, lifetime: Nanos::from_secs(10) };
 
 fn register() -> PermitRegistry<u32, char, u32> {
     PermitRegistry::new(BOUNDS)
@@ -17,7 +20,11 @@ fn an_early_release_ends_its_acquire_once() {
     let mut ids = register();
     assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::EarlyRelease);
     assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 70), RegisterOutcome::AlreadyReleased(70));
-    assert_eq!(ids.acquire(START, 7, FAR_FUTURE, 71), RegisterOutcome::Registered, "a tombstone answers once");
+    assert_eq!(
+        ids.acquire(START, 7, FAR_FUTURE, 71),
+        RegisterOutcome::Registered,
+        "a tombstone answers once"
+    );
     assert_eq!(ids.release(START, &7, &'a'), ReleaseOutcome::Released(71));
 }
 
@@ -64,14 +71,30 @@ fn full_table_refuses_early_releases_and_evicts_none() {
         assert_eq!(ids.release(START, &id, &'a'), ReleaseOutcome::EarlyRelease);
     }
     assert_eq!(ids.release(START, &3, &'a'), ReleaseOutcome::TableFull, "its own bound");
-    assert_eq!(ids.release(START, &1, &'a'), ReleaseOutcome::EarlyRelease, "said twice is said once");
-    assert_eq!(ids.release(START, &10, &'b'), ReleaseOutcome::EarlyRelease, "another source has its own");
+    assert_eq!(
+        ids.release(START, &1, &'a'),
+        ReleaseOutcome::EarlyRelease,
+        "said twice is said once"
+    );
+    assert_eq!(
+        ids.release(START, &10, &'b'),
+        ReleaseOutcome::EarlyRelease,
+        "another source has its own"
+    );
     assert_eq!(ids.release(START, &11, &'b'), ReleaseOutcome::EarlyRelease);
     assert_eq!(ids.release(START, &12, &'b'), ReleaseOutcome::TableFull, "the bound of all");
     ids.acquire(START, 99, FAR_FUTURE, 1);
-    assert_eq!(ids.release(START, &99, &'a'), ReleaseOutcome::Released(1), "what is held is always known");
+    assert_eq!(
+        ids.release(START, &99, &'a'),
+        ReleaseOutcome::Released(1),
+        "what is held is always known"
+    );
     for id in 0..3 {
-        assert_eq!(ids.acquire(START, id, FAR_FUTURE, 0), RegisterOutcome::AlreadyReleased(0), "nobody was evicted");
+        assert_eq!(
+            ids.acquire(START, id, FAR_FUTURE, 0),
+            RegisterOutcome::AlreadyReleased(0),
+            "nobody was evicted"
+        );
     }
     assert_eq!(ids.release(START, &3, &'a'), ReleaseOutcome::EarlyRelease, "there is room again");
 }
@@ -83,7 +106,10 @@ fn early_release_expires_exactly_at_its_lifetime() {
     ids.release(START, &8, &'a');
     let end = START.plus(BOUNDS.lifetime);
     assert_eq!(ids.next_deadline(), Some(end));
-    assert_eq!(ids.acquire(Nanos(end.0 - 1), 7, FAR_FUTURE, 70), RegisterOutcome::AlreadyReleased(70));
+    assert_eq!(
+        ids.acquire(Nanos(end.0 - 1), 7, FAR_FUTURE, 70),
+        RegisterOutcome::AlreadyReleased(70)
+    );
     assert_eq!(ids.acquire(end, 8, FAR_FUTURE, 80), RegisterOutcome::Registered);
     assert_eq!(ids.early_release_count(), 0);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use sluicegate::clock::Clock;
-use sluicegate::engine::admit::{ConcurrencyLimits, PermitRequest, PermitGuard};
+use sluicegate::engine::concurrency::{ConcurrencyLimits, PermitGuard, PermitRequest};
 use sluicegate::engine::{AdmissionOutcome, Engine};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::concurrency::limiter::LimiterConfig;
@@ -37,7 +37,15 @@ fn acquire_now(admission: &ConcurrencyLimits, bucket: &[u8]) -> PermitGuard {
     let rules = LimiterConfig::fixed(9);
     let (revision, rules) = (Revision(1), &rules);
     let (keep, patience, answer, shared) = (None, Nanos(0), Nanos(0), None);
-    let ask = PermitRequest { bucket, revision, rules, permit_lifetime: keep, queue_timeout: patience, store_timeout: answer, shared };
+    let ask = PermitRequest {
+        bucket,
+        revision,
+        rules,
+        permit_lifetime: keep,
+        queue_timeout: patience,
+        store_timeout: answer,
+        shared,
+    };
     match pin!(admission.acquire(ask)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(held)) => held,
         other => panic!("{other:?}"),
@@ -61,7 +69,9 @@ fn latency_averages_successes_with_weight_one_eighth() {
     advance(80);
     assert!(held.release(RequestOutcome::Success, None));
     assert_eq!(rtt(), Some(Nanos(80_000_000)), "from admission, where nobody measured");
-    assert!(acquire_now(&admission, b"a").release(RequestOutcome::Success, Some(Nanos(160_000_000))));
+    assert!(
+        acquire_now(&admission, b"a").release(RequestOutcome::Success, Some(Nanos(160_000_000)))
+    );
     assert_eq!(rtt(), Some(Nanos(90_000_000)));
 }
 
@@ -93,7 +103,9 @@ fn queued_limit(words: &str) -> String {
 fn wakes_queued_check(engine: &Engine, descriptors: &str) -> bool {
     let check = check_of(&[("k", "v")]);
     block_on(async {
-        let Ok(AdmissionOutcome::Decided(_, held)) = engine.admit(&check, None).await else { panic!() };
+        let Ok(AdmissionOutcome::Decided(_, held)) = engine.admit(&check, None).await else {
+            panic!()
+        };
         let mut waits = Box::pin(engine.admit(&check, None));
         let mut poll = || waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         assert!(!poll());

@@ -8,18 +8,21 @@ use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
-use sluicegate::backend::fleet::{MembershipReply as LiveReplicas, LiveReplica};
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::fleet::{LiveReplica, MembershipReply as LiveReplicas};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::permits::StrictLimits;
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::permits::{StrictPermitRequest, AcquireOutcome, PermitReportReply, StrictPermitReply, StrictAcquire, PermitId, PermitReport, PermitTiming};
-use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
+use sluicegate::backend::permits::{
+    AcquireOutcome, PermitId, PermitReport, PermitReportReply, PermitTiming, StrictAcquire,
+    StrictPermitReply, StrictPermitRequest,
+};
+use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
-use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy};
+use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, RequestPermits};
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason, Verdict};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
 
@@ -70,9 +73,19 @@ impl Store {
 
     /// The number of permits, as the store returns it to an acquire with a limit of 0.
     fn permit_count(&self, now: Nanos) -> u64 {
-        let bucket = CounterKey::concurrency_bucket("d", [("k", "v")].into_iter()).as_bytes().into();
-        let times = PermitTiming { grace: GRACE, max_silence: Nanos(u64::MAX), max_lifetime: Nanos::from_secs(60) };
-        let ask = StrictAcquire { id: PermitId(0, 0), limit: Share(0), lifetime: STREAM_LIFETIME, timing: times };
+        let bucket =
+            CounterKey::concurrency_bucket("d", [("k", "v")].into_iter()).as_bytes().into();
+        let times = PermitTiming {
+            grace: GRACE,
+            max_silence: Nanos(u64::MAX),
+            max_lifetime: Nanos::from_secs(60),
+        };
+        let ask = StrictAcquire {
+            id: PermitId(0, 0),
+            limit: Share(0),
+            lifetime: STREAM_LIFETIME,
+            timing: times,
+        };
         self.strict.lock().acquire(now, "", &StrictPermitRequest { bucket, permit: ask }).held.0
     }
 }
@@ -82,18 +95,27 @@ impl Backend for Store {
         self.memory.charge(now, charges)
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         self.memory.exchange_lease_message(now, message)
     }
 
-    fn acquire_strict_permit<'a>(&'a self, now: Nanos, asked: &'a StrictPermitRequest) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        now: Nanos,
+        asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
         self.acquire_calls.fetch_add(1, Relaxed);
         if self.is_cut.load(Relaxed) {
             return StoreReply::Ready(Err(StoreFailure::Unreachable));
         }
         let answer = self.strict.lock().acquire(now, "", asked);
         *self.last.lock() = Some(asked.clone());
-        let answer = if self.is_mute.load(Relaxed) { Err(StoreFailure::TimedOut) } else { Ok(answer) };
+        let answer =
+            if self.is_mute.load(Relaxed) { Err(StoreFailure::TimedOut) } else { Ok(answer) };
         if self.is_silent.load(Relaxed) {
             return StoreReply::Pending(Box::pin(std::future::pending()));
         }
@@ -106,7 +128,11 @@ impl Backend for Store {
         }))
     }
 
-    fn report_strict_permits<'a>(&'a self, now: Nanos, round: &'a PermitReport) -> StoreReply<'a, PermitReportReply> {
+    fn report_strict_permits<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a PermitReport,
+    ) -> StoreReply<'a, PermitReportReply> {
         self.report_calls.fetch_add(1, Relaxed);
         if self.is_silent.load(Relaxed) {
             return StoreReply::Pending(Box::pin(std::future::pending()));
@@ -115,7 +141,11 @@ impl Backend for Store {
             return StoreReply::Ready(round.failed_reply(StoreFailure::Unreachable));
         }
         let heard = self.strict.lock().apply_report(now, "", round).into_iter().map(Ok).collect();
-        StoreReply::Ready(if self.is_mute.load(Relaxed) { round.failed_reply(StoreFailure::TimedOut) } else { heard })
+        StoreReply::Ready(if self.is_mute.load(Relaxed) {
+            round.failed_reply(StoreFailure::TimedOut)
+        } else {
+            heard
+        })
     }
 }
 
@@ -135,8 +165,12 @@ impl Replica {
         let clock = Clock::manual(START);
         let membership = Arc::new(Membership::new(name, 1, NonZeroU32::new(4).unwrap()));
         let pace = SharePace { heartbeat: HEARTBEAT, share_duration: Nanos::from_secs(5) };
-        let fleet =
-            FleetReporter::new(Arc::clone(&membership), clock.now(), pace, Duration::from_millis(1));
+        let fleet = FleetReporter::new(
+            Arc::clone(&membership),
+            clock.now(),
+            pace,
+            Duration::from_millis(1),
+        );
         let engine = Engine::new(clock, store.clone(), DecisionPolicy::default());
         let engine = engine.with_max_buckets(most, 0).with_fleet(Arc::new(fleet));
         let replica = Self { engine, membership, held: Vec::new() };
@@ -182,9 +216,14 @@ impl Replica {
 
     fn set_members(&self, nodes: &[&str]) {
         let (silent, record) = (Nanos(0), "{}");
-        let member = |node: &&str| LiveReplica { node: (*node).into(), silent_for: silent, record: record.into() };
+        let member = |node: &&str| LiveReplica {
+            node: (*node).into(),
+            silent_for: silent,
+            record: record.into(),
+        };
         let members = nodes.iter().map(member).collect();
-        self.membership.apply_reply(LiveReplicas { replicas: members, previous_record: None }, self.now());
+        self.membership
+            .apply_reply(LiveReplicas { replicas: members, previous_record: None }, self.now());
     }
 
     /// The limit in this replica's metrics.
@@ -229,7 +268,9 @@ fn check_of_value(value: &str) -> Check<'_> {
 
 fn admitted_permits(admitted: AdmissionOutcome) -> Option<RequestPermits> {
     match admitted {
-        AdmissionOutcome::Decided(answer, permits) if answer.verdict == Verdict::Allow => Some(permits),
+        AdmissionOutcome::Decided(answer, permits) if answer.verdict == Verdict::Allow => {
+            Some(permits)
+        }
         _ => None,
     }
 }
@@ -313,7 +354,8 @@ fn shown_limits_sum_to_the_limit() {
         let fleet: Vec<_> = fleet.collect();
         let shown: Vec<_> = fleet.iter().map(Replica::shown_limit).collect();
         assert_eq!(shown.iter().sum::<u64>(), u64::from(limit), "{shown:?}");
-        let looks = fleet.iter().flat_map(|replica| replica.engine.concurrency_limits().snapshots());
+        let looks =
+            fleet.iter().flat_map(|replica| replica.engine.concurrency_limits().snapshots());
         assert!(looks.into_iter().all(|(_, look)| look.load.limit() == Some(limit)));
     }
 }
@@ -815,14 +857,23 @@ fn strict_limit_without_a_fleet_is_local() {
 #[test]
 fn memory_store_counts_permits_of_all_replicas() {
     let memory = MemoryStore::new(10, WhenFull::Deny, [0; 16]);
-    let times = PermitTiming { grace: GRACE, max_silence: HEARTBEAT, max_lifetime: STREAM_LIFETIME };
+    let times =
+        PermitTiming { grace: GRACE, max_silence: HEARTBEAT, max_lifetime: STREAM_LIFETIME };
     let asked = |number| StrictPermitRequest {
         bucket: b"c".as_slice().into(),
-        permit: StrictAcquire { id: PermitId(number, 0), limit: Share(1), lifetime: STREAM_LIFETIME, timing: times },
+        permit: StrictAcquire {
+            id: PermitId(number, 0),
+            limit: Share(1),
+            lifetime: STREAM_LIFETIME,
+            timing: times,
+        },
     };
     let acquired = |number| match memory.acquire_strict_permit(START, &asked(number)) {
         StoreReply::Ready(Ok(answer)) => answer.result,
         _ => panic!("it waits"),
     };
-    assert_eq!((acquired(1), acquired(2)), (AcquireOutcome::Acquired, AcquireOutcome::LimitReached));
+    assert_eq!(
+        (acquired(1), acquired(2)),
+        (AcquireOutcome::Acquired, AcquireOutcome::LimitReached)
+    );
 }

@@ -3,9 +3,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use sluicegate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent, Limiter, LimiterConfig};
-use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm, ProbeSchedule, FleetShare};
-use sluicegate::kernel::concurrency::{RequestOutcome, Permit};
+use sluicegate::kernel::concurrency::adaptive::{
+    AdaptiveAlgorithm, AdaptiveConfig, FleetShare, ProbeSchedule,
+};
+use sluicegate::kernel::concurrency::limiter::{
+    Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
+};
+use sluicegate::kernel::concurrency::{Permit, RequestOutcome};
 use sluicegate::kernel::coordinator::ClockReading;
 use sluicegate::kernel::coordinator::aggregate::FractionalLimit;
 use sluicegate::kernel::units::{Nanos, Share};
@@ -22,7 +26,10 @@ const fn fleet_share(share: u32) -> FleetShare {
 }
 
 const fn probe_schedule(here: Nanos, there: Nanos) -> ProbeSchedule {
-    ProbeSchedule { clock: ClockReading { local_time: here, coordinator_time: there }, heartbeat: Nanos::SECOND }
+    ProbeSchedule {
+        clock: ClockReading { local_time: here, coordinator_time: there },
+        heartbeat: Nanos::SECOND,
+    }
 }
 
 /// One of five identical replicas of a backend that serves `capacity` requests at once.
@@ -40,7 +47,8 @@ struct Replica {
 
 impl Replica {
     fn new(capacity: u64) -> Self {
-        let adaptive = Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1_000 });
+        let adaptive =
+            Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1_000 });
         let mut limiter = Limiter::new(&LimiterConfig { limit: 10, adaptive, queue: None }, 7);
         limiter.step(START, LimiterEvent::FleetShare(FLEET_SHARE));
         let (out, permits) = Default::default();
@@ -160,7 +168,10 @@ fn probe_distinguishes_a_slower_backend_from_a_queue() {
     replica.run_for(5_000);
     replica.takes = 30;
     replica.run_for(1_000);
-    assert!(replica.estimate().unwrap() < FractionalLimit::from_share(Share(8)), "it looks like one at first");
+    assert!(
+        replica.estimate().unwrap() < FractionalLimit::from_share(Share(8)),
+        "it looks like one at first"
+    );
     replica.run_for(16_000);
     assert_eq!(replica.limiter.adaptive_limit().min_rtt(), Some(Nanos(30 * MILLI)));
     assert!(FractionalLimit::from_share(Share(8)) < replica.estimate().unwrap());

@@ -94,7 +94,10 @@ fn findings_are_capped_at_200_with_errors_first() {
     assert_eq!(found.last().unwrap().code, Code::UnknownKey);
     // The error and 199 of the warnings are shown.
     let (all, more) = (SeverityCounts { errors: 1, warnings: 100_000, notes: 0 }, 100_000 - 199);
-    assert_eq!((found.counts(), found.not_shown()), (all, SeverityCounts { warnings: more, ..error_counts(0) }));
+    assert_eq!(
+        (found.counts(), found.not_shown()),
+        (all, SeverityCounts { warnings: more, ..error_counts(0) })
+    );
     assert!(found.to_string().ends_with("\nand 99801 more warnings, not shown"));
 }
 

@@ -129,7 +129,10 @@ fn domain_is_required_and_unique_across_files() {
     let lines = |files: &[(&str, &str)], merge| {
         let findings =
             load(files, merge).map_or_else(|findings| findings, |(_, findings)| findings);
-        findings.iter().map(|one| format!("{}:{}", one.location.file, line(one))).collect::<Vec<_>>()
+        findings
+            .iter()
+            .map(|one| format!("{}:{}", one.location.file, line(one)))
+            .collect::<Vec<_>>()
     };
     assert_eq!(
         lines(&[a, b], false),
@@ -210,8 +213,10 @@ fn errors_of_all_files_are_reported_in_order() {
     let a = "domain: d\ndescriptors:\n- {value: x}\n- {key: k, rate_limit: {unit: foo, burst: 3, mode: leased}}\n";
     let b = "descriptors:\n- key: k\n  rate_limit: {unit: minit, requests_per_unit: 1}\n";
     let findings = load(&[("a.yaml", a), ("b.yaml", b)], false).unwrap_err();
-    let found: Vec<_> =
-        findings.iter().map(|one| (&*one.location.file, one.location.line, one.code.name())).collect();
+    let found: Vec<_> = findings
+        .iter()
+        .map(|one| (&*one.location.file, one.location.line, one.code.name()))
+        .collect();
     assert_eq!(
         found,
         [

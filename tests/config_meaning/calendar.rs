@@ -237,7 +237,8 @@ fn any_calendar() -> impl Strategy<Value = Calendar> {
     ];
     let starts = prop_oneof![
         Just(WindowStartDay::Day),
-        (1i8..=7).prop_map(|day| WindowStartDay::Week(Weekday::from_monday_one_offset(day).unwrap())),
+        (1i8..=7)
+            .prop_map(|day| WindowStartDay::Week(Weekday::from_monday_one_offset(day).unwrap())),
         (1i8..=31).prop_map(WindowStartDay::Month),
         (1i8..=12, 1i8..=28).prop_map(|(month, day)| WindowStartDay::Year { month, day }),
     ];

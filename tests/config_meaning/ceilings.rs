@@ -1,8 +1,8 @@
 //! Tests of the `concurrency` block: the meaning of its fields and its refused values.
 
 use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
-use sluicegate::kernel::concurrency::policy::{AdaptiveConfig, AdaptiveAlgorithm};
 use sluicegate::kernel::units::Nanos;
 
 use super::{find, findings, load_clean};
@@ -50,10 +50,19 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
     let waiting = Some(QueueConfig { size: 100, timeout });
     assert_eq!(all.rules, LimiterConfig { limit: 64, adaptive, queue: waiting });
     let retry_after = Some(Nanos(1_500 * Nanos::MILLI.0));
-    assert_eq!(all.reject, RejectReply { status: 429, retry_after, body: "busy, retry shortly".into() });
+    assert_eq!(
+        all.reject,
+        RejectReply { status: 429, retry_after, body: "busy, retry shortly".into() }
+    );
     let bounds = |limit| ceiling(&format!("limit: {limit}, adaptive: {{}}")).rules.adaptive;
-    assert_eq!(bounds(64), Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1000 }));
-    assert_eq!(bounds(2000), Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 2000 }));
+    assert_eq!(
+        bounds(64),
+        Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 1000 })
+    );
+    assert_eq!(
+        bounds(2000),
+        Some(AdaptiveConfig { algorithm: AdaptiveAlgorithm::Gradient, min: 1, max: 2000 })
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use sluicegate::cli::args::{Command, parse};
 use sluicegate::cli::{self, CommandOutcome, Terminal, explain};
 use sluicegate::clock::Clock;
-use sluicegate::config::written::{parse_entries, format_entries};
+use sluicegate::config::descriptor_text::{format_entries, parse_entries};
 use sluicegate::kernel::units::Nanos;
 
 /// 2025-11-20T09:52:25Z.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluicegate::config::diagnostic::Spanned;
 use sluicegate::config::explain::explain;
 use sluicegate::config::raw::{Descriptor, RateLimit};
-use sluicegate::config::tree::trace::{LookupOutcome, CandidateStatus};
+use sluicegate::config::tree::trace::{CandidateStatus, LookupOutcome};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::{find, load_clean, requests, resolve_descriptors};
@@ -238,7 +238,8 @@ fn lookup_handles_ten_thousand_levels() {
 fn trace_lists_every_candidate_with_its_verdict() {
     let config = load_clean(&rules(&[("p", "b*", 1), ("p", "a*", 2), ("p", "", 3)]));
     let trace = config.domains["d"].tree.trace_lookup(&[("p", "abc")]);
-    let tried: Vec<_> = trace.steps[0].candidates.iter().map(|one| (&*one.name, one.status)).collect();
+    let tried: Vec<_> =
+        trace.steps[0].candidates.iter().map(|one| (&*one.name, one.status)).collect();
     assert_eq!(
         tried,
         [

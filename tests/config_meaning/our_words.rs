@@ -1,9 +1,9 @@
 //! Tests of the fields that Sluicegate adds to the file format of envoyproxy/ratelimit.
 
 use sluicegate::config::calendar::WindowStartDay;
-use sluicegate::config::{ChargePolicy, LimitMode, FallbackMode, Unit, LimitWindow};
+use sluicegate::config::{ChargePolicy, FallbackMode, LimitMode, LimitWindow, Unit};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{LeaseTerms, Overshoot};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -226,7 +226,11 @@ fn leased_defaults_apply_unless_a_limit_overrides_them() {
     let (config, _) = load(&[("a.yaml", text)], false).unwrap();
     let limit = |descriptor| find(&config, descriptor).unwrap().rule.limit.clone().unwrap();
     let leased = |overshoot, secs| {
-        LimitMode::Leased(LeaseTerms { overshoot, duration: Nanos::from_secs(secs), sizing: LeaseSizing::Learned })
+        LimitMode::Leased(LeaseTerms {
+            overshoot,
+            duration: Nanos::from_secs(secs),
+            sizing: LeaseSizing::Learned,
+        })
     };
     assert_eq!(limit("a=").mode, leased(Overshoot::AtMost(Hits(5)), 30), "thirty periods");
     assert_eq!(limit("e=").mode, leased(Overshoot::InWindow, 1), "no longer than its window");

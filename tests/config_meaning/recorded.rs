@@ -8,7 +8,7 @@ use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::config::raw;
 use sluicegate::config::resolve::resolve;
 use sluicegate::config::tree::RuleMatch;
-use sluicegate::config::{Config, Unit, LimitWindow};
+use sluicegate::config::{Config, LimitWindow, Unit};
 use sluicegate::kernel::units::Revision;
 
 fn scenarios() -> Vec<(String, Value)> {
@@ -90,7 +90,8 @@ fn refusals_name_the_recorded_file() {
             .filter_map(Value::as_str)
             .collect();
         let named: Vec<&str> = one.chain(any).collect();
-        let blamed = findings.iter().any(|one| named.iter().any(|name| &&*one.location.file == name));
+        let blamed =
+            findings.iter().any(|one| named.iter().any(|name| &&*one.location.file == name));
         assert!(named.is_empty() || blamed, "{group} {}: {findings:?}", scenario["id"]);
     }
 }

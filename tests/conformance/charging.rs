@@ -3,7 +3,7 @@
 use std::mem::discriminant;
 
 use sluicegate::backend::ChargeOutcome;
-use sluicegate::kernel::decision::{Cost, VoteGroup, Enforcement};
+use sluicegate::kernel::decision::{Cost, Enforcement, VoteGroup};
 use sluicegate::kernel::rate::fixed_window::Windows;
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
@@ -29,7 +29,9 @@ fn all_or_nothing_charges_nothing_on_a_denial() {
     on_every_backend(2, |backend, strategy| {
         let both = all_or_nothing([charge("big", strategy, 1), charge("small", strategy, 3)]);
         let outcomes = execute(backend, NEW_YEAR, &both);
-        let ChargeOutcome::Decided(CounterDecision::Allow(room)) = outcomes[0] else { panic!("{outcomes:?}") };
+        let ChargeOutcome::Decided(CounterDecision::Allow(room)) = outcomes[0] else {
+            panic!("{outcomes:?}")
+        };
         assert_eq!(room.remaining, Hits(2), "what is left without the charge");
         assert!(!is_allowed(outcomes[1]));
         for name in ["big", "small"] {

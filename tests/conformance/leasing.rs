@@ -8,15 +8,15 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, Charge, Charges, Outcomes, StoreReply, ChargeMode};
+use sluicegate::backend::{Backend, Charge, ChargeMode, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
-use sluicegate::engine::leases::{ChargeTerms, LeaseManager};
+use sluicegate::engine::lease::{ChargeTerms, LeaseManager};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{LeaseTerms, Overshoot};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -144,8 +144,10 @@ impl Backend for LeasingStore {
             self.fill_balances(now, charges, is_atomic).await;
             let (before, mut outcomes) = (self.balances(charges), Outcomes::new());
             // Without a store call, balances decide, or a remembered denial.
-            let is_done =
-                self.leases.try_charge(now, charges, terms.iter().copied(), &mut outcomes).is_some();
+            let is_done = self
+                .leases
+                .try_charge(now, charges, terms.iter().copied(), &mut outcomes)
+                .is_some();
             let local_charges = if is_done {
                 outcomes.iter().filter(|outcome| is_allowed(**outcome)).count()
             } else {
@@ -161,7 +163,11 @@ impl Backend for LeasingStore {
         }))
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         self.store.exchange_lease_message(self.advance_to(now), message)
     }
 }

@@ -3,12 +3,14 @@
 //! Not covered:
 //! - Charging through leases (see [`leasing`](super::leasing)).
 
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::backend::{Backend, StoreReply};
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{
+    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
+};
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -19,10 +21,20 @@ const B: ReplicaIncarnation = ReplicaIncarnation(u64::MAX);
 const TERM: Nanos = Nanos::from_secs(60);
 
 fn at_most(budget: u64) -> LeaseTerms {
-    LeaseTerms { overshoot: Overshoot::AtMost(Hits(budget)), duration: TERM, sizing: LeaseSizing::Learned }
+    LeaseTerms {
+        overshoot: Overshoot::AtMost(Hits(budget)),
+        duration: TERM,
+        sizing: LeaseSizing::Learned,
+    }
 }
 
-fn message(strategy: Strategy, member: ReplicaIncarnation, number: u64, hits: u64, want: u64) -> LeaseMessage {
+fn message(
+    strategy: Strategy,
+    member: ReplicaIncarnation,
+    number: u64,
+    hits: u64,
+    want: u64,
+) -> LeaseMessage {
     let counter = charge("a", strategy, 0);
     let borrow = BorrowRequest {
         number: MessageNumber(number),
@@ -35,7 +47,15 @@ fn message(strategy: Strategy, member: ReplicaIncarnation, number: u64, hits: u6
     };
     let (key, home) = (counter.key, counter.placement);
     let terms = at_most(30);
-    LeaseMessage { key, placement: home, per_second: false, strategy, terms, sender: member, borrow }
+    LeaseMessage {
+        key,
+        placement: home,
+        per_second: false,
+        strategy,
+        terms,
+        sender: member,
+        borrow,
+    }
 }
 
 fn send_at(backend: &dyn Backend, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
@@ -60,11 +80,20 @@ fn remaining_hits(backend: &dyn Backend, strategy: Strategy) -> u64 {
 fn a_borrow_charges_its_check_and_caps_the_lease() {
     on_every_store(100, |backend, strategy| {
         let first = send(backend, &message(strategy, A, 1, 5, 20));
-        assert_eq!((first.number, first.granted, first.outstanding_elsewhere), (MessageNumber(1), Hits(20), Hits(0)));
-        assert!(matches!(first.decision, CounterDecision::Allow(room) if room.remaining == Hits(75)));
+        assert_eq!(
+            (first.number, first.granted, first.outstanding_elsewhere),
+            (MessageNumber(1), Hits(20), Hits(0))
+        );
+        assert!(
+            matches!(first.decision, CounterDecision::Allow(room) if room.remaining == Hits(75))
+        );
         assert_eq!((first.kept, first.valid_for), (Hits(0), TERM));
         let second = send(backend, &message(strategy, B, 1, 5, 20));
-        assert_eq!((second.granted, second.outstanding_elsewhere), (Hits(10), Hits(20)), "{strategy:?}");
+        assert_eq!(
+            (second.granted, second.outstanding_elsewhere),
+            (Hits(10), Hits(20)),
+            "{strategy:?}"
+        );
         assert_eq!(remaining_hits(backend, strategy), 60);
     });
 }
@@ -94,7 +123,11 @@ fn returned_hits_can_be_charged_and_leased_again() {
         assert_eq!((kept.granted, kept.kept), (Hits(0), Hits(8)));
         assert_eq!(remaining_hits(backend, strategy), 87, "{strategy:?}");
         let more = send(backend, &message(strategy, B, 1, 0, 30));
-        assert_eq!((more.granted, more.outstanding_elsewhere), (Hits(15), Hits(8)), "half of what may be out");
+        assert_eq!(
+            (more.granted, more.outstanding_elsewhere),
+            (Hits(15), Hits(8)),
+            "half of what may be out"
+        );
         // After the second return, these hits are no longer outstanding.
         (back.borrow.number, back.borrow.balance) = (MessageNumber(3), Hits(0));
         send(backend, &back);

@@ -14,10 +14,12 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::backend::redis::{self, RedisStore};
-use sluicegate::backend::{Backend, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use sluicegate::backend::{
+    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, Placement, StoreReply,
+};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -69,7 +71,11 @@ impl Backend for SplitSlots {
         }))
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         let message = LeaseMessage { placement: Placement::ByKey, ..message.clone() };
         StoreReply::Pending(Box::pin(async move {
             match self.0.exchange_lease_message(now, &message) {
@@ -135,7 +141,8 @@ impl Stores {
             ..redis::RedisOptions::new(place)
         });
         self.connections.borrow_mut().spawn_on(connection, RUNTIME.handle());
-        let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let answers =
+            || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("redis is connected", answers).unwrap();
         redis
     }

@@ -124,7 +124,10 @@ fn an_impossible_charge_denies_even_when_full_allows() {
             // A fixed window counts denied hits, so it needs a new key.
             assert_eq!((outcomes[1], left), (ChargeOutcome::StoreFull(Verdict::Allow), 3));
         } else {
-            assert!(matches!(outcomes[1], ChargeOutcome::Decided(CounterDecision::ExceedsLimit(_))), "{outcomes:?}");
+            assert!(
+                matches!(outcomes[1], ChargeOutcome::Decided(CounterDecision::ExceedsLimit(_))),
+                "{outcomes:?}"
+            );
             assert_eq!((left, memory.times_full()), (9, 0), "{new:?}: none was charged");
         }
     }

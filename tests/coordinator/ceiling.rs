@@ -1,14 +1,20 @@
 //! Combination of the replicas' votes into one limit.
 
-use sluicegate::kernel::coordinator::aggregate::{self, VoteAggregate, LimitInference, FractionalLimit, LimitFactor};
-use sluicegate::kernel::coordinator::member::LoadReport;
+use sluicegate::kernel::coordinator::aggregate::{
+    self, FractionalLimit, LimitFactor, LimitInference, VoteAggregate,
+};
+use sluicegate::kernel::coordinator::share_client::LoadReport;
 use sluicegate::kernel::coordinator::{CoordinatorConfig, ShareClient};
 use sluicegate::kernel::units::{Nanos, Share};
 
 use super::{Store, member, terms};
 
-const INFERENCE: LimitInference =
-    LimitInference { estimate: FractionalLimit(0), allowed: Share(10), peak: Share(10), samples: 100 };
+const INFERENCE: LimitInference = LimitInference {
+    estimate: FractionalLimit(0),
+    allowed: Share(10),
+    peak: Share(10),
+    samples: 100,
+};
 
 fn vote_for(estimate: u64, peak: u64) -> Option<LimitFactor> {
     let estimate = FractionalLimit::from_share(Share(estimate));
@@ -21,7 +27,10 @@ fn ratios(quarters: &[u32]) -> Vec<LimitFactor> {
 
 #[test]
 fn replica_without_samples_or_share_does_not_vote() {
-    assert_eq!(aggregate::vote(&LimitInference { samples: aggregate::MIN_SAMPLES - 1, ..INFERENCE }), None);
+    assert_eq!(
+        aggregate::vote(&LimitInference { samples: aggregate::MIN_SAMPLES - 1, ..INFERENCE }),
+        None
+    );
     assert_eq!(aggregate::vote(&LimitInference { allowed: Share(0), ..INFERENCE }), None);
 }
 

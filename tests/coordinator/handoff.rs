@@ -1,9 +1,12 @@
 //! Handoff of shares between replicas, and expiry of shares.
 
-use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
 use sluicegate::kernel::coordinator::message::GrantInUse;
-use sluicegate::kernel::coordinator::{CoordinatorConfig, CoordinatorIncarnation, ShareClient, ClockReading, HeartbeatReply, ShareTiming};
-use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
+use sluicegate::kernel::coordinator::{
+    ClockReading, CoordinatorConfig, CoordinatorIncarnation, HeartbeatReply, ShareClient,
+    ShareTiming,
+};
+use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
 use super::{Store, exact_demand, fixed_limit, high_demand, member, terms};
 
@@ -83,7 +86,10 @@ fn lost_replicas_exposure_is_reserved_until_requests_end() {
 }
 
 fn with_max_duration(max_duration: u64, law: CoordinatorConfig) -> CoordinatorConfig {
-    CoordinatorConfig { timing: ShareTiming { max_duration: Nanos(max_duration), ..law.timing }, ..law }
+    CoordinatorConfig {
+        timing: ShareTiming { max_duration: Nanos(max_duration), ..law.timing },
+        ..law
+    }
 }
 
 /// The instant at which another replica gets the share of a lost one.
@@ -134,7 +140,10 @@ fn reserved_after_leaving_until(before: u64, after: u64) -> u64 {
     let (mut leaver, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut leaver, &high_demand(0));
     store.law = with_max_duration(after, store.law);
-    assert_eq!(store.apply_heartbeat(1, &leaver.last_heartbeat(Nanos(1), Share(4))), HeartbeatReply::Left);
+    assert_eq!(
+        store.apply_heartbeat(1, &leaver.last_heartbeat(Nanos(1), Share(4))),
+        HeartbeatReply::Left
+    );
     assert_eq!(store.round_trip(2, &mut other, &high_demand(0)), Share(6));
     (3..200).find(|now| store.round_trip(*now, &mut other, &high_demand(6)) == Share(10)).unwrap()
 }
@@ -180,7 +189,10 @@ fn late_leave_frees_nothing_after_the_replica_returned() {
     let leave = one.last_heartbeat(Nanos(1), Share(0));
     one.cancel_leave();
     assert_eq!(one.usable_share(Nanos(1)), Share(0), "nothing, until it is granted anew");
-    assert!(one.next_heartbeat_at(Nanos(1), &high_demand(0)) <= Nanos(1), "which it asks for at once");
+    assert!(
+        one.next_heartbeat_at(Nanos(1), &high_demand(0)) <= Nanos(1),
+        "which it asks for at once"
+    );
     assert_eq!(store.round_trip(1, &mut one, &high_demand(0)), Share(10));
     assert_eq!(store.apply_heartbeat(2, &leave), HeartbeatReply::Stale);
     assert_eq!(store.round_trip(3, &mut other, &high_demand(0)), Share(0));
@@ -191,7 +203,10 @@ fn requests_in_flight_count_once_after_leave_and_return() {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
-    assert_eq!(store.apply_heartbeat(1, &one.last_heartbeat(Nanos(1), Share(4))), HeartbeatReply::Left);
+    assert_eq!(
+        store.apply_heartbeat(1, &one.last_heartbeat(Nanos(1), Share(4))),
+        HeartbeatReply::Left
+    );
     assert_eq!(store.round_trip(2, &mut other, &high_demand(0)), Share(6));
     one.cancel_leave();
     assert_eq!(store.round_trip(3, &mut one, &high_demand(4)), Share(4), "the other has the rest");
@@ -239,7 +254,7 @@ fn data_loss_limits_grants_to_proven_shares() {
 
 #[test]
 fn grace_ends_once_all_replicas_have_reported() {
-    use sluicegate::kernel::coordinator::life::IncarnationRecord;
+    use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
     let record = |id, under: Option<u64>| IncarnationRecord {
         replica: ReplicaId(id),
         incarnation: Incarnation(1),
@@ -408,15 +423,27 @@ fn handoffs_make_heartbeats_due_early() {
     store.round_trip(0, &mut one, &high_demand(0));
     assert_eq!(one.next_heartbeat_at(Nanos(0), &high_demand(10)), Nanos(10), "content");
     store.round_trip(0, &mut two, &high_demand(0));
-    assert_eq!(two.next_heartbeat_at(Nanos(0), &high_demand(0)), Nanos(1), "capped below its fair part");
+    assert_eq!(
+        two.next_heartbeat_at(Nanos(0), &high_demand(0)),
+        Nanos(1),
+        "capped below its fair part"
+    );
     assert_eq!(two.next_heartbeat_at(Nanos(0), &exact_demand(0)), Nanos(10), "but wants nothing");
     store.round_trip(10, &mut one, &high_demand(10));
-    assert_eq!(one.next_heartbeat_at(Nanos(10), &high_demand(10)), Nanos(11), "a lowered share was applied");
+    assert_eq!(
+        one.next_heartbeat_at(Nanos(10), &high_demand(10)),
+        Nanos(11),
+        "a lowered share was applied"
+    );
     store.round_trip(11, &mut one, &high_demand(10));
     assert_eq!(one.next_heartbeat_at(Nanos(12), &high_demand(6)), Nanos(21), "not drained yet");
     assert_eq!(one.next_heartbeat_at(Nanos(12), &high_demand(5)), Nanos(11), "drained");
     one.next_heartbeat(Nanos(12), &high_demand(5));
-    assert_eq!(one.next_heartbeat_at(Nanos(13), &high_demand(5)), Nanos(22), "its answer is under way");
+    assert_eq!(
+        one.next_heartbeat_at(Nanos(13), &high_demand(5)),
+        Nanos(22),
+        "its answer is under way"
+    );
 }
 
 #[test]
@@ -425,7 +452,11 @@ fn heartbeats_align_to_the_coordinators_clock() {
     let mut store = Store::new(CoordinatorConfig { timing: slow, ..fixed_limit(10) });
     let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);
     store.round_trip(1_000, &mut one, &high_demand(0));
-    assert_eq!(one.next_heartbeat_at(Nanos(1_000), &high_demand(10)), Nanos(1_100), "nobody's clock but its own");
+    assert_eq!(
+        one.next_heartbeat_at(Nanos(1_000), &high_demand(10)),
+        Nanos(1_100),
+        "nobody's clock but its own"
+    );
     // Its 1,020 is the coordinator's 47, so the coordinator's 90 is its 1,063.
     let clock = ClockReading { local_time: Nanos(1_020), coordinator_time: Nanos(47) };
     one.set_clock(clock);
@@ -443,7 +474,11 @@ fn heartbeats_align_to_the_coordinators_clock() {
     one.set_clock(ClockReading { local_time: Nanos(1_153), coordinator_time: Nanos(179) });
     assert_eq!(one.next_heartbeat_at(Nanos(1_153), &high_demand(10)), Nanos(1_244));
     one.next_heartbeat(Nanos(1_250), &high_demand(10));
-    assert_eq!(one.next_heartbeat_at(Nanos(1_250), &high_demand(10)), Nanos(1_350), "its answer is under way");
+    assert_eq!(
+        one.next_heartbeat_at(Nanos(1_250), &high_demand(10)),
+        Nanos(1_350),
+        "its answer is under way"
+    );
 }
 
 #[test]

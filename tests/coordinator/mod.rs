@@ -4,11 +4,12 @@ mod ceiling;
 mod handoff;
 mod split;
 
-use sluicegate::kernel::coordinator::member::LoadReport;
+use sluicegate::kernel::coordinator::share_client::LoadReport;
 use sluicegate::kernel::coordinator::{
-    Coordinator, Grant, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, ShareClient, HeartbeatReply, ShareTiming,
+    Coordinator, CoordinatorConfig, CoordinatorIncarnation, Grant, Heartbeat, HeartbeatReply,
+    ShareClient, ShareTiming,
 };
-use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
 /// Heartbeat 10, share lifetime 36, requests of at most 30, clock drift 10 %: the margin is 6.
 pub fn terms() -> ShareTiming {
@@ -21,7 +22,10 @@ pub fn fixed_limit(ceiling: u64) -> CoordinatorConfig {
 
 /// The coordinator's first incarnation: no earlier shares can exist.
 pub fn settled() -> CoordinatorIncarnation {
-    CoordinatorIncarnation { is_settled: true, ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0)) }
+    CoordinatorIncarnation {
+        is_settled: true,
+        ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0))
+    }
 }
 
 pub fn member(id: u64, life: u64) -> ShareClient {

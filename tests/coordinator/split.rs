@@ -1,7 +1,7 @@
 //! Division of a limit into shares.
 
 use proptest::prelude::*;
-use sluicegate::kernel::coordinator::split::{SplitMode, ReplicaDemand};
+use sluicegate::kernel::coordinator::split::{ReplicaDemand, SplitMode};
 use sluicegate::kernel::units::{Nanos, Share};
 
 const TURN_END: Nanos = Nanos(100);
@@ -11,7 +11,10 @@ fn shares(split: SplitMode, ceiling: u64, wants: &[ReplicaDemand]) -> Vec<u64> {
 }
 
 fn needs(needs: &[u64]) -> Vec<ReplicaDemand> {
-    needs.iter().map(|need| ReplicaDemand { need: Share(*need), is_waiting: false, changed_at: Nanos(101) }).collect()
+    needs
+        .iter()
+        .map(|need| ReplicaDemand { need: Share(*need), is_waiting: false, changed_at: Nanos(101) })
+        .collect()
 }
 
 fn wants() -> impl Strategy<Value = Vec<ReplicaDemand>> {
@@ -76,7 +79,11 @@ fn a_lower_limit_takes_unneeded_permits_first() {
 
 #[test]
 fn scarce_limit_rotates_to_the_longest_waiting_replica() {
-    let want = |waits, since| ReplicaDemand { need: Share(1), is_waiting: waits, changed_at: Nanos(since) };
+    let want = |waits, since| ReplicaDemand {
+        need: Share(1),
+        is_waiting: waits,
+        changed_at: Nanos(since),
+    };
     // In order: turn not over, turn over, waiting longest, waiting.
     let wants = [want(false, 101), want(false, 50), want(true, 60), want(true, 90)];
     for split in [SplitMode::Equal, SplitMode::Demand] {
@@ -88,7 +95,11 @@ fn scarce_limit_rotates_to_the_longest_waiting_replica() {
 
 #[test]
 fn permits_for_earlier_waiters_are_reserved() {
-    let want = |waits, since| ReplicaDemand { need: Share(1), is_waiting: waits, changed_at: Nanos(since) };
+    let want = |waits, since| ReplicaDemand {
+        need: Share(1),
+        is_waiting: waits,
+        changed_at: Nanos(since),
+    };
     let wants = [want(false, 50), want(true, 60), want(true, 90)];
     for split in [SplitMode::Equal, SplitMode::Demand] {
         let owed = [0, 1, 2].map(|me| split.reserved(Share(2), &wants, me, TURN_END).0);

@@ -4,7 +4,7 @@
 //! - Each key decides and expires as if it were charged alone.
 
 use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
-use sluicegate::backend::{Charge, Charges, Placement, ChargeMode};
+use sluicegate::backend::{Charge, ChargeMode, Charges, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};

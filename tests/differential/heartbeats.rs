@@ -4,17 +4,19 @@ mod crowded;
 
 use std::collections::HashMap;
 
-use sluicegate::backend::heartbeat::{ShareReport, ShareRoundReply, BucketKey, ShareRound};
+use sluicegate::backend::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 use sluicegate::backend::memory::coordinators::Coordinators;
 use sluicegate::backend::redis::HEARTBEAT_SCRIPT;
 use sluicegate::backend::redis::codec::heartbeat::{incarnation_key, pack, read, state_key};
-use sluicegate::kernel::coordinator::aggregate::{VoteAggregate, LimitFactor};
-use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
+use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::split::SplitMode;
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, HeartbeatReply, ShareTiming};
+use sluicegate::kernel::coordinator::{
+    CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareTiming,
+};
 use sluicegate::kernel::key::CounterKey;
-use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
 use super::{integers, store::micros};
 use crate::support::dice::{Dice, seed};
@@ -220,7 +222,11 @@ impl TraceGenerator {
         let earlier = Nanos(self.dice.pick(&[0, 0, 1, 4_000]) * Nanos::MILLI.0);
         let answered = self.answered.get(&(replica, life)).filter(|_| !self.dice.once_in(4));
         ShareRound {
-            record: IncarnationRecord { replica: ReplicaId(replica), incarnation: Incarnation(life), coordinator_incarnation: believes },
+            record: IncarnationRecord {
+                replica: ReplicaId(replica),
+                incarnation: Incarnation(life),
+                coordinator_incarnation: believes,
+            },
             last_reply_at: answered.map(|at| Nanos(at.0 - earlier.0)),
             longest_use: Nanos::from_secs(self.dice.pick(&[5, 6, 15, 65])),
             is_leaving: self.dice.once_in(15 * self.calm),
@@ -234,7 +240,8 @@ impl TraceGenerator {
         let round = self.round();
         let heard = self.coordinators.apply_round(self.now, self.store, &round);
         self.life = Some(heard.incarnation);
-        self.answered.insert((round.record.replica.0, round.record.incarnation.0), heard.store_time);
+        self.answered
+            .insert((round.record.replica.0, round.record.incarnation.0), heard.store_time);
         for (beat, reply) in round.reports.iter().zip(&heard.replies) {
             let name = (beat.heartbeat.replica.0 - (1 << 52), beat.heartbeat.incarnation.0);
             let ceiling = (0..CEILINGS).find(|at| bucket(*at) == beat.bucket).unwrap();
@@ -316,7 +323,11 @@ fn join_round(replica: u64) -> ShareRound {
     };
     let law = CoordinatorConfig::new(terms(10), Share(8), Share(8), Share(8)).unwrap();
     ShareRound {
-        record: IncarnationRecord { replica: member, incarnation: life, coordinator_incarnation: None },
+        record: IncarnationRecord {
+            replica: member,
+            incarnation: life,
+            coordinator_incarnation: None,
+        },
         last_reply_at: None,
         longest_use: terms(10).longest_use(),
         is_leaving: false,
@@ -340,7 +351,12 @@ fn leaving_replica_does_not_end_the_recovery() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let mut coordinators = Coordinators::default();
-    let leaves = ShareRound { longest_use: Nanos(0), is_leaving: true, reports: Vec::new(), ..join_round(1) };
+    let leaves = ShareRound {
+        longest_use: Nanos(0),
+        is_leaving: true,
+        reports: Vec::new(),
+        ..join_round(1)
+    };
     for (seconds, round) in [(0, &leaves), (1, &leaves), (2, &join_round(2))] {
         let at = START.plus(Nanos::from_secs(seconds));
         let heard = reporter.send_at(round, Some(at));
@@ -370,7 +386,11 @@ fn is_recovering(leaves: bool, (from, life, answered): ReportTimes) -> bool {
     {
         let after_start = |millis| START.plus(Nanos(millis * Nanos::MILLI.0));
         let (mut round, at) = (join_round(1), after_start(millis));
-        round.record = IncarnationRecord { incarnation: Incarnation(life), coordinator_incarnation: under, ..round.record };
+        round.record = IncarnationRecord {
+            incarnation: Incarnation(life),
+            coordinator_incarnation: under,
+            ..round.record
+        };
         (round.last_reply_at, round.is_leaving) = (answered.map(after_start), leaves);
         let said = &mut round.reports[0].heartbeat;
         (said.incarnation, said.number, said.is_leaving) = (Incarnation(life), number, leaves);
@@ -379,8 +399,9 @@ fn is_recovering(leaves: bool, (from, life, answered): ReportTimes) -> bool {
         let heard = reporter.receive(&round);
         assert_eq!(heard, coordinators.apply_round(at, store, &round), "at {millis} ms");
         under = Some(heard.incarnation);
-        is_recovering =
-            heard.replies[0].as_ref().map(|reply| matches!(reply, HeartbeatReply::Grant(g) if g.is_recovering));
+        is_recovering = heard.replies[0]
+            .as_ref()
+            .map(|reply| matches!(reply, HeartbeatReply::Grant(g) if g.is_recovering));
     }
     is_recovering.unwrap()
 }
@@ -624,7 +645,10 @@ fn foreign_value_stays_and_other_limits_succeed() {
         round.reports.push(ShareReport { bucket: bucket(1), ..round.reports[0].clone() });
         round.reports[1].heartbeat.number = number as u64 + 1;
         let heard = reporter.send(&round);
-        assert!(matches!(heard.replies[..], [None, Some(HeartbeatReply::Grant(_))]), "{number}: {heard:?}");
+        assert!(
+            matches!(heard.replies[..], [None, Some(HeartbeatReply::Grant(_))]),
+            "{number}: {heard:?}"
+        );
         assert_eq!(reporter.client.call(&words(&[b"DUMP", &key])), dumped, "{number}");
     }
 }

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::codec::holding::{ReservationAction, ReservationResult, pack, read, split_reply};
-use sluicegate::backend::redis::codec::lending::{PackedMessage, encode_call as together};
+use sluicegate::backend::redis::codec::lease::{PackedMessage, encode_call as together};
+use sluicegate::backend::redis::codec::reservation::{
+    ReservationAction, ReservationResult, pack, read, split_reply,
+};
 use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
 use sluicegate::backend::redis::{CHARGE_SCRIPT, RESERVATION_SCRIPT};
-use sluicegate::backend::{Charge, Placement, ChargeOutcome};
+use sluicegate::backend::{Charge, ChargeOutcome, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::lease::counter::AnyCounter;
-use sluicegate::kernel::lease::hold::{CounterReservations, ReservationId, MAX_RESERVATIONS};
+use sluicegate::kernel::lease::reservation::{
+    CounterReservations, MAX_RESERVATIONS, ReservationId,
+};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
@@ -103,7 +107,11 @@ impl TraceGenerator {
         let (step, cost) = match asked {
             StoreCall::Charge => (self.model.apply(&self.limit, now, charge.cost), charge.cost),
             StoreCall::Act(ReservationAction::Commit, id) => {
-                return if holds.keep(id) { ReservationResult::Committed } else { ReservationResult::NotReserved };
+                return if holds.keep(id) {
+                    ReservationResult::Committed
+                } else {
+                    ReservationResult::NotReserved
+                };
             }
             StoreCall::Act(ReservationAction::Reserve(_), id) => {
                 let hold = |counter: &mut AnyCounter| holds.reserve(counter, now, id, hits, term);
@@ -141,8 +149,8 @@ struct Reserver {
 impl Reserver {
     fn new(redis: &Redis) -> Self {
         let mut client = redis.connect();
-        let [hold, charge] =
-            [RESERVATION_SCRIPT, CHARGE_SCRIPT].map(|text| client.call(&["SCRIPT", "LOAD", text]).text());
+        let [hold, charge] = [RESERVATION_SCRIPT, CHARGE_SCRIPT]
+            .map(|text| client.call(&["SCRIPT", "LOAD", text]).text());
         Self { client, hold, charge }
     }
 
@@ -270,7 +278,9 @@ fn assert_matches_kernel(kind: Kind) {
 
 fn left(held: ReservationResult) -> u64 {
     match held {
-        ReservationResult::Charged(ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room)))) => room.remaining.0,
+        ReservationResult::Charged(ChargeResult::Outcome(ChargeOutcome::Decided(
+            CounterDecision::Allow(room),
+        ))) => room.remaining.0,
         other => panic!("{other:?}"),
     }
 }
@@ -297,12 +307,20 @@ fn expired_reservation_is_refunded_by_the_next_one() {
     let mut reserver = Reserver::new(&redis);
     for charge in hours() {
         reserver.client.call(&["FLUSHALL"]);
-        let hold = |number| StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, number));
+        let hold =
+            |number| StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, number));
         assert_eq!(left(reserver.ask(hold(1), &charge, Some(START))), 90);
         let just_before = START.plus(Nanos(999_999_000));
         assert_eq!(left(reserver.ask(hold(2), &charge, Some(just_before))), 80);
         assert_eq!(left(reserver.ask(hold(3), &charge, Some(START.plus(Nanos::SECOND)))), 80);
-        assert_eq!(reserver.ask(StoreCall::Act(ReservationAction::Commit, ReservationId(1, 1)), &charge, None), ReservationResult::NotReserved);
+        assert_eq!(
+            reserver.ask(
+                StoreCall::Act(ReservationAction::Commit, ReservationId(1, 1)),
+                &charge,
+                None
+            ),
+            ReservationResult::NotReserved
+        );
     }
 }
 
@@ -313,7 +331,8 @@ fn repeated_reserve_or_cancel_applies_once() {
     for charge in hours() {
         reserver.client.call(&["FLUSHALL"]);
         let mut ask = |act, number| {
-            let held = reserver.ask(StoreCall::Act(act, ReservationId(1, number)), &charge, Some(START));
+            let held =
+                reserver.ask(StoreCall::Act(act, ReservationId(1, number)), &charge, Some(START));
             if matches!(held, ReservationResult::Charged(_)) { Some(left(held)) } else { None }
         };
         for _ in 0..3 {
@@ -356,10 +375,15 @@ fn foreign_value_under_either_key_is_reported_unchanged() {
         for charge in hours() {
             reserver.client.call(&["FLUSHALL"]);
             let hold = StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, 1));
-            let key = pack(&charge, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None).keys[place].clone();
+            let key = pack(&charge, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None)
+                .keys[place]
+                .clone();
             reserver.client.call(&[words[0].into(), key.clone(), words[1].into()]);
             let before = reserver.client.call(&[b"DUMP".to_vec(), key.clone()]);
-            assert_eq!(reserver.ask(hold, &charge, None), ReservationResult::Charged(ChargeResult::Unreadable));
+            assert_eq!(
+                reserver.ask(hold, &charge, None),
+                ReservationResult::Charged(ChargeResult::Unreadable)
+            );
             assert_eq!(reserver.client.call(&[b"DUMP".to_vec(), key]), before);
             assert_eq!(reserver.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
         }
@@ -371,8 +395,13 @@ fn reservation_list_expires_when_its_counter_is_empty() {
     let redis = Redis::start();
     let mut reserver = Reserver::new(&redis);
     let [debt, ..] = hours();
-    reserver.ask(StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, 1)), &debt, None);
-    let list = pack(&debt, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None).keys[1].clone();
+    reserver.ask(
+        StoreCall::Act(ReservationAction::Reserve(TERM), ReservationId(1, 1)),
+        &debt,
+        None,
+    );
+    let list =
+        pack(&debt, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None).keys[1].clone();
     let left = reserver.client.call(&[b"PTTL".to_vec(), list]).int();
     // Ten hits of 100 per hour drain in six minutes.
     assert!((355_000..=361_003).contains(&left), "{left}");
@@ -390,8 +419,12 @@ fn partly_refunded_debt_expires_when_drained() {
         let some = charge("a", limit, Cost::Charge(Hits(hits)));
         let name = counter_key(&some.key, Placement::ByKey, PREFIX);
         let id = ReservationId(1, number);
-        let mut acts = vec![StoreCall::Act(ReservationAction::Reserve(TERM), id), StoreCall::Charge];
-        acts.push(StoreCall::Act(if number % 4 == 0 { ReservationAction::Commit } else { ReservationAction::Cancel }, id));
+        let mut acts =
+            vec![StoreCall::Act(ReservationAction::Reserve(TERM), id), StoreCall::Charge];
+        acts.push(StoreCall::Act(
+            if number % 4 == 0 { ReservationAction::Commit } else { ReservationAction::Cancel },
+            id,
+        ));
         for act in acts {
             assert_ne!(reserver.ask(act, &some, None), ReservationResult::NotReserved, "{act:?}");
             let longer = outlives_its_debt(&mut reserver.client, &name);

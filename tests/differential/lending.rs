@@ -1,13 +1,15 @@
 //! Compares leases of one key with the kernel's book: grants, returns and expiry.
 
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::redis::LEASE_SCRIPT;
-use sluicegate::backend::redis::codec::lending::{encode_call, pack, read, split_reply};
-use sluicegate::kernel::decision::{StoreFailure, Cost};
-use sluicegate::kernel::lease::book::{LeaseTable, MAX_REPLICAS};
+use sluicegate::backend::redis::codec::lease::{encode_call, pack, read, split_reply};
+use sluicegate::kernel::decision::{Cost, StoreFailure};
 use sluicegate::kernel::lease::counter::AnyCounter;
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::table::{LeaseTable, MAX_REPLICAS};
+use sluicegate::kernel::lease::{
+    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
+};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::limit::Tick;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
@@ -27,7 +29,12 @@ const END: u64 = 8_900_000_000_000_000_000;
 /// 20,000 steps in all, with five kinds.
 const TRACES: usize = 40;
 const STEPS: usize = 100;
-const MEMBERS: [ReplicaIncarnation; 4] = [ReplicaIncarnation(0), ReplicaIncarnation(1), ReplicaIncarnation(1 << 53), ReplicaIncarnation(u64::MAX)];
+const MEMBERS: [ReplicaIncarnation; 4] = [
+    ReplicaIncarnation(0),
+    ReplicaIncarnation(1),
+    ReplicaIncarnation(1 << 53),
+    ReplicaIncarnation(u64::MAX),
+];
 
 struct Lender {
     client: Client,
@@ -162,7 +169,15 @@ impl TraceGenerator {
         let charge = charge(name, self.limit, Cost::Charge(Hits(0)));
         let (key, home, member) = (charge.key, charge.placement, MEMBERS[who]);
         let (strategy, terms) = (self.limit, self.terms);
-        LeaseMessage { key, placement: home, per_second: false, strategy, terms, sender: member, borrow }
+        LeaseMessage {
+            key,
+            placement: home,
+            per_second: false,
+            strategy,
+            terms,
+            sender: member,
+            borrow,
+        }
     }
 
     /// The kernel's reply.
@@ -343,7 +358,15 @@ fn borrows(limit: Strategy, terms: LeaseTerms, number: u64, hits: u64, want: u64
         last_lease: MessageNumber(0),
     };
     let (key, home, member) = (charge.key, charge.placement, MEMBERS[3]);
-    LeaseMessage { key, placement: home, per_second: false, strategy: limit, terms, sender: member, borrow }
+    LeaseMessage {
+        key,
+        placement: home,
+        per_second: false,
+        strategy: limit,
+        terms,
+        sender: member,
+        borrow,
+    }
 }
 
 #[test]
@@ -369,7 +392,8 @@ fn lease_list_lives_at_most_twice_its_longest_lease() {
     let (mut longest, mut forgotten) = (0, [0; MEMBERS.len()]);
     for (number, (member, seconds)) in each.into_iter().enumerate() {
         let term = Nanos::from_secs(seconds);
-        let message = borrows(limit, LeaseTerms { duration: term, ..terms }, number as u64 + 1, 1, 10);
+        let message =
+            borrows(limit, LeaseTerms { duration: term, ..terms }, number as u64 + 1, 1, 10);
         let message = LeaseMessage { sender: MEMBERS[member], ..message };
         let list = pack(&message, PREFIX, None).keys[1].clone();
         lender.client.queue(&["TIME"]);
@@ -454,7 +478,8 @@ fn impossible_debt_is_reported_unchanged() {
     // Seven hit-ticks drain per tick, so a debt of 2^53 from 2^53 / 7 ticks ago is almost zero now.
     let limit = Gcra::new(7, Nanos::SECOND, 700).map(Strategy::Gcra).unwrap();
     let asked = borrows(limit, terms, 1, 1, 10);
-    let other = LeaseMessage { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..asked.clone() };
+    let other =
+        LeaseMessage { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..asked.clone() };
     let [counter, _] = pack(&asked, PREFIX, None).keys;
     lender.send(&asked, Some(START));
     let get = [b"GET".to_vec(), counter.clone()];
@@ -479,7 +504,11 @@ fn impossible_debt_is_reported_unchanged() {
             lender.client.call(&[b"SET".to_vec(), counter.clone(), strange.clone()]);
             let all = [other.clone(), asked.clone()];
             let said = lender.send_all(&all[1 - others..], Some(START)).pop().unwrap();
-            assert_eq!(said, LeaseOutcome::Failed(StoreFailure::WrongType), "{mark}, {since}, {owed}, {others}");
+            assert_eq!(
+                said,
+                LeaseOutcome::Failed(StoreFailure::WrongType),
+                "{mark}, {since}, {owed}, {others}"
+            );
             assert_eq!(lender.client.call(&get), Value::Text(strange.clone()));
         }
     }
@@ -534,7 +563,11 @@ fn foreign_value_under_either_key_is_reported_unchanged() {
             let key = pack(&message, PREFIX, None).keys[place].clone();
             lender.client.call(&[words[0].into(), key.clone(), words[1].into()]);
             let before = lender.client.call(&[b"DUMP".to_vec(), key.clone()]);
-            assert_eq!(lender.send(&message, None), LeaseOutcome::Failed(StoreFailure::WrongType), "{words:?}");
+            assert_eq!(
+                lender.send(&message, None),
+                LeaseOutcome::Failed(StoreFailure::WrongType),
+                "{words:?}"
+            );
             assert_eq!(lender.client.call(&[b"DUMP".to_vec(), key]), before);
             assert_eq!(lender.client.call(&["DBSIZE"]), Value::Int(1), "nothing is charged");
         }
@@ -601,7 +634,11 @@ fn foreign_counter_in_a_batch_is_reported_unchanged() {
         for others in [2, 0] {
             let mut said = lender.send_all(&next[2 - others..], Some(START));
             let its = said.pop().unwrap();
-            assert_eq!(its, LeaseOutcome::Failed(StoreFailure::WrongType), "{number}, {hits}, {want}, {others}");
+            assert_eq!(
+                its,
+                LeaseOutcome::Failed(StoreFailure::WrongType),
+                "{number}, {hits}, {want}, {others}"
+            );
             assert!(said.iter().all(|other| matches!(other, LeaseOutcome::Applied(_))));
             assert_eq!(dumps(&mut lender), before, "{number}, {hits}, {want}, {others}");
         }
@@ -663,13 +700,18 @@ fn replica_beyond_the_record_limit_leases_nothing() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
-    let of = |member| LeaseMessage { sender: ReplicaIncarnation(member), ..borrows(limit, terms, 1, 1, 10) };
+    let of = |member| LeaseMessage {
+        sender: ReplicaIncarnation(member),
+        ..borrows(limit, terms, 1, 1, 10)
+    };
     let [_, list] = pack(&of(0), PREFIX, None).keys;
     let others = (1..MAX_REPLICAS as u64).flat_map(idle);
     let all = [b'l'].into_iter().chain([0; 8]).chain(others).collect();
     lender.client.call(&[b"SET".to_vec(), list.clone(), all]);
     for (member, left, granted) in [(1 << 50, 100 - 1 - 10, 10), (1 << 51, 89 - 1, 0)] {
-        let LeaseOutcome::Applied(answer) = lender.send(&of(member), None) else { panic!("no answer") };
+        let LeaseOutcome::Applied(answer) = lender.send(&of(member), None) else {
+            panic!("no answer")
+        };
         let CounterDecision::Allow(room) = answer.decision else { panic!("{answer:?}") };
         assert_eq!((room.remaining, answer.granted), (Hits(left), Hits(granted)));
         let listed = lender.client.call(&[b"STRLEN".to_vec(), list.clone()]).int();

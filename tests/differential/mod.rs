@@ -64,7 +64,7 @@ mod questions;
 mod store;
 
 use sluicegate::backend::Charges;
-use sluicegate::backend::redis::call::ChargeCall;
+use sluicegate::backend::redis::charge_call::ChargeCall;
 use sluicegate::backend::redis::codec::{ChargeResults, InvalidReply, pack, read};
 use sluicegate::backend::redis::{CHARGE_SCRIPT, codec};
 use sluicegate::kernel::units::Nanos;

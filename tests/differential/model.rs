@@ -1,7 +1,7 @@
 //! The expected state of one counter, computed by the kernel.
 
 use sluicegate::backend::redis::codec::ChargeResult;
-use sluicegate::backend::{Charge, Placement, ChargeOutcome};
+use sluicegate::backend::{Charge, ChargeOutcome, Placement};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::lease::counter::AnyCounter;
@@ -10,7 +10,7 @@ use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::limit::Tick;
 use sluicegate::kernel::rate::sliding_log::ArrivalLog;
 use sluicegate::kernel::rate::sliding_window::WindowPair;
-use sluicegate::kernel::rate::{Headroom, CounterDecision, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 
 /// The state of every strategy. A trace uses one of them.
@@ -64,7 +64,9 @@ impl Model {
                 self.carry(limit, now);
                 act(&mut AnyCounter::Gcra(limit, &mut self.tat))
             }
-            Strategy::FixedWindow(limit) => act(&mut AnyCounter::FixedWindow(limit, &mut self.count)),
+            Strategy::FixedWindow(limit) => {
+                act(&mut AnyCounter::FixedWindow(limit, &mut self.count))
+            }
             Strategy::SlidingWindow(limit) => {
                 act(&mut AnyCounter::SlidingWindow(limit, &mut self.pair))
             }
@@ -91,7 +93,9 @@ impl Model {
             Strategy::SlidingLog(limit) => limit.peek(&self.log, now, Hits(0)),
         };
         match step {
-            CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. } => Some(room),
+            CounterDecision::Allow(room)
+            | CounterDecision::ExceedsLimit(room)
+            | CounterDecision::Deny { headroom: room, .. } => Some(room),
             CounterDecision::OutsideWindows => None,
         }
     }
@@ -117,7 +121,10 @@ impl Model {
 }
 
 /// The result of a charge, or the hits of a refund as `Err`.
-fn charge_or_hits(cost: Cost, charge: impl FnOnce(Hits) -> CounterDecision) -> Result<CounterDecision, Hits> {
+fn charge_or_hits(
+    cost: Cost,
+    charge: impl FnOnce(Hits) -> CounterDecision,
+) -> Result<CounterDecision, Hits> {
     match cost {
         Cost::Charge(hits) => Ok(charge(hits)),
         Cost::Refund(hits) => Err(hits),
@@ -127,7 +134,9 @@ fn charge_or_hits(cost: Cost, charge: impl FnOnce(Hits) -> CounterDecision) -> R
 /// The script's expected reply for the kernel's `charge`.
 pub(super) fn expected(step: CounterDecision, cost: Cost, now: Nanos) -> ChargeResult {
     match (step, cost) {
-        (CounterDecision::OutsideWindows, _) => ChargeResult::Stale(Tick::Micro.nanos(Tick::Micro.floor(now))),
+        (CounterDecision::OutsideWindows, _) => {
+            ChargeResult::Stale(Tick::Micro.nanos(Tick::Micro.floor(now)))
+        }
         (_, Cost::Charge(_)) => ChargeResult::Outcome(ChargeOutcome::Decided(step)),
         (_, Cost::Refund(_)) => ChargeResult::Outcome(ChargeOutcome::Refunded(step)),
     }

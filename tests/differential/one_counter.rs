@@ -1,7 +1,7 @@
 //! Compares the charge script with the kernel on random traces of one counter.
 
 use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
-use sluicegate::backend::{Charge, Charges, Placement, ChargeMode};
+use sluicegate::backend::{Charge, ChargeMode, Charges, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -156,9 +156,10 @@ fn assert_matches_kernel(kind: Kind) {
         let trace = trace(kind, &name, dice);
         for asked in &trace {
             scripted.queue(&asked.charges, Some(asked.now));
-            scripted
-                .client
-                .queue(&[b"PTTL".to_vec(), counter_key(&asked.charges.list[0].key, Placement::ByKey, PREFIX)]);
+            scripted.client.queue(&[
+                b"PTTL".to_vec(),
+                counter_key(&asked.charges.list[0].key, Placement::ByKey, PREFIX),
+            ]);
         }
         scripted.client.flush();
         for (step, asked) in trace.iter().enumerate() {

@@ -4,10 +4,12 @@ use sluicegate::backend::StoreFailure;
 use sluicegate::backend::heartbeat::BucketKey;
 use sluicegate::backend::memory::permits::StrictLimits;
 use sluicegate::backend::permits::{
-    StrictPermitRequest, AcquireOutcome, StrictPermitReply, StrictAcquire, PermitCorrections, LimitPermitsReply, PermitId, PermitReport, PermitTiming, LimitPermits,
+    AcquireOutcome, LimitPermits, LimitPermitsReply, PermitCorrections, PermitId, PermitReport,
+    PermitTiming, StrictAcquire, StrictPermitReply, StrictPermitRequest,
 };
 use sluicegate::backend::redis::codec::permits::{
-    PermitCallContext, PARTITIONS, PackedPermitCall, PermitPartition, pack_acquire, pack_report, read_acquire, read_report,
+    PARTITIONS, PackedPermitCall, PermitCallContext, PermitPartition, pack_acquire, pack_report,
+    read_acquire, read_report,
 };
 use sluicegate::backend::redis::{ACQUIRE_SCRIPT, PERMIT_REPORT_SCRIPT};
 use sluicegate::kernel::key::CounterKey;
@@ -25,8 +27,11 @@ const STEPS: usize = 400;
 const CEILINGS: u64 = 3;
 const REPLICAS: u64 = 4;
 const GRACE: Nanos = Nanos::from_secs(3);
-const TIMES: PermitTiming =
-    PermitTiming { grace: GRACE, max_silence: Nanos::from_secs(20), max_lifetime: Nanos::from_secs(60) };
+const TIMES: PermitTiming = PermitTiming {
+    grace: GRACE,
+    max_silence: Nanos::from_secs(20),
+    max_lifetime: Nanos::from_secs(60),
+};
 
 struct Scripted {
     client: Client,
@@ -69,7 +74,9 @@ impl Scripted {
         };
         match act {
             Act::Acquire(_) => ScriptReply::Answer(read_acquire(&reply).unwrap()),
-            Act::Tell(round) => ScriptReply::Heard(read_report(round.limits.iter(), &reply).unwrap()),
+            Act::Tell(round) => {
+                ScriptReply::Heard(read_report(round.limits.iter(), &reply).unwrap())
+            }
         }
     }
 
@@ -81,7 +88,13 @@ impl Scripted {
 }
 
 fn params<'a>(prefix: &'a str, store: &'a str, at: Option<Nanos>) -> PermitCallContext<'a> {
-    PermitCallContext { prefix: prefix.as_bytes(), partition: PermitPartition::Only, run_id: store, times: &TIMES, at }
+    PermitCallContext {
+        prefix: prefix.as_bytes(),
+        partition: PermitPartition::Only,
+        run_id: store,
+        times: &TIMES,
+        at,
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -174,7 +187,11 @@ impl TraceGenerator {
         let count = self.dice.up_to(CEILINGS);
         let told = (0..count).map(|at| {
             let held = self.ids(5).into_iter().map(|id| (id, self.keep())).collect();
-            LimitPermits { bucket: bucket((ceiling + at) % CEILINGS), in_use: held, released: self.ids(9) }
+            LimitPermits {
+                bucket: bucket((ceiling + at) % CEILINGS),
+                in_use: held,
+                released: self.ids(9),
+            }
         });
         Act::Tell(PermitReport { times: TIMES, to_all_nodes: true, limits: told.collect() })
     }
@@ -245,7 +262,8 @@ fn permit_scripts_match_the_kernel() {
 }
 
 fn acquire(number: u64, keep: Nanos) -> Act {
-    let ask = StrictAcquire { id: PermitId(1, number), limit: Share(2), lifetime: keep, timing: TIMES };
+    let ask =
+        StrictAcquire { id: PermitId(1, number), limit: Share(2), lifetime: keep, timing: TIMES };
     Act::Acquire(StrictPermitRequest { bucket: bucket(0), permit: ask })
 }
 
@@ -262,7 +280,10 @@ fn new_store_counts_reports_but_admits_nothing() {
     assert_eq!((first.result, first.held), (AcquireOutcome::Closed(GRACE), Share(0)));
     let heard = scripted.ask(&tell(&[(PermitId(1, 7), GRACE)], &[PermitId(1, 8)]));
     let found = PermitCorrections { restored: 1, freed: 0 };
-    assert_eq!(heard, ScriptReply::Heard(vec![Ok(LimitPermitsReply { changes: found, held: Share(1) })]));
+    assert_eq!(
+        heard,
+        ScriptReply::Heard(vec![Ok(LimitPermitsReply { changes: found, held: Share(1) })])
+    );
     let ScriptReply::Answer(Some(again)) = scripted.ask(&acquire(7, GRACE)) else { panic!() };
     assert_eq!(again.result, AcquireOutcome::Acquired, "it is held already");
 }
@@ -346,7 +367,8 @@ fn permit_key_never_expires_before_its_last_deadline() {
     for _ in 0..20 {
         let before = micros(&scripted.client.call(&["TIME"]));
         scripted.ask(&tell(&[(PermitId(1, 0), keep)], &[]));
-        let goes = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0))) * 1_000;
+        let goes = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)))
+            * 1_000;
         assert!(before + 30_000_999 <= goes, "told after {before}, gone at {goes}");
     }
 }
@@ -359,8 +381,11 @@ fn foreign_value_stays_and_other_limits_succeed() {
     scripted.client.call(&[b"SET".to_vec(), key.clone(), b"x".to_vec()]);
     assert_eq!(scripted.ask(&acquire(0, GRACE)), ScriptReply::Answer(None));
     let held = vec![(PermitId(1, 0), GRACE)];
-    let told =
-        [0, 1].map(|number| LimitPermits { bucket: bucket(number), in_use: held.clone(), released: vec![] });
+    let told = [0, 1].map(|number| LimitPermits {
+        bucket: bucket(number),
+        in_use: held.clone(),
+        released: vec![],
+    });
     let round = PermitReport { times: TIMES, to_all_nodes: false, limits: told.to_vec() };
     let ScriptReply::Heard(heard) = scripted.ask(&Act::Tell(round)) else { panic!() };
     assert!(matches!(heard[..], [Err(StoreFailure::WrongType), Ok(_)]), "{heard:?}");

@@ -2,8 +2,10 @@
 
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::backend::redis::codec::ChargeResult;
-use sluicegate::backend::{Backend as _, Charge, Charges, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
-use sluicegate::kernel::decision::{Cost, VoteGroup, Enforcement};
+use sluicegate::backend::{
+    Backend as _, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreReply,
+};
+use sluicegate::kernel::decision::{Cost, Enforcement, VoteGroup};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -36,11 +38,19 @@ fn question(dice: &mut Dice, trace: u64, counters: &[Strategy]) -> Charges {
         let strategy = counters[usize::try_from(which).unwrap()];
         let hits = Hits(dice.pick(&[0, 1, 1, 1, 2, 3, 5, 21, u64::MAX]));
         let cost = if dice.once_in(7) { Cost::Refund(hits) } else { Cost::Charge(hits) };
-        let group = dice.pick(&[VoteGroup::Enforced, VoteGroup::Enforced, VoteGroup::Quota, VoteGroup::Unlimited]);
+        let group = dice.pick(&[
+            VoteGroup::Enforced,
+            VoteGroup::Enforced,
+            VoteGroup::Quota,
+            VoteGroup::Unlimited,
+        ]);
         let standing = Enforcement { group, shadow: dice.once_in(5) };
         Charge { standing, ..charge(&format!("{trace} {which}"), strategy, cost) }
     };
-    let rule = ChargeMode::AllOrNothing { quota_for_all: dice.once_in(5), quota_cannot_deny: dice.once_in(5) };
+    let rule = ChargeMode::AllOrNothing {
+        quota_for_all: dice.once_in(5),
+        quota_cannot_deny: dice.once_in(5),
+    };
     let rule = match dice.up_to(9) {
         0 => ChargeMode::Preview,
         1 | 2 => ChargeMode::Each,
@@ -63,7 +73,8 @@ fn memory_outcomes(memory: &MemoryStore, now: Nanos, charges: &Charges) -> Outco
 
 fn as_answer(outcome: ChargeOutcome, charge: &Charge, now: Nanos) -> ChargeResult {
     match outcome {
-        ChargeOutcome::Decided(CounterDecision::OutsideWindows) | ChargeOutcome::Refunded(CounterDecision::OutsideWindows) => {
+        ChargeOutcome::Decided(CounterDecision::OutsideWindows)
+        | ChargeOutcome::Refunded(CounterDecision::OutsideWindows) => {
             expected(CounterDecision::OutsideWindows, charge.cost, now)
         }
         outcome => ChargeResult::Outcome(outcome),
@@ -133,12 +144,20 @@ fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges
         let strategy = if dice.once_in(4) { second } else { first };
         let hits = Hits(dice.pick(&[0, 1, 1, 1, 1, 2, 3, 5, 21, 201, u64::MAX]));
         let cost = if dice.once_in(7) { Cost::Refund(hits) } else { Cost::Charge(hits) };
-        let group = dice.pick(&[VoteGroup::Enforced, VoteGroup::Enforced, VoteGroup::Quota, VoteGroup::Unlimited]);
+        let group = dice.pick(&[
+            VoteGroup::Enforced,
+            VoteGroup::Enforced,
+            VoteGroup::Quota,
+            VoteGroup::Unlimited,
+        ]);
         let standing = Enforcement { group, shadow: dice.once_in(5) };
         Charge { standing, ..super::model::charge(&format!("r{trace} {which}"), strategy, cost) }
     };
     let question = |dice: &mut Dice| {
-        let all = ChargeMode::AllOrNothing { quota_for_all: dice.once_in(5), quota_cannot_deny: dice.once_in(5) };
+        let all = ChargeMode::AllOrNothing {
+            quota_for_all: dice.once_in(5),
+            quota_cannot_deny: dice.once_in(5),
+        };
         let rule = if dice.once_in(4) { all } else { ChargeMode::Each };
         let charges = dice.pick(&[1, 1, 1, 2, 5]);
         Charges { list: (0..charges).map(|_| charge(dice)).collect(), mode: rule }
@@ -147,7 +166,11 @@ fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges
 }
 
 /// The memory store's decisions in sequence: first the checks with `ChargeMode::Each`, then the others.
-fn sequential_decisions(memory: &MemoryStore, now: Nanos, questions: &[Charges]) -> Vec<Vec<ChargeResult>> {
+fn sequential_decisions(
+    memory: &MemoryStore,
+    now: Nanos,
+    questions: &[Charges],
+) -> Vec<Vec<ChargeResult>> {
     let mut answers = vec![Vec::new(); questions.len()];
     for is_each in [true, false] {
         for (question, answers) in questions.iter().zip(&mut answers) {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use sluicegate::backend::redis::CHARGE_SCRIPT;
 use sluicegate::backend::redis::codec::{ChargeResult, MAX_KEY_BYTES, counter_key};
-use sluicegate::backend::{Charges, Placement, ChargeOutcome, ChargeMode};
+use sluicegate::backend::{ChargeMode, ChargeOutcome, Charges, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -57,13 +57,17 @@ fn outlives(scripted: &mut Scripted, charges: &Charges) -> [i64; 2] {
     scripted.client.queue(&["MULTI"]);
     scripted.client.queue(&["TIME"]);
     scripted.queue(charges, None);
-    scripted.client.queue(&[b"PEXPIRETIME".to_vec(), counter_key(&first.key, Placement::ByKey, PREFIX)]);
+    scripted
+        .client
+        .queue(&[b"PEXPIRETIME".to_vec(), counter_key(&first.key, Placement::ByKey, PREFIX)]);
     scripted.client.queue(&["TIME"]);
     scripted.client.queue(&["EXEC"]);
     scripted.client.flush();
     let replies: Vec<_> = (0..6).map(|_| scripted.client.receive()).collect();
     let [before, reply, expires, after] = replies[5].array() else { panic!() };
-    let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = answers(charges, reply)[0] else {
+    let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) =
+        answers(charges, reply)[0]
+    else {
         panic!("{reply:?}")
     };
     let (reset, tick) = (room.reset_after.0 / 1_000, first.strategy.tick().size().0 / 1_000);
@@ -187,7 +191,10 @@ fn foreign_value_stays_and_other_charges_succeed() {
             scripted.client.call(&["FLUSHALL"]);
             scripted.client.call(&stranger);
             let before = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
-            for rule in [ChargeMode::Each, ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false }] {
+            for rule in [
+                ChargeMode::Each,
+                ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false },
+            ] {
                 let mut charges = each([("before", gcra, 1), ("after", window, 1)]);
                 charges.mode = rule;
                 charges.list.insert(1, strange.clone());
@@ -196,7 +203,10 @@ fn foreign_value_stays_and_other_charges_succeed() {
                 assert!(admits(answers[0]) && admits(answers[2]));
             }
             let left = scripted.charge(&each([("before", gcra, 0)]), Some(NOW))[0];
-            let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = left else { panic!() };
+            let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = left
+            else {
+                panic!()
+            };
             assert_eq!(room.remaining, Hits(5), "the others are charged");
             let after = scripted.client.call(&[b"DUMP".to_vec(), name.clone()]);
             assert_eq!(after, before, "{strategy:?}, stranger {number}");
@@ -209,8 +219,11 @@ fn foreign_value_in_a_batch_spares_its_neighbors() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     for strategy in strategies(7, Nanos::from_secs(60)) {
-        let name =
-            counter_key(&charge("strange", strategy, Cost::Charge(Hits(1))).key, Placement::ByKey, PREFIX);
+        let name = counter_key(
+            &charge("strange", strategy, Cost::Charge(Hits(1))).key,
+            Placement::ByKey,
+            PREFIX,
+        );
         // Value 6 has a window start within a minute, which only a calendar can have.
         let is_strange = |(number, _): &(usize, _)| *number != 6;
         for (number, stranger) in foreign_values(&name).into_iter().enumerate().filter(is_strange) {
@@ -221,7 +234,9 @@ fn foreign_value_in_a_batch_spares_its_neighbors() {
             let answers = scripted.charge(&alike, Some(NOW));
             assert_eq!(answers[1], ChargeResult::Unreadable, "{strategy:?} {number}");
             for answer in [answers[0], answers[2]] {
-                let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) = answer else {
+                let ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(room))) =
+                    answer
+                else {
                     panic!("{strategy:?} {number}: {answer:?}")
                 };
                 assert_eq!(room.remaining, Hits(5), "{strategy:?} {number}");
@@ -240,7 +255,8 @@ fn log_stores_one_entry_per_instant() {
     {
         let charges = each([("a", limit, 1)]);
         scripted.charge(&charges, Some(NOW.plus(Nanos(millis * 1_000_000))));
-        let length = [b"LLEN".to_vec(), counter_key(&charges.list[0].key, Placement::ByKey, PREFIX)];
+        let length =
+            [b"LLEN".to_vec(), counter_key(&charges.list[0].key, Placement::ByKey, PREFIX)];
         assert_eq!(scripted.client.call(&length), Value::Int(runs), "{limit:?} at {millis}");
     }
 }

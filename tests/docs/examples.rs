@@ -66,7 +66,8 @@ fn other_yaml_blocks_match_shipped_files_or_settings() {
                 assert_eq!(missing, None, "{place}: not in the file");
             }
             Some("# server.yaml") => {
-                let input = SettingsInput { file: Some((place.clone(), text)), ..SettingsInput::default() };
+                let input =
+                    SettingsInput { file: Some((place.clone(), text)), ..SettingsInput::default() };
                 let problems = settings::read(&input).map_or_else(|p| p, |read| read.warnings);
                 assert_eq!(problems, [], "{place}");
             }

@@ -8,13 +8,15 @@ use clap::CommandFactory as _;
 use sluicegate::backend::redis::codec::heartbeat::incarnation_key;
 use sluicegate::cli::args;
 use sluicegate::config::diagnostic::Code;
-use sluicegate::config::settings::{self, SettingsInput, Settings, table};
+use sluicegate::config::settings::{self, Settings, SettingsInput, table};
 use sluicegate::edge::grpc::convert;
 use sluicegate::engine::CheckError;
-use sluicegate::kernel::decision::{StoreFailure, Reason};
+use sluicegate::kernel::decision::{Reason, StoreFailure};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::EdgeOutcome;
-use sluicegate::telemetry::metrics::{ConcurrencyGauges, Gauges, Metrics, ProcessUsage, MAX_LIMIT_SERIES};
+use sluicegate::telemetry::metrics::{
+    ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage,
+};
 
 use super::{Page, bare, page, pages, printed, root, rows};
 
@@ -52,7 +54,8 @@ fn many_limits() -> Gauges {
         gradient: Some(1),
         ..ConcurrencyGauges::default()
     };
-    let (in_use, process) = ((0..2 * MAX_LIMIT_SERIES).map(ceiling).collect(), Some(ProcessUsage::default()));
+    let (in_use, process) =
+        ((0..2 * MAX_LIMIT_SERIES).map(ceiling).collect(), Some(ProcessUsage::default()));
     Gauges { concurrency_limits: in_use, process, ..Gauges::default() }
 }
 
@@ -197,7 +200,8 @@ fn paths(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn documented_fleet_key_uses_the_default_prefix() {
-    let key = String::from_utf8(incarnation_key(Settings::default().key_prefix.as_bytes())).unwrap();
+    let key =
+        String::from_utf8(incarnation_key(Settings::default().key_prefix.as_bytes())).unwrap();
     let page = page("docs/fleet.md");
     assert!(page.lines().any(|line| line.ends_with(&format!(" 1 '{key}'"))), "{key}");
 }

@@ -5,7 +5,9 @@
 //! - The other variables apply where they still have a meaning.
 
 use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
-use sluicegate::config::settings::{SettingsInput, LoadedSettings, Settings, read as settle, table};
+use sluicegate::config::settings::{
+    LoadedSettings, Settings, SettingsInput, read as settle, table,
+};
 
 use super::variables::environment;
 
@@ -39,7 +41,8 @@ const PLAIN: &str = "redis://h:1";
 
 fn load_both(ours: Pairs, theirs: Pairs) -> (RatelimitSettings, LoadedSettings) {
     let texts = |(name, text): &(&str, &str)| (format!("SLUICEGATE_{name}"), (*text).to_owned());
-    let input = SettingsInput { environment: ours.iter().map(texts).collect(), ..SettingsInput::default() };
+    let input =
+        SettingsInput { environment: ours.iter().map(texts).collect(), ..SettingsInput::default() };
     let theirs = environment("UNKNOWN_VARIABLE", "anything", theirs);
     let read = read_environment(theirs, &input.explicit_setting_names())
         .unwrap_or_else(|sentences| panic!("{ours:?}: {sentences:?}"));

@@ -7,7 +7,8 @@ use regex::Regex;
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::stats::mapping::{StatKind, StatMapping, sanitize_metric_name};
 use sluicegate::telemetry::stats::{
-    LineFormat, RuleStatsKey, StatLineFormatter, ExternalStat, TimedMethod, OVERFLOW, NameRewrite, StatCounter, Stats, RuleCharge, render_page,
+    ExternalStat, LineFormat, NameRewrite, OVERFLOW, RuleCharge, RuleStatsKey, StatCounter,
+    StatLineFormatter, Stats, TimedMethod, render_page,
 };
 
 use super::process;
@@ -21,7 +22,14 @@ fn stats(most: u32) -> Stats {
 
 /// Limit 10, near limit above 8. `counter` is the counter value after the charge.
 fn verdict(hits: u64, held: u64) -> RuleCharge {
-    RuleCharge { hits, counter: held, limit: 10, near_limit: 8, is_cached_denial: false, is_shadow: false }
+    RuleCharge {
+        hits,
+        counter: held,
+        limit: 10,
+        near_limit: 8,
+        is_cached_denial: false,
+        is_shadow: false,
+    }
 }
 
 /// Three checks of seven hits with a limit of ten. Source: example in `reference` §6.2.
@@ -53,7 +61,8 @@ const WORKED: [&str; 7] = [
 
 #[test]
 fn counters_are_sent_as_increments() {
-    let (stats, mut lines_of) = (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
+    let (stats, mut lines_of) =
+        (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
     worked(&stats);
     assert_eq!(lines(&mut lines_of, &stats), WORKED);
     assert_eq!(lines(&mut lines_of, &stats), [WORKED[0]], "nothing grew");
@@ -121,7 +130,8 @@ fn names_beyond_the_maximum_share_an_overflow_counter() {
     }
     // The maximum does not apply to rules from files.
     stats.rule_stats(RuleStatsKey::FromFile("d.k")).hits(5);
-    let mut lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
+    let mut lines =
+        StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     lines.sort_unstable();
     assert_eq!(lines.len(), 3 + 1 + 3 + 1 + 1, "{lines:?}");
     let overflow = format!("ratelimit.service.rate_limit.{OVERFLOW}.{OVERFLOW}.total_hits:997|c");
@@ -160,7 +170,8 @@ fn keys_with_equal_sanitized_names_share_a_counter() {
 #[test]
 fn unknown_domains_with_equal_names_share_a_counter() {
     for (one, other, name) in [("a:b", "a|b", "a_b"), ("10.0.0.1", "10_0_0_1", "10_0_0_1")] {
-        let (stats, mut lines) = (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
+        let (stats, mut lines) =
+            (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
         stats.count_unknown_domain(one, 5);
         stats.count_unknown_domain(other, 3);
         let wanted = format!("ratelimit.service.rate_limit.{name}.domain_not_found:8|c");
@@ -171,7 +182,8 @@ fn unknown_domains_with_equal_names_share_a_counter() {
 
 #[test]
 fn a_rule_named_overflow_shares_the_overflow_counter() {
-    let (stats, mut lines) = (stats(1), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
+    let (stats, mut lines) =
+        (stats(1), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
     let name = format!("{OVERFLOW}.{OVERFLOW}");
     stats.rule_stats(RuleStatsKey::FromFile(&name)).hits(5);
     stats.rule_stats(RuleStatsKey::FromFile("one.more")).hits(3);
@@ -182,7 +194,8 @@ fn a_rule_named_overflow_shares_the_overflow_counter() {
 
 #[test]
 fn a_decreased_counter_sends_nothing_until_it_grows() {
-    let (stats, mut lines) = (stats(1), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
+    let (stats, mut lines) =
+        (stats(1), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
     let mut next = |count| lines.next_lines(&stats, &[ExternalStat::Counter("c", count)]);
     assert_eq!(next(5), ["c:5|c"]);
     assert_eq!(next(3), [""; 0]);
@@ -205,7 +218,8 @@ fn near_over_and_within_counts_match_envoyproxy() {
     ] {
         let stats = stats(1);
         stats.rule_stats(RuleStatsKey::FromFile("d.k")).count_result(verdict(hits, held));
-        let lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
+        let lines =
+            StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
         let of = |name: &str| {
             let line = lines.iter().find(|line| line.contains(&format!(".k.{name}:")));
             line.map_or(0, |line| value(line))
@@ -219,8 +233,11 @@ fn near_over_and_within_counts_match_envoyproxy() {
 fn shadow_mode_counts_over_limit_hits_twice() {
     // Five hits raise the counter to 13 of 10, so three are over. Source: `reference` §6.2.
     let stats = stats(1);
-    stats.rule_stats(RuleStatsKey::FromFile("d.k")).count_result(RuleCharge { is_shadow: true, ..verdict(5, 13) });
-    let mut lines = StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
+    stats
+        .rule_stats(RuleStatsKey::FromFile("d.k"))
+        .count_result(RuleCharge { is_shadow: true, ..verdict(5, 13) });
+    let mut lines =
+        StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
     lines.sort_unstable();
     let rule = "ratelimit.service.rate_limit.d.k";
     let wanted = ["near_limit:2|c", "over_limit:3|c", "shadow_mode:3|c"];

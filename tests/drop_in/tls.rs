@@ -44,8 +44,10 @@ fn call(service: &Service, ca: &str, name: &str, identity: Option<&Files>) -> Re
     let identity =
         identity.map(|files| (files.certificate.clone().into(), files.key.clone().into()));
     let (ca, server_name) = (Some(ca.into()), Some(name.to_owned()));
-    let tls = XdsTls { ca_file: ca, trust_system_cas: false, client_identity: identity, server_name };
-    let server = XdsServer { host: "127.0.0.1".to_owned(), port: service.grpc.port(), tls: Some(tls) };
+    let tls =
+        XdsTls { ca_file: ca, trust_system_cas: false, client_identity: identity, server_name };
+    let server =
+        XdsServer { host: "127.0.0.1".to_owned(), port: service.grpc.port(), tls: Some(tls) };
     runtime().block_on(async {
         let channel = connect(&server).await.map_err(|error| error.to_string())?;
         is_reached(channel).await

@@ -3,9 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use sluicegate::cli::ratelimit::parse::{VariableKind, VariableValue, parse_variable};
-use sluicegate::cli::ratelimit::table::{VariableEffect, TABLE};
+use sluicegate::cli::ratelimit::table::{TABLE, VariableEffect};
 use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
-use sluicegate::config::settings::{SettingsInput, LoadedSettings, read as settle, table};
+use sluicegate::config::settings::{LoadedSettings, SettingsInput, read as settle, table};
 
 enum Effect {
     /// Setting and its printed value.
@@ -328,7 +328,8 @@ pub fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashM
 }
 
 fn settled(read: &RatelimitSettings) -> Result<LoadedSettings, String> {
-    let input = SettingsInput { ratelimit_values: read.settings.clone(), ..SettingsInput::default() };
+    let input =
+        SettingsInput { ratelimit_values: read.settings.clone(), ..SettingsInput::default() };
     settle(&input)
         .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
@@ -363,7 +364,8 @@ fn wrong(&(variable, text, others, ref effect): &Case) -> Option<String> {
 fn a_refused_header_value_is_not_printed() {
     let credential = "authorization:Basic user:open-sesame";
     let variable = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
-    let Err(sentences) = read_environment(environment(variable, credential, XDS), &BTreeSet::new()) else {
+    let Err(sentences) = read_environment(environment(variable, credential, XDS), &BTreeSet::new())
+    else {
         panic!("taken")
     };
     let refused = sentences.join("\n");
@@ -383,7 +385,11 @@ fn every_variable_has_a_case_and_known_settings() {
     assert_eq!(known, tested);
     assert_eq!(known.len(), TABLE.len(), "a variable twice");
     for row in TABLE {
-        assert!(row.default.is_empty() || parse_variable(row.kind, row.default).is_some(), "{}", row.name);
+        assert!(
+            row.default.is_empty() || parse_variable(row.kind, row.default).is_some(),
+            "{}",
+            row.name
+        );
         let VariableEffect::Settings(names) = row.effect else { continue };
         for name in names.split(", ") {
             assert!(table().iter().any(|setting| setting.name == name), "{}: {name}", row.name);
@@ -394,8 +400,8 @@ fn every_variable_has_a_case_and_known_settings() {
 #[test]
 fn defaults_match_envoyproxy_without_notes() {
     let environment = environment("UNKNOWN_VARIABLE", "anything", &[]);
-    let read =
-        read_environment(environment, &BTreeSet::new()).unwrap_or_else(|sentences| panic!("{sentences:?}"));
+    let read = read_environment(environment, &BTreeSet::new())
+        .unwrap_or_else(|sentences| panic!("{sentences:?}"));
     assert_eq!(read.notes, []);
     let settings = settled(&read).unwrap().settings;
     assert_eq!((settings.http_port, settings.grpc_port, settings.admin_port), (8080, 8081, 6070));
@@ -412,7 +418,9 @@ fn defaults_match_envoyproxy_without_notes() {
 #[test]
 fn all_startup_errors_are_reported_together() {
     let environment = environment("PORT", "", &[("CONFIG_TYPE", "x"), ("LOG_LEVEL", "y")]);
-    let Err(sentences) = read_environment(environment, &BTreeSet::new()) else { panic!("it starts") };
+    let Err(sentences) = read_environment(environment, &BTreeSet::new()) else {
+        panic!("it starts")
+    };
     assert_eq!(sentences.len(), 3, "{sentences:?}");
 }
 
@@ -453,10 +461,17 @@ fn values_parse_by_envoyproxy_rules() {
     }
     let words = ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"];
     assert!(words.iter().all(|word| parse_variable(VariableKind::Bool, word).is_some()));
-    assert!(["", "yes", "tRUE"].iter().all(|word| parse_variable(VariableKind::Bool, word).is_none()));
+    assert!(
+        ["", "yes", "tRUE"].iter().all(|word| parse_variable(VariableKind::Bool, word).is_none())
+    );
     assert_eq!(parse_variable(VariableKind::List, " "), Some(VariableValue::List(Vec::new())));
-    assert_eq!(parse_variable(VariableKind::List, "a, b"), Some(VariableValue::List(vec!["a".into(), " b".into()])));
-    assert!(["a", "a:b:c", "a:b,"].iter().all(|map| parse_variable(VariableKind::Map, map).is_none()));
+    assert_eq!(
+        parse_variable(VariableKind::List, "a, b"),
+        Some(VariableValue::List(vec!["a".into(), " b".into()]))
+    );
+    assert!(
+        ["a", "a:b:c", "a:b,"].iter().all(|map| parse_variable(VariableKind::Map, map).is_none())
+    );
 }
 
 const PAGE: &str =

@@ -11,7 +11,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use sluicegate::edge::grpc::{PING_INTERVAL, PERMIT_STREAM_PONG_TIMEOUT};
+use sluicegate::edge::grpc::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL};
 
 use super::envoy::{Shipped, replace_once};
 use super::in_flight::{Scene, gauge, limit_all_requests};
@@ -397,7 +397,9 @@ fn envoy_sigstop_frees_permits_within_documented_time() {
 #[test]
 fn network_loss_frees_permits_within_documented_time() {
     let what = "no network between Envoy and the service";
-    check_failure(what, PING_INTERVAL + PERMIT_STREAM_PONG_TIMEOUT, |_, proxy| instant_before(|| proxy.go_silent()));
+    check_failure(what, PING_INTERVAL + PERMIT_STREAM_PONG_TIMEOUT, |_, proxy| {
+        instant_before(|| proxy.go_silent())
+    });
 }
 
 /// Requests in flight continue without a permit. The next service counts only new requests.

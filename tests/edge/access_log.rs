@@ -19,11 +19,13 @@ use envoy_types::pb::google::protobuf::{Duration, Struct, UInt32Value, Value};
 use futures_util::future::poll_immediate;
 use prost::Message as _;
 use sluicegate::config::hooks::Hooks;
-use sluicegate::edge::grpc::access_log::{AccessLogService, EntryEvent, decode_entries, entry_owner, entry_event};
+use sluicegate::edge::grpc::access_log::{
+    AccessLogService, EntryEvent, decode_entries, entry_event, entry_owner,
+};
 use sluicegate::edge::health::Readiness;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Check};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -76,7 +78,8 @@ fn entries_are_decoded_one_at_a_time() {
 
     // Field 2 of a message, with 4,000,000 bytes: two million empty entries.
     let empty = [b"\x12\x80\x92\xf4\x01".to_vec(), b"\n\0".repeat(2_000_000)].concat();
-    let made = allocation_counter::measure(|| assert_eq!(decode_entries(&empty).count(), 2_000_000));
+    let made =
+        allocation_counter::measure(|| assert_eq!(decode_entries(&empty).count(), 2_000_000));
     assert!(made.bytes_max < 100_000, "{made:?}");
     let broken = b"\x12\x03\n\x01\xff";
     assert!(decode_entries(broken).next().unwrap().is_err(), "an entry that is none");
@@ -153,7 +156,10 @@ fn upstream_failure_flags_override_the_status_code() {
 #[test]
 fn only_final_entries_end_a_request() {
     let kind = |kind| entry_event(&entry(kind, 200));
-    assert!(matches!(kind(AccessLogType::NotSet), EntryEvent::Ended { .. }), "an Envoy that names none");
+    assert!(
+        matches!(kind(AccessLogType::NotSet), EntryEvent::Ended { .. }),
+        "an Envoy that names none"
+    );
     assert_eq!(kind(AccessLogType::DownstreamPeriodic), EntryEvent::InFlight);
     for other in [
         AccessLogType::DownstreamStart,
@@ -164,7 +170,10 @@ fn only_final_entries_end_a_request() {
     ] {
         assert_eq!(kind(other), EntryEvent::Other, "{other:?}");
     }
-    assert!(matches!(entry_event(&HttpAccessLogEntry::default()), EntryEvent::Ended { rtt: None, .. }));
+    assert!(matches!(
+        entry_event(&HttpAccessLogEntry::default()),
+        EntryEvent::Ended { rtt: None, .. }
+    ));
 }
 
 fn with_id(id: &str, mut entry: HttpAccessLogEntry) -> HttpAccessLogEntry {

@@ -11,11 +11,11 @@ use sluicegate::config::diagnostic::SeverityCounts;
 use sluicegate::config::raw;
 use sluicegate::config::settings::SecretText;
 use sluicegate::edge::http::admin::{
-    Admin, LoadError, ConfigLoads, config as shown_config, rlconfig, router,
+    Admin, ConfigLoads, LoadError, config as shown_config, rlconfig, router,
 };
 use sluicegate::engine::Engine;
 use sluicegate::kernel::concurrency::RequestOutcome as Concluded;
-use sluicegate::kernel::decision::{Cost, Descriptor, Check, Verdict};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 use tonic::codegen::Service as _;
 
@@ -81,8 +81,12 @@ async fn only_the_debug_pages_need_no_token() {
         let loads = Arc::new(ConfigLoads::default);
         let token = token.map(|token| SecretText::new(token).unwrap());
         let has_token = token.is_some();
-        let router =
-            router(Admin { token, debug_pages: true, engine: engine(two_a_minute()), load_report: loads });
+        let router = router(Admin {
+            token,
+            debug_pages: true,
+            engine: engine(two_a_minute()),
+            load_report: loads,
+        });
         for path in ["/", "/rlconfig", "/stats", "/nothing"] {
             assert_eq!(get(&router, path, None).await.0, 200, "{path}");
         }
@@ -129,7 +133,12 @@ async fn unknown_paths_list_all_pages() {
 #[tokio::test]
 async fn config_is_empty_before_the_first_load() {
     let loads = Arc::new(ConfigLoads::default);
-    let router = router(Admin { token: None, debug_pages: false, engine: empty_engine(), load_report: loads });
+    let router = router(Admin {
+        token: None,
+        debug_pages: false,
+        engine: empty_engine(),
+        load_report: loads,
+    });
     let (_, body) = get(&router, "/config", None).await;
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((&body["revision"], &body["loaded_at"]), (&json!(0), &json!(null)));
@@ -279,7 +288,12 @@ pub(super) async fn spend(engine: &Engine, hits: u64) -> Verdict {
 async fn counters_can_be_read_granted_and_reset() {
     let engine = engine(two_a_minute());
     let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
-    let router = router(Admin { token, debug_pages: false, engine: Arc::clone(&engine), load_report: loads });
+    let router = router(Admin {
+        token,
+        debug_pages: false,
+        engine: Arc::clone(&engine),
+        load_report: loads,
+    });
     let (read_counter, grant, reset) =
         (format!("/counter{KEY}"), format!("/grant{KEY}&hits=1"), format!("/reset{KEY}"));
     let left = async |method: &str, path: &str| {
@@ -346,8 +360,12 @@ async fn permits_and_explain_show_requests_in_flight() {
     clock.advance(Nanos(7_000_000));
     let _second = super::acquire_permits(&engine, "second").await;
     let loads = Arc::new(ConfigLoads::default);
-    let router =
-        router(Admin { token: None, debug_pages: false, engine: Arc::clone(&engine), load_report: loads });
+    let router = router(Admin {
+        token: None,
+        debug_pages: false,
+        engine: Arc::clone(&engine),
+        load_report: loads,
+    });
     let json = async |path| {
         let (_, body) = get(&router, path, None).await;
         serde_json::from_str::<Value>(&body).unwrap()

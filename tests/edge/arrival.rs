@@ -5,7 +5,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use proptest::prelude::*;
 use prost::Message as _;
-use sluicegate::edge::grpc::arrival::decode_request;
+use sluicegate::edge::grpc::rls_codec::decode_request;
 use sluicegate::edge::http::json;
 use sluicegate::engine::CheckError;
 

@@ -42,7 +42,8 @@ pub(super) fn hooks(other: &str) -> Hooks {
 }
 
 fn port(engine: Arc<Engine>, hooks: Hooks) -> Router {
-    let headers = RateLimitHeaders { draft: true, retry_after: true, ..RateLimitHeaders::default() };
+    let headers =
+        RateLimitHeaders { draft: true, retry_after: true, ..RateLimitHeaders::default() };
     let reporting = ReplyOptions { headers, ..ReplyOptions::default() };
     router(CheckPort {
         engine,
@@ -307,7 +308,8 @@ fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
     let (engine, _) = with_concurrency_limit(", queue: {size: 9, timeout: 10m}");
     let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
     let (health, leaving) = (Health::new(Readiness::Ready), watch::channel(false).1);
-    let ask = CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving };
+    let ask =
+        CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving };
     (engine, router_with_slots(ask, most))
 }
 
@@ -366,7 +368,13 @@ fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
     let (leave, leaving) = watch::channel(false);
     let health = Health::new(Readiness::Ready);
     let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
-    let router = router(CheckPort { engine: Arc::clone(&engine), reporting, health, hooks, draining: leaving });
+    let router = router(CheckPort {
+        engine: Arc::clone(&engine),
+        reporting,
+        health,
+        hooks,
+        draining: leaving,
+    });
     (engine, router, leave)
 }
 

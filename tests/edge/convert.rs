@@ -180,8 +180,11 @@ fn each_descriptor_has_one_status_in_order() {
         denied(minute, Nanos::from_secs(59), ENFORCED),
         shadow,
     ];
-    let reply =
-        convert::to_response(&request(vec![]), &answer(Verdict::Deny, findings), &ReplyOptions::default());
+    let reply = convert::to_response(
+        &request(vec![]),
+        &answer(Verdict::Deny, findings),
+        &ReplyOptions::default(),
+    );
     assert_eq!(reply.overall_code(), Code::OverLimit);
     let shown: Vec<_> = reply
         .statuses
@@ -229,7 +232,11 @@ fn units_keep_their_number_and_custom_periods_are_unknown() {
     ];
     for (unit, want, number) in units {
         let limit = shown(5, Nanos::from_secs(90), unit, "");
-        let finding = DescriptorDecision::from_counter(CounterDecision::Allow(room(1, Nanos(1))), limit, ENFORCED);
+        let finding = DescriptorDecision::from_counter(
+            CounterDecision::Allow(room(1, Nanos(1))),
+            limit,
+            ENFORCED,
+        );
         let answer = answer(Verdict::Allow, vec![finding]);
         let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
         let limit = reply.statuses[0].current_limit.clone().unwrap();

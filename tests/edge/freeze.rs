@@ -5,17 +5,19 @@ use std::sync::Arc;
 
 use axum::Router;
 use serde_json::{Value, json};
-use sluicegate::backend::fleet::{MembershipReply, LiveReplica};
+use sluicegate::backend::fleet::{LiveReplica, MembershipReply};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
-use sluicegate::config::frozen::{ForcedDecision, ForcedRule};
+use sluicegate::config::forced_decision::{ForcedDecision, ForcedRule};
 use sluicegate::config::settings::{ResponseHeaders, SecretText, Settings};
 use sluicegate::config::{Config, load};
 use sluicegate::edge::headers::RateLimitHeaders;
 use sluicegate::edge::http::admin::{Admin, ConfigLoads, router};
-use sluicegate::engine::freezer::{MOST, ForceError};
-use sluicegate::engine::{Engine, LocalFallback, Membership, OverridePolicy, PlanSettings, DecisionPolicy};
-use sluicegate::kernel::decision::{Cost, Descriptor, LimitOverride, Check, Reason, Verdict};
+use sluicegate::engine::forced_decisions::{ForceError, MOST};
+use sluicegate::engine::{
+    DecisionPolicy, Engine, LocalFallback, Membership, OverridePolicy, PlanSettings,
+};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, LimitOverride, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 
 use super::admin::{call, spend};
@@ -78,7 +80,8 @@ async fn headers_ignore_a_limit_that_is_forced_to_allow() {
     let answer = engine.decide(&Check { domain: "d", descriptors: asked }).await.unwrap();
     assert_eq!((answer.verdict, answer.binding), (Verdict::Allow, Some(1)));
     let all = ResponseHeaders::All;
-    let headers = RateLimitHeaders::from_settings(&Settings { response_headers: all, ..Settings::default() });
+    let headers =
+        RateLimitHeaders::from_settings(&Settings { response_headers: all, ..Settings::default() });
     let sent = headers.for_decision(&answer);
     let sent: Vec<_> = sent.iter().map(|(name, value)| (*name, &**value)).collect();
     let wanted = [
@@ -93,7 +96,10 @@ async fn headers_ignore_a_limit_that_is_forced_to_allow() {
 
 /// Returns the decisions for the first two hits of a request whose own limit is one a minute. The
 /// rule's decision is forced to `held`.
-async fn decisions_with_own_limit(overrides: OverridePolicy, held: Verdict) -> [(Verdict, Reason); 2] {
+async fn decisions_with_own_limit(
+    overrides: OverridePolicy,
+    held: Verdict,
+) -> [(Verdict, Reason); 2] {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
     let planning = PlanSettings { overrides, ..PlanSettings::default() };
     let policy = DecisionPolicy { planning, ..DecisionPolicy::default() };
@@ -298,7 +304,8 @@ fn first_of_two_replicas() -> Arc<Engine> {
     let membership = Arc::new(Membership::new("a", 1, NonZeroU32::MIN));
     let local = LocalFallback::new(Arc::clone(&memory), membership);
     let clock = Clock::manual(Nanos::from_secs(100));
-    let engine = Arc::new(Engine::new(clock, memory, DecisionPolicy::default()).with_local_fallback(local));
+    let engine =
+        Arc::new(Engine::new(clock, memory, DecisionPolicy::default()).with_local_fallback(local));
     engine.publish(Arc::new(two_a_minute()));
     engine
 }
@@ -314,7 +321,8 @@ async fn replicas_are_not_counted_while_the_store_is_silent() {
     };
     let (alone, both) = ((json!(1), json!("late")), (json!(2), Value::Null));
     assert_eq!(announced().await, alone, "nobody was seen yet");
-    let member = |node: &str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: "{}".into() };
+    let member =
+        |node: &str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: "{}".into() };
     let fleet = MembershipReply { replicas: ["a", "b"].map(member).into(), previous_record: None };
     engine.membership().unwrap().apply_reply(fleet, engine.clock().now());
     assert_eq!(announced().await, both);

@@ -1,16 +1,21 @@
 //! Rate limit response headers. Expected values follow the IETF draft and RFC 9651.
 
 use sluicegate::config::settings::{ResponseHeaders, Settings};
-use sluicegate::edge::headers::{RateLimitHeaders, CompatHeaderNames};
+use sluicegate::edge::headers::{CompatHeaderNames, RateLimitHeaders};
 use sluicegate::engine::Decision;
-use sluicegate::kernel::decision::{DescriptorDecision, Reason, Enforcement, Verdict, binding_index};
+use sluicegate::kernel::decision::{
+    DescriptorDecision, Enforcement, Reason, Verdict, binding_index,
+};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Nanos, Unit};
 
 use super::{ENFORCED, QUOTA, SHADOW, admitted, answer, denied, free, per_minute, room, shown};
 
 fn reference() -> RateLimitHeaders {
-    RateLimitHeaders { compat_names: Some(CompatHeaderNames::default()), ..RateLimitHeaders::default() }
+    RateLimitHeaders {
+        compat_names: Some(CompatHeaderNames::default()),
+        ..RateLimitHeaders::default()
+    }
 }
 
 fn draft() -> RateLimitHeaders {
@@ -48,7 +53,11 @@ fn quota(seconds: u64) -> DescriptorDecision {
 }
 
 fn never(standing: Enforcement) -> DescriptorDecision {
-    DescriptorDecision::from_counter(CounterDecision::ExceedsLimit(room(1, Nanos::SECOND)), per_minute(1, ""), standing)
+    DescriptorDecision::from_counter(
+        CounterDecision::ExceedsLimit(room(1, Nanos::SECOND)),
+        per_minute(1, ""),
+        standing,
+    )
 }
 
 #[test]
@@ -81,7 +90,8 @@ fn no_headers_are_sent_without_a_binding_limit() {
 
 #[test]
 fn configured_header_names_are_sent_unchanged() {
-    let names = CompatHeaderNames { limit: "x-limit".into(), remaining: "X-Left".into(), reset: "".into() };
+    let names =
+        CompatHeaderNames { limit: "x-limit".into(), remaining: "X-Left".into(), reset: "".into() };
     let headers = RateLimitHeaders { compat_names: Some(names), ..RateLimitHeaders::default() };
     let answer = answer(Verdict::Allow, vec![admitted(per_minute(2, ""), 1, Nanos::from_secs(7))]);
     assert_eq!(sent(&headers, &answer), pairs([("x-limit", "2"), ("X-Left", "1"), ("", "7")]));
@@ -171,13 +181,18 @@ fn an_uncounted_allow_is_neither_shown_nor_binding() {
         let counted = || admitted(per_minute(10, "counted"), 5, Nanos::from_secs(7));
         let zero = admitted(per_minute(600, "not"), 0, Nanos(0));
         let uncounted = DescriptorDecision { reason, enforcement: standing, ..zero };
-        assert_eq!(binding_index([&uncounted, &counted()].into_iter(), false), Some(1), "{reason:?}");
+        assert_eq!(
+            binding_index([&uncounted, &counted()].into_iter(), false),
+            Some(1),
+            "{reason:?}"
+        );
         assert_eq!(binding_index([&uncounted].into_iter(), false), None, "{reason:?}");
         let [policy, limit] = policy_and_limit(vec![uncounted.clone(), counted()]);
         assert_eq!(policy, r#""counted";q=10;w=60"#, "{reason:?}");
         assert_eq!(limit, r#""counted";r=5;t=7"#, "{reason:?}");
         // A limit that denies is binding even if it did not count.
-        let denies = DescriptorDecision { verdict: Verdict::Deny, enforcement: ENFORCED, ..uncounted };
+        let denies =
+            DescriptorDecision { verdict: Verdict::Deny, enforcement: ENFORCED, ..uncounted };
         assert_eq!(binding_index([&denies, &counted()].into_iter(), false), Some(0), "{reason:?}");
     }
 }
@@ -187,7 +202,11 @@ fn an_uncounted_allow_is_neither_shown_nor_binding() {
 fn shadow_mode_disables_the_draft_headers() {
     let chosen = |shadow_mode| {
         let chosen = ResponseHeaders::All;
-        RateLimitHeaders::from_settings(&Settings { response_headers: chosen, shadow_mode, ..Settings::default() })
+        RateLimitHeaders::from_settings(&Settings {
+            response_headers: chosen,
+            shadow_mode,
+            ..Settings::default()
+        })
     };
     let names = |headers: &RateLimitHeaders| {
         let over = answer(Verdict::Allow, vec![over(9)]);
@@ -236,7 +255,11 @@ fn retry_after_waits_for_every_enforced_limit() {
 fn retry_after_waits_for_one_quota_limit() {
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), quota(3)]).unwrap(), "3");
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), over(5)]).unwrap(), "9");
-    let passing = DescriptorDecision::from_counter(CounterDecision::Allow(room(1, Nanos(1))), per_minute(1, ""), QUOTA);
+    let passing = DescriptorDecision::from_counter(
+        CounterDecision::Allow(room(1, Nanos(1))),
+        per_minute(1, ""),
+        QUOTA,
+    );
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), passing, over(5)]).unwrap(), "5");
 }
 

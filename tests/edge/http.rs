@@ -14,7 +14,7 @@ use axum::routing::get;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sluicegate::edge::ReplyOptions;
-use sluicegate::edge::headers::{RateLimitHeaders, CompatHeaderNames};
+use sluicegate::edge::headers::{CompatHeaderNames, RateLimitHeaders};
 use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::http::json::MAX_BODY_BYTES;
 use sluicegate::edge::http::{CheckPort, router, serve};
@@ -95,7 +95,10 @@ async fn unlimited_and_unmatched_descriptors_omit_defaults() {
 #[tokio::test]
 async fn headers_and_metadata_appear_in_the_body() {
     let reporting = ReplyOptions {
-        headers: RateLimitHeaders { compat_names: Some(CompatHeaderNames::default()), ..RateLimitHeaders::default() },
+        headers: RateLimitHeaders {
+            compat_names: Some(CompatHeaderNames::default()),
+            ..RateLimitHeaders::default()
+        },
         dynamic_metadata: true,
         ..ReplyOptions::default()
     };

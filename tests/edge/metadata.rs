@@ -143,8 +143,11 @@ fn all_json_types_are_sent() {
 
 #[test]
 fn metadata_is_off_by_default() {
-    let reply =
-        convert::to_response(&request(vec![]), &answer(Verdict::Allow, vec![]), &ReplyOptions::default());
+    let reply = convert::to_response(
+        &request(vec![]),
+        &answer(Verdict::Allow, vec![]),
+        &ReplyOptions::default(),
+    );
     assert_eq!(reply.dynamic_metadata, None);
 }
 

@@ -6,18 +6,25 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Request;
 use sluicegate::edge::http::metrics::{MetricsFormats, router};
-use sluicegate::kernel::decision::{StoreFailure, Reason, Verdict};
+use sluicegate::kernel::decision::{Reason, StoreFailure, Verdict};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::telemetry::event::{
-    CheckAnswered, RequestCompleted, ChargesFailed, StoreCallSent, CheckDecided, ConfigRejected, ConfigLoaded, EdgeOutcome, Protocol,
-    MemoryStoreFull,
+    ChargesFailed, CheckAnswered, CheckDecided, ConfigLoaded, ConfigRejected, EdgeOutcome,
+    MemoryStoreFull, Protocol, RequestCompleted, StoreCallSent,
 };
-use sluicegate::telemetry::metrics::{ConcurrencyGauges, Gauges, Metrics, ProcessUsage, to_openmetrics};
+use sluicegate::telemetry::metrics::{
+    ConcurrencyGauges, Gauges, Metrics, ProcessUsage, to_openmetrics,
+};
 use tonic::codegen::Service as _;
 
 fn page(metrics: &Metrics) -> String {
     metrics
-        .page(Gauges { keys: 5, max_keys: 9, started_at: Nanos(1_500_000_000), ..Gauges::default() })
+        .page(Gauges {
+            keys: 5,
+            max_keys: 9,
+            started_at: Nanos(1_500_000_000),
+            ..Gauges::default()
+        })
         .to_string()
 }
 
@@ -111,7 +118,8 @@ fn events_increment_their_own_series() {
     decided(Verdict::Allow, &[Reason::NoLimit]).count(&metrics);
     CheckDecided { is_shadowed: true, ..decided(Verdict::Allow, &[]) }.count(&metrics);
     for nanos in [400, 3_000_000, 1 << 40] {
-        CheckAnswered { received_at: Nanos(0), replied_at: Nanos(nanos), queue_time: Nanos(0) }.count(&metrics);
+        CheckAnswered { received_at: Nanos(0), replied_at: Nanos(nanos), queue_time: Nanos(0) }
+            .count(&metrics);
     }
     RequestCompleted { protocol: Protocol::Json, outcome: EdgeOutcome::TooLarge }.count(&metrics);
     MemoryStoreFull { verdict: Verdict::Deny }.count(&metrics);
@@ -164,7 +172,8 @@ fn events_increment_their_own_series() {
 fn bucket_bounds_are_inclusive() {
     let metrics = Metrics::new();
     for nanos in [500, 501] {
-        CheckAnswered { received_at: Nanos(0), replied_at: Nanos(nanos), queue_time: Nanos(0) }.count(&metrics);
+        CheckAnswered { received_at: Nanos(0), replied_at: Nanos(nanos), queue_time: Nanos(0) }
+            .count(&metrics);
     }
     let samples = samples(&page(&metrics));
     let below =
@@ -180,7 +189,12 @@ fn concurrent_counting_loses_nothing() {
             scope.spawn(|| {
                 for _ in 0..1_000 {
                     decided(Verdict::Allow, &[Reason::NoLimit]).count(&metrics);
-                    CheckAnswered { received_at: Nanos(0), replied_at: Nanos(1), queue_time: Nanos(0) }.count(&metrics);
+                    CheckAnswered {
+                        received_at: Nanos(0),
+                        replied_at: Nanos(1),
+                        queue_time: Nanos(0),
+                    }
+                    .count(&metrics);
                 }
             });
         }
@@ -215,7 +229,8 @@ fn concurrency_limits_beyond_a_hundred_share_one_series() {
         min_rtt: Some(Nanos(1_000_000)),
         gradient: Some(250_000),
     };
-    let gauges = Gauges { concurrency_limits: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
+    let gauges =
+        Gauges { concurrency_limits: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
     let samples = samples(&Metrics::new().page(gauges).to_string());
     let of = |name: &str, ceiling: &str| {
         samples.get(&format!("sluicegate_ceiling_{name}{{ceiling=\"{ceiling}\"}}")).copied()
@@ -233,7 +248,9 @@ fn concurrency_limits_beyond_a_hundred_share_one_series() {
     );
     assert_eq!((of("gradient", "d.k007"), of("gradient", "other")), (Some(0.25), None));
     let odd = ConcurrencyGauges { path: "d.\"\\\n".into(), ..ConcurrencyGauges::default() };
-    let page = Metrics::new().page(Gauges { concurrency_limits: vec![odd], ..Gauges::default() }).to_string();
+    let page = Metrics::new()
+        .page(Gauges { concurrency_limits: vec![odd], ..Gauges::default() })
+        .to_string();
     assert!(page.contains(r#"{ceiling="d.\"\\\n"} 0"#), "{page}");
 }
 
@@ -242,7 +259,8 @@ fn concurrency_limits_beyond_a_hundred_share_one_series() {
 fn openmetrics_has_the_same_samples_and_its_own_syntax() {
     let metrics = Metrics::new();
     StoreCallSent { checks: 3 }.count(&metrics);
-    CheckAnswered { received_at: Nanos(0), replied_at: Nanos(400), queue_time: Nanos(0) }.count(&metrics);
+    CheckAnswered { received_at: Nanos(0), replied_at: Nanos(400), queue_time: Nanos(0) }
+        .count(&metrics);
     let gauges = Gauges { process: Some(ProcessUsage::default()), ..Gauges::default() };
     let text = metrics.page(gauges).to_string();
     let shown = to_openmetrics(&text, &metrics);

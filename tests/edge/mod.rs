@@ -34,9 +34,11 @@ use sluicegate::clock::Clock;
 use sluicegate::config::Config;
 use sluicegate::config::diagnostic::{SourceText, Span, Spanned};
 use sluicegate::config::{raw, resolve};
-use sluicegate::engine::{Decision, Engine, DecisionPolicy, LimitStatus};
-use sluicegate::kernel::decision::{DescriptorDecision, VoteGroup, Reason, AppliedLimit, Enforcement, Verdict, combined_wait};
-use sluicegate::kernel::rate::{Headroom, CounterDecision};
+use sluicegate::engine::{Decision, DecisionPolicy, Engine, LimitStatus};
+use sluicegate::kernel::decision::{
+    AppliedLimit, DescriptorDecision, Enforcement, Reason, Verdict, VoteGroup, combined_wait,
+};
+use sluicegate::kernel::rate::{CounterDecision, Headroom};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 
 const ENFORCED: Enforcement = Enforcement { group: VoteGroup::Enforced, shadow: false };
@@ -71,11 +73,19 @@ fn room(remaining: u64, reset_after: Nanos) -> Headroom {
 }
 
 fn admitted(limit: AppliedLimit, remaining: u64, reset_after: Nanos) -> DescriptorDecision {
-    DescriptorDecision::from_counter(CounterDecision::Allow(room(remaining, reset_after)), limit, ENFORCED)
+    DescriptorDecision::from_counter(
+        CounterDecision::Allow(room(remaining, reset_after)),
+        limit,
+        ENFORCED,
+    )
 }
 
 fn denied(limit: AppliedLimit, retry_after: Nanos, standing: Enforcement) -> DescriptorDecision {
-    DescriptorDecision::from_counter(CounterDecision::Deny { retry_after, headroom: room(0, retry_after) }, limit, standing)
+    DescriptorDecision::from_counter(
+        CounterDecision::Deny { retry_after, headroom: room(0, retry_after) },
+        limit,
+        standing,
+    )
 }
 
 fn free(reason: Reason) -> DescriptorDecision {
@@ -85,7 +95,8 @@ fn free(reason: Reason) -> DescriptorDecision {
 /// The first finding with a limit is the binding one.
 fn answer(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
     let denied = verdict == Verdict::Deny;
-    let waits = findings.iter().map(|finding| (finding.enforcement.group, finding.time_until_allowed()));
+    let waits =
+        findings.iter().map(|finding| (finding.enforcement.group, finding.time_until_allowed()));
     let retry_after = if denied { combined_wait(waits, false) } else { None };
     Decision {
         verdict,
@@ -94,7 +105,10 @@ fn answer(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
         is_shadowed: false,
         revision: Revision(1),
         now: Nanos(0),
-        statuses: findings.into_iter().map(|finding| LimitStatus { decision: finding, metadata: None }).collect(),
+        statuses: findings
+            .into_iter()
+            .map(|finding| LimitStatus { decision: finding, metadata: None })
+            .collect(),
     }
 }
 

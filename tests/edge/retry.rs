@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::engine::{Decision, Engine};
-use sluicegate::kernel::decision::{Cost, Descriptor, Check, Verdict};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::engine;

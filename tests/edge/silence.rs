@@ -9,7 +9,7 @@
 use std::io;
 use std::time::Duration;
 
-use sluicegate::edge::grpc::{PING_INTERVAL, PONG_TIMEOUT, PERMIT_STREAM_PONG_TIMEOUT};
+use sluicegate::edge::grpc::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};

@@ -7,10 +7,12 @@ use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
-use sluicegate::edge::syslog::{SyslogRelease, MAX_DATAGRAM_BYTES, parse_release, refine_rtt, serve};
-use sluicegate::engine::{AdmissionOutcome, Engine, DecisionPolicy};
+use sluicegate::edge::syslog::{
+    MAX_DATAGRAM_BYTES, SyslogRelease, parse_release, refine_rtt, serve,
+};
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Check};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::net::UdpSocket;
 
@@ -32,7 +34,11 @@ fn nginx_log_lines_are_parsed() {
     assert_eq!(parse_release(whole.as_bytes()), Some(wanted));
     for (fields, owner) in [("", None), ("-", None), (OWNER, Some(OWNER))] {
         let whole = whole.replace("rtt=", &format!("owner={fields} rtt="));
-        assert_eq!(parse_release(whole.as_bytes()), Some(SyslogRelease { owner, ..wanted }), "{fields}");
+        assert_eq!(
+            parse_release(whole.as_bytes()),
+            Some(SyslogRelease { owner, ..wanted }),
+            "{fields}"
+        );
     }
     // A day below ten is padded with a space.
     let early = whole.replace("Nov 20", "Nov  2");
@@ -131,7 +137,8 @@ struct SyslogPort {
 impl SyslogPort {
     async fn trusting(networks: &str) -> Self {
         let memory = Arc::new(MemoryStore::new(10, WhenFull::Deny, [0; 16]));
-        let engine = Arc::new(Engine::new(Clock::manual(Nanos::SECOND), memory, DecisionPolicy::default()));
+        let engine =
+            Arc::new(Engine::new(Clock::manual(Nanos::SECOND), memory, DecisionPolicy::default()));
         let text = b"domain: d\ndescriptors:\n- key: k\n  concurrency: {limit: 9}\n";
         let (config, _) = config::load([("a.yaml", &text[..])], Revision(1), false).unwrap();
         engine.publish(Arc::new(config));

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use sluicegate::kernel::rate::limit::LimitError;
-use sluicegate::kernel::rate::{self, Headroom, CounterDecision};
+use sluicegate::kernel::rate::{self, CounterDecision, Headroom};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{Client, Limit, START, cases, fixed_windows, is_allowed, play, traces};
@@ -129,7 +129,10 @@ fn a_peek_is_denied_only_in_an_overfull_window() {
 #[test]
 fn a_saturated_count_stays_over_the_limit() {
     let (limit, mut state) = (every(10, 60), WindowCount::default());
-    assert!(matches!(limit.charge(&mut state, START, Hits(u64::MAX)), CounterDecision::ExceedsLimit(_)));
+    assert!(matches!(
+        limit.charge(&mut state, START, Hits(u64::MAX)),
+        CounterDecision::ExceedsLimit(_)
+    ));
     assert!(matches!(limit.charge(&mut state, START, Hits(1)), CounterDecision::Deny { .. }));
 }
 
@@ -138,7 +141,9 @@ fn a_count_saturates_at_the_largest_exact_double() {
     let (limit, mut state) = (every(10, 60), WindowCount::default());
     limit.charge(&mut state, START, Hits(u64::MAX));
     assert_eq!(state.count, (1 << 53) - 1);
-    let CounterDecision::Allow(room) = limit.refund(&mut state, START, Hits((1 << 53) - 2)) else { panic!() };
+    let CounterDecision::Allow(room) = limit.refund(&mut state, START, Hits((1 << 53) - 2)) else {
+        panic!()
+    };
     assert_eq!(room.remaining, Hits(9));
 }
 

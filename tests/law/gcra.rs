@@ -165,7 +165,9 @@ fn a_fractional_emission_interval_accumulates_no_error() {
     while now <= end && passed <= 2 + 7 * 3_600 {
         match limit.charge(&mut state, now, Hits(1)) {
             CounterDecision::Allow(_) => passed += 1,
-            CounterDecision::Deny { retry_after, .. } => now = now.plus(retry_after.max(Nanos::MICRO)),
+            CounterDecision::Deny { retry_after, .. } => {
+                now = now.plus(retry_after.max(Nanos::MICRO))
+            }
             step => panic!("{step:?}"),
         }
     }
@@ -179,7 +181,10 @@ fn a_clock_one_day_back_denies_for_one_interval() {
     assert!(is_allowed(limit.charge(&mut state, START, Hits(1))));
     let yesterday = Nanos(START.0 - Nanos::from_secs(86_400).0);
     let step = limit.charge(&mut state, yesterday, Hits(1));
-    assert!(matches!(step, CounterDecision::Deny { retry_after: Nanos(100_000_000), .. }), "{step:?}");
+    assert!(
+        matches!(step, CounterDecision::Deny { retry_after: Nanos(100_000_000), .. }),
+        "{step:?}"
+    );
     assert!(is_allowed(limit.charge(&mut state, yesterday.plus(Nanos(100_000_000)), Hits(1))));
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use proptest::prelude::*;
 use sluicegate::kernel::rate;
 use sluicegate::kernel::rate::gcra::Gcra;
-use sluicegate::kernel::rate::limit::{EXACT_BOUND, LimitError, Tick, RefillRate};
+use sluicegate::kernel::rate::limit::{EXACT_BOUND, LimitError, RefillRate, Tick};
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::units::Nanos;
@@ -70,7 +70,10 @@ proptest! {
 fn a_common_limit_uses_microseconds_and_lowest_terms() {
     let limit = Gcra::new(600, Nanos::from_secs(60), 50).unwrap();
     assert_eq!(limit.tick(), Tick::Micro);
-    assert_eq!(limit.refill_rate(), RefillRate { hits: 1, ticks: NonZeroU64::new(100_000).unwrap() });
+    assert_eq!(
+        limit.refill_rate(),
+        RefillRate { hits: 1, ticks: NonZeroU64::new(100_000).unwrap() }
+    );
     assert_eq!(limit.refill_rate().to_string(), "1/100000");
 }
 

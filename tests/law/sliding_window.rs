@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use sluicegate::kernel::rate::CounterDecision;
-use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
+use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::traffic::{

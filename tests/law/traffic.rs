@@ -3,12 +3,12 @@
 use std::fmt::Debug;
 
 use proptest::prelude::*;
-use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::limit::Tick;
 use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
-use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
-use sluicegate::kernel::rate::{self, Headroom, CounterDecision};
+use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
+use sluicegate::kernel::rate::{self, CounterDecision, Headroom};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 /// Start of all traces; not a boundary of any window.
@@ -78,9 +78,13 @@ limit!(FixedWindow, WindowCount, |_| Tick::Micro, FixedWindow::limit, |limit: &F
         Windows::Calendar { starts } => starts[1].since(starts[0]),
     }
 });
-limit!(SlidingWindow, WindowPair, SlidingWindow::tick, SlidingWindow::limit, |limit: &SlidingWindow| {
-    limit.tick().nanos(limit.refill_rate().ticks.get())
-});
+limit!(
+    SlidingWindow,
+    WindowPair,
+    SlidingWindow::tick,
+    SlidingWindow::limit,
+    |limit: &SlidingWindow| { limit.tick().nanos(limit.refill_rate().ticks.get()) }
+);
 limit!(SlidingLog, ArrivalLog, |_| Tick::Micro, SlidingLog::limit, SlidingLog::period);
 
 /// Pause of a client before its next check.
@@ -221,7 +225,9 @@ pub(super) fn greedy_client<L: Limit>(
 /// The headroom after any verdict.
 pub(super) fn room(step: CounterDecision) -> Option<Headroom> {
     match step {
-        CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. } => Some(room),
+        CounterDecision::Allow(room)
+        | CounterDecision::ExceedsLimit(room)
+        | CounterDecision::Deny { headroom: room, .. } => Some(room),
         CounterDecision::OutsideWindows => None,
     }
 }

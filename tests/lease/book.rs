@@ -1,12 +1,14 @@
 //! Tests the lease table: grants, returns, repeated messages and expiry.
 
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{
+    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
+};
 use sluicegate::kernel::rate::CounterDecision;
-use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
-use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
+use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::store::{Counted, Store};
@@ -44,12 +46,23 @@ fn every() -> [Counted; 4] {
 fn store(counted: Counted, budget: u64) -> Store {
     Store::new(
         counted,
-        LeaseTerms { overshoot: Overshoot::AtMost(Hits(budget)), duration: TERM, sizing: LeaseSizing::Learned },
+        LeaseTerms {
+            overshoot: Overshoot::AtMost(Hits(budget)),
+            duration: TERM,
+            sizing: LeaseSizing::Learned,
+        },
     )
 }
 
 fn in_window() -> Store {
-    Store::new(fixed(), LeaseTerms { overshoot: Overshoot::InWindow, duration: MINUTE, sizing: LeaseSizing::Learned })
+    Store::new(
+        fixed(),
+        LeaseTerms {
+            overshoot: Overshoot::InWindow,
+            duration: MINUTE,
+            sizing: LeaseSizing::Learned,
+        },
+    )
 }
 
 fn want(number: u64, want: u64) -> BorrowRequest {
@@ -70,7 +83,9 @@ fn lend(store: &mut Store, at: Nanos, member: ReplicaIncarnation, borrow: &Borro
 
 fn remaining(store: &mut Store, at: Nanos) -> u64 {
     store.counted.with(at, |counter| match counter.peek(at, Hits(0)) {
-        CounterDecision::Allow(room) | CounterDecision::Deny { headroom: room, .. } | CounterDecision::ExceedsLimit(room) => room.remaining.0,
+        CounterDecision::Allow(room)
+        | CounterDecision::Deny { headroom: room, .. }
+        | CounterDecision::ExceedsLimit(room) => room.remaining.0,
         CounterDecision::OutsideWindows => panic!("stale"),
     })
 }
@@ -121,7 +136,9 @@ fn charged_hits_need_no_budget() {
     for counted in every() {
         let mut store = store(counted, 1);
         let answer = store.step(NOW, A, &BorrowRequest { hits: Hits(90), ..want(1, 5) }).unwrap();
-        assert!(matches!(answer.decision, CounterDecision::Allow(room) if room.remaining == Hits(9)));
+        assert!(
+            matches!(answer.decision, CounterDecision::Allow(room) if room.remaining == Hits(9))
+        );
         assert_eq!((answer.granted, store.book.outstanding(NOW)), (Hits(1), Hits(1)));
     }
 }
@@ -159,7 +176,10 @@ fn a_repeated_message_retries_a_denial() {
     assert!(matches!(store.step(NOW, A, &borrow).unwrap().decision, CounterDecision::Deny { .. }));
     for _ in 0..2 {
         // 600 ms free one hit. The second time repeats an allowed message.
-        assert!(matches!(store.step(after(600), A, &borrow).unwrap().decision, CounterDecision::Allow(_)));
+        assert!(matches!(
+            store.step(after(600), A, &borrow).unwrap().decision,
+            CounterDecision::Allow(_)
+        ));
     }
     assert!(matches!(store.charge(after(600), Hits(1)), CounterDecision::Deny { .. }));
 }
@@ -180,7 +200,12 @@ fn returned_hits_are_refunded_once() {
     for counted in every() {
         let mut store = store(counted, 50);
         store.step(NOW, A, &want(1, 30));
-        let back = BorrowRequest { balance: Hits(10), returned: Hits(20), last_lease: MessageNumber(1), ..want(2, 0) };
+        let back = BorrowRequest {
+            balance: Hits(10),
+            returned: Hits(20),
+            last_lease: MessageNumber(1),
+            ..want(2, 0)
+        };
         for _ in 0..2 {
             store.step(NOW, A, &back);
             assert_eq!((remaining(&mut store, NOW), store.book.outstanding(NOW)), (90, Hits(10)));
@@ -228,8 +253,11 @@ fn only_the_last_lease_is_refunded() {
 fn a_window_refunds_only_its_own_hits() {
     // The window of NOW ends after 40 s.
     for (counted, expected) in [(fixed(), 80), (sliding(), 50)] {
-        let terms =
-            LeaseTerms { overshoot: Overshoot::AtMost(Hits(50)), duration: MINUTE, sizing: LeaseSizing::Learned };
+        let terms = LeaseTerms {
+            overshoot: Overshoot::AtMost(Hits(50)),
+            duration: MINUTE,
+            sizing: LeaseSizing::Learned,
+        };
         let mut store = Store::new(counted, terms);
         store.step(NOW, A, &want(1, 30));
         store.charge(after(40_000), Hits(20));
@@ -241,11 +269,19 @@ fn a_window_refunds_only_its_own_hits() {
 
 #[test]
 fn a_window_refunds_only_its_newest_lease() {
-    let terms = LeaseTerms { overshoot: Overshoot::AtMost(Hits(50)), duration: MINUTE, sizing: LeaseSizing::Learned };
+    let terms = LeaseTerms {
+        overshoot: Overshoot::AtMost(Hits(50)),
+        duration: MINUTE,
+        sizing: LeaseSizing::Learned,
+    };
     let mut store = Store::new(fixed(), terms);
     store.step(NOW, A, &want(1, 30));
     let next = after(40_000);
-    store.step(next, A, &BorrowRequest { balance: Hits(30), last_lease: MessageNumber(1), ..want(2, 10) });
+    store.step(
+        next,
+        A,
+        &BorrowRequest { balance: Hits(30), last_lease: MessageNumber(1), ..want(2, 10) },
+    );
     store.charge(next, Hits(20));
     let back = BorrowRequest { returned: Hits(40), last_lease: MessageNumber(2), ..want(3, 0) };
     store.step(next, A, &back);
@@ -265,7 +301,8 @@ fn a_log_refunds_the_entries_of_the_lease() {
 #[test]
 fn an_in_window_lease_ends_with_its_window() {
     let mut store = in_window();
-    let BorrowReply { granted, valid_for: good_for, .. } = store.step(NOW, A, &want(1, 100)).unwrap();
+    let BorrowReply { granted, valid_for: good_for, .. } =
+        store.step(NOW, A, &want(1, 100)).unwrap();
     assert_eq!((granted, good_for), (Hits(100), Nanos::from_secs(40)));
     assert_eq!(store.book.outstanding(after(39_999)), Hits(100));
     assert_eq!(store.book.outstanding(after(40_000)), Hits(0));
@@ -283,7 +320,11 @@ fn the_balance_of_an_ended_window_is_not_kept() {
 #[test]
 fn in_window_leases_require_a_fixed_window() {
     for counted in [gcra(), sliding(), log()] {
-        let terms = LeaseTerms { overshoot: Overshoot::InWindow, duration: TERM, sizing: LeaseSizing::Learned };
+        let terms = LeaseTerms {
+            overshoot: Overshoot::InWindow,
+            duration: TERM,
+            sizing: LeaseSizing::Learned,
+        };
         assert_eq!(lend(&mut Store::new(counted, terms), NOW, A, &want(1, 10)), 0);
     }
 }

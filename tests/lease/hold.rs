@@ -4,7 +4,7 @@
 //! refunds a reservation that is kept later.
 
 use sluicegate::kernel::lease::counter::AnyCounter;
-use sluicegate::kernel::lease::hold::{CounterReservations, ReservationId};
+use sluicegate::kernel::lease::reservation::{CounterReservations, ReservationId};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -28,7 +28,13 @@ impl Simulation {
         Self { limit, tat, holds, open, allowed }
     }
 
-    fn hold(&mut self, now: Nanos, id: ReservationId, hits: Hits, duration: Nanos) -> Option<CounterDecision> {
+    fn hold(
+        &mut self,
+        now: Nanos,
+        id: ReservationId,
+        hits: Hits,
+        duration: Nanos,
+    ) -> Option<CounterDecision> {
         let mut counter = AnyCounter::Gcra(&self.limit, &mut self.tat);
         let step = self.holds.reserve(&mut counter, now, id, hits, duration);
         if let Some(CounterDecision::Allow(_)) = step {

@@ -1,10 +1,10 @@
 //! Tests the lease balance of one replica: spending, refills, returns, expiry and denials.
 
-use sluicegate::kernel::lease::ledger::{LeaseBalance, SpendResult};
+use sluicegate::kernel::lease::balance::{LeaseBalance, SpendResult};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
 use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
-use sluicegate::kernel::rate::{Headroom, CounterDecision, Strategy};
+use sluicegate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 const NOW: Nanos = Nanos(5_000_000_000);
@@ -137,7 +137,10 @@ fn an_unsent_message_restores_the_balance_until_expiry() {
                 (Hits(10), Hits(0))
             );
         }
-        assert!(ledger.borrow(after(200), MessageNumber(3), Hits(11)).is_some(), "none is on its way");
+        assert!(
+            ledger.borrow(after(200), MessageNumber(3), Hits(11)).is_some(),
+            "none is on its way"
+        );
     }
 }
 
@@ -281,7 +284,10 @@ fn a_full_return_happens_once_and_ignores_pending_replies() {
     ledger.spend(NOW, Hits(8));
     ledger.refill(NOW, MessageNumber(2)).unwrap();
     let back = ledger.return_all(NOW, MessageNumber(3)).unwrap();
-    assert_eq!((back.returned, back.balance, back.last_lease), (Hits(2), Hits(0), MessageNumber(1)));
+    assert_eq!(
+        (back.returned, back.balance, back.last_lease),
+        (Hits(2), Hits(0), MessageNumber(1))
+    );
     ledger.settle(NOW, &grant(2, 10, 2));
     assert_eq!(ledger.balance(NOW), Hits(0));
     assert_eq!(ledger.return_all(NOW, MessageNumber(4)), None);
@@ -339,7 +345,11 @@ fn a_low_balance_is_refilled_early() {
     assert_eq!(low.balance(NOW), Hits(16), "it stays usable");
     assert_eq!(low.refill_early(NOW, MessageNumber(3), time), None, "a message is on its way");
     low.settle(NOW, &grant(2, 0, 16));
-    assert_eq!(low.refill_early(after(124), MessageNumber(3), TERM), None, "there was nothing to lend");
+    assert_eq!(
+        low.refill_early(after(124), MessageNumber(3), TERM),
+        None,
+        "there was nothing to lend"
+    );
     assert!(low.refill_early(after(125), MessageNumber(3), TERM).is_some());
 }
 
@@ -352,7 +362,11 @@ fn a_lease_is_renewed_early_in_its_last_eighth() {
         "998 − 125"
     );
     assert_eq!(held.refill_early(after(873), MessageNumber(2), Nanos(124_000_000)), None);
-    assert_eq!(held.refill_early(after(998), MessageNumber(2), Nanos::from_secs(9)), None, "it is over");
+    assert_eq!(
+        held.refill_early(after(998), MessageNumber(2), Nanos::from_secs(9)),
+        None,
+        "it is over"
+    );
 }
 
 #[test]
@@ -363,7 +377,9 @@ fn a_shortened_lease_is_refilled_but_not_renewed_early() {
     for millis in [0, 773, 897] {
         assert_eq!(held.refill_early(after(millis), MessageNumber(2), time), None, "{millis} ms");
     }
-    assert!(with_learned_demand_for(16, cut_short).refill_early(NOW, MessageNumber(2), time).is_some());
+    assert!(
+        with_learned_demand_for(16, cut_short).refill_early(NOW, MessageNumber(2), time).is_some()
+    );
     // The lease in the next window has the full duration.
     borrow_for(&mut held, after(900), 2, 61);
     held.settle(after(900), &grant(2, 60, 0));
@@ -375,7 +391,10 @@ fn a_full_return_reports_zero_demand() {
     assert_eq!(with_ten().return_all(NOW, MessageNumber(2)).unwrap().demand, Hits(0));
     let mut rare = with_ten();
     assert_eq!(rare.return_if_idle(after(900), MessageNumber(2), Nanos(999_000_000)), None);
-    assert!(rare.return_if_idle(after(900), MessageNumber(2), TERM).is_some(), "nobody asked in a whole span");
+    assert!(
+        rare.return_if_idle(after(900), MessageNumber(2), TERM).is_some(),
+        "nobody asked in a whole span"
+    );
 }
 
 #[test]
@@ -407,7 +426,10 @@ fn a_denial_does_not_cover_cheaper_checks() {
     borrow_for(&mut ledger, NOW, 1, 5);
     ledger.settle(NOW, &denial(1, Nanos::SECOND, 0));
     assert_eq!(ledger.spend(NOW, Hits(4)), SpendResult::NeedsStore);
-    assert!(matches!(ledger.spend(NOW, Hits(6)), SpendResult::Denied { additional_hits: Hits(1), .. }));
+    assert!(matches!(
+        ledger.spend(NOW, Hits(6)),
+        SpendResult::Denied { additional_hits: Hits(1), .. }
+    ));
 }
 
 #[test]
@@ -420,7 +442,10 @@ fn the_denial_of_the_fewest_hits_is_remembered() {
     assert!(matches!(ledger.spend(NOW, Hits(3)), SpendResult::Denied { .. }));
     borrow_for(&mut ledger, NOW, 3, 2);
     ledger.settle(NOW, &grant(3, 0, 0));
-    assert!(matches!(ledger.spend(NOW, Hits(3)), SpendResult::Denied { .. }), "2 passed, 3 did not");
+    assert!(
+        matches!(ledger.spend(NOW, Hits(3)), SpendResult::Denied { .. }),
+        "2 passed, 3 did not"
+    );
     borrow_for(&mut ledger, NOW, 4, 3);
     ledger.settle(NOW, &grant(4, 0, 0));
     assert_eq!(ledger.spend(NOW, Hits(3)), SpendResult::NeedsStore, "3 passed");
@@ -444,7 +469,9 @@ fn a_denial_is_rechecked_while_enough_hits_are_outstanding() {
     borrow_for(&mut ledger, NOW, 1, 11);
     // 7 hits remain, and other replicas may return 4.
     ledger.settle(after(20), &denial(1, Nanos::from_secs(3_600), 4));
-    let SpendResult::Denied { retry_after, .. } = ledger.spend(after(39), Hits(11)) else { panic!() };
+    let SpendResult::Denied { retry_after, .. } = ledger.spend(after(39), Hits(11)) else {
+        panic!()
+    };
     assert_eq!(retry_after, Nanos::from_secs(3_600).since(Nanos(39_000_000 - 20_000_000)));
     assert_eq!(ledger.spend(after(40), Hits(11)), SpendResult::NeedsStore);
 }

@@ -1,6 +1,6 @@
 //! Tests lease sizing from demand, unspent hits and fixed sizes.
 
-use sluicegate::kernel::lease::sizer::{LeaseSizing, LeaseSizer};
+use sluicegate::kernel::lease::sizer::{LeaseSizer, LeaseSizing};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 const NOW: Nanos = Nanos(5_000_000_000);
@@ -62,7 +62,10 @@ fn no_lease_exceeds_the_maximum() {
     let mut sizer = sizer(7);
     sizer.record_check(NOW, Hits(u64::MAX));
     assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(7));
-    assert_eq!(LeaseSizer::new(LeaseSizing::Fixed(Hits(9)), TERM, Hits(7)).next_lease(NOW, Hits(0)), Hits(7));
+    assert_eq!(
+        LeaseSizer::new(LeaseSizing::Fixed(Hits(9)), TERM, Hits(7)).next_lease(NOW, Hits(0)),
+        Hits(7)
+    );
 }
 
 #[test]
@@ -99,7 +102,11 @@ fn a_small_balance_runs_low_before_demand_exhausts_it() {
     sizer.record_lease(NOW, Hits(80));
     assert!(sizer.runs_low(NOW, Hits(10), tenth) && !sizer.runs_low(NOW, Hits(11), tenth));
     assert!(sizer.runs_low(NOW, Hits(16), TERM) && !sizer.runs_low(NOW, Hits(17), TERM), "a fifth");
-    assert!(!LeaseSizer::new(LeaseSizing::Fixed(Hits(80)), TERM, Hits(100)).runs_low(NOW, Hits(1), TERM));
+    assert!(!LeaseSizer::new(LeaseSizing::Fixed(Hits(80)), TERM, Hits(100)).runs_low(
+        NOW,
+        Hits(1),
+        TERM
+    ));
 }
 
 #[test]

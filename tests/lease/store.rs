@@ -1,13 +1,15 @@
 //! A model store with one key: its limit, counter and lease table, for any strategy.
 
-use sluicegate::kernel::lease::book::LeaseTable;
 use sluicegate::kernel::lease::counter::AnyCounter;
-use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::table::LeaseTable;
+use sluicegate::kernel::lease::{
+    BorrowReply, BorrowRequest, LeaseTerms, Overshoot, ReplicaIncarnation,
+};
 use sluicegate::kernel::rate::CounterDecision;
-use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
-use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
+use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +34,12 @@ impl Store {
         Self { counted, book: LeaseTable::default(), terms }
     }
 
-    pub fn step(&mut self, now: Nanos, member: ReplicaIncarnation, borrow: &BorrowRequest) -> Option<BorrowReply> {
+    pub fn step(
+        &mut self,
+        now: Nanos,
+        member: ReplicaIncarnation,
+        borrow: &BorrowRequest,
+    ) -> Option<BorrowReply> {
         let (book, terms) = (&mut self.book, &self.terms);
         self.counted.with(now, |mut counter| book.apply(&mut counter, terms, now, member, borrow))
     }
@@ -89,7 +96,9 @@ impl Counted {
                 Windows::Calendar { .. } => unreachable!(),
             },
             Self::Calendar(_, starts, _) => starts[starts.partition_point(|at| *at <= now) - 1].0,
-            Self::Sliding(limit, _) => aligned(limit.tick().nanos(limit.refill_rate().ticks.get()).0),
+            Self::Sliding(limit, _) => {
+                aligned(limit.tick().nanos(limit.refill_rate().ticks.get()).0)
+            }
         }
     }
 

@@ -4,14 +4,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use sluicegate::kernel::lease::ledger::{LeaseBalance, SpendResult};
+use sluicegate::kernel::lease::balance::{LeaseBalance, SpendResult};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{
+    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
+};
 use sluicegate::kernel::rate::CounterDecision;
-use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
-use sluicegate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
+use sluicegate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use sluicegate::kernel::units::{Hits, Nanos};
 
 use super::oracle::{self, Allowed};
@@ -186,13 +188,19 @@ impl FleetSimulation {
             _ => Overshoot::AtMost(Hits(1 + dice.up_to(most))),
         };
         let term = Nanos(1_000 * (span.0 * (2 + dice.up_to(30)) / 10_000));
-        let size =
-            if dice.once_in(2) { LeaseSizing::Learned } else { LeaseSizing::Fixed(Hits(1 + dice.up_to(most))) };
+        let size = if dice.once_in(2) {
+            LeaseSizing::Learned
+        } else {
+            LeaseSizing::Fixed(Hits(1 + dice.up_to(most)))
+        };
         // From three times the refill rate of the limit to a tenth of it.
         let pace = Nanos(span.0 / most * dice.pick(&[1, 3, 10, 30]) / 2);
         let members = 1 + dice.up_to(dice.clone().pick(&[1, 3, 9]));
         let mut simulation = Self {
-            store: Store::new(counted, LeaseTerms { overshoot, duration: term, sizing: LeaseSizing::Learned }),
+            store: Store::new(
+                counted,
+                LeaseTerms { overshoot, duration: term, sizing: LeaseSizing::Learned },
+            ),
             now,
             replicas: Vec::new(),
             in_transit: Vec::new(),
@@ -345,7 +353,9 @@ impl FleetSimulation {
         replica.ledger.expire(now);
         let before = replica.ledger.balance(now);
         let grip = match self.flaw {
-            Flaw::PutBackAfterReport | Flaw::PutBackThoughVoided => replica.ledger.undecided_epoch(),
+            Flaw::PutBackAfterReport | Flaw::PutBackThoughVoided => {
+                replica.ledger.undecided_epoch()
+            }
             _ => grip,
         };
         if self.flaw == Flaw::PutBackAfterReport {
@@ -499,7 +509,8 @@ impl FleetSimulation {
             };
             *count += 1;
         }
-        let is_allowed = borrow.hits != Hits(0) && matches!(answer.decision, CounterDecision::Allow(_));
+        let is_allowed =
+            borrow.hits != Hits(0) && matches!(answer.decision, CounterDecision::Allow(_));
         if is_allowed && !is_repeated {
             self.record_allowed(borrow.hits);
         }
@@ -531,7 +542,11 @@ impl FleetSimulation {
     }
 
     /// Simulates a store that refunds ended leases.
-    fn apply_store_flaw(&mut self, member: ReplicaIncarnation, borrow: BorrowRequest) -> BorrowRequest {
+    fn apply_store_flaw(
+        &mut self,
+        member: ReplicaIncarnation,
+        borrow: BorrowRequest,
+    ) -> BorrowRequest {
         let listed = self.store.book.outstanding_of(member, self.now) != Hits(0);
         let grant_window = self.grant_windows.get(&(member, borrow.last_lease)).copied();
         let rolled = grant_window
@@ -639,6 +654,8 @@ fn counted(dice: &mut Dice, kind: Kind, span: Nanos) -> Counted {
         Kind::SlidingWindow => {
             Counted::Sliding(SlidingWindow::new(limit, span).unwrap(), WindowPair::default())
         }
-        Kind::SlidingLog => Counted::Log(SlidingLog::new(limit, span).unwrap(), ArrivalLog::default()),
+        Kind::SlidingLog => {
+            Counted::Log(SlidingLog::new(limit, span).unwrap(), ArrivalLog::default())
+        }
     }
 }

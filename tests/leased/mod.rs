@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, StoreFailure, Charges, ChargeOutcome, Outcomes, StoreReply};
+use sluicegate::backend::{Backend, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::{Decision, Engine, DecisionPolicy, CheckError};
-use sluicegate::kernel::decision::{Cost, Descriptor, Check, Verdict};
+use sluicegate::engine::{CheckError, Decision, DecisionPolicy, Engine};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::sync::Semaphore;
@@ -158,19 +158,30 @@ impl Backend for RemoteStore {
         }
         self.reply_later(move || {
             if self.is_unavailable() {
-                return charges.list.iter().map(|_| ChargeOutcome::Failed(StoreFailure::TimedOut)).collect();
+                return charges
+                    .list
+                    .iter()
+                    .map(|_| ChargeOutcome::Failed(StoreFailure::TimedOut))
+                    .collect();
             }
             let at = self.time(now);
             let mut outcomes = immediate(self.memory.charge(at, charges));
             // Reports the store clock, like a store with its own clock.
-            for stale in outcomes.iter_mut().filter(|o| **o == ChargeOutcome::Decided(CounterDecision::OutsideWindows)) {
+            for stale in outcomes
+                .iter_mut()
+                .filter(|o| **o == ChargeOutcome::Decided(CounterDecision::OutsideWindows))
+            {
                 *stale = ChargeOutcome::Stale(at);
             }
             outcomes
         })
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         if self.is_disconnected.load(Relaxed) {
             return StoreReply::Ready(LeaseOutcome::Failed(StoreFailure::Unreachable));
         }

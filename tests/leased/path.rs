@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use sluicegate::backend::StoreFailure;
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::engine::leases::{MAX_LEASED_KEY_BYTES, MAX_LEASED_KEYS};
+use sluicegate::engine::lease::{MAX_LEASED_KEY_BYTES, MAX_LEASED_KEYS};
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
 
@@ -128,7 +128,11 @@ async fn a_check_above_the_balance_reports_total_remaining() {
         for hits in [total_balance(&engine) + 1, 1] {
             let answer = send_check(&engine, K, hits).await.unwrap();
             asked += hits;
-            assert_eq!(answer.statuses[0].decision.headroom.remaining, Hits(1000 - asked), "{hits}");
+            assert_eq!(
+                answer.statuses[0].decision.headroom.remaining,
+                Hits(1000 - asked),
+                "{hits}"
+            );
         }
     }
 }
@@ -283,7 +287,10 @@ async fn an_atomic_denial_spends_no_balance() {
             let answer = send_check(&engine, both, 1).await.unwrap();
             assert_eq!(answer.verdict, Verdict::Deny);
             assert_eq!(answer.statuses[0].decision.verdict, Verdict::Allow);
-            assert_eq!(answer.statuses[0].decision.headroom.remaining, left, "as without the charge");
+            assert_eq!(
+                answer.statuses[0].decision.headroom.remaining, left,
+                "as without the charge"
+            );
         }
         assert_eq!(total_balance(&engine), before);
     }
@@ -554,7 +561,11 @@ async fn balances_are_bounded_and_evicted_ones_are_returned() {
     assert!(!evicted.is_empty(), "{keys} keys");
     for name in evicted {
         let answer = send_check(&engine, &[("k", name)], 0).await.unwrap();
-        assert_eq!(answer.statuses[0].decision.headroom.remaining, Hits(997), "nothing of it is parked");
+        assert_eq!(
+            answer.statuses[0].decision.headroom.remaining,
+            Hits(997),
+            "nothing of it is parked"
+        );
     }
 }
 
@@ -575,8 +586,11 @@ async fn balances_are_bounded_by_key_bytes() {
 async fn a_local_store_makes_leased_limits_strict() {
     let memory = std::sync::Arc::new(MemoryStore::new(100, WhenFull::Deny, [7; 16]));
     let clock = sluicegate::clock::Clock::manual(super::NEW_YEAR);
-    let engine =
-        sluicegate::engine::Engine::new(clock, memory, sluicegate::engine::DecisionPolicy::default());
+    let engine = sluicegate::engine::Engine::new(
+        clock,
+        memory,
+        sluicegate::engine::DecisionPolicy::default(),
+    );
     publish(&engine, "", GCRA);
     for asked in 1..=1_010 {
         assert_eq!(is_allowed(&engine, K, 1).await, asked <= 1_000);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::engine::{Decision, Engine, CheckError};
+use sluicegate::engine::{CheckError, Decision, Engine};
 use sluicegate::kernel::decision::{Cost, LimitOverride, Verdict};
 use sluicegate::kernel::units::{Hits, Unit};
 use tokio::task::JoinHandle;

@@ -46,7 +46,8 @@ async fn total_left(store: &Arc<RemoteStore>, engine: &Engine) -> u64 {
     store.pauses_calls.store(false, Relaxed);
     let other = super::engine(store, LIMITS);
     publish(&other, ALL_OR_NOTHING, LIMITS);
-    let in_store = send_check(&other, B, 0).await.unwrap().statuses[0].decision.headroom.remaining.0;
+    let in_store =
+        send_check(&other, B, 0).await.unwrap().statuses[0].decision.headroom.remaining.0;
     in_store + total_balance(engine)
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
-use sluicegate::engine::leases::MAX_EARLY_REFILLS;
-use sluicegate::engine::{Decision, Engine, LocalFallback, Membership, DecisionPolicy, CheckError};
+use sluicegate::engine::lease::MAX_EARLY_REFILLS;
+use sluicegate::engine::{CheckError, Decision, DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::{Hits, Nanos};
@@ -426,7 +426,8 @@ async fn a_changed_limit_returns_the_old_balance() {
     for engine in [&one, &other] {
         publish(engine, "", &changed);
     }
-    let peek = async || send_check(&other, K, 0).await.unwrap().statuses[0].decision.headroom.remaining;
+    let peek =
+        async || send_check(&other, K, 0).await.unwrap().statuses[0].decision.headroom.remaining;
     assert_eq!(peek().await, Hits(89));
     assert!(is_allowed(&one, K, 1).await);
     run_other_tasks().await;
@@ -609,6 +610,7 @@ async fn a_leased_quota_rule_keeps_its_group_allowed() {
     }
     assert!(is_allowed(&engine, &[("full", "v")], 1).await);
     assert!(is_allowed(&engine, &[("k", "v"), ("full", "v"), ("plain", "v")], 1).await);
-    let left = send_check(&engine, &[("plain", "v")], 0).await.unwrap().statuses[0].decision.headroom;
+    let left =
+        send_check(&engine, &[("plain", "v")], 0).await.unwrap().statuses[0].decision.headroom;
     assert_eq!(left.remaining, Hits(49), "what is admitted is charged");
 }

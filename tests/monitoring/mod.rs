@@ -204,8 +204,11 @@ fn every_metric_is_on_a_dashboard() {
         gradient: Some(1),
         ..ConcurrencyGauges::default()
     };
-    let gauges =
-        Gauges { concurrency_limits: vec![ceiling], process: Some(ProcessUsage::default()), ..Gauges::default() };
+    let gauges = Gauges {
+        concurrency_limits: vec![ceiling],
+        process: Some(ProcessUsage::default()),
+        ..Gauges::default()
+    };
     let page = Metrics::new().page(gauges).to_string();
     let part_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let queries = queries();

@@ -10,13 +10,20 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
-use sluicegate::backend::redis::{Address, Batching, RedisOptions, RedisTopology, RedisStore, StoreGroup};
-use sluicegate::backend::{Backend, StoreFailure, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::backend::redis::{
+    Address, Batching, RedisOptions, RedisStore, RedisTopology, StoreGroup,
+};
+use sluicegate::backend::{
+    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, Placement, StoreFailure,
+    StoreReply,
+};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{
+    BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
+};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
@@ -164,7 +171,8 @@ fn a_single_check_is_sent_without_delay() {
 fn checks_during_a_call_share_the_next_call() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
-    let all_or_nothing = ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
+    let all_or_nothing =
+        ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
     let questions: Vec<_> = (0..60)
         .map(|number| {
             let rule = if number % 3 == 0 { all_or_nothing } else { ChargeMode::Each };
@@ -196,7 +204,15 @@ fn message(name: &str, member: u64) -> LeaseMessage {
         last_lease: MessageNumber(0),
     };
     let (key, home, strategy) = (charge.key, charge.placement, charge.strategy);
-    LeaseMessage { key, placement: home, per_second: false, strategy, terms, sender: ReplicaIncarnation(member), borrow }
+    LeaseMessage {
+        key,
+        placement: home,
+        per_second: false,
+        strategy,
+        terms,
+        sender: ReplicaIncarnation(member),
+        borrow,
+    }
 }
 
 fn borrow<'r>(
@@ -412,7 +428,8 @@ fn checks_beyond_the_queue_are_refused_as_overloaded() {
     let accepted = 1 + 31 * 250 + 64 * 250 + 1;
     let asked = (0..accepted + 100).map(|_| charge(&redis, &charges)).collect();
     let outcomes = all_at_once(&store, asked);
-    let refused = |outcome: &&ChargeOutcome| **outcome == ChargeOutcome::Failed(StoreFailure::Overloaded);
+    let refused =
+        |outcome: &&ChargeOutcome| **outcome == ChargeOutcome::Failed(StoreFailure::Overloaded);
     assert_eq!(outcomes.iter().filter(refused).count(), 100);
     assert_eq!(outcomes.iter().filter(|outcome| is_allowed(**outcome)).count(), accepted);
     assert_eq!(remaining(&redis, "a"), u64::from(LIMIT) - accepted as u64);

@@ -5,8 +5,10 @@
 use std::time::Duration;
 
 use sluicegate::backend::fleet::MembershipHeartbeat;
-use sluicegate::backend::redis::{RedisOptions, RedisTopology, RedisStore, beat, codec, inspect};
-use sluicegate::backend::{Backend as _, StoreFailure, Placement, StoreReply};
+use sluicegate::backend::redis::{
+    RedisOptions, RedisStore, RedisTopology, codec, inspect, membership,
+};
+use sluicegate::backend::{Backend as _, Placement, StoreFailure, StoreReply};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::Nanos;
 use tokio::time::timeout;
@@ -44,7 +46,8 @@ fn key_of(domain: &str) -> Vec<u8> {
 fn domains(cluster: &Cluster) -> [String; 3] {
     let of = |number: usize| {
         let mut names = (0..).map(|name| format!("d{name}"));
-        let is_there = |name: &String| cluster.owner_of_slot(codec::cluster_slot(&key_of(name))) == number;
+        let is_there =
+            |name: &String| cluster.owner_of_slot(codec::cluster_slot(&key_of(name))) == number;
         names.find(is_there).unwrap()
     };
     [of(0), of(1), of(2)]
@@ -256,7 +259,7 @@ async fn members(redis: &RedisStore) -> Result<Vec<String>, StoreFailure> {
 async fn heartbeat_follows_slot(flags: &[&str]) {
     let cluster = Cluster::of(flags, false);
     let at = redis_at(RedisTopology::Cluster(cluster.addresses()), Duration::from_secs(20));
-    let slot = codec::cluster_slot(beat::members_key(&at.key_prefix).as_bytes());
+    let slot = codec::cluster_slot(membership::members_key(&at.key_prefix).as_bytes());
     let (redis, connection) = RedisStore::new(at);
     let task = tokio::spawn(connection);
     let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
@@ -331,7 +334,8 @@ fn readiness_reports_a_cluster_that_rejects_the_password() {
 async fn inspection_reaches_every_primary_from_any_node() {
     let cluster = Cluster::start();
     let seed = cluster.addresses()[2..].to_vec();
-    let nodes = inspect::connect_all(&RedisOptions::new(RedisTopology::Cluster(seed))).await.unwrap();
+    let nodes =
+        inspect::connect_all(&RedisOptions::new(RedisTopology::Cluster(seed))).await.unwrap();
     let mut found: Vec<_> = nodes.iter().map(|node| node.address.clone()).collect();
     let mut wanted: Vec<_> = cluster.nodes().map(Process::address).collect();
     found.sort();

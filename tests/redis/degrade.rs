@@ -9,15 +9,15 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{RedisOptions, RedisTopology, RedisStore};
+use sluicegate::backend::redis::{RedisOptions, RedisStore, RedisTopology};
 use sluicegate::backend::{Backend, StoreFailure};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::edge::ReplyOptions;
 use sluicegate::edge::grpc::convert;
 use sluicegate::edge::grpc::rls::caller_timeout;
-use sluicegate::engine::{Decision, Engine, LocalFallback, Membership, DecisionPolicy, CheckError};
-use sluicegate::kernel::decision::{Cost, Descriptor, LimitOverride, Check, Reason, Verdict};
+use sluicegate::engine::{CheckError, Decision, DecisionPolicy, Engine, LocalFallback, Membership};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, LimitOverride, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 use tonic::metadata::MetadataMap;
 
@@ -45,7 +45,8 @@ pub(super) fn engine_over(
     let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
     let membership = Membership::new("me", 1, NonZeroU32::new(replicas).unwrap());
     let local = LocalFallback::new(memory, Arc::new(membership));
-    let engine = Engine::new(clock, Arc::new(backend), DecisionPolicy::default()).with_local_fallback(local);
+    let engine =
+        Engine::new(clock, Arc::new(backend), DecisionPolicy::default()).with_local_fallback(local);
     engine.publish(Arc::new(load([("d.yaml", limits.as_bytes())], Revision(1), false).unwrap().0));
     engine
 }
@@ -145,7 +146,10 @@ async fn error_fallback_refuses_the_check_without_charging() {
     let engine = engine(1, LIMITS);
     for _ in 0..20 {
         let refused = check(&engine, &["local", "error"]).await;
-        assert_eq!(refused.map(|_| ()), Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)));
+        assert_eq!(
+            refused.map(|_| ()),
+            Err(CheckError::StoreUnavailable(StoreFailure::Unreachable))
+        );
     }
     let left = check(&engine, &["local"]).await.unwrap().statuses[0].decision.headroom.remaining;
     assert_eq!(left, Hits(9));
@@ -171,7 +175,11 @@ async fn a_forced_denial_overrides_an_error_fallback() {
             ]
         );
         let refused = check(&engine, &["error"]).await.map(|_| ());
-        assert_eq!(refused, Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)), "{charge}");
+        assert_eq!(
+            refused,
+            Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)),
+            "{charge}"
+        );
     }
 }
 
@@ -193,7 +201,11 @@ async fn forced_allow_does_not_override_an_error_fallback() {
     force_decision(&engine, "shadow", Verdict::Deny);
     for forced in ["allow", "shadow"] {
         let refused = check(&engine, &[forced, "error"]).await.map(|_| ());
-        assert_eq!(refused, Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)), "{forced}");
+        assert_eq!(
+            refused,
+            Err(CheckError::StoreUnavailable(StoreFailure::Unreachable)),
+            "{forced}"
+        );
     }
 }
 

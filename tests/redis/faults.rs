@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use sluicegate::backend::redis::Batching;
-use sluicegate::backend::{Backend as _, StoreFailure, ChargeOutcome, ChargeMode};
+use sluicegate::backend::{Backend as _, ChargeMode, ChargeOutcome, StoreFailure};
 use tokio::runtime::Runtime;
 
 use super::observed::{FaultWatch, print_row};
@@ -300,7 +300,11 @@ fn redis_lacking_replicas_is_logged_once_per_outage() {
 
 /// After `refuse`, Redis rejects writes with `cause`. After `take`, it accepts them. Each outage
 /// logs `line` once.
-fn assert_rejected_writes_are_reported([refuse, take]: [&[&str]; 2], cause: StoreFailure, line: &str) {
+fn assert_rejected_writes_are_reported(
+    [refuse, take]: [&[&str]; 2],
+    cause: StoreFailure,
+    line: &str,
+) {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use serde_json::Value as Json;
-use sluicegate::backend::fleet::{MembershipHeartbeat, MembershipReply, LiveReplica};
-use sluicegate::backend::redis::{Batching, RedisStore, beat};
-use sluicegate::backend::{Backend as _, StoreFailure, ChargeOutcome, StoreReply, ChargeMode};
+use sluicegate::backend::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply};
+use sluicegate::backend::redis::{Batching, RedisStore, membership};
+use sluicegate::backend::{Backend as _, ChargeMode, ChargeOutcome, StoreFailure, StoreReply};
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry};
 use sluicegate::engine::Membership;
@@ -151,7 +151,11 @@ fn replicas_choose_distinct_default_node_ids() {
     .unwrap();
 }
 
-fn send_heartbeat(redis: &RedisStore, node: &str, record: Option<&str>) -> Result<MembershipReply, StoreFailure> {
+fn send_heartbeat(
+    redis: &RedisStore,
+    node: &str,
+    record: Option<&str>,
+) -> Result<MembershipReply, StoreFailure> {
     let said = MembershipHeartbeat { node: node.into(), record: record.map(Into::into) };
     let reply = redis.update_membership(&said);
     match reply {
@@ -164,7 +168,7 @@ fn send_heartbeat(redis: &RedisStore, node: &str, record: Option<&str>) -> Resul
 fn a_full_store_keeps_other_replicas_records() {
     let store = Store::running();
     let redis = batch::connected(&store, Batching::Off);
-    let key = beat::members_key("t");
+    let key = membership::members_key("t");
     // The last heartbeat of this record is from 1970.
     store.command(&["HSET", &key, "silent", "1:{}"]);
     store.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -199,22 +203,30 @@ fn forbidden_heartbeat_script_keeps_the_counting_connection() {
         line.unwrap().parse::<u64>().unwrap()
     };
     let before = made();
-    for (denied, why) in [("-pexpire", StoreFailure::Other), ("-eval", StoreFailure::NotPermitted)] {
+    for (denied, why) in [("-pexpire", StoreFailure::Other), ("-eval", StoreFailure::NotPermitted)]
+    {
         store.command(&["ACL", "SETUSER", "default", denied]);
         assert_eq!(send_heartbeat(&redis, "me", Some("{}")), Err(why));
         assert_eq!(redis.current_failure(), None);
         let charges = batch::charges("one", batch::window(), ChargeMode::Each);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let outcomes = runtime.block_on(batch::charge(&redis, &charges));
-        assert!(matches!(outcomes[0], ChargeOutcome::Decided(CounterDecision::Allow(_))), "{outcomes:?}");
+        assert!(
+            matches!(outcomes[0], ChargeOutcome::Decided(CounterDecision::Allow(_))),
+            "{outcomes:?}"
+        );
     }
     // All three connections belong to this test.
     assert_eq!(made() - before, 3);
 }
 
 fn fleet_of(nodes: &[&str], before: Option<&str>) -> MembershipReply {
-    let member = |&node: &&str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: "{}".into() };
-    MembershipReply { replicas: nodes.iter().map(member).collect(), previous_record: before.map(Into::into) }
+    let member =
+        |&node: &&str| LiveReplica { node: node.into(), silent_for: Nanos(0), record: "{}".into() };
+    MembershipReply {
+        replicas: nodes.iter().map(member).collect(),
+        previous_record: before.map(Into::into),
+    }
 }
 
 #[test]

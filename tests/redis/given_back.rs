@@ -5,8 +5,8 @@
 use std::pin::{Pin, pin};
 use std::task::{Context, Waker};
 
-use sluicegate::backend::redis::{Address, RedisTopology, RedisStore, StoreGroup, reference};
-use sluicegate::backend::{Backend as _, Charge, ChargeOutcome, ChargeMode};
+use sluicegate::backend::redis::{Address, RedisStore, RedisTopology, StoreGroup, reference};
+use sluicegate::backend::{Backend as _, Charge, ChargeMode, ChargeOutcome};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::units::Hits;
 use tokio::task::JoinHandle;
@@ -54,10 +54,14 @@ fn scene(denied_bytes: usize) -> Scene {
     let address = Address { host: address.ip().to_string(), port: address.port() };
     let (first, its_task) = connected(RedisTopology::Tcp(address));
     let (other, other_task) = connected(RedisTopology::Unix(second.socket()));
-    let options = reference::CompatOptions { deny_cache_bytes: denied_bytes, ..reference::CompatOptions::default() };
+    let options = reference::CompatOptions {
+        deny_cache_bytes: denied_bytes,
+        ..reference::CompatOptions::default()
+    };
     let stores = StoreGroup::new(first).with_per_second(other).with_reference(options);
     let scene = Scene { stores, main, proxy, _second: second, tasks: [its_task, other_task] };
-    let answers = || scene.stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers =
+        || scene.stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("both are connected", answers).unwrap();
     scene
 }

@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::{Address, RedisTopology, RedisStore, StoreGroup};
-use sluicegate::backend::{Backend as _, StoreFailure, Charge, Charges, ChargeOutcome, ChargeMode};
+use sluicegate::backend::redis::{Address, RedisStore, RedisTopology, StoreGroup};
+use sluicegate::backend::{Backend as _, Charge, ChargeMode, ChargeOutcome, Charges, StoreFailure};
 use sluicegate::clock::Clock;
 use sluicegate::engine::{Decision, Engine};
 use sluicegate::kernel::decision::Verdict;
@@ -53,7 +53,8 @@ impl TwoStores {
         let (main, first) = redis(RedisTopology::Unix(self.main.socket()));
         let (second, other) = redis(RedisTopology::Tcp(second));
         let stores = StoreGroup::new(main).with_per_second(second);
-        let answers = || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let answers =
+            || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("both are connected", answers).unwrap();
         (stores, [first, other])
     }
@@ -222,9 +223,12 @@ async fn check_cancelled_between_steps_returns_its_reservation() {
     two.proxy.pass();
     let given_back = async {
         loop {
-            let left =
-                charge_all(&stores, now, &charges([native_charge("main", 10, 0)], ChargeMode::Each))
-                    .await;
+            let left = charge_all(
+                &stores,
+                now,
+                &charges([native_charge("main", 10, 0)], ChargeMode::Each),
+            )
+            .await;
             if verdict_and_remaining(left[0]).1 == Some(10) {
                 break;
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sluicegate::backend::redis::inspect::{self, RedisValue};
-use sluicegate::backend::redis::{RedisOptions, Password, RedisTopology};
+use sluicegate::backend::redis::{Password, RedisOptions, RedisTopology};
 
 use super::Store;
 use crate::waiting::now;
@@ -33,7 +33,8 @@ async fn connection_errors_are_prompt_and_hide_the_password() {
     let store = Store::running();
     let password = Some(Password::Plain("sesame".to_owned()));
     let user = Some("nobody".to_owned());
-    let refused = inspect::connect_all(&RedisOptions { user, password, ..at(&store) }).await.unwrap_err();
+    let refused =
+        inspect::connect_all(&RedisOptions { user, password, ..at(&store) }).await.unwrap_err();
     assert!(refused.0.contains("WRONGPASS") && !refused.0.contains("sesame"), "{refused}");
     store.signal("STOP");
     let began = now();
@@ -41,6 +42,8 @@ async fn connection_errors_are_prompt_and_hide_the_password() {
     assert!(silent.0.contains("no answer within a second"), "{silent}");
     assert!(began.elapsed() < Duration::from_secs(5));
     store.signal("CONT");
-    let nowhere = inspect::connect_all(&RedisOptions::new(RedisTopology::Unix("/nowhere".into()))).await.unwrap_err();
+    let nowhere = inspect::connect_all(&RedisOptions::new(RedisTopology::Unix("/nowhere".into())))
+        .await
+        .unwrap_err();
     assert!(nowhere.0.contains("/nowhere"), "{nowhere}");
 }

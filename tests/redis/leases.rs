@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use sluicegate::backend::redis::{self, RedisStore};
-use sluicegate::backend::{Backend as _, Charge, Placement, ChargeOutcome, Outcomes};
+use sluicegate::backend::{Backend as _, Charge, ChargeOutcome, Outcomes, Placement};
 use sluicegate::clock::Clock;
-use sluicegate::engine::leases::{LeasedCounter, LeaseManager};
+use sluicegate::engine::lease::{LeaseManager, LeasedCounter};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{LeaseTerms, Overshoot};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
@@ -69,7 +69,10 @@ fn leased(strategy: Strategy, counting: KeyStrategy, overshoot: Overshoot) -> Co
         standing: Enforcement::default(),
         per_second: false,
     };
-    Counter(charge, LeaseTerms { overshoot, duration: Nanos::from_secs(20), sizing: LeaseSizing::Learned })
+    Counter(
+        charge,
+        LeaseTerms { overshoot, duration: Nanos::from_secs(20), sizing: LeaseSizing::Learned },
+    )
 }
 
 fn fixed_window(overshoot: Overshoot) -> Counter {
@@ -100,7 +103,8 @@ async fn count_allowed(members: &[Arc<LeaseManager>], leased: &Counter, checks: 
                 while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
                     let outcome = leased.check(&member).await;
                     let ChargeOutcome::Decided(step) = outcome else { panic!("{outcome:?}") };
-                    admitted.fetch_add(u64::from(matches!(step, CounterDecision::Allow(_))), Relaxed);
+                    admitted
+                        .fetch_add(u64::from(matches!(step, CounterDecision::Allow(_))), Relaxed);
                     tokio::task::yield_now().await;
                 }
             })
@@ -192,7 +196,9 @@ async fn cancelled_lease_call_does_not_block_waiting_checks() {
     store.signal("CONT");
     assert!(is_admitted(timeout(in_time, second).await.unwrap()));
     for _ in 0..3 {
-        assert!(is_admitted(timeout(in_time, member.charge_leased(leased.leased(), Hits(1))).await.unwrap()));
+        assert!(is_admitted(
+            timeout(in_time, member.charge_leased(leased.leased(), Hits(1))).await.unwrap()
+        ));
     }
 }
 

@@ -207,5 +207,8 @@ fn failures(service: &Service, cause: &str) -> u64 {
 }
 
 fn failures_of_any_kind(service: &Service) -> u64 {
-    sluicegate::backend::StoreFailure::ALL.iter().map(|cause| failures(service, cause.as_str())).sum()
+    sluicegate::backend::StoreFailure::ALL
+        .iter()
+        .map(|cause| failures(service, cause.as_str()))
+        .sum()
 }

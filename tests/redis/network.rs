@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::redis::{Address, RedisTopology, RedisStore};
-use sluicegate::backend::{Backend as _, ChargeOutcome, ChargeMode};
+use sluicegate::backend::redis::{Address, RedisStore, RedisTopology};
+use sluicegate::backend::{Backend as _, ChargeMode, ChargeOutcome};
 
 use super::degrade::redis_at;
 use super::faults::{DEADLINE, FLAGS, LIMIT, assert_limit_enforced};
@@ -136,7 +136,8 @@ async fn concurrent_checks_share_round_trips_to_a_distant_store() {
     .unwrap();
     proxy.both(Flow::Delay(Duration::from_millis(40)));
     let address = proxy.address();
-    let place = RedisTopology::Tcp(Address { host: address.ip().to_string(), port: address.port() });
+    let place =
+        RedisTopology::Tcp(Address { host: address.ip().to_string(), port: address.port() });
     let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(5)));
     let _kept = tokio::spawn(connection);
     let answers = || redis.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));

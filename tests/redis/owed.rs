@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use sluicegate::backend::Backend;
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{Address, RedisTopology, RedisStore, StoreGroup};
+use sluicegate::backend::redis::{Address, RedisStore, RedisTopology, StoreGroup};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
-use sluicegate::engine::{Engine, LocalFallback, Membership, DecisionPolicy};
+use sluicegate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::decision::{Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use tokio::task::JoinSet;
@@ -140,10 +140,7 @@ async fn fallback_debt_is_charged_to_every_strategy() {
     }
     replica.stop().await;
     for key in KEYS {
-        assert_eq!(
-            replica.check(key, 4).await,
-            (Verdict::Allow, Reason::StoreDownLocal, Hits(6))
-        );
+        assert_eq!(replica.check(key, 4).await, (Verdict::Allow, Reason::StoreDownLocal, Hits(6)));
         assert_eq!(replica.check(key, 7).await.0, Verdict::Deny, "{key}: it owes no denied hits");
     }
     replica.store.signal("CONT");
@@ -273,10 +270,7 @@ async fn each_store_is_repaid_independently() {
     })
     .unwrap();
     for key in ["second", "window", "log"] {
-        assert_eq!(
-            replica.check(key, 4).await,
-            (Verdict::Allow, Reason::StoreDownLocal, Hits(6))
-        );
+        assert_eq!(replica.check(key, 4).await, (Verdict::Allow, Reason::StoreDownLocal, Hits(6)));
     }
     replica.store.start(&["--port", "0"]);
     for key in ["window", "log"] {

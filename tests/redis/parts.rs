@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use sluicegate::engine::parts::{FleetDivision, local_share, rank};
+use sluicegate::engine::local_share::{FleetDivision, local_share, rank};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -81,11 +81,16 @@ fn shares_never_exceed_the_limit_with_unknown_replicas() {
         let (known_to_all, unseen) = (1 + dice.up_to(9), dice.up_to(9));
         let members: Vec<_> = (0..known_to_all).map(|n| format!("m{n}")).collect();
         let replicas = u32::try_from(known_to_all + unseen).unwrap();
-        let known: u32 =
-            parts(&whole, &key(dice.roll()), &members, replicas).iter().map(Strategy::max_at_once).sum();
+        let known: u32 = parts(&whole, &key(dice.roll()), &members, replicas)
+            .iter()
+            .map(Strategy::max_at_once)
+            .sum();
         let division = FleetDivision { replicas: NonZeroU32::new(replicas).unwrap(), rank: None };
         let lonely = local_share(&whole, division).map_or(0, |part| part.max_at_once());
-        assert_eq!(lonely, if replicas == 1 { whole.max_at_once() } else { whole.max_at_once() / replicas });
+        assert_eq!(
+            lonely,
+            if replicas == 1 { whole.max_at_once() } else { whole.max_at_once() / replicas }
+        );
         assert!(known + lonely * u32::try_from(unseen).unwrap() <= whole.max_at_once());
     }
 }

@@ -20,9 +20,12 @@
 use std::time::Duration;
 
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{RedisTopology, RedisStore, StoreGroup, reference};
-use sluicegate::backend::{Backend, StoreFailure, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
-use sluicegate::kernel::decision::{Cost, VoteGroup, Enforcement, Verdict, combine};
+use sluicegate::backend::redis::{RedisStore, RedisTopology, StoreGroup, reference};
+use sluicegate::backend::{
+    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, Placement, StoreFailure,
+    StoreReply,
+};
+use sluicegate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup, combine};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
@@ -78,7 +81,8 @@ fn over(
         None => stores,
     };
     let stores = stores.with_reference(options);
-    let answers = || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers =
+        || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("redis is connected", answers).unwrap();
     stores
 }
@@ -131,10 +135,16 @@ pub(super) fn charges(list: impl IntoIterator<Item = Charge>, rule: ChargeMode) 
     Charges { list: list.into_iter().collect(), mode: rule }
 }
 
-pub(super) const ALL: ChargeMode = ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
+pub(super) const ALL: ChargeMode =
+    ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
 
 pub(super) fn any_standing(dice: &mut Dice) -> Enforcement {
-    let group = dice.pick(&[VoteGroup::Enforced, VoteGroup::Enforced, VoteGroup::Quota, VoteGroup::Unlimited]);
+    let group = dice.pick(&[
+        VoteGroup::Enforced,
+        VoteGroup::Enforced,
+        VoteGroup::Quota,
+        VoteGroup::Unlimited,
+    ]);
     Enforcement { group, shadow: dice.once_in(5) }
 }
 
@@ -142,7 +152,10 @@ pub(super) fn any_rule(dice: &mut Dice) -> ChargeMode {
     match dice.up_to(5) {
         0 => ChargeMode::Preview,
         1 | 2 => ChargeMode::Each,
-        _ => ChargeMode::AllOrNothing { quota_for_all: dice.once_in(4), quota_cannot_deny: dice.once_in(4) },
+        _ => ChargeMode::AllOrNothing {
+            quota_for_all: dice.once_in(4),
+            quota_cannot_deny: dice.once_in(4),
+        },
     }
 }
 
@@ -237,9 +250,11 @@ async fn script_time_grows_linearly_with_charges() {
 /// The part of an outcome that does not depend on the clocks of two machines.
 pub(super) fn verdict_and_remaining(outcome: ChargeOutcome) -> (bool, Option<u64>) {
     match outcome {
-        ChargeOutcome::Decided(CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. }) => {
-            (outcome.is_denial(), Some(room.remaining.0))
-        }
+        ChargeOutcome::Decided(
+            CounterDecision::Allow(room)
+            | CounterDecision::ExceedsLimit(room)
+            | CounterDecision::Deny { headroom: room, .. },
+        ) => (outcome.is_denial(), Some(room.remaining.0)),
         _ => (outcome.is_denial(), None),
     }
 }
@@ -273,7 +288,8 @@ async fn mixed_keys_and_stores_match_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_when_over_charges_only_the_denying_limits() {
-    let options = reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
+    let options =
+        reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
     let at = connected(options);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
@@ -325,7 +341,10 @@ async fn checks_on_one_node_are_atomic() {
     let mut tasks = Vec::new();
     let now = now();
     for (name, stop, rule) in [("all", false, ALL), ("stop", true, ChargeMode::Each)] {
-        let options = reference::CompatOptions { stop_when_over: stop, ..reference::CompatOptions::default() };
+        let options = reference::CompatOptions {
+            stop_when_over: stop,
+            ..reference::CompatOptions::default()
+        };
         let fleet =
             [0, 1].map(|_| std::sync::Arc::new(over(&main, None, options.clone(), &mut tasks)));
         let asks: Vec<_> = (0..400)
@@ -429,7 +448,8 @@ async fn sluicegate_and_envoyproxy_ratelimit_share_counters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jitter_extends_each_key_expiry() {
     let expiries = async |jitter_secs| {
-        let at = connected(reference::CompatOptions { jitter_secs, seed: seed(), ..Default::default() });
+        let at =
+            connected(reference::CompatOptions { jitter_secs, seed: seed(), ..Default::default() });
         let now = now();
         let key = format!("d_k_a_{}", now.0 / DAY.0 * 86_400);
         let mut seen = std::collections::BTreeSet::new();
@@ -507,7 +527,8 @@ async fn denied_expire_is_reported_while_counting_continues() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remembered_denial_needs_no_redis_until_a_refund() {
-    let mut at = connected(reference::CompatOptions { deny_cache_bytes: 100_000, ..Default::default() });
+    let mut at =
+        connected(reference::CompatOptions { deny_cache_bytes: 100_000, ..Default::default() });
     let now = now();
     let one = |name: &str, hits| charges([charge(name, 1, hits)], ChargeMode::Each);
     charge_all(&at.stores, now, &one("a", 2)).await;
@@ -520,20 +541,26 @@ async fn remembered_denial_needs_no_redis_until_a_refund() {
     );
     charge_all(&at.stores, now, &one("b", 1)).await;
     at.main.kill();
-    until("the loss is seen", || at.stores.current_failure().map(|_| ()).ok_or("not".to_owned())).unwrap();
+    until("the loss is seen", || at.stores.current_failure().map(|_| ()).ok_or("not".to_owned()))
+        .unwrap();
     for (hits, name) in [(0, "a"), (1, "a"), (1, "b")] {
         let outcome = charge_all(&at.stores, now, &one(name, hits)).await[0];
         assert_eq!(verdict_and_remaining(outcome), (true, Some(0)), "{name} {hits}");
     }
     let tomorrow = charge_all(&at.stores, now.plus(DAY), &one("a", 1)).await[0];
-    assert_eq!(tomorrow, ChargeOutcome::Failed(StoreFailure::Unreachable), "another window, another key");
+    assert_eq!(
+        tomorrow,
+        ChargeOutcome::Failed(StoreFailure::Unreachable),
+        "another window, another key"
+    );
 }
 
 /// Another replica may charge the counter and then refund it, because another store or slot denies
 /// its check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denials_that_a_refund_may_undo_are_forgotten_early() {
-    let at = connected(reference::CompatOptions { deny_cache_bytes: 100_000, ..Default::default() });
+    let at =
+        connected(reference::CompatOptions { deny_cache_bytes: 100_000, ..Default::default() });
     let now = now();
     let term = Nanos::from_secs(40);
     for (name, rule, is_forgotten) in [("as one", ALL, true), ("each", ChargeMode::Each, false)] {

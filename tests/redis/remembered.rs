@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use sluicegate::config::load;
 use sluicegate::engine::Decision;
-use sluicegate::kernel::decision::{Cost, DescriptorDecision, Check, Reason, Verdict};
+use sluicegate::kernel::decision::{Check, Cost, DescriptorDecision, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::degrade::new_check;

@@ -168,9 +168,12 @@ async fn an_unknown_primary_name_is_reported() {
         user: None,
         password: None,
     };
-    let nodes = inspect::connect_all(&RedisOptions::new(RedisTopology::Sentinel(of(NAME)))).await.unwrap();
+    let nodes =
+        inspect::connect_all(&RedisOptions::new(RedisTopology::Sentinel(of(NAME)))).await.unwrap();
     assert_eq!(nodes[0].address, watched.primary.address());
-    let refused = inspect::connect_all(&RedisOptions::new(RedisTopology::Sentinel(of("shoe")))).await.unwrap_err();
+    let refused = inspect::connect_all(&RedisOptions::new(RedisTopology::Sentinel(of("shoe"))))
+        .await
+        .unwrap_err();
     assert!(refused.0.contains("knows no primary called shoe"), "{refused}");
 }
 

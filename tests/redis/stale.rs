@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::{RedisTopology, RedisStore};
+use sluicegate::backend::redis::{RedisStore, RedisTopology};
 use sluicegate::clock::Clock;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::Verdict;
@@ -140,7 +140,8 @@ async fn silent_store_is_detected_despite_short_caller_timeouts() {
             assert!(began.elapsed() < PATIENCE, "nobody knows");
         }
         on.store.signal("CONT");
-        let answers = || on.engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let answers =
+            || on.engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("redis answers again", answers).unwrap();
     }
 }

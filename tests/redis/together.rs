@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{RedisTopology, RedisStore, StoreGroup, codec, reference};
-use sluicegate::backend::{Backend, Charge, ChargeOutcome, Outcomes, ChargeMode};
+use sluicegate::backend::redis::{RedisStore, RedisTopology, StoreGroup, codec, reference};
+use sluicegate::backend::{Backend, Charge, ChargeMode, ChargeOutcome, Outcomes};
 use sluicegate::clock::Clock;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Nanos;
@@ -50,13 +50,16 @@ fn connected(cluster: &Cluster, options: reference::CompatOptions) -> Connected 
     let (redis, connection) = RedisStore::new(redis_at(place, Duration::from_secs(20)));
     let task = tokio::spawn(connection);
     let stores = StoreGroup::new(redis).with_reference(options);
-    let answers = || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+    let answers =
+        || stores.current_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
     until("the cluster is connected", answers).unwrap();
     Connected { stores: Arc::new(stores), task }
 }
 
 async fn left(stores: &StoreGroup, now: Nanos, peek: Charge) -> u64 {
-    verdict_and_remaining(charge_all(stores, now, &charges([peek], ChargeMode::Each)).await[0]).1.unwrap()
+    verdict_and_remaining(charge_all(stores, now, &charges([peek], ChargeMode::Each)).await[0])
+        .1
+        .unwrap()
 }
 
 type Kind = fn(&str, u32, u64) -> Charge;
@@ -91,7 +94,8 @@ async fn several_slots_decide_like_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denied_check_charges_only_the_denying_slots() {
-    let options = reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
+    let options =
+        reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
     let cluster = Cluster::start();
     let at = connected(&cluster, options);
     let now = now();
@@ -114,7 +118,8 @@ async fn denial_across_slots_is_cached_only_briefly() {
         let clock = Clock::manual(Nanos::from_secs(1_000_000_000));
         let rules = format!("domain: d\ncharge: all_or_nothing\n{colocate}{CACHED}");
         let engine = engine_over(redis, clock, &rules, 1);
-        let answers = || engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
+        let answers =
+            || engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
         until("the cluster is connected", answers).unwrap();
         let asks = async |hits| engine.decide(&new_check(&["k"], hits)).await.unwrap().verdict;
         assert_eq!((asks(10).await, asks(1).await), (Verdict::Allow, Verdict::Deny));
@@ -134,9 +139,9 @@ async fn rush(at: &Connected, now: Nanos, kind: Kind, name: &str) -> (u64, u64) 
     let asks = (0..200).map(|_| {
         let stores = Arc::clone(&at.stores);
         let asked = charges([kind(&many, 1_000, 1), kind(&few, 10, 1)], ALL);
-        tokio::spawn(
-            async move { !charge_all(&*stores, now, &asked).await.iter().any(ChargeOutcome::is_denial) },
-        )
+        tokio::spawn(async move {
+            !charge_all(&*stores, now, &asked).await.iter().any(ChargeOutcome::is_denial)
+        })
     });
     let passed = join_all(asks).await.into_iter().map(|asked| u64::from(asked.unwrap())).sum();
     (passed, left(&at.stores, now, kind(&many, 1_000, 0)).await)
@@ -149,7 +154,10 @@ async fn concurrent_checks_across_slots_lose_no_hits() {
     for turn in 0..10 {
         // A remembered denial is not charged, so it must not be refunded.
         let denied_bytes = if turn % 2 == 0 { 0 } else { 100_000 };
-        let at = connected(&cluster, reference::CompatOptions { deny_cache_bytes: denied_bytes, ..Default::default() });
+        let at = connected(
+            &cluster,
+            reference::CompatOptions { deny_cache_bytes: denied_bytes, ..Default::default() },
+        );
         let (passed, left) = rush(&at, now, charge, &format!("theirs {turn}")).await;
         assert!(passed <= 10, "{passed}");
         assert_eq!(left, 1_000 - passed, "what was taken in vain is back");
@@ -175,7 +183,8 @@ async fn a_moving_slot_loses_no_hits() {
                 let mut passed = 0;
                 for number in 0..300_u64 {
                     // A third of the calls are single commands, and a third are scripts.
-                    let (hits, rule) = if number % 3 == 0 { (0, ChargeMode::Preview) } else { (1, ALL) };
+                    let (hits, rule) =
+                        if number % 3 == 0 { (0, ChargeMode::Preview) } else { (1, ALL) };
                     let asked = charges([charge("moving", 500, hits)], rule);
                     let outcome = charge_all(&*stores, now, &asked).await[0];
                     let rule = if number % 3 == 1 { ChargeMode::Each } else { ALL };

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    HostPort, StoreSetting, SettingsInput, HeaderName, RESERVED_NAMES, LogLevel, RatelimitValue, SettingOrigin, RedisEndpoint, UnitFraction,
-    ResponseHeaders, Settings, Shape, WhenFull, print_config, read, table,
+    HeaderName, HostPort, LogLevel, RESERVED_NAMES, RatelimitValue, RedisEndpoint, ResponseHeaders,
+    SettingOrigin, Settings, SettingsInput, Shape, StoreSetting, UnitFraction, WhenFull,
+    print_config, read, table,
 };
 use sluicegate::kernel::units::Nanos;
 
@@ -26,7 +27,10 @@ fn precedence_is_flag_variable_file_default() {
     let Settings { grpc_port, http_port, admin_port, metrics_port, .. } = loaded.settings;
     assert_eq!([grpc_port, http_port, admin_port, metrics_port], [3, 2, 1, 9090]);
     assert_eq!(loaded.origins["grpc_port"], SettingOrigin::Flag("grpc-port".to_owned()));
-    assert_eq!(loaded.origins["http_port"], SettingOrigin::Environment("SLUICEGATE_HTTP_PORT".to_owned()));
+    assert_eq!(
+        loaded.origins["http_port"],
+        SettingOrigin::Environment("SLUICEGATE_HTTP_PORT".to_owned())
+    );
     assert_eq!(loaded.origins["admin_port"], SettingOrigin::File("server.yaml".into(), 3, 13));
 }
 
@@ -255,7 +259,10 @@ fn redis_urls_parse_and_hide_the_password() {
     assert_eq!(sentinel.endpoint, RedisEndpoint::Sentinel(vec![one, two], "shop".to_owned()));
     assert_eq!((sentinel.tls, sentinel.database), (true, 4));
     let cluster = of("redis+cluster://one,[::1]:7");
-    assert_eq!(cluster.endpoint, RedisEndpoint::Cluster(vec![address("one", 6379), address("::1", 7)]));
+    assert_eq!(
+        cluster.endpoint,
+        RedisEndpoint::Cluster(vec![address("one", 6379), address("::1", 7)])
+    );
     assert!(!cluster.tls && of("rediss://one").tls && of("rediss+cluster://one").tls);
     for (url, shown) in [
         (
@@ -502,7 +509,10 @@ fn contradictory_compatibility_variables_are_accepted() {
     let by_default = by_default.map(|(setting, text)| named(setting, text, false));
     let waits = [("xds_backoff_min", "2m"), ("xds_backoff_max", "1m")];
     let waits = waits.map(|(setting, text)| named(setting, text, true));
-    let doors = SettingsInput { ratelimit_values: [by_default, waits].concat(), ..file(&format!("{XDS}\n")) };
+    let doors = SettingsInput {
+        ratelimit_values: [by_default, waits].concat(),
+        ..file(&format!("{XDS}\n"))
+    };
     assert_eq!(load_valid(&doors).settings.xds_backoff_min, Nanos::from_secs(120));
     let environment = pairs(&[("SLUICEGATE_XDS_BACKOFF_MAX", "1m")]);
     assert_eq!(read_errors(&SettingsInput { environment, ..doors }).len(), 1);

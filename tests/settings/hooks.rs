@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use sluicegate::config::hooks::{RequestAttributes, Hook, Hooks, MetadataKey};
+use sluicegate::config::hooks::{Hook, Hooks, MetadataKey, RequestAttributes};
 use sluicegate::config::settings::Settings;
 
 use super::{environment, file, load_valid, read_errors};
@@ -33,7 +33,13 @@ impl Request {
         let (path, remote_address) = (self.path, self.address);
         let (header, joined) = (&header, &header);
         let metadata = &metadata;
-        let attributes = RequestAttributes { first_header_value: header, joined_header_values: joined, path, remote_address, metadata };
+        let attributes = RequestAttributes {
+            first_header_value: header,
+            joined_header_values: joined,
+            path,
+            remote_address,
+            metadata,
+        };
         let made = hook.build_descriptors(&attributes);
         let entry = |(key, value): &(&str, Cow<'_, str>)| format!("{key}={value}");
         made.iter().flat_map(|entries| entries.iter().map(entry)).collect()

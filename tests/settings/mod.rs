@@ -6,14 +6,17 @@ mod doors;
 mod hooks;
 mod shipped;
 
-use sluicegate::config::settings::{SettingsInput, LoadedSettings, SettingProblem, read};
+use sluicegate::config::settings::{LoadedSettings, SettingProblem, SettingsInput, read};
 
 fn pairs(of: &[(&str, &str)]) -> Vec<(String, String)> {
     of.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
 }
 
 fn file(text: &str) -> SettingsInput {
-    SettingsInput { file: Some(("server.yaml".to_owned(), text.to_owned())), ..SettingsInput::default() }
+    SettingsInput {
+        file: Some(("server.yaml".to_owned(), text.to_owned())),
+        ..SettingsInput::default()
+    }
 }
 
 fn environment(variables: &[(&str, &str)]) -> SettingsInput {

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use sluicegate::source::SourceReadError;
-use sluicegate::source::file::{MAX_DEPTH, MAX_FILE_BYTES, MAX_TOTAL_BYTES, MAX_FILES, read_tree};
+use sluicegate::source::file::{MAX_DEPTH, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, read_tree};
 
 fn names(root: &Path) -> Vec<String> {
     let texts = read_tree(&[root.to_owned()]).unwrap();
@@ -121,7 +121,10 @@ fn files_above_the_size_limit_are_refused() {
 fn trees_above_the_total_size_limit_are_refused() {
     let root = tempfile::tempdir().unwrap();
     for number in 0..=MAX_TOTAL_BYTES / MAX_FILE_BYTES {
-        File::create(root.path().join(number.to_string())).unwrap().set_len(MAX_FILE_BYTES).unwrap();
+        File::create(root.path().join(number.to_string()))
+            .unwrap()
+            .set_len(MAX_FILE_BYTES)
+            .unwrap();
     }
     let error = read_tree(&[root.path().to_owned()]).unwrap_err();
     assert!(matches!(error, SourceReadError::TotalTooLarge { most: MAX_TOTAL_BYTES, .. }));

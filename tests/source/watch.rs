@@ -15,8 +15,8 @@ use sluicegate::config::Config;
 use sluicegate::config::diagnostic::Diagnostics;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::source::ConfigSource;
-use sluicegate::source::file::{FileSourceOptions, FileFilter, start};
-use sluicegate::source::{ConfigParser, PublishedConfig, SourceReadError, TextFile, LoadFailure};
+use sluicegate::source::file::{FileFilter, FileSourceOptions, start};
+use sluicegate::source::{ConfigParser, LoadFailure, PublishedConfig, SourceReadError, TextFile};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
@@ -126,7 +126,10 @@ async fn first_load_is_published_at_start() {
     assert_eq!(source.in_force(), ["a"]);
     assert_eq!(published.config.as_ref().unwrap().revision, Revision(1));
     let status = published.status;
-    assert_eq!((status.revision, status.successful_loads, status.failed_loads), (Revision(1), 1, 0));
+    assert_eq!(
+        (status.revision, status.successful_loads, status.failed_loads),
+        (Revision(1), 1, 0)
+    );
     assert_eq!(status.loaded_at, Some(NOW));
     assert_eq!(*status.files, [Arc::from(limits.join("a.yaml").to_str().unwrap())]);
 }
@@ -364,7 +367,8 @@ async fn polling_finds_changes_without_events() {
     fs::write(outside.join("b.yaml"), "b").unwrap();
     symlink(outside.join("b.yaml"), limits.join("b.yaml")).unwrap();
     let look = Duration::from_millis(20);
-    let mut source = watching_as(FileSourceOptions { poll_interval: look, ..options(&limits) }).await;
+    let mut source =
+        watching_as(FileSourceOptions { poll_interval: look, ..options(&limits) }).await;
     fs::write(outside.join("b.yaml"), "b2").unwrap();
     source.until_in_force(&["a", "b2"]).await;
 }
@@ -424,7 +428,8 @@ async fn polling_reports_an_unreadable_file_once() {
     // A regular file whose first byte is unreadable.
     symlink("/proc/self/mem", limits.join("b.yaml")).unwrap();
     let look = Duration::from_millis(5);
-    let mut source = watching_as(FileSourceOptions { poll_interval: look, ..options(&limits) }).await;
+    let mut source =
+        watching_as(FileSourceOptions { poll_interval: look, ..options(&limits) }).await;
     let status = source.published().status;
     let why = &status.last_error.as_ref().unwrap().reason;
     assert!(matches!(why, LoadFailure::Unreadable(SourceReadError::Unreadable { .. })), "{why:?}");

@@ -15,8 +15,8 @@ use envoy_types::pb::envoy::service::discovery::v3::{
 };
 use envoy_types::pb::google::protobuf::Any;
 use prost::Message as _;
-use sluicegate::edge::grpc::incoming::{IncomingConnections, GrpcListener};
-use sluicegate::edge::grpc::tls::{TlsFiles, ServerTls};
+use sluicegate::edge::grpc::incoming::{GrpcListener, IncomingConnections};
+use sluicegate::edge::grpc::tls::{ServerTls, TlsFiles};
 use sluicegate::source::xds::message::{RateLimitConfig, TYPE_URL};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -56,7 +56,10 @@ impl Xds {
     }
 
     pub fn start_with_tls(files: TlsFiles) -> Self {
-        Self::start_at("127.0.0.1:0".parse().unwrap(), Some(Arc::new(ServerTls::new(files).unwrap())))
+        Self::start_at(
+            "127.0.0.1:0".parse().unwrap(),
+            Some(Arc::new(ServerTls::new(files).unwrap())),
+        )
     }
 
     /// Starts a server on an address, for example that of a stopped one.

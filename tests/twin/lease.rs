@@ -7,9 +7,11 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use sluicegate::kernel::lease::ledger::{LeaseBalance, SpendResult};
+use sluicegate::kernel::lease::balance::{LeaseBalance, SpendResult};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
-use sluicegate::kernel::lease::{BorrowReply, BorrowRequest, ReplicaIncarnation, MessageNumber, Overshoot, LeaseTerms};
+use sluicegate::kernel::lease::{
+    BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
+};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos};
 use stateright::{Model, Property};
@@ -235,7 +237,9 @@ impl Twin {
             self.note(if listed { Happens::GivenBack } else { Happens::GivenBackInVain });
         }
         self.note(match (answer.decision, answer.granted) {
-            (CounterDecision::Deny { .. } | CounterDecision::ExceedsLimit(_), _) if borrow.hits != Hits(0) => {
+            (CounterDecision::Deny { .. } | CounterDecision::ExceedsLimit(_), _)
+                if borrow.hits != Hits(0) =>
+            {
                 Happens::DeniedByTheStore
             }
             _ if again => Happens::AnsweredAgain,
@@ -333,7 +337,8 @@ impl Model for Twin {
             actions.extend([Action::Lost(at), Action::Crash(at)]);
         }
         actions.extend(state.asks.iter().map(|(member, ask)| Action::Receive(*member, *ask)));
-        let settle = |(member, answer): &(ReplicaIncarnation, BorrowReply)| Action::Settle(*member, *answer);
+        let settle =
+            |(member, answer): &(ReplicaIncarnation, BorrowReply)| Action::Settle(*member, *answer);
         actions.extend(state.answers.iter().map(settle));
     }
 
@@ -397,7 +402,8 @@ impl Twin {
             last_lease: MessageNumber(0),
         };
         let answer = state.store.step(state.now, ReplicaIncarnation(u64::MAX), &stranger);
-        let passes = answer.is_some_and(|answer| matches!(answer.decision, CounterDecision::Allow(_)));
+        let passes =
+            answer.is_some_and(|answer| matches!(answer.decision, CounterDecision::Allow(_)));
         passes
             && state.store.book.outstanding(state.now) == Hits(0)
             && state

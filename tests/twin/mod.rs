@@ -10,7 +10,7 @@ mod lease;
 use std::sync::atomic::AtomicU32;
 
 use sluicegate::kernel::lease::Overshoot;
-use sluicegate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
+use sluicegate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use sluicegate::kernel::rate::gcra::{Gcra, Tat};
 use sluicegate::kernel::units::{Hits, Nanos};
 use stateright::{Checker as _, HasDiscoveries, Model as _};

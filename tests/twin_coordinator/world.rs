@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluicegate::kernel::coordinator::life::IncarnationRecord;
-use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
+use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
+use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use sluicegate::kernel::coordinator::{
-    Coordinator, Grant, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, ShareClient, HeartbeatReply, ShareTiming,
+    Coordinator, CoordinatorConfig, CoordinatorIncarnation, Grant, Heartbeat, HeartbeatReply,
+    ShareClient, ShareTiming,
 };
-use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use stateright::{Model, Property};
 
 /// Late enough that a fleet table since 0 is complete.
@@ -167,7 +168,9 @@ impl FleetState {
         let replica = &mut self.replicas[at];
         replica.beats += 1;
         let in_flight = Share(replica.ends.len() as u64);
-        let beat = replica.member.next_heartbeat(now, &LoadReport { in_flight, demand: Share(9), vote: None });
+        let beat = replica
+            .member
+            .next_heartbeat(now, &LoadReport { in_flight, demand: Share(9), vote: None });
         self.post(beat, late);
     }
 
@@ -212,11 +215,12 @@ impl FleetState {
     }
 
     fn records(&self) -> Vec<IncarnationRecord> {
-        let record = |(&(member, life), &under): (&(u64, u64), &Option<Incarnation>)| IncarnationRecord {
-            replica: ReplicaId(member),
-            incarnation: Incarnation(life),
-            coordinator_incarnation: under,
-        };
+        let record =
+            |(&(member, life), &under): (&(u64, u64), &Option<Incarnation>)| IncarnationRecord {
+                replica: ReplicaId(member),
+                incarnation: Incarnation(life),
+                coordinator_incarnation: under,
+            };
         self.under.iter().map(record).collect()
     }
 
@@ -330,7 +334,10 @@ impl Model for Twin {
             reloads: 0,
             bound: self.ceiling,
             coordinator: Coordinator::default(),
-            life: CoordinatorIncarnation { is_settled: true, ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0)) },
+            life: CoordinatorIncarnation {
+                is_settled: true,
+                ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0))
+            },
             under: members.clone().map(|id| ((id, 1), None)).collect(),
             replicas: members.map(replica).collect(),
             orphans: Vec::new(),
@@ -415,7 +422,10 @@ impl Model for Twin {
             Act::Crash(at) => next.crash(at, law.timing),
             Act::Tick(loses) => next.tick(loses),
             Act::Forget => {
-                let born = CoordinatorIncarnation::start(Incarnation(next.life.incarnation.0 + 1), Nanos(next.now));
+                let born = CoordinatorIncarnation::start(
+                    Incarnation(next.life.incarnation.0 + 1),
+                    Nanos(next.now),
+                );
                 next.life = CoordinatorIncarnation { is_settled: self.trusts, ..born };
             }
         }

@@ -11,10 +11,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::backend::heartbeat::{ShareReport, ShareRoundReply, BucketKey, ShareRound};
-use crate::kernel::coordinator::life::{IncarnationRecord, may_list_only_dead};
+use crate::backend::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
+use crate::kernel::coordinator::incarnation::{IncarnationRecord, may_list_only_dead};
 use crate::kernel::coordinator::{Coordinator, CoordinatorIncarnation, HeartbeatReply};
-use crate::kernel::units::{Incarnation, ReplicaId, Nanos};
+use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
 
 /// The fleet-wide concurrency limits of one store.
 #[derive(Debug, Default)]
@@ -43,7 +43,10 @@ impl Coordinators {
     /// Creates a store in which no earlier share can exist, because it began with the process.
     #[must_use]
     pub fn settled() -> Self {
-        let life = CoordinatorIncarnation { is_settled: true, ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0)) };
+        let life = CoordinatorIncarnation {
+            is_settled: true,
+            ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0))
+        };
         Self { incarnation: Some(life), ..Self::default() }
     }
 
@@ -54,14 +57,22 @@ impl Coordinators {
     pub fn apply_round(&mut self, now: Nanos, store: &str, round: &ShareRound) -> ShareRoundReply {
         let mut life = self.incarnation_for(now, store, round.longest_use);
         self.update_table(now, &mut life, round);
-        let replies =
-            round.reports.iter().map(|beat| Some(self.apply_report(now, &mut life, beat))).collect();
+        let replies = round
+            .reports
+            .iter()
+            .map(|beat| Some(self.apply_report(now, &mut life, beat)))
+            .collect();
         self.incarnation = Some(life);
         let at = Nanos(now.0.saturating_sub(now.0 % Nanos::MICRO.0));
         ShareRoundReply { incarnation: life.incarnation, store_time: at, replies }
     }
 
-    fn incarnation_for(&mut self, now: Nanos, store: &str, longest: Nanos) -> CoordinatorIncarnation {
+    fn incarnation_for(
+        &mut self,
+        now: Nanos,
+        store: &str,
+        longest: Nanos,
+    ) -> CoordinatorIncarnation {
         if let Some(known) = self.incarnation.filter(|_| is_same_store(&self.store, store)) {
             return known;
         }
@@ -74,7 +85,13 @@ impl Coordinators {
     }
 
     fn update_table(&mut self, now: Nanos, life: &mut CoordinatorIncarnation, round: &ShareRound) {
-        let ShareRound { record: IncarnationRecord { replica: member, incarnation: own, coordinator_incarnation: under }, last_reply_at: answered, longest_use: longest, .. } = *round;
+        let ShareRound {
+            record:
+                IncarnationRecord { replica: member, incarnation: own, coordinator_incarnation: under },
+            last_reply_at: answered,
+            longest_use: longest,
+            ..
+        } = *round;
         let said = FleetTableLine { reported_at: now, longest_use: longest, granted_by: under };
         let is_new = self.fleet_table.insert((member, own), said).is_none();
         if !life.is_settled && life.has_lost_state(self.last_report_before, answered) {
@@ -90,18 +107,26 @@ impl Coordinators {
         // A leaving replica proves nothing: it may be the
         // first to reach a store that lost its state.
         if !life.is_settled && !round.is_leaving {
-            let record = |((member, life), line): (&(ReplicaId, Incarnation), &FleetTableLine)| IncarnationRecord {
-                replica: *member,
-                incarnation: *life,
-                coordinator_incarnation: line.granted_by,
+            let record = |((member, life), line): (&(ReplicaId, Incarnation), &FleetTableLine)| {
+                IncarnationRecord {
+                    replica: *member,
+                    incarnation: *life,
+                    coordinator_incarnation: line.granted_by,
+                }
             };
             let records: Vec<IncarnationRecord> = self.fleet_table.iter().map(record).collect();
-            let longest = self.fleet_table.values().map(|line| line.longest_use).max().unwrap_or(longest);
+            let longest =
+                self.fleet_table.values().map(|line| line.longest_use).max().unwrap_or(longest);
             life.settle(now, longest, self.complete_since, &records);
         }
     }
 
-    fn apply_report(&mut self, now: Nanos, life: &mut CoordinatorIncarnation, beat: &ShareReport) -> HeartbeatReply {
+    fn apply_report(
+        &mut self,
+        now: Nanos,
+        life: &mut CoordinatorIncarnation,
+        beat: &ShareReport,
+    ) -> HeartbeatReply {
         let state = self.states.entry(beat.bucket.clone()).or_default();
         let reply = state.apply_heartbeat(now, life, &beat.law, &beat.heartbeat);
         if reply == HeartbeatReply::StateLost {

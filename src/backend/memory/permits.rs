@@ -10,7 +10,10 @@ use std::collections::HashMap;
 
 use super::coordinators::is_same_store;
 use crate::backend::heartbeat::BucketKey;
-use crate::backend::permits::{StrictPermitRequest, StrictPermitReply, LimitPermitsReply, AcquireGate, PermitTable, PermitReport, PermitTiming};
+use crate::backend::permits::{
+    AcquireGate, LimitPermitsReply, PermitReport, PermitTable, PermitTiming, StrictPermitReply,
+    StrictPermitRequest,
+};
 use crate::kernel::units::Nanos;
 
 /// The strict concurrency limits of one store.
@@ -33,7 +36,12 @@ impl StrictLimits {
     ///
     /// A new name means another store, or the same store after a
     /// restart. An empty name means that the caller does not know it.
-    pub fn acquire(&mut self, now: Nanos, store: &str, request: &StrictPermitRequest) -> StrictPermitReply {
+    pub fn acquire(
+        &mut self,
+        now: Nanos,
+        store: &str,
+        request: &StrictPermitRequest,
+    ) -> StrictPermitReply {
         let mut life = self.incarnation_for(now, store, &request.permit.timing);
         let closed_for = life.closed_for(now, &request.permit.timing);
         self.incarnation = Some(life);
@@ -45,7 +53,12 @@ impl StrictLimits {
     }
 
     /// Applies `round` and returns one reply for each limit.
-    pub fn apply_report(&mut self, now: Nanos, store: &str, round: &PermitReport) -> Vec<LimitPermitsReply> {
+    pub fn apply_report(
+        &mut self,
+        now: Nanos,
+        store: &str,
+        round: &PermitReport,
+    ) -> Vec<LimitPermitsReply> {
         let mut life = self.incarnation_for(now, store, &round.times);
         life.closed_for(now, &round.times);
         life.record_report(now);

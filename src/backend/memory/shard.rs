@@ -4,16 +4,18 @@
 //! - The tables contain every counter that is not empty; a sweep drops the empty ones.
 //! - The shard's part of the number of counters in use is exact.
 
-use super::books::LeaseLists;
 use super::counters::{CounterCapacity, PlaceSource};
-use super::shapes::{GcraId, GcraLimits};
-use super::table::{HasKeyHash, KeyHash, CounterTable};
+use super::gcra_limits::{GcraId, GcraLimits};
+use super::lease_lists::LeaseLists;
+use super::table::{CounterTable, HasKeyHash, KeyHash};
 use crate::backend::lease::LeaseMessage;
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::BorrowReply;
 use crate::kernel::lease::counter::AnyCounter;
 use crate::kernel::rate::gcra::{Gcra, Tat};
-use crate::kernel::rate::{Headroom, CounterDecision, Strategy, fixed_window, sliding_log, sliding_window};
+use crate::kernel::rate::{
+    CounterDecision, Headroom, Strategy, fixed_window, sliding_log, sliding_window,
+};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The shortest pause between two sweeps of a full shard. A sweep costs
@@ -91,7 +93,8 @@ impl Shard {
                 })
             }
             Strategy::SlidingWindow(window) => {
-                charge_window(&mut self.sliding_window, hash, now, cost, places, |state| match cost {
+                charge_window(&mut self.sliding_window, hash, now, cost, places, |state| match cost
+                {
                     Cost::Charge(hits) => window.charge(state, now, hits),
                     Cost::Refund(hits) => window.refund(state, now, hits),
                 })
@@ -149,7 +152,13 @@ impl Shard {
         }
     }
 
-    pub(super) fn preview(&self, hash: KeyHash, now: Nanos, strategy: &Strategy, hits: Hits) -> CounterDecision {
+    pub(super) fn preview(
+        &self,
+        hash: KeyHash,
+        now: Nanos,
+        strategy: &Strategy,
+        hits: Hits,
+    ) -> CounterDecision {
         match strategy {
             Strategy::Gcra(gcra) => gcra.peek(&self.gcra_state(hash, now, gcra), now, hits),
             Strategy::FixedWindow(window) => {
@@ -287,7 +296,8 @@ fn charge_window<S: Default>(
     }
     let mut state = S::default();
     let step = act(&mut state);
-    let Some(rested_at) = empty_at(step, now).filter(|at| can_create_counter(cost) && *at > now) else {
+    let Some(rested_at) = empty_at(step, now).filter(|at| can_create_counter(cost) && *at > now)
+    else {
         return Ok(step);
     };
     if !places.try_take() {
@@ -362,7 +372,9 @@ fn empty_at(step: CounterDecision, now: Nanos) -> Option<Nanos> {
     match step {
         CounterDecision::Allow(Headroom { reset_after, .. })
         | CounterDecision::Deny { headroom: Headroom { reset_after, .. }, .. }
-        | CounterDecision::ExceedsLimit(Headroom { reset_after, .. }) => Some(now.plus(reset_after)),
+        | CounterDecision::ExceedsLimit(Headroom { reset_after, .. }) => {
+            Some(now.plus(reset_after))
+        }
         CounterDecision::OutsideWindows => None,
     }
 }

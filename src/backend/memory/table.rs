@@ -102,7 +102,10 @@ impl<E: HasKeyHash> CounterTable<E> {
 
     fn resize(&mut self, slots: usize) {
         let empty = (0..slots).map(|_| None).collect();
-        std::mem::replace(&mut self.slots, empty).into_iter().flatten().for_each(|e| self.insert_unchecked(e));
+        std::mem::replace(&mut self.slots, empty)
+            .into_iter()
+            .flatten()
+            .for_each(|e| self.insert_unchecked(e));
     }
 
     /// Empties the slot at `gap` and moves later entries up, so that no search ends too early.

@@ -116,13 +116,24 @@ enum Submission<Q: BatchItem> {
     /// Sent at once and alone.
     SendNow(Q, CallGuard<Q>),
     /// Queued. The second field is the batch that it completed, if any.
-    Queued(oneshot::Receiver<Result<Q::Output, StoreFailure>>, Option<(Vec<QueuedItem<Q>>, CallGuard<Q>)>),
+    Queued(
+        oneshot::Receiver<Result<Q::Output, StoreFailure>>,
+        Option<(Vec<QueuedItem<Q>>, CallGuard<Q>)>,
+    ),
 }
 
 impl<Q: BatchItem> Default for BatchLane<Q> {
     fn default() -> Self {
         let (waiting, held_by) = (VecDeque::new(), None);
-        Self { waiting, waiting_micros: 0, abandoned: 0, in_flight: 0, call_count: 0, delaying_call: held_by, open_groups: 0 }
+        Self {
+            waiting,
+            waiting_micros: 0,
+            abandoned: 0,
+            in_flight: 0,
+            call_count: 0,
+            delaying_call: held_by,
+            open_groups: 0,
+        }
     }
 }
 
@@ -134,7 +145,11 @@ impl<Q: BatchItem> Batcher<Q> {
     }
 
     /// Sends an item to the store of `slot`, and waits for the result.
-    pub(super) async fn submit(self: &Arc<Self>, slot: u16, question: Q) -> Result<Q::Output, StoreFailure> {
+    pub(super) async fn submit(
+        self: &Arc<Self>,
+        slot: u16,
+        question: Q,
+    ) -> Result<Q::Output, StoreFailure> {
         let arrival = self.enqueue(slot, question)?;
         let unanswered = self.route.start_call(slot);
         match arrival {
@@ -148,7 +163,10 @@ impl<Q: BatchItem> Batcher<Q> {
                 if let Some((batch, turn)) = full {
                     tokio::spawn(turn.drive(batch));
                 }
-                let answer = WaitingCaller { calls: self, slot, receiver: answer, has_result: false }.wait().await;
+                let answer =
+                    WaitingCaller { calls: self, slot, receiver: answer, has_result: false }
+                        .wait()
+                        .await;
                 unanswered.settle();
                 if matches!(answer, Err(StoreFailure::TimedOut)) {
                     self.route.record_result(slot, Some(StoreFailure::TimedOut));
@@ -264,7 +282,8 @@ impl<Q: BatchItem> BatchLane<Q> {
         if self.waiting.len() < 2 * self.abandoned {
             self.abandoned = 0;
             self.waiting.retain(|waiting| !waiting.sender.is_closed());
-            self.waiting_micros = self.waiting.iter().map(|waiting| waiting.item.script_micros()).sum();
+            self.waiting_micros =
+                self.waiting.iter().map(|waiting| waiting.item.script_micros()).sum();
         }
     }
 }
@@ -380,7 +399,9 @@ impl<Q: BatchItem> WaitingCaller<'_, Q> {
         let answer = timeout(self.calls.deadline, &mut self.receiver).await;
         self.has_result = answer.is_ok();
         // A sender is dropped unused only when the process ends.
-        answer.map_or(Err(StoreFailure::TimedOut), |told| told.unwrap_or(Err(StoreFailure::Unreachable)))
+        answer.map_or(Err(StoreFailure::TimedOut), |told| {
+            told.unwrap_or(Err(StoreFailure::Unreachable))
+        })
     }
 }
 

@@ -37,7 +37,8 @@ impl Breaker {
 
     /// Records a late reply. Returns `true` if it opened the breaker.
     pub(super) fn record_late(&self) -> bool {
-        LATE_REPLIES_TO_OPEN <= self.late_replies.fetch_add(1, Relaxed).saturating_add(1) && self.open()
+        LATE_REPLIES_TO_OPEN <= self.late_replies.fetch_add(1, Relaxed).saturating_add(1)
+            && self.open()
     }
 
     /// Opens the breaker. Returns `false` if it was open already.
@@ -104,7 +105,10 @@ mod tests {
         }
         breaker.record_timely();
         for _ in 1..LATE_REPLIES_TO_OPEN {
-            assert!(!breaker.record_late() && !breaker.is_open(), "one in time begins the count anew");
+            assert!(
+                !breaker.record_late() && !breaker.is_open(),
+                "one in time begins the count anew"
+            );
         }
         assert!(breaker.record_late() && breaker.is_open());
         assert!(!breaker.record_late(), "it is open already");

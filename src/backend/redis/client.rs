@@ -26,7 +26,7 @@ use fred::types::config::{Config, ConnectionConfig, Server, ServerConfig, TcpCon
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, Value};
 use tokio::time::{sleep, timeout};
 
-use super::options::{Address, RedisOptions, Password, SentinelOptions, RedisTls};
+use super::options::{Address, Password, RedisOptions, RedisTls, SentinelOptions};
 use super::{files, tls};
 
 /// The timeout for connecting, and for a command that charges nothing.
@@ -126,7 +126,8 @@ impl OpenedClient {
             opened.sent_password = told;
             Ok(opened)
         };
-        let opened = timeout(CONNECT_TIMEOUT, opening).await.unwrap_or_else(|_| Err(timeout_error()));
+        let opened =
+            timeout(CONNECT_TIMEOUT, opening).await.unwrap_or_else(|_| Err(timeout_error()));
         opened.map_err(|error| tls::explain_handshake_error(error, login.tls))
     }
 
@@ -158,7 +159,12 @@ impl Drop for OpenedClient {
 
 /// Re-authenticates the open connection when the password file changes. A refused
 /// attempt is repeated, and the connection stays authenticated with the old password.
-async fn watch_password_file(client: Client, mut sent_password: Option<Password>, login: Login<'_>, at: &ServerAddress) {
+async fn watch_password_file(
+    client: Client,
+    mut sent_password: Option<Password>,
+    login: Login<'_>,
+    at: &ServerAddress,
+) {
     let Some(file @ Password::File(_)) = login.password else { return pending().await };
     let mut last_error = String::new();
     loop {
@@ -168,7 +174,8 @@ async fn watch_password_file(client: Client, mut sent_password: Option<Password>
         if now == sent_password {
             continue;
         }
-        let answer = timeout(CONNECT_TIMEOUT, client.auth(login.user.map(str::to_owned), text)).await;
+        let answer =
+            timeout(CONNECT_TIMEOUT, client.auth(login.user.map(str::to_owned), text)).await;
         match answer.unwrap_or_else(|_| Err(timeout_error())) {
             Ok(()) => {
                 tracing::info!(%at, "redis was told the new password");
@@ -227,7 +234,9 @@ fn not_started_error() -> Error {
 
 async fn config(at: &ServerAddress, login: Login<'_>) -> Result<Config, Error> {
     let server = match at {
-        ServerAddress::Tcp(address) => ServerConfig::Centralized { server: server(address, login.tls) },
+        ServerAddress::Tcp(address) => {
+            ServerConfig::Centralized { server: server(address, login.tls) }
+        }
         ServerAddress::Unix(path) => ServerConfig::Unix { path: path.clone() },
     };
     let password = match login.password {

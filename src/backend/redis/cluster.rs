@@ -20,12 +20,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::StoreFailure;
+use super::backoff::Backoff;
 use super::client::{ServerAddress, describe_error};
 use super::connection::{Link, LiveConnection, connect_refusal};
-use super::keep::{self, ServerLocation};
+use super::keeper::{self, ServerLocation};
 use super::options::{Address, RedisOptions};
-use super::pauses::Backoff;
-use super::slots::{self, SlotMap};
+use super::slot_map::{self, SlotMap};
 
 /// The interval between slot queries while all is well.
 const QUERY_INTERVAL: Duration = Duration::from_secs(10);
@@ -152,7 +152,8 @@ impl ClusterConnections {
     /// The nodes that a slot query can use.
     fn connected_nodes(&self) -> Vec<(Address, Arc<LiveConnection>)> {
         let map = self.map.load();
-        let live = map.nodes.iter().filter_map(|(at, node)| Some((at, node.link.connection().ok()?)));
+        let live =
+            map.nodes.iter().filter_map(|(at, node)| Some((at, node.link.connection().ok()?)));
         live.map(|(at, live)| (at.clone(), live)).collect()
     }
 
@@ -168,7 +169,11 @@ impl ClusterConnections {
 }
 
 /// Keeps `cluster` connected; never returns. Dropping the future closes the connections.
-pub(super) async fn keep_cluster(cluster: Arc<ClusterConnections>, seeds: Vec<Address>, options: Arc<RedisOptions>) {
+pub(super) async fn keep_cluster(
+    cluster: Arc<ClusterConnections>,
+    seeds: Vec<Address>,
+    options: Arc<RedisOptions>,
+) {
     let mut keepers = NodeKeepers {
         tasks: JoinSet::new(),
         cluster: Arc::clone(&cluster),
@@ -177,7 +182,14 @@ pub(super) async fn keep_cluster(cluster: Arc<ClusterConnections>, seeds: Vec<Ad
     };
     let mut last_error = String::new();
     loop {
-        match slots::query_slot_map(cluster.connected_nodes(), &seeds, &options, &mut keepers.pauses).await {
+        match slot_map::query_slot_map(
+            cluster.connected_nodes(),
+            &seeds,
+            &options,
+            &mut keepers.pauses,
+        )
+        .await
+        {
             Ok(slots) => {
                 keepers.apply_slots(slots);
                 *cluster.query_failure.lock() = None;
@@ -193,7 +205,8 @@ pub(super) async fn keep_cluster(cluster: Arc<ClusterConnections>, seeds: Vec<Ad
             }
         }
         sleep(keepers.pauses.random_below(MAX_QUERY_DELAY)).await;
-        let rest = if cluster.outage_cause().is_none() { QUERY_INTERVAL } else { OUTAGE_QUERY_INTERVAL };
+        let rest =
+            if cluster.outage_cause().is_none() { QUERY_INTERVAL } else { OUTAGE_QUERY_INTERVAL };
         let _doubted_or_rested = timeout(rest, cluster.query_notify.notified()).await;
     }
 }
@@ -233,7 +246,7 @@ impl NodeKeepers {
         let at = ServerAddress::Tcp(address.clone());
         let place = ServerLocation::Node(at, Arc::downgrade(&self.cluster));
         let options = Arc::clone(&self.options);
-        let kept = keep::keep_link(Arc::clone(&link), place, options, self.pauses.random());
+        let kept = keeper::keep_link(Arc::clone(&link), place, options, self.pauses.random());
         ClusterNode { link, keeper: self.tasks.spawn(kept) }
     }
 }

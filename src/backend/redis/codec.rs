@@ -18,9 +18,9 @@
 //!   become one, and clients choose the descriptors that form the key.
 
 pub mod heartbeat;
-pub mod holding;
-pub mod lending;
+pub mod lease;
 pub mod permits;
+pub mod reservation;
 
 use std::io::Write as _;
 
@@ -28,12 +28,12 @@ use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
-use crate::backend::{Charge, Charges, Placement, ChargeOutcome, ChargeMode};
+use crate::backend::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
 use crate::kernel::decision::{Cost, VoteGroup};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
-use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
+use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The longest counter key in bytes that is stored unchanged. Longer keys are hashed.
@@ -109,7 +109,10 @@ pub fn pack(charges: &Charges, prefix: &[u8]) -> PackedCheck {
         key: counter_key(&charge.key, charge.placement, prefix),
         record: encode_record(charge),
     };
-    PackedCheck { rule: rule_number(charges.mode), charges: charges.list.iter().map(packed).collect() }
+    PackedCheck {
+        rule: rule_number(charges.mode),
+        charges: charges.list.iter().map(packed).collect(),
+    }
 }
 
 /// Decodes one result for each charge.
@@ -126,7 +129,8 @@ pub fn read(charges: &Charges, said: &[RawChargeResult]) -> Result<ChargeResults
 impl PackedCheck {
     /// The estimated script time in microseconds: the measured time plus a reserve.
     pub(super) fn micros(&self) -> usize {
-        let step = |charge: &PackedCharge| if charge.record.first() == Some(&LOG_RECORD) { 24 } else { 4 };
+        let step =
+            |charge: &PackedCharge| if charge.record.first() == Some(&LOG_RECORD) { 24 } else { 4 };
         // All-or-nothing queries each counter before it charges it.
         let steps = if self.rule == 0 { 1 } else { 3 };
         self.charges.iter().map(step).sum::<usize>() * steps
@@ -288,7 +292,10 @@ fn decode_result(charge: &Charge, said: RawChargeResult) -> Result<ChargeResult,
     let refund = matches!(charge.cost, Cost::Refund(_));
     let outcome = match code {
         ADMIT if !refund => ChargeOutcome::Decided(CounterDecision::Allow(room)),
-        DENY if !refund => ChargeOutcome::Decided(CounterDecision::Deny { retry_after: tick.nanos(retry), headroom: room }),
+        DENY if !refund => ChargeOutcome::Decided(CounterDecision::Deny {
+            retry_after: tick.nanos(retry),
+            headroom: room,
+        }),
         NEVER if !refund => ChargeOutcome::Decided(CounterDecision::ExceedsLimit(room)),
         REFUNDED if refund => ChargeOutcome::Refunded(CounterDecision::Allow(room)),
         STALE if (remaining, reset) == (0, 0) && is_calendar(&charge.strategy) => {

@@ -31,7 +31,10 @@ use tokio::sync::Notify;
 use super::breaker::Breaker;
 use super::client::{ServerAddress, describe_error, without_arguments};
 use super::cluster::{ClusterConnections, Redirect};
-use super::{ACQUIRE_SCRIPT, LEASE_SCRIPT, CHARGE_SCRIPT, StoreFailure, HEARTBEAT_SCRIPT, RESERVATION_SCRIPT, PERMIT_REPORT_SCRIPT, codec};
+use super::{
+    ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
+    RESERVATION_SCRIPT, StoreFailure, codec,
+};
 
 /// The client's error for every pending command, sent or not,
 /// when its task is aborted before the connection closes.
@@ -281,7 +284,11 @@ impl LiveConnection {
     pub(super) fn saw(&self, failed: Option<StoreFailure>) {
         match failed {
             None => self.record_success(),
-            Some(cause @ (StoreFailure::ReadOnly | StoreFailure::Loading | StoreFailure::NotPermitted)) => {
+            Some(
+                cause @ (StoreFailure::ReadOnly
+                | StoreFailure::Loading
+                | StoreFailure::NotPermitted),
+            ) => {
                 self.useless_cause.get_or_init(|| cause);
                 self.useless_notify.notify_one();
             }
@@ -294,7 +301,11 @@ impl LiveConnection {
     pub(super) fn record_error(&self, error: &Error, is_no_keys: bool) -> StoreFailure {
         let cause = classify_error(error);
         if is_write_refusal(error) || (is_no_keys && cause == StoreFailure::Other) {
-            self.record_refusal(StoreRefusal { operation: RefusedOperation::Count, cause, message: describe_error(error) });
+            self.record_refusal(StoreRefusal {
+                operation: RefusedOperation::Count,
+                cause,
+                message: describe_error(error),
+            });
         } else {
             self.saw(Some(cause));
         }
@@ -306,7 +317,11 @@ impl LiveConnection {
     pub(super) fn record_refused_expiry(&self, error: &Error) {
         let (what, cause) = (RefusedOperation::Expiry, classify_error(error));
         self.is_refusing_expiry.store(true, Relaxed);
-        self.record_refusal(StoreRefusal { operation: what, cause, message: describe_error(error) });
+        self.record_refusal(StoreRefusal {
+            operation: what,
+            cause,
+            message: describe_error(error),
+        });
     }
 
     /// Records that Redis sets expiries again.
@@ -424,12 +439,18 @@ impl LiveConnection {
 
     /// Runs the call at the node that owns the keys. Also
     /// returns that node's connection if it is not this one.
-    async fn run_with_redirects(&self, call: &ScriptCall<'_>) -> (Result<Value, Error>, Option<Arc<Self>>) {
+    async fn run_with_redirects(
+        &self,
+        call: &ScriptCall<'_>,
+    ) -> (Result<Value, Error>, Option<Arc<Self>>) {
         let (mut answer, mut other) = (self.run_once(call).await, None::<Arc<Self>>);
         for _ in 0..MAX_REDIRECTS {
             let Err(error) = &answer else { break };
             let at = other.as_deref().unwrap_or(self);
-            let Some(RedirectTarget { live, needs_asking: asks }) = at.redirect_target(error) else { break };
+            let Some(RedirectTarget { live, needs_asking: asks }) = at.redirect_target(error)
+            else {
+                break;
+            };
             answer = if asks { live.run_asking(call).await } else { live.run_once(call).await };
             other = Some(live);
         }
@@ -463,7 +484,10 @@ impl LiveConnection {
     pub(super) fn redirect_target(&self, error: &Error) -> Option<RedirectTarget> {
         let redirect = Redirect::parse(error, self.at.host())?;
         let cluster = self.cluster.as_ref().and_then(Weak::upgrade)?;
-        Some(RedirectTarget { live: cluster.connection_to(&redirect)?, needs_asking: redirect.is_ask })
+        Some(RedirectTarget {
+            live: cluster.connection_to(&redirect)?,
+            needs_asking: redirect.is_ask,
+        })
     }
 }
 
@@ -516,7 +540,11 @@ impl LiveConnection {
         let at = other.as_deref().unwrap_or(self);
         let answer = answer.inspect(|_| at.saw(None));
         answer.map_err(|error| {
-            if is_write_refusal(&error) { at.record_error(&error, false) } else { classify_error(&error) }
+            if is_write_refusal(&error) {
+                at.record_error(&error, false)
+            } else {
+                classify_error(&error)
+            }
         })
     }
 }
@@ -538,8 +566,12 @@ fn decode_list(reply: Value) -> Result<Vec<i64>, StoreFailure> {
 
 /// The cause, if Redis was reached and refused the connection.
 pub(super) fn connect_refusal(error: &Error) -> Option<StoreFailure> {
-    Some(classify_error(error))
-        .filter(|said| matches!(said, StoreFailure::NotPermitted | StoreFailure::Loading | StoreFailure::OutOfMemory))
+    Some(classify_error(error)).filter(|said| {
+        matches!(
+            said,
+            StoreFailure::NotPermitted | StoreFailure::Loading | StoreFailure::OutOfMemory
+        )
+    })
 }
 
 /// Returns `true` if Redis gives this reply to every write: it

@@ -31,7 +31,10 @@ pub(super) async fn read_password(source: &Password) -> Result<String, Error> {
     let line = text.strip_suffix('\n').unwrap_or(&text);
     let line = line.strip_suffix('\r').unwrap_or(line);
     if line.is_empty() || line.contains(['\n', '\0']) {
-        return Err(file_error(&pem::PemError::new(&path, &"does not hold one line with a password")));
+        return Err(file_error(&pem::PemError::new(
+            &path,
+            &"does not hold one line with a password",
+        )));
     }
     Ok(line.to_owned())
 }

@@ -14,11 +14,11 @@ use fred::error::Error;
 use fred::types::Value;
 use tokio::task::JoinSet;
 
-use super::client::{ServerAddress, OpenedClient, describe_error, run_command};
+use super::backoff::Backoff;
+use super::client::{OpenedClient, ServerAddress, describe_error, run_command};
 use super::options::{RedisOptions, RedisTopology};
-use super::pauses::Backoff;
 use super::sentinel::SentinelGroup;
-use super::slots;
+use super::slot_map;
 
 /// A connected Redis process.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, I
         }
         RedisTopology::Cluster(seeds) => {
             let mut pauses = Backoff::new(options.jitter_seed);
-            let slots = slots::query_slot_map(Vec::new(), seeds, &options, &mut pauses).await?;
+            let slots = slot_map::query_slot_map(Vec::new(), seeds, &options, &mut pauses).await?;
             let mut owners: Vec<_> = slots.owners().cloned().collect();
             owners.sort();
             owners.dedup();
@@ -78,13 +78,17 @@ pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, I
 }
 
 /// Connects to all, and keeps their order.
-async fn connect(places: Vec<ServerAddress>, options: Arc<RedisOptions>) -> Result<Vec<InspectedNode>, InspectError> {
+async fn connect(
+    places: Vec<ServerAddress>,
+    options: Arc<RedisOptions>,
+) -> Result<Vec<InspectedNode>, InspectError> {
     let mut opening = JoinSet::new();
     for (number, at) in places.into_iter().enumerate() {
         let options = Arc::clone(&options);
         opening.spawn(async move {
             let opened = OpenedClient::new(&at, options.login()).await;
-            let opened = opened.map_err(|error| InspectError(format!("{at}: {}", describe_error(&error))))?;
+            let opened = opened
+                .map_err(|error| InspectError(format!("{at}: {}", describe_error(&error))))?;
             Ok::<_, InspectError>((number, InspectedNode { address: at.to_string(), opened }))
         });
     }

@@ -17,29 +17,29 @@
 //! - The fallback for a failed charge (`engine::degrade`).
 //! - Several connections to one Redis process: its single thread would reply no faster.
 
+mod backoff;
 mod batch;
-pub mod beat;
 mod breaker;
-pub mod call;
+pub mod charge_call;
 mod client;
 mod cluster;
 pub mod codec;
 mod connection;
 mod files;
-mod holding;
 pub mod inspect;
-mod keep;
+mod joint_decision;
+mod keeper;
+pub mod membership;
 mod options;
-mod overdue;
-mod pauses;
 mod permits;
+mod recheck;
 pub mod reference;
+mod reservations;
 mod route;
 mod sentinel;
-mod slots;
-mod spread;
-mod steps;
-mod stores;
+mod slot_map;
+mod slot_parts;
+mod store_group;
 mod tls;
 
 use std::mem::take;
@@ -51,23 +51,31 @@ use smallvec::SmallVec;
 use tokio::time::timeout;
 
 use super::fleet::{MembershipHeartbeat, MembershipReply};
-use super::heartbeat::{ShareRoundReply, ShareRound};
-use super::inside::{ConnectionCounter, StoreStats};
-use super::lease::{LeaseOutcome, LeaseMessage};
-use super::permits::{StrictPermitRequest, PermitReportReply, StrictPermitReply as Permitted, PermitReport as Telling};
-use super::{Backend, StoreFailure, Charge, Charges, Placement, ChargeOutcome, Outcomes, StoreReply, ChargeMode};
+use super::heartbeat::{ShareRound, ShareRoundReply};
+use super::lease::{LeaseMessage, LeaseOutcome};
+use super::permits::{
+    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
+};
+use super::stats::{ConnectionCounter, StoreStats};
+use super::{
+    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, Placement, StoreFailure,
+    StoreReply,
+};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{StoreCallSent, LeaseCallSent};
-use batch::{BatchItem, Batcher, BatchReplies};
-use call::{ChargeCall, CheckResults};
-use codec::{ChargeResult, InvalidReply, heartbeat, lending};
+use crate::telemetry::event::{LeaseCallSent, StoreCallSent};
+use batch::{BatchItem, BatchReplies, Batcher};
+use charge_call::{ChargeCall, CheckResults};
+use codec::{ChargeResult, InvalidReply, heartbeat, lease};
 use connection::LiveConnection;
-use holding::{ReservationClient, Reservations};
-pub use options::{Address, Batching, ClientIdentity, RedisOptions, Password, RedisTopology, SentinelOptions, RedisTls};
-use overdue::RecheckLimiter;
+use joint_decision::{JointDecision, can_reserve};
+pub use options::{
+    Address, Batching, ClientIdentity, Password, RedisOptions, RedisTls, RedisTopology,
+    SentinelOptions,
+};
+use recheck::RecheckLimiter;
+use reservations::{ReservationClient, Reservations};
 use route::Route;
-use steps::{JointDecision, can_reserve};
-pub use stores::StoreGroup;
+pub use store_group::StoreGroup;
 
 /// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
 pub const CHARGE_SCRIPT: &str = concat!(
@@ -100,11 +108,13 @@ pub const LEASE_SCRIPT: &str = concat!(
 pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
 /// The script that acquires a permit of a strict concurrency limit.
 /// Its protocol is documented in `permits.lua` and `acquire_strict_permit.lua`.
-pub const ACQUIRE_SCRIPT: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
+pub const ACQUIRE_SCRIPT: &str =
+    concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
 
 /// The script that renews and releases permits of strict concurrency
 /// limits. Its protocol is documented in `permits.lua` and `report_strict_permits.lua`.
-pub const PERMIT_REPORT_SCRIPT: &str = concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
+pub const PERMIT_REPORT_SCRIPT: &str =
+    concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
 
 /// The script that reserves hits for a joint decision of several slots or stores,
 /// and commits or cancels them. Its protocol is documented in `reserve_all.lua`.
@@ -125,7 +135,7 @@ pub const RESERVATION_SCRIPT: &str = concat!(
 pub struct RedisStore {
     route: Route,
     check_batcher: Arc<Batcher<codec::PackedCheck>>,
-    lease_batcher: Arc<Batcher<lending::PackedMessage>>,
+    lease_batcher: Arc<Batcher<lease::PackedMessage>>,
     reservation_client: Arc<ReservationClient>,
     recheck_limiter: RecheckLimiter,
     /// All counters of this process are in this Redis, under our own keys.
@@ -145,7 +155,8 @@ impl RedisStore {
         let (route, kept) = Route::new(options);
         let calls = Batcher::new(route.clone(), deadline, batching);
         let messages = Batcher::new(route.clone(), deadline, batching);
-        let holder = Arc::new(ReservationClient::new(route.clone(), &key_prefix, process, deadline));
+        let holder =
+            Arc::new(ReservationClient::new(route.clone(), &key_prefix, process, deadline));
         let redis = Self {
             route,
             check_batcher: calls,
@@ -178,12 +189,14 @@ impl RedisStore {
     async fn charge_slot(&self, slot: u16, charges: &Charges) -> Outcomes {
         let question = codec::pack(charges, self.key_prefix.as_bytes());
         let answer = self.check_batcher.submit(slot, question).await;
-        answer.and_then(|said| decode_outcomes(charges, &said)).unwrap_or_else(|c| all_failed(charges, c))
+        answer
+            .and_then(|said| decode_outcomes(charges, &said))
+            .unwrap_or_else(|c| all_failed(charges, c))
     }
 
     /// Sends each slot its own charges, all at the same time. Each slot decides for itself.
     async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
-        let parts = spread::split_by_slot(charges, slots);
+        let parts = slot_parts::split_by_slot(charges, slots);
         let asked = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
         let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
         for (part, answered) in parts.iter().zip(join_all(asked).await) {
@@ -218,7 +231,12 @@ impl RedisStore {
         outcomes
     }
 
-    async fn charge_some(&self, some: IndexedCharges, rule: ChargeMode, patience: Duration) -> IndexedOutcomes {
+    async fn charge_some(
+        &self,
+        some: IndexedCharges,
+        rule: ChargeMode,
+        patience: Duration,
+    ) -> IndexedOutcomes {
         let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
         let is_asked = matches!(rule, ChargeMode::Preview);
         let charges = Charges { list, mode: rule };
@@ -231,24 +249,45 @@ impl RedisStore {
 }
 
 impl RedisStore {
-    async fn send_lease_message(&self, slot: u16, message: &LeaseMessage, packed: lending::PackedMessage) -> LeaseOutcome {
+    async fn send_lease_message(
+        &self,
+        slot: u16,
+        message: &LeaseMessage,
+        packed: lease::PackedMessage,
+    ) -> LeaseOutcome {
         let said = self.lease_batcher.submit(slot, packed).await;
         let lent = said.and_then(|said| {
-            lending::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
+            lease::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
         });
         lent.unwrap_or_else(LeaseOutcome::Failed)
     }
 
-    async fn send_share_reports(&self, live: Arc<LiveConnection>, slot: u16, round: &ShareRound) -> Result<ShareRoundReply, StoreFailure> {
+    async fn send_share_reports(
+        &self,
+        live: Arc<LiveConnection>,
+        slot: u16,
+        round: &ShareRound,
+    ) -> Result<ShareRoundReply, StoreFailure> {
         let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
         let called = live.run_heartbeat(call.keys, call.args);
         let reply = self.route.call_within(self.call_timeout, slot, called).await?;
         heartbeat::read(round, &reply).map_err(|refused| log_invalid_reply(&refused))
     }
 
-    async fn send_membership_heartbeat(&self, live: Arc<LiveConnection>, beat: &MembershipHeartbeat) -> Result<MembershipReply, StoreFailure> {
-        let key = beat::members_key(&self.key_prefix);
-        beat::decode_fleet(live.eval_rare_script(beat::MEMBERSHIP_SCRIPT, key, beat::encode_args(beat)).await?)
+    async fn send_membership_heartbeat(
+        &self,
+        live: Arc<LiveConnection>,
+        beat: &MembershipHeartbeat,
+    ) -> Result<MembershipReply, StoreFailure> {
+        let key = membership::members_key(&self.key_prefix);
+        membership::decode_fleet(
+            live.eval_rare_script(
+                membership::MEMBERSHIP_SCRIPT,
+                key,
+                membership::encode_args(beat),
+            )
+            .await?,
+        )
     }
 }
 
@@ -259,7 +298,10 @@ impl BatchItem for codec::PackedCheck {
         self.micros()
     }
 
-    async fn run_batch(live: &LiveConnection, questions: Vec<Self>) -> Result<BatchReplies<Self>, StoreFailure> {
+    async fn run_batch(
+        live: &LiveConnection,
+        questions: Vec<Self>,
+    ) -> Result<BatchReplies<Self>, StoreFailure> {
         let mut call = ChargeCall::encode(questions, None);
         StoreCallSent { checks: call.check_count() }.emit();
         let reply = live.run_charge(take(&mut call.keys), take(&mut call.args)).await?;
@@ -268,18 +310,21 @@ impl BatchItem for codec::PackedCheck {
     }
 }
 
-impl BatchItem for lending::PackedMessage {
-    type Output = lending::RawLeaseResult;
+impl BatchItem for lease::PackedMessage {
+    type Output = lease::RawLeaseResult;
 
     fn script_micros(&self) -> usize {
         self.micros()
     }
 
-    async fn run_batch(live: &LiveConnection, mut messages: Vec<Self>) -> Result<BatchReplies<Self>, StoreFailure> {
+    async fn run_batch(
+        live: &LiveConnection,
+        mut messages: Vec<Self>,
+    ) -> Result<BatchReplies<Self>, StoreFailure> {
         LeaseCallSent { messages: messages.len() }.emit();
-        let (keys, args) = lending::encode_call(&messages);
+        let (keys, args) = lease::encode_call(&messages);
         let reply = live.run_lease(keys, args).await?;
-        let said = lending::split_reply(&reply, messages.len());
+        let said = lease::split_reply(&reply, messages.len());
         let said = said.map_err(|refused| log_invalid_reply(&refused))?;
         let rest = messages.split_off(said.len());
         Ok((said, rest))
@@ -309,7 +354,9 @@ type IndexedOutcomes = SmallVec<[(usize, ChargeOutcome); 2]>;
 /// when the connection is lost, so the cause becomes [`StoreFailure::Unreachable`].
 const fn as_uncharged(outcome: ChargeOutcome) -> ChargeOutcome {
     match outcome {
-        ChargeOutcome::Failed(StoreFailure::ConnectionLost) => ChargeOutcome::Failed(StoreFailure::Unreachable),
+        ChargeOutcome::Failed(StoreFailure::ConnectionLost) => {
+            ChargeOutcome::Failed(StoreFailure::Unreachable)
+        }
         told => told,
     }
 }
@@ -330,19 +377,20 @@ impl Backend for RedisStore {
         if charges.list.is_empty() {
             return StoreReply::Ready(Outcomes::new());
         }
-        if call::MAX_CHARGES < charges.list.len() {
+        if charge_call::MAX_CHARGES < charges.list.len() {
             return StoreReply::Ready(all_failed(charges, StoreFailure::Overloaded));
         }
         let slots = self.slots_of(charges);
         let first = slots.first().copied().unwrap_or_default();
         let together = JointDecision::from_mode(charges.mode);
         if slots.iter().all(|slot| *slot == first) {
-            let may_be_held = || charges.list.iter().any(|charge| self.reserved_for(charge).is_some());
+            let may_be_held =
+                || charges.list.iter().any(|charge| self.reserved_for(charge).is_some());
             return match (self.route.connection(first), together) {
                 (Err(cause), _) => StoreReply::Ready(all_failed(charges, cause)),
-                (Ok(_), Some(together)) if may_be_held() => {
-                    StoreReply::Pending(Box::pin(self.charge_with_recheck(now, first, charges, together)))
-                }
+                (Ok(_), Some(together)) if may_be_held() => StoreReply::Pending(Box::pin(
+                    self.charge_with_recheck(now, first, charges, together),
+                )),
                 (Ok(_), _) => StoreReply::Pending(Box::pin(self.charge_slot(first, charges))),
             };
         }
@@ -356,7 +404,8 @@ impl Backend for RedisStore {
 
     fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
         // All counters of `Placement::WholeDomain` are in one slot.
-        let is_whole = !self.route.is_clustered() || matches!(charge.placement, Placement::WholeDomain(_));
+        let is_whole =
+            !self.route.is_clustered() || matches!(charge.placement, Placement::WholeDomain(_));
         (!self.is_only_store || !is_whole).then(|| self.reservation_client.lifetime())
     }
 
@@ -368,8 +417,12 @@ impl Backend for RedisStore {
         self.route.slot_of(&key).into()
     }
 
-    fn exchange_lease_message<'a>(&'a self, _now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
-        let packed = lending::pack(message, self.key_prefix.as_bytes(), None);
+    fn exchange_lease_message<'a>(
+        &'a self,
+        _now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        let packed = lease::pack(message, self.key_prefix.as_bytes(), None);
         let slot = self.route.slot_of(&packed.keys[0]);
         match self.route.connection(slot) {
             Ok(_) => StoreReply::Pending(Box::pin(self.send_lease_message(slot, message, packed))),
@@ -381,14 +434,24 @@ impl Backend for RedisStore {
         self.lease_batcher.send_together(begin);
     }
 
-    fn update_membership<'a>(&'a self, beat: &'a MembershipHeartbeat) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
-        match self.route.connection(self.route.slot_of(beat::members_key(&self.key_prefix).as_bytes())) {
+    fn update_membership<'a>(
+        &'a self,
+        beat: &'a MembershipHeartbeat,
+    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
+        match self
+            .route
+            .connection(self.route.slot_of(membership::members_key(&self.key_prefix).as_bytes()))
+        {
             Ok(live) => StoreReply::Pending(Box::pin(self.send_membership_heartbeat(live, beat))),
             Err(cause) => StoreReply::Ready(Err(cause)),
         }
     }
 
-    fn report_shares<'a>(&'a self, _now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+    fn report_shares<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         let slot = self.route.slot_of(&heartbeat::incarnation_key(self.key_prefix.as_bytes()));
         match self.route.connection(slot) {
             Ok(live) => StoreReply::Pending(Box::pin(self.send_share_reports(live, slot, round))),
@@ -404,7 +467,11 @@ impl Backend for RedisStore {
         self.acquire_permit(asked)
     }
 
-    fn report_strict_permits<'a>(&'a self, _now: Nanos, round: &'a Telling) -> StoreReply<'a, PermitReportReply> {
+    fn report_strict_permits<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a Telling,
+    ) -> StoreReply<'a, PermitReportReply> {
         StoreReply::Pending(Box::pin(self.report_permits(round)))
     }
 

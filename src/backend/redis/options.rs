@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::inside::ConnectionCounter;
+use crate::backend::stats::ConnectionCounter;
 
 /// The options of one Redis store.
 #[derive(Clone, Debug)]

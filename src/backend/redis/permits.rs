@@ -12,11 +12,16 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
-use super::codec::permits::{PermitCallContext, PermitPartition, pack_acquire, pack_report, read_acquire, read_report};
+use super::codec::permits::{
+    PermitCallContext, PermitPartition, pack_acquire, pack_report, read_acquire, read_report,
+};
 use super::connection::LiveConnection;
-use super::{StoreFailure, RedisStore, log_invalid_reply};
+use super::{RedisStore, StoreFailure, log_invalid_reply};
 use crate::backend::StoreReply;
-use crate::backend::permits::{StrictPermitRequest, PermitReportReply, StrictPermitReply, PermitReport, PermitTiming, LimitPermits};
+use crate::backend::permits::{
+    LimitPermits, PermitReport, PermitReportReply, PermitTiming, StrictPermitReply,
+    StrictPermitRequest,
+};
 
 impl RedisStore {
     pub(super) fn acquire_permit<'a>(
@@ -26,7 +31,9 @@ impl RedisStore {
         let place = self.partition_of(&asked.bucket);
         let slot = self.route.slot_of(&place.incarnation_key(self.key_prefix.as_bytes()));
         match self.route.connection(slot) {
-            Ok(live) => StoreReply::Pending(Box::pin(self.acquire_in_partition(live, slot, place, asked))),
+            Ok(live) => {
+                StoreReply::Pending(Box::pin(self.acquire_in_partition(live, slot, place, asked)))
+            }
             Err(cause) => StoreReply::Ready(Err(cause)),
         }
     }
@@ -39,8 +46,10 @@ impl RedisStore {
         asked: &StrictPermitRequest,
     ) -> Result<StrictPermitReply, StoreFailure> {
         let call = pack_acquire(asked, self.call_context(place, &live, &asked.permit.timing));
-        let reply =
-            self.route.call_within(self.call_timeout, slot, live.run_acquire(call.keys, call.args)).await?;
+        let reply = self
+            .route
+            .call_within(self.call_timeout, slot, live.run_acquire(call.keys, call.args))
+            .await?;
         let answer = read_acquire(&reply).map_err(|refused| log_invalid_reply(&refused))?;
         answer.ok_or(StoreFailure::WrongType)
     }
@@ -50,7 +59,8 @@ impl RedisStore {
         let mut heard = round.failed_reply(StoreFailure::InvalidReply);
         let places: Vec<PermitPartition> =
             round.limits.iter().map(|told| self.partition_of(&told.bucket)).collect();
-        let mut to: Vec<PermitPartition> = if round.to_all_nodes { self.partitions() } else { places.clone() };
+        let mut to: Vec<PermitPartition> =
+            if round.to_all_nodes { self.partitions() } else { places.clone() };
         to.sort_unstable();
         to.dedup();
         let its = |place: PermitPartition| {
@@ -80,20 +90,36 @@ impl RedisStore {
         let slot = self.route.slot_of(&place.incarnation_key(self.key_prefix.as_bytes()));
         let live = self.route.connection(slot)?;
         let call = pack_report(told.iter().copied(), self.call_context(place, &live, times));
-        let reply = self.route.call_within(self.call_timeout, slot, live.run_permit_report(call.keys, call.args)).await?;
+        let reply = self
+            .route
+            .call_within(self.call_timeout, slot, live.run_permit_report(call.keys, call.args))
+            .await?;
         read_report(told.iter().copied(), &reply).map_err(|refused| log_invalid_reply(&refused))
     }
 
-    fn call_context<'a>(&'a self, place: PermitPartition, live: &'a LiveConnection, times: &'a PermitTiming) -> PermitCallContext<'a> {
+    fn call_context<'a>(
+        &'a self,
+        place: PermitPartition,
+        live: &'a LiveConnection,
+        times: &'a PermitTiming,
+    ) -> PermitCallContext<'a> {
         let (prefix, store) = (self.key_prefix.as_bytes(), live.run_id());
         PermitCallContext { prefix, partition: place, run_id: store, times, at: None }
     }
 
     fn partition_of(&self, bucket: &[u8]) -> PermitPartition {
-        if self.route.is_clustered() { PermitPartition::for_bucket(bucket) } else { PermitPartition::Only }
+        if self.route.is_clustered() {
+            PermitPartition::for_bucket(bucket)
+        } else {
+            PermitPartition::Only
+        }
     }
 
     fn partitions(&self) -> Vec<PermitPartition> {
-        if self.route.is_clustered() { PermitPartition::all().collect() } else { vec![PermitPartition::Only] }
+        if self.route.is_clustered() {
+            PermitPartition::all().collect()
+        } else {
+            vec![PermitPartition::Only]
+        }
     }
 }

@@ -16,8 +16,8 @@
 //! - A limit in shadow mode never stops other charges.
 //! - The quota group stops other charges only as a whole.
 
-mod denied;
-mod question;
+mod check;
+mod deny_cache;
 mod send;
 
 use std::sync::OnceLock;
@@ -27,16 +27,16 @@ use std::time::Duration;
 use fred::bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::{StoreFailure, RedisStore};
-use crate::backend::inside::DenyCacheStats;
-use crate::backend::{Charge, Charges, CounterHits, ChargeOutcome, Outcomes};
+use super::{RedisStore, StoreFailure};
+use crate::backend::stats::DenyCacheStats;
+use crate::backend::{Charge, ChargeOutcome, Charges, CounterHits, Outcomes};
 use crate::kernel::decision::Cost;
-use crate::kernel::rate::fixed_window::{WindowCount, FixedWindow, Windows};
+use crate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
 use crate::kernel::rate::limit::EXACT_BOUND;
-use crate::kernel::rate::{Headroom, CounterDecision, Strategy};
+use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
-use denied::KeyDenyCache;
-use question::CompatCheck;
+use check::CompatCheck;
+use deny_cache::KeyDenyCache;
 
 /// Options of the counters under envoyproxy/ratelimit's keys.
 #[derive(Clone, Debug, Default)]
@@ -127,8 +127,15 @@ impl CompatCounters {
             return super::all_failed(charges, StoreFailure::InvalidReply);
         }
         let counters = &counters[..];
-        let question =
-            CompatCheck { reference: self, redis, now, charges, counters, deciding_step: decided, call_timeout };
+        let question = CompatCheck {
+            reference: self,
+            redis,
+            now,
+            charges,
+            counters,
+            deciding_step: decided,
+            call_timeout,
+        };
         question.charge().await
     }
 
@@ -188,17 +195,26 @@ impl CompatCounter {
 
     /// Returns the kernel's result of `hits`, for a counter that contains `hits` before.
     fn preview_step(&self, held: u64, now: Nanos, hits: Hits) -> CounterDecision {
-        self.window.peek(&WindowCount { start: self.start, count: held.min(EXACT_BOUND) }, now, hits)
+        self.window.peek(
+            &WindowCount { start: self.start, count: held.min(EXACT_BOUND) },
+            now,
+            hits,
+        )
     }
 
     fn cached_denial(&self, now: Nanos) -> ChargeOutcome {
         let held = u64::from(self.window.limit()) + 1;
-        ChargeOutcome::Counted(self.preview_step(held, now, self.hits), CounterHits { hits: held, is_cached_denial: true })
+        ChargeOutcome::Counted(
+            self.preview_step(held, now, self.hits),
+            CounterHits { hits: held, is_cached_denial: true },
+        )
     }
 
     fn room_left(&self, held: u64, now: Nanos) -> Headroom {
         match self.preview_step(held, now, Hits(0)) {
-            CounterDecision::Allow(room) | CounterDecision::ExceedsLimit(room) | CounterDecision::Deny { headroom: room, .. } => room,
+            CounterDecision::Allow(room)
+            | CounterDecision::ExceedsLimit(room)
+            | CounterDecision::Deny { headroom: room, .. } => room,
             CounterDecision::OutsideWindows => Headroom::default(),
         }
     }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::cluster::{self, ClusterConnections};
 use super::codec;
 use super::connection::{Link, LiveConnection};
-use super::keep::{ServerLocation, keep_link};
+use super::keeper::{ServerLocation, keep_link};
 use super::options::{RedisOptions, RedisTopology};
 use super::sentinel::SentinelGroup;
 use super::{StoreFailure, client::ServerAddress};
@@ -31,7 +31,9 @@ impl Route {
         let options = Arc::new(options);
         let route = match &options.topology {
             RedisTopology::Cluster(_) => Self::Clustered(Arc::default()),
-            RedisTopology::Tcp(_) | RedisTopology::Unix(_) | RedisTopology::Sentinel(_) => Self::Single(Arc::default()),
+            RedisTopology::Tcp(_) | RedisTopology::Unix(_) | RedisTopology::Sentinel(_) => {
+                Self::Single(Arc::default())
+            }
         };
         (route.clone(), keep_route(route, options))
     }

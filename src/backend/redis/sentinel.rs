@@ -18,9 +18,9 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::client::{ServerAddress, OpenedClient, CONNECT_TIMEOUT, run_command, without_arguments};
+use super::backoff::Backoff;
+use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, run_command, without_arguments};
 use super::options::{Address, RedisOptions, SentinelOptions};
-use super::pauses::Backoff;
 
 /// The longest interval between two queries while all is well. A
 /// replaced primary that still runs accepts charges that are lost later.
@@ -72,7 +72,9 @@ impl SentinelGroup {
         let mut asked = JoinSet::new();
         for watcher in self.known.lock().iter().map(Arc::clone) {
             let (options, sentinels) = (Arc::clone(&self.options), Arc::clone(&self.sentinels));
-            asked.spawn(Box::pin(async move { query_sentinel(&watcher, &options, &sentinels).await }));
+            asked.spawn(Box::pin(
+                async move { query_sentinel(&watcher, &options, &sentinels).await },
+            ));
         }
         let mut newest: Option<SentinelReply> = None;
         let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
@@ -125,12 +127,20 @@ impl SentinelGroup {
 
 impl SentinelClient {
     fn new(address: &Address, is_named: bool) -> Arc<Self> {
-        Arc::new(Self { address: address.clone(), is_configured: is_named, connection: Mutex::default() })
+        Arc::new(Self {
+            address: address.clone(),
+            is_configured: is_named,
+            connection: Mutex::default(),
+        })
     }
 }
 
 /// Queries a sentinel over its connection, or over a new one.
-async fn query_sentinel(watcher: &SentinelClient, options: &RedisOptions, sentinels: &SentinelOptions) -> Result<SentinelReply, Error> {
+async fn query_sentinel(
+    watcher: &SentinelClient,
+    options: &RedisOptions,
+    sentinels: &SentinelOptions,
+) -> Result<SentinelReply, Error> {
     let address = &watcher.address;
     let of_it = |error: Error| {
         let said = without_arguments(&error);
@@ -150,12 +160,19 @@ async fn query_sentinel(watcher: &SentinelClient, options: &RedisOptions, sentin
     Ok(said)
 }
 
-async fn query_over(connection: &OpenedClient, teller: &Address, name: &str) -> Result<SentinelReply, Error> {
+async fn query_over(
+    connection: &OpenedClient,
+    teller: &Address,
+    name: &str,
+) -> Result<SentinelReply, Error> {
     let client = connection.client();
     let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", name];
     let (details, others) = (["SENTINEL", "MASTER", name], ["SENTINEL", "SENTINELS", name]);
-    let (address, details, others) =
-        tokio::join!(run_command(client, &address), run_command(client, &details), run_command(client, &others));
+    let (address, details, others) = tokio::join!(
+        run_command(client, &address),
+        run_command(client, &details),
+        run_command(client, &others)
+    );
     let unknown = || Error::new(ErrorKind::NotFound, format!("knows no primary called {name}"));
     let Value::Array(parts) = address? else { return Err(unknown()) };
     let mut parts = parts.iter().filter_map(Value::as_string);

@@ -19,7 +19,7 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
 
-use super::files::{run_blocking, file_error};
+use super::files::{file_error, run_blocking};
 use super::options::RedisTls;
 use crate::pem;
 
@@ -68,7 +68,8 @@ fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
     match &tls.client_identity {
         None => Ok(builder.with_no_client_auth()),
         Some(identity) => {
-            let chain = pem::certificates(&identity.certificate).map_err(|error| file_error(&error))?;
+            let chain =
+                pem::certificates(&identity.certificate).map_err(|error| file_error(&error))?;
             let key = pem::private_key(&identity.key).map_err(|error| file_error(&error))?;
             let unfit = |error| {
                 pem::PemError::new(&identity.certificate, &format_args!("does not fit: {error}"))
@@ -125,8 +126,8 @@ impl ServerCertVerifier for AnyNameVerifier {
 }
 
 fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
-    let roots =
-        pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trusts_system_cas).map_err(|error| file_error(&error))?;
+    let roots = pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trusts_system_cas)
+        .map_err(|error| file_error(&error))?;
     if roots.is_empty() {
         let why = "this system has no root certificates: name some in `backend_tls_ca_file`";
         return Err(Error::new(ErrorKind::Tls, why));

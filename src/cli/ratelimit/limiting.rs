@@ -1,6 +1,6 @@
 //! Reads the variables for counting and response headers.
 
-use super::reading::EnvReader;
+use super::env_reader::EnvReader;
 
 /// The smallest cache of envoyproxy/ratelimit, in bytes.
 const MIN_CACHE_BYTES: i64 = 512 * 1024;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::reading::EnvReader;
+use super::env_reader::EnvReader;
 
 const PLAINTEXT_REASON: &str = "GRPC_SERVER_USE_TLS is not on, so gRPC is in plain text";
 
@@ -17,7 +17,9 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
     reading.put_port("DEBUG_PORT", "admin_port");
     reading.put_text("GRPC_UDS", "grpc_socket");
     reading.put_nanos("GRPC_MAX_CONNECTION_AGE", "grpc_max_age");
-    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0 || reading.is_setting_overridden("grpc_max_age") {
+    if reading.nanos("GRPC_MAX_CONNECTION_AGE") != 0
+        || reading.is_setting_overridden("grpc_max_age")
+    {
         reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
     }
     // Fixed behavior of envoyproxy/ratelimit, without a variable.
@@ -39,20 +41,24 @@ fn read_tls(reading: &mut EnvReader<'_>) {
         reading.note_unused(&client, PLAINTEXT_REASON);
         return;
     }
-    let is_missing =
-        |variable: &&&str| reading.text(variable).is_empty() && !reading.is_variable_overridden(variable);
+    let is_missing = |variable: &&&str| {
+        reading.text(variable).is_empty() && !reading.is_variable_overridden(variable)
+    };
     if is_on && let Some(missing) = pair.iter().find(is_missing) {
         return reading.add_error(missing, "must name a file, because GRPC_SERVER_USE_TLS is on");
     }
     let [certificate, key] = pair.map(|variable| Path::new(reading.text(variable)).parent());
-    let are_both_from_environment = !pair.iter().any(|variable| reading.is_variable_overridden(variable));
+    let are_both_from_environment =
+        !pair.iter().any(|variable| reading.is_variable_overridden(variable));
     if are_both_from_environment && certificate != key {
         let why = "must lie in the directory of GRPC_SERVER_TLS_CERT, so that both change at once";
         return reading.add_error(pair[1], why);
     }
     reading.put_text(pair[0], "grpc_tls_cert_file");
     reading.put_text(pair[1], "grpc_tls_key_file");
-    if reading.text(client[0]).is_empty() && !reading.is_setting_overridden("grpc_tls_client_ca_file") {
+    if reading.text(client[0]).is_empty()
+        && !reading.is_setting_overridden("grpc_tls_client_ca_file")
+    {
         return reading.note_unused(
             &client[1..],
             "GRPC_CLIENT_TLS_CACERT is not set, so clients need no certificate",

@@ -10,10 +10,10 @@
 //! Not covered:
 //! - Applying the settings.
 
+mod env_reader;
 mod limiting;
 mod listeners;
 pub mod parse;
-mod reading;
 mod redis;
 mod source;
 mod stats;
@@ -23,9 +23,9 @@ mod tracing;
 use std::collections::{BTreeSet, HashMap};
 
 use crate::config::settings::RatelimitValue;
-pub use reading::VariableNote;
-use reading::EnvReader;
-use table::{VariableEffect, TABLE};
+use env_reader::EnvReader;
+pub use env_reader::VariableNote;
+use table::{TABLE, VariableEffect};
 
 /// The settings that come from the variables.
 pub struct RatelimitSettings {
@@ -47,7 +47,9 @@ pub fn read_environment(
     let environment: HashMap<_, _> = environment.into_iter().collect();
     let mut reading = EnvReader::parse_all(&environment, overridden_settings);
     for row in TABLE {
-        if let (VariableEffect::NoEffect(line), false) = (row.effect, reading.raw(row.name).is_empty()) {
+        if let (VariableEffect::NoEffect(line), false) =
+            (row.effect, reading.raw(row.name).is_empty())
+        {
             reading.add_note(row.name, line);
         }
     }

@@ -70,7 +70,9 @@ pub fn parse_variable(kind: VariableKind, text: &str) -> Option<VariableValue> {
         VariableKind::Float => VariableValue::Float(parse_float(text)?),
         VariableKind::Duration => VariableValue::Duration(parse_duration(text)?),
         VariableKind::List => VariableValue::List(split_list(text).map(str::to_owned).collect()),
-        VariableKind::Map => VariableValue::Map(split_list(text).map(parse_pair).collect::<Option<_>>()?),
+        VariableKind::Map => {
+            VariableValue::Map(split_list(text).map(parse_pair).collect::<Option<_>>()?)
+        }
     })
 }
 

@@ -1,6 +1,6 @@
 //! Reads the variables for the store.
 
-use super::reading::EnvReader;
+use super::env_reader::EnvReader;
 
 struct StoreVariables {
     socket_type: &'static str,
@@ -81,7 +81,10 @@ fn read_timeout(reading: &mut EnvReader<'_>) {
     let variable = if own == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
     let nanos = match reading.nanos(variable) {
         0 => {
-            reading.add_note(variable, "bounds every command here, so there must be one; 10s is taken");
+            reading.add_note(
+                variable,
+                "bounds every command here, so there must be one; 10s is taken",
+            );
             DEFAULT_TIMEOUT_NANOS
         }
         nanos if nanos < MIN_TIMEOUT_NANOS => {
@@ -121,7 +124,9 @@ fn store_url(reading: &EnvReader<'_>, names: &StoreVariables) -> Result<String, 
     match &*kind {
         "SINGLE" => single_url(reading, names, tls, text),
         "SENTINEL" => {
-            let [primary, sentinels @ ..] = &items[..] else { return Err(missing_sentinels(names)) };
+            let [primary, sentinels @ ..] = &items[..] else {
+                return Err(missing_sentinels(names));
+            };
             if sentinels.is_empty() {
                 return Err(missing_sentinels(names));
             }
@@ -136,7 +141,11 @@ fn store_url(reading: &EnvReader<'_>, names: &StoreVariables) -> Result<String, 
         }
         "CLUSTER" => {
             let nodes = parse_addresses(&items, names)?;
-            Ok(format!("{tls}+cluster://{}{}", credentials_prefix(reading, names, &nodes), join_hosts(&nodes)))
+            Ok(format!(
+                "{tls}+cluster://{}{}",
+                credentials_prefix(reading, names, &nodes),
+                join_hosts(&nodes)
+            ))
         }
         _ => Err((names.kind, "takes SINGLE, SENTINEL or CLUSTER")),
     }
@@ -146,7 +155,12 @@ const fn missing_sentinels(names: &StoreVariables) -> VariableError {
     (names.url, "must be the primary's name and at least one sentinel, with commas between them")
 }
 
-fn single_url(reading: &EnvReader<'_>, names: &StoreVariables, tls: &str, text: &str) -> Result<String, VariableError> {
+fn single_url(
+    reading: &EnvReader<'_>,
+    names: &StoreVariables,
+    tls: &str,
+    text: &str,
+) -> Result<String, VariableError> {
     let is_unix = reading.text(names.socket_type) == "unix" && !text.contains("://");
     if !is_unix {
         let nodes = parse_addresses(&[text], names)?;
@@ -160,7 +174,11 @@ fn single_url(reading: &EnvReader<'_>, names: &StoreVariables, tls: &str, text: 
         let why = "must be the absolute path of a socket; for host:port set REDIS_SOCKET_TYPE=tcp";
         return Err((names.url, why));
     }
-    Ok(format!("redis+unix://{}{}", credentials_prefix(reading, names, &[]), percent_encode(text, "/")))
+    Ok(format!(
+        "redis+unix://{}{}",
+        credentials_prefix(reading, names, &[]),
+        percent_encode(text, "/")
+    ))
 }
 
 struct UrlAddress {
@@ -170,7 +188,10 @@ struct UrlAddress {
 }
 
 /// Parses `host:port` or `redis://user:password@host:port/0`.
-fn parse_addresses(items: &[&str], names: &StoreVariables) -> Result<Vec<UrlAddress>, VariableError> {
+fn parse_addresses(
+    items: &[&str],
+    names: &StoreVariables,
+) -> Result<Vec<UrlAddress>, VariableError> {
     let node = |item: &&str| {
         let Some(rest) = item.strip_prefix("redis://") else {
             if item.contains("://") {
@@ -205,7 +226,11 @@ fn database_suffix(nodes: &[UrlAddress]) -> String {
 }
 
 /// Returns the credentials as `user:password@`. The variable wins over the URL.
-fn credentials_prefix(reading: &EnvReader<'_>, names: &StoreVariables, nodes: &[UrlAddress]) -> String {
+fn credentials_prefix(
+    reading: &EnvReader<'_>,
+    names: &StoreVariables,
+    nodes: &[UrlAddress],
+) -> String {
     let auth = reading.text(names.auth);
     if auth.is_empty() {
         let written = nodes.iter().find_map(|node| node.credentials.as_ref());
@@ -229,7 +254,9 @@ fn percent_encode(text: &str, plain: &str) -> String {
             escaped.push(c);
         } else {
             escaped.push('%');
-            escaped.extend([byte >> 4, byte & 15].map(|half| char::from(HEX_DIGITS[usize::from(half)])));
+            escaped.extend(
+                [byte >> 4, byte & 15].map(|half| char::from(HEX_DIGITS[usize::from(half)])),
+            );
         }
     }
     escaped
@@ -239,7 +266,9 @@ fn percent_encode(text: &str, plain: &str) -> String {
 /// Their TLS and Sentinel options are unknown here.
 fn overridden_stores(reading: &EnvReader<'_>) -> impl Iterator<Item = &'static StoreVariables> {
     let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
-    all.into_iter().filter(|(_, setting)| reading.is_setting_overridden(setting)).map(|(names, _)| names)
+    all.into_iter()
+        .filter(|(_, setting)| reading.is_setting_overridden(setting))
+        .map(|(names, _)| names)
 }
 
 fn read_passwords(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
@@ -254,7 +283,8 @@ fn read_passwords(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
             reading.add_note("REDIS_AUTH_FILE", "REDIS_AUTH has the password");
         }
     }
-    let by_sentinels = |names: &&&StoreVariables| reading.text(names.kind).eq_ignore_ascii_case("sentinel");
+    let by_sentinels =
+        |names: &&&StoreVariables| reading.text(names.kind).eq_ignore_ascii_case("sentinel");
     let mut auths: Vec<_> =
         stores.iter().filter(by_sentinels).map(|names| names.sentinel_auth).collect();
     if auths.is_empty() {
@@ -279,7 +309,9 @@ fn read_tls(reading: &mut EnvReader<'_>, stores: &[&StoreVariables]) {
         ("REDIS_TLS_CLIENT_KEY", "backend_tls_key_file"),
         ("REDIS_TLS_CACERT", "backend_tls_ca_file"),
     ];
-    if overridden_stores(reading).next().is_none() && !stores.iter().any(|names| reading.flag(names.tls)) {
+    if overridden_stores(reading).next().is_none()
+        && !stores.iter().any(|names| reading.flag(names.tls))
+    {
         let why = "REDIS_TLS is not on, so Redis is spoken to in plain text";
         return reading.note_unused(&files.map(|(variable, _)| variable), why);
     }

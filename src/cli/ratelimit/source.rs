@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::reading::EnvReader;
+use super::env_reader::EnvReader;
 
 const FILE_TYPE_REASON: &str = "CONFIG_TYPE is FILE, so there is no management server";
 const LIMITS_SET_REASON: &str = "`limits` names files, so there is no management server";
@@ -62,7 +62,8 @@ fn read_files(reading: &mut EnvReader<'_>) {
 /// names must start with `RUNTIME_APPDIRECTORY`.
 fn read_watched_root(reading: &mut EnvReader<'_>, root: &Path, tree: &Path) {
     reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
-    let has_parent_directory = root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
+    let has_parent_directory =
+        root.parent().is_none_or(|above| above.as_os_str().is_empty() || above.is_dir());
     if !has_parent_directory {
         return reading.add_error("RUNTIME_ROOT", "must lie in a directory that is there");
     }
@@ -124,8 +125,13 @@ fn read_xds(reading: &mut EnvReader<'_>) {
     reading.put_nanos("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "xds_backoff_min");
     reading.put_nanos("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "xds_backoff_max");
     reading.put_flag("XDS_CLIENT_BACKOFF_JITTER", "xds_backoff_jitter");
-    let max_message_bytes = u32::try_from(reading.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
-    reading.put("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "xds_max_message", max_message_bytes.to_string());
+    let max_message_bytes =
+        u32::try_from(reading.int("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")).unwrap_or(0);
+    reading.put(
+        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        "xds_max_message",
+        max_message_bytes.to_string(),
+    );
     read_xds_tls(reading);
 }
 
@@ -136,7 +142,8 @@ fn read_xds_tls(reading: &mut EnvReader<'_>) {
         ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds_tls_ca_file"),
         ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds_tls_server_name"),
     ];
-    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reading.is_setting_overridden("xds_tls") {
+    if !reading.flag("CONFIG_GRPC_XDS_SERVER_USE_TLS") && !reading.is_setting_overridden("xds_tls")
+    {
         let why = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not on, so the management server is called in plain text";
         return reading.note_unused(&files.map(|(variable, _)| variable), why);
     }

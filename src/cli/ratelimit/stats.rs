@@ -1,14 +1,15 @@
 //! Reads the variables for the sinks of statistics.
 
+use super::env_reader::EnvReader;
 use super::parse::{VariableKind, VariableValue, parse_variable};
-use super::reading::EnvReader;
 use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
 
 pub(super) fn read(reading: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
     // If our own settings select a sink, conflicting variables are no error.
-    let are_sinks_from_environment = !["stats_sink", "metrics"].iter().any(|setting| reading.is_setting_overridden(setting));
+    let are_sinks_from_environment =
+        !["stats_sink", "metrics"].iter().any(|setting| reading.is_setting_overridden(setting));
     let (variable, sink) = match () {
         () if reading.flag("DISABLE_STATS") => return disable_stats(reading),
         () if are_sinks_from_environment && dogstatsd && (statsd || prometheus) => {
@@ -64,7 +65,10 @@ fn read_prometheus(reading: &mut EnvReader<'_>) {
         return;
     }
     let why = "USE_PROMETHEUS is on, and what Prometheus reads is never sent";
-    reading.note_unused(&["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"], why);
+    reading.note_unused(
+        &["STATSD_HOST", "STATSD_PORT", "STATSD_PROTOCOL", "STATS_FLUSH_INTERVAL"],
+        why,
+    );
     let why = "USE_PROMETHEUS is on: give a target its labels in Prometheus; with envoyproxy/ratelimit \
                tags undo the mapping of names";
     reading.note_unused(&["EXTRA_TAGS"], why);
@@ -124,7 +128,9 @@ fn read_mogrifier(reading: &EnvReader<'_>, name: &str) -> Result<Mogrifier, (Str
     if let Err(error) = regex::Regex::new(&pattern) {
         return Err((variable("PATTERN"), format!("is no regular expression: {error}")));
     }
-    let Some(VariableValue::Map(tags)) = parse_variable(VariableKind::Map, reading.raw(&variable("TAGS"))) else {
+    let Some(VariableValue::Map(tags)) =
+        parse_variable(VariableKind::Map, reading.raw(&variable("TAGS")))
+    else {
         return Err((variable("TAGS"), format!("takes {}", VariableKind::Map.accepts())));
     };
     if tags.iter().any(|(name, text)| name.is_empty() || text.is_empty()) {

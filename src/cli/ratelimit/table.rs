@@ -32,12 +32,17 @@ pub enum VariableEffect {
     NoEffect(&'static str),
 }
 
-const fn row(name: &'static str, kind: VariableKind, default: &'static str, means: VariableEffect) -> VariableRow {
+const fn row(
+    name: &'static str,
+    kind: VariableKind,
+    default: &'static str,
+    means: VariableEffect,
+) -> VariableRow {
     VariableRow { name, kind, default, effect: means }
 }
 
-use VariableKind::{Bool, Duration, Float, Int, List, Map, Text};
 use VariableEffect::{NoEffect, Settings as Is};
+use VariableKind::{Bool, Duration, Float, Int, List, Map, Text};
 
 const ONE_CONNECTION: &str =
     "one connection carries every question here, in pipelines; there is no pool to size";

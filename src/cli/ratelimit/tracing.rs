@@ -3,7 +3,7 @@
 //! Not covered:
 //! - `OTEL_EXPORTER_OTLP_*`: both services read them directly.
 
-use super::reading::EnvReader;
+use super::env_reader::EnvReader;
 
 pub(super) fn read(reading: &mut EnvReader<'_>) {
     reading.put_flag("TRACING_ENABLED", "otlp");

@@ -3,18 +3,30 @@
 //! Not covered:
 //! - The selection of limits with their own series: see [`metrics`].
 
-use crate::engine::ceilings::ConcurrencyUsage;
-use crate::engine::{Engine, admit};
+use crate::engine::concurrency_path::ConcurrencyUsage;
+use crate::engine::{Engine, concurrency};
 use crate::telemetry::metrics;
 
-pub(super) fn concurrency_totals(engine: &Engine, in_use: &[metrics::ConcurrencyGauges]) -> metrics::ConcurrencyTotals {
+pub(super) fn concurrency_totals(
+    engine: &Engine,
+    in_use: &[metrics::ConcurrencyGauges],
+) -> metrics::ConcurrencyTotals {
     let count = |number| u64::try_from(number).unwrap_or(u64::MAX);
-    let admit::BucketTotals { buckets, max_buckets: most, in_flight, waiting } = engine.concurrency_limits().totals();
+    let concurrency::BucketTotals { buckets, max_buckets: most, in_flight, waiting } =
+        engine.concurrency_limits().totals();
     let limit = in_use.iter().map(|ceiling| ceiling.limit).fold(0, u64::saturating_add);
     let (waiting, buckets, most) = (count(waiting), count(buckets), count(most));
     let (early, most_early) = engine.early_releases();
     let (early, most_early) = (count(early), most_early.into());
-    metrics::ConcurrencyTotals { in_flight, waiting, limit, buckets, max_buckets: most, early_releases: early, max_early_releases: most_early }
+    metrics::ConcurrencyTotals {
+        in_flight,
+        waiting,
+        limit,
+        buckets,
+        max_buckets: most,
+        early_releases: early,
+        max_early_releases: most_early,
+    }
 }
 
 pub(super) fn concurrency_usage(engine: &Engine) -> Vec<metrics::ConcurrencyGauges> {

@@ -8,29 +8,34 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::config::diagnostic::{Code, SeverityCounts, Diagnostic, Diagnostics, Findings};
+use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Findings, SeverityCounts};
 use crate::config::hooks::{Hook, Hooks};
 use crate::config::raw::source;
-use crate::config::settings::{HostPort, CounterKeys, Settings};
+use crate::config::settings::{CounterKeys, HostPort, Settings};
 use crate::config::{Config, Limit, LimitMode, LimitWindow, load};
 use crate::edge::health::{Health, Readiness};
-use crate::edge::http::admin::{LoadError, ConfigLoads};
+use crate::edge::http::admin::{ConfigLoads, LoadError};
 use crate::engine::Engine;
 use crate::kernel::rate::Strategy;
-use crate::source::file::{self, FileSourceOptions, FileFilter};
+use crate::source::file::{self, FileFilter, FileSourceOptions};
 use crate::source::xds;
-use crate::source::{ConfigParser, PublishedConfig, FailedLoad, ConfigSource, TextFile, LoadFailure};
+use crate::source::{
+    ConfigParser, ConfigSource, FailedLoad, LoadFailure, PublishedConfig, TextFile,
+};
 use crate::telemetry::event;
 use crate::telemetry::stats::{StatCounter, Stats};
 
 use super::drain::ShutdownSignals;
-use super::waiting;
+use super::startup_probes;
 
 /// Starts the source. For files, the first load has finished when this returns.
 ///
 /// # Errors
 /// The xDS headers are invalid.
-pub(super) async fn start_source(settings: &Settings, engine: &Arc<Engine>) -> Result<ConfigSource, String> {
+pub(super) async fn start_source(
+    settings: &Settings,
+    engine: &Arc<Engine>,
+) -> Result<ConfigSource, String> {
     let merge_domains = settings.merge_domains;
     let shared_keys = settings.counter_keys == CounterKeys::Envoyproxy;
     let loader: Arc<ConfigParser> = Arc::new(move |texts, revision| {
@@ -99,7 +104,7 @@ impl ConfigSource {
     ) -> bool {
         tracing::info!("waiting for the first limits of the management server");
         tokio::select! {
-            never = waiting::answer_probes(http) => match never {},
+            never = startup_probes::answer_probes(http) => match never {},
             _ = ends.next() => false,
             first = self.published.wait_for(|published| published.config.is_some()) => first.is_ok(),
         }
@@ -168,7 +173,15 @@ impl LimitsFollower {
     ) -> Self {
         let (shown, counted) = (watch::Sender::default(), CountedLoads::default());
         let astray = Vec::new();
-        let mut follower = Self { published, engine, readiness: judged, hooks, unknown_domain_hooks: astray, applied: shown, counted_loads: counted };
+        let mut follower = Self {
+            published,
+            engine,
+            readiness: judged,
+            hooks,
+            unknown_domain_hooks: astray,
+            applied: shown,
+            counted_loads: counted,
+        };
         follower.apply_latest();
         follower
     }
@@ -191,7 +204,8 @@ impl LimitsFollower {
                 tracing::warn!("no file names a domain any more: nothing is limited");
             }
             self.warn_unknown_domains(config);
-            let ready = if config.domains.is_empty() { Readiness::NoConfig } else { Readiness::Ready };
+            let ready =
+                if config.domains.is_empty() { Readiness::NoConfig } else { Readiness::Ready };
             self.engine.publish(Arc::clone(config));
             if let Some(health) = &self.readiness {
                 health.set_readiness(ready);
@@ -245,10 +259,12 @@ impl CountedLoads {
             event::ConfigRejected.emit();
         }
         if let Some(stats) = stats {
-            let (accepted, refused) = (status.successful_loads - self.loads, status.failed_loads - self.refused);
+            let (accepted, refused) =
+                (status.successful_loads - self.loads, status.failed_loads - self.refused);
             stats.add(StatCounter::ConfigLoadSuccess, accepted);
             stats.add(StatCounter::RuntimeLoadAttempts, accepted + refused);
-            let is_unread = |error: &Arc<FailedLoad>| matches!(error.reason, LoadFailure::Unreadable(_));
+            let is_unread =
+                |error: &Arc<FailedLoad>| matches!(error.reason, LoadFailure::Unreadable(_));
             if status.last_error.as_ref().is_some_and(is_unread) {
                 stats.add(StatCounter::RuntimeLoadFailures, refused);
             } else {
@@ -275,7 +291,10 @@ pub(super) fn admin_loads(published: &watch::Receiver<PublishedConfig>) -> Confi
 fn last_error(refused: &FailedLoad) -> LoadError {
     let (diagnostics, more) = match &refused.reason {
         LoadFailure::Invalid(found) => (found.iter().map(to_json).collect(), found.not_shown()),
-        why => (vec![json!({"severity": "error", "message": reason_text(why)})], SeverityCounts::default()),
+        why => (
+            vec![json!({"severity": "error", "message": reason_text(why)})],
+            SeverityCounts::default(),
+        ),
     };
     LoadError { at: refused.at, diagnostics, omitted: more }
 }
@@ -299,6 +318,8 @@ fn reason_text(why: &LoadFailure) -> String {
         },
         LoadFailure::Invalid(found) => format!("{} findings", found.counts().total()),
         LoadFailure::Unconvertible(words) => words.clone(),
-        LoadFailure::ParserPanicked => "the loader broke, which is a defect of this program".to_owned(),
+        LoadFailure::ParserPanicked => {
+            "the loader broke, which is a defect of this program".to_owned()
+        }
     }
 }

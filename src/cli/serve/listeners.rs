@@ -110,8 +110,12 @@ impl Listeners {
         http: Result<TcpListener, String>,
     ) -> Result<Self, Vec<String>> {
         let Settings { host, admin_host, reuse_port: reuse, .. } = *settings;
-        let at =
-            |name, own: Option<IpAddr>, port| ListenAddress { name, host: own.unwrap_or(host), port, reuse };
+        let at = |name, own: Option<IpAddr>, port| ListenAddress {
+            name,
+            host: own.unwrap_or(host),
+            port,
+            reuse,
+        };
         let grpc = match &settings.grpc_socket {
             Some(path) => bind_unix(path).await,
             None => at("grpc", settings.grpc_host, settings.grpc_port).bind().map(GrpcSocket::Tcp),

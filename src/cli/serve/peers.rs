@@ -12,11 +12,11 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::drain::{self, DrainPhase};
 use super::{ServeError, ServiceTasks};
-use crate::config::settings::{StoreSetting, Settings};
-use crate::edge::grpc::peer::{self, ReleaseForwarder, BatchSigner, PeerTrust};
+use crate::config::settings::{Settings, StoreSetting};
+use crate::edge::grpc::peer::{self, BatchSigner, PeerTrust, ReleaseForwarder};
 use crate::edge::grpc::tls;
 use crate::engine::Engine;
-use crate::engine::peers::ForwardedRelease;
+use crate::engine::forwarding::ForwardedRelease;
 
 /// The minimum length of a secret, as for `peer_secret`.
 const MIN_SECRET_LEN: usize = 16;
@@ -42,7 +42,10 @@ pub(super) fn with_forwarding(
 pub(super) fn load_trust(settings: &Settings) -> Result<Arc<PeerTrust>, String> {
     let plain = settings.peer_secret.as_ref().map(|secret| BatchSigner::new(secret.reveal()));
     let file = settings.peer_secret_file.as_deref().map(read_secret).transpose()?;
-    let trust = PeerTrust { signer: plain.or(file.as_deref().map(BatchSigner::new)), ..PeerTrust::default() };
+    let trust = PeerTrust {
+        signer: plain.or(file.as_deref().map(BatchSigner::new)),
+        ..PeerTrust::default()
+    };
     let pair = settings.peer_tls_cert_file.as_ref().zip(settings.peer_tls_key_file.as_ref());
     let Some((certificate, key)) = pair else { return Ok(Arc::new(trust)) };
     let files = tls::TlsFiles {
@@ -142,12 +145,22 @@ impl PeerContext<'_> {
         }
         let networks = settings.peer_networks.clone();
         if let Some(path) = settings.peer_secret_file.clone() {
-            let secret = SecretFile { trust: Arc::clone(&trust), last_error: String::new(), polls: OVERLAP_POLLS };
+            let secret = SecretFile {
+                trust: Arc::clone(&trust),
+                last_error: String::new(),
+                polls: OVERLAP_POLLS,
+            };
             parts.spawn_background(secret.poll_file(path));
         }
-        let forwarder = ReleaseForwarder::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
+        let forwarder =
+            ReleaseForwarder::new(Arc::clone(engine), posted, Arc::clone(&trust), networks);
         parts.spawn_background(forwarder.run());
-        let served = peer::serve(listener, Arc::clone(engine), trust, drain::wait_until_finishing(finishing));
+        let served = peer::serve(
+            listener,
+            Arc::clone(engine),
+            trust,
+            drain::wait_until_finishing(finishing),
+        );
         parts.spawn_listener(async move {
             served.await.map_err(|error| ServeError::TaskEnded(format!("peer server: {error}")))
         });

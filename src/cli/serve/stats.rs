@@ -23,15 +23,17 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::backend::inside::{ConnectionCounts, DenyCacheStats};
+use crate::backend::stats::{ConnectionCounts, DenyCacheStats};
 use crate::config::settings::{
     HostPort, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
 };
-use crate::edge::grpc::tls::{TlsReadCounts, ServerTls};
+use crate::edge::grpc::tls::{ServerTls, TlsReadCounts};
 use crate::edge::http::metrics::MetricsFormats;
 use crate::engine::Engine;
 use crate::telemetry::stats::mapping::StatMapping;
-use crate::telemetry::stats::{LineFormat, StatLineFormatter, ExternalStat, NameRewrite, Stats, render_page};
+use crate::telemetry::stats::{
+    ExternalStat, LineFormat, NameRewrite, StatLineFormatter, Stats, render_page,
+};
 
 const MAX_WAITING_BYTES: usize = 4 << 20;
 /// The timeout of one send or one name lookup.
@@ -90,8 +92,15 @@ pub(super) fn stats_reader(
         let files = u64::try_from(files()).unwrap_or(u64::MAX);
         let mut looked = vec![ExternalStat::Gauge("runtime.num_values", files)];
         let inside = engine.store_stats();
-        looked.extend(inside.connections.into_iter().flat_map(|pool| connection_stats(POOL_STATS, pool)));
-        looked.extend(inside.per_second_connections.into_iter().flat_map(|pool| connection_stats(PER_SECOND_POOL_STATS, pool)));
+        looked.extend(
+            inside.connections.into_iter().flat_map(|pool| connection_stats(POOL_STATS, pool)),
+        );
+        looked.extend(
+            inside
+                .per_second_connections
+                .into_iter()
+                .flat_map(|pool| connection_stats(PER_SECOND_POOL_STATS, pool)),
+        );
         looked.extend(inside.deny_cache.into_iter().flat_map(deny_cache_stats));
         looked.extend(tls.iter().flat_map(|tls| certificate_stats(tls.read_counts())));
         looked
@@ -110,9 +119,16 @@ const PER_SECOND_POOL_STATS: [&str; 3] = [
     "ratelimit.redis_per_second_pool.cx_local_close",
 ];
 
-fn connection_stats([active, total, close]: [&'static str; 3], of: ConnectionCounts) -> [ExternalStat; 3] {
+fn connection_stats(
+    [active, total, close]: [&'static str; 3],
+    of: ConnectionCounts,
+) -> [ExternalStat; 3] {
     let open = of.opened.saturating_sub(of.closed);
-    [ExternalStat::Gauge(active, open), ExternalStat::Counter(total, of.opened), ExternalStat::Counter(close, of.closed)]
+    [
+        ExternalStat::Gauge(active, open),
+        ExternalStat::Counter(total, of.opened),
+        ExternalStat::Counter(close, of.closed),
+    ]
 }
 
 fn deny_cache_stats(of: DenyCacheStats) -> [ExternalStat; 8] {
@@ -478,7 +494,9 @@ mod tests {
             timeout(DEADLINE, stream.read_exact(&mut bytes)).await.expect("in time").unwrap();
             assert_eq!(&bytes[..], format!("{line}\n").as_bytes());
             drop(stream);
-            let StatsDestination::Tcp(_, Some(held)) = &sink.destination else { panic!("the connection is kept") };
+            let StatsDestination::Tcp(_, Some(held)) = &sink.destination else {
+                panic!("the connection is kept")
+            };
             timeout(DEADLINE, held.readable()).await.expect("the end comes").unwrap();
         }
     }

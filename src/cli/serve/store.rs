@@ -9,10 +9,10 @@ use crate::backend::memory::MemoryStore;
 use crate::backend::redis::{self, RedisStore, StoreGroup, reference};
 use crate::clock::Clock;
 use crate::config::settings::{
-    HostPort, StoreSetting, CounterKeys, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings,
+    CounterKeys, HostPort, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreSetting,
 };
-use crate::engine::admit::fleet::{FleetReporter, SharePace};
-use crate::engine::{Engine, LocalFallback, Membership, DecisionPolicy};
+use crate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
 
 /// Checks rules that involve several settings of the store.
@@ -56,14 +56,17 @@ pub(super) fn create_engine(
     let clock = Clock::system();
     // Differs in every start: no two starts share a nanosecond.
     let incarnation = clock.now().0;
-    let membership = Membership::new(&replica_name(settings), incarnation, settings.replicas_min.get());
+    let membership =
+        Membership::new(&replica_name(settings), incarnation, settings.replicas_min.get());
     let membership = Arc::new(membership);
-    let pace = SharePace { heartbeat: settings.fleet_heartbeat, share_duration: settings.fleet_term };
+    let pace =
+        SharePace { heartbeat: settings.fleet_heartbeat, share_duration: settings.fleet_term };
     let call_timeout = Duration::from(settings.backend_deadline);
     let fleet = FleetReporter::new(Arc::clone(&membership), clock.now(), pace, call_timeout);
     let local = LocalFallback::new(memory.clone(), membership);
     let engine = Engine::new(clock, Arc::new(stores), policy).with_local_fallback(local);
-    let (most, jitter) = (usize::try_from(settings.max_buckets).unwrap_or(usize::MAX), random_u64());
+    let (most, jitter) =
+        (usize::try_from(settings.max_buckets).unwrap_or(usize::MAX), random_u64());
     let engine = engine.with_max_buckets(most, jitter).with_fleet(Arc::new(fleet));
     (engine, Some(connections))
 }
@@ -136,13 +139,19 @@ pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::Redis
         StoreSetting::Redis(url) => Some(url),
         StoreSetting::Memory => None,
     };
-    main.into_iter().chain(&settings.backend_per_second).map(|url| redis_options(settings, url)).collect()
+    main.into_iter()
+        .chain(&settings.backend_per_second)
+        .map(|url| redis_options(settings, url))
+        .collect()
 }
 
 fn redis_options(settings: &Settings, url: &RedisUrl) -> redis::RedisOptions {
     redis::RedisOptions {
         user: url.user.clone(),
-        password: redis_password(url.password.as_deref(), settings.backend_password_file.as_deref()),
+        password: redis_password(
+            url.password.as_deref(),
+            settings.backend_password_file.as_deref(),
+        ),
         database: url.database,
         tls: url.tls.then(|| redis_tls(settings)),
         key_prefix: settings.key_prefix.clone(),
@@ -158,15 +167,17 @@ fn redis_topology(settings: &Settings, place: &RedisEndpoint) -> redis::RedisTop
         RedisEndpoint::Tcp(at) => redis::RedisTopology::Tcp(redis_address(at)),
         RedisEndpoint::Unix(path) => redis::RedisTopology::Unix(path.clone()),
         RedisEndpoint::Cluster(nodes) => redis::RedisTopology::Cluster(addresses(nodes)),
-        RedisEndpoint::Sentinel(sentinels, primary) => redis::RedisTopology::Sentinel(redis::SentinelOptions {
-            addresses: addresses(sentinels),
-            primary_name: primary.clone(),
-            user: Some(settings.backend_sentinel_user.clone()).filter(|user| !user.is_empty()),
-            password: redis_password(
-                settings.backend_sentinel_password.as_ref().map(SecretText::reveal),
-                settings.backend_sentinel_password_file.as_deref(),
-            ),
-        }),
+        RedisEndpoint::Sentinel(sentinels, primary) => {
+            redis::RedisTopology::Sentinel(redis::SentinelOptions {
+                addresses: addresses(sentinels),
+                primary_name: primary.clone(),
+                user: Some(settings.backend_sentinel_user.clone()).filter(|user| !user.is_empty()),
+                password: redis_password(
+                    settings.backend_sentinel_password.as_ref().map(SecretText::reveal),
+                    settings.backend_sentinel_password_file.as_deref(),
+                ),
+            })
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json};
 use super::typed::FileReader;
 use crate::config::NON_FINITE_PREFIX;
 use crate::config::diagnostic::Code;
-use crate::config::yaml::{YamlId, YamlKind, ScalarValue};
+use crate::config::yaml::{ScalarValue, YamlId, YamlKind};
 
 impl FileReader<'_, '_> {
     pub(super) fn read_first_level(&mut self, mapping: YamlId, out: &mut Map<String, Json>) {

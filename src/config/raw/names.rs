@@ -11,13 +11,17 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use super::word::{LimitsBlock, FieldName};
+use super::field_name::{FieldName, LimitsBlock};
 use crate::config::diagnostic::{Code, Findings, Span};
-use crate::config::yaml::{YamlId, YamlKind, YamlTree, ScalarValue};
+use crate::config::yaml::{ScalarValue, YamlId, YamlKind, YamlTree};
 
 /// Checks the keys and leaves of a tree. Nodes in `reported` already have a finding. Returns
 /// them together with the newly reported nodes, so that no node is reported twice.
-pub(super) fn check(tree: &YamlTree<'_>, blamed: HashSet<YamlId>, findings: &mut Findings) -> HashSet<YamlId> {
+pub(super) fn check(
+    tree: &YamlTree<'_>,
+    blamed: HashSet<YamlId>,
+    findings: &mut Findings,
+) -> HashSet<YamlId> {
     let mut names = NameChecker { tree, findings, reported: blamed, seen: HashSet::new() };
     let mut todo = VecDeque::new();
     if let Some(root) = tree.root {
@@ -83,7 +87,14 @@ impl NameChecker<'_, '_> {
     }
 
     /// Inserts the entries of a merged mapping at the merge key. They overwrite earlier entries.
-    fn merge_entries(&mut self, into: YamlId, key: YamlId, from: YamlId, block: LimitsBlock, entries: &mut FieldEntries) {
+    fn merge_entries(
+        &mut self,
+        into: YamlId,
+        key: YamlId,
+        from: YamlId,
+        block: LimitsBlock,
+        entries: &mut FieldEntries,
+    ) {
         let mut merged: FieldEntries = [None; FieldName::ALL.len()];
         self.collect_entries(from, block, &mut merged);
         for ((word, slot), entry) in FieldName::ALL.into_iter().zip(entries).zip(merged) {
@@ -146,7 +157,13 @@ impl NameChecker<'_, '_> {
         }
     }
 
-    fn check_value(&mut self, word: FieldName, value: YamlId, inside: LimitsBlock, todo: &mut PendingMappings) {
+    fn check_value(
+        &mut self,
+        word: FieldName,
+        value: YamlId,
+        inside: LimitsBlock,
+        todo: &mut PendingMappings,
+    ) {
         let target = self.tree.target(value);
         match self.tree.kind(target) {
             YamlKind::Mapping(_) => self.enqueue_once(value, inside, todo),
@@ -160,7 +177,14 @@ impl NameChecker<'_, '_> {
         }
     }
 
-    fn check_item(&mut self, word: FieldName, item: YamlId, list: YamlId, inside: LimitsBlock, todo: &mut PendingMappings) {
+    fn check_item(
+        &mut self,
+        word: FieldName,
+        item: YamlId,
+        list: YamlId,
+        inside: LimitsBlock,
+        todo: &mut PendingMappings,
+    ) {
         let target = self.tree.target(item);
         if matches!(self.tree.kind(target), YamlKind::Mapping(_)) {
             return self.enqueue_once(item, inside, todo);

@@ -12,17 +12,27 @@
 
 use std::collections::HashSet;
 
+use super::field_name::{FieldName, LimitsBlock};
 use super::names::{describe_node, first_key_span};
-use super::word::{LimitsBlock, FieldName};
 use super::{
     Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
 };
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
-use crate::config::yaml::{AliasBudget, YamlId, YamlKind, YamlTree, ScalarValue};
+use crate::config::yaml::{AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree};
 
 /// Reads the file from a tree. Nodes in `reported` are not reported again.
-pub(super) fn read(tree: &YamlTree<'_>, reported: &HashSet<YamlId>, findings: &mut Findings) -> File {
-    let mut reader = FileReader { tree, blamed: reported, findings, budget: AliasBudget::default(), exhausted: false };
+pub(super) fn read(
+    tree: &YamlTree<'_>,
+    reported: &HashSet<YamlId>,
+    findings: &mut Findings,
+) -> File {
+    let mut reader = FileReader {
+        tree,
+        blamed: reported,
+        findings,
+        budget: AliasBudget::default(),
+        exhausted: false,
+    };
     let mut file = File::default();
     if let Some(root) = tree.root {
         reader.read_fields(root, &mut file, &ExpectedNode::File, FileReader::set_file_field);
@@ -81,7 +91,13 @@ impl<'a, 's> FileReader<'a, 's> {
         !self.exhausted
     }
 
-    fn read_fields<T>(&mut self, node: YamlId, out: &mut T, wanted: &ExpectedNode, take: FieldSetter<'a, 's, T>) {
+    fn read_fields<T>(
+        &mut self,
+        node: YamlId,
+        out: &mut T,
+        wanted: &ExpectedNode,
+        take: FieldSetter<'a, 's, T>,
+    ) {
         let tree = self.tree;
         if let Some((_, ScalarValue::Null)) = tree.scalar(node) {
             return;
@@ -99,7 +115,9 @@ impl<'a, 's> FileReader<'a, 's> {
                     });
                 }
             } else if let Some(word) = self.field_name(key) {
-                self.visit(value, |reader, value| take(reader, FieldValue { name: word, value }, out));
+                self.visit(value, |reader, value| {
+                    take(reader, FieldValue { name: word, value }, out)
+                });
             }
         }
     }
@@ -125,16 +143,22 @@ impl<'a, 's> FileReader<'a, 's> {
             FieldName::Descriptors => self.read_descriptors(field, &mut file.descriptors),
             FieldName::Charge => self.read_optional(field, &mut file.charge, Self::read_text),
             FieldName::Colocate => self.read_optional(field, &mut file.colocate, Self::read_text),
-            FieldName::Defaults => self.read_block(field, &mut file.defaults, Self::set_defaults_field),
+            FieldName::Defaults => {
+                self.read_block(field, &mut file.defaults, Self::set_defaults_field)
+            }
             _ => {}
         }
     }
 
     fn set_defaults_field(&mut self, field: FieldValue, defaults: &mut Defaults) {
         match field.name {
-            FieldName::Strategy => self.read_optional(field, &mut defaults.strategy, Self::read_text),
+            FieldName::Strategy => {
+                self.read_optional(field, &mut defaults.strategy, Self::read_text)
+            }
             FieldName::Mode => self.read_optional(field, &mut defaults.mode, Self::read_text),
-            FieldName::MaxOvershoot => self.read_optional(field, &mut defaults.max_overshoot, Self::read_text),
+            FieldName::MaxOvershoot => {
+                self.read_optional(field, &mut defaults.max_overshoot, Self::read_text)
+            }
             FieldName::OnBackendFailure => {
                 self.read_optional(field, &mut defaults.on_backend_failure, Self::read_text);
             }
@@ -181,18 +205,29 @@ impl<'a, 's> FileReader<'a, 's> {
             FieldName::Unlimited => self.read_bool(field, &mut limit.unlimited),
             FieldName::Name => self.read_text(field, &mut limit.name),
             FieldName::Replaces => {
-                self.read_list(field, &mut limit.replaces, LimitsBlock::Replaces, Self::set_replaces_field);
+                self.read_list(
+                    field,
+                    &mut limit.replaces,
+                    LimitsBlock::Replaces,
+                    Self::set_replaces_field,
+                );
             }
             FieldName::Per => self.read_optional(field, &mut limit.per, Self::read_text),
             FieldName::Strategy => self.read_optional(field, &mut limit.strategy, Self::read_text),
             FieldName::Burst => self.read_optional(field, &mut limit.burst, Self::read_count),
             FieldName::Mode => self.read_optional(field, &mut limit.mode, Self::read_text),
-            FieldName::MaxOvershoot => self.read_optional(field, &mut limit.max_overshoot, Self::read_text),
-            FieldName::LeaseHits => self.read_optional(field, &mut limit.lease_hits, Self::read_count),
+            FieldName::MaxOvershoot => {
+                self.read_optional(field, &mut limit.max_overshoot, Self::read_text)
+            }
+            FieldName::LeaseHits => {
+                self.read_optional(field, &mut limit.lease_hits, Self::read_count)
+            }
             FieldName::OnBackendFailure => {
                 self.read_optional(field, &mut limit.on_backend_failure, Self::read_text);
             }
-            FieldName::Calendar => self.read_block(field, &mut limit.calendar, Self::set_calendar_field),
+            FieldName::Calendar => {
+                self.read_block(field, &mut limit.calendar, Self::set_calendar_field)
+            }
             _ => {}
         }
     }
@@ -205,8 +240,12 @@ impl<'a, 's> FileReader<'a, 's> {
 
     fn set_calendar_field(&mut self, field: FieldValue, calendar: &mut Calendar) {
         match field.name {
-            FieldName::TimeZone => self.read_optional(field, &mut calendar.time_zone, Self::read_text),
-            FieldName::StartsOn => self.read_optional(field, &mut calendar.starts_on, Self::read_text),
+            FieldName::TimeZone => {
+                self.read_optional(field, &mut calendar.time_zone, Self::read_text)
+            }
+            FieldName::StartsOn => {
+                self.read_optional(field, &mut calendar.starts_on, Self::read_text)
+            }
             _ => {}
         }
     }
@@ -214,14 +253,22 @@ impl<'a, 's> FileReader<'a, 's> {
     fn set_concurrency_field(&mut self, field: FieldValue, concurrency: &mut Concurrency) {
         match field.name {
             FieldName::Limit => self.read_optional(field, &mut concurrency.limit, Self::read_count),
-            FieldName::Adaptive => self.read_block(field, &mut concurrency.adaptive, Self::set_adaptive_field),
+            FieldName::Adaptive => {
+                self.read_block(field, &mut concurrency.adaptive, Self::set_adaptive_field)
+            }
             FieldName::Mode => self.read_optional(field, &mut concurrency.mode, Self::read_text),
             FieldName::OnBackendFailure => {
                 self.read_optional(field, &mut concurrency.on_backend_failure, Self::read_text);
             }
-            FieldName::Queue => self.read_block(field, &mut concurrency.queue, Self::set_queue_field),
-            FieldName::MaxDuration => self.read_optional(field, &mut concurrency.max_duration, Self::read_text),
-            FieldName::Reject => self.read_block(field, &mut concurrency.reject, Self::set_reject_field),
+            FieldName::Queue => {
+                self.read_block(field, &mut concurrency.queue, Self::set_queue_field)
+            }
+            FieldName::MaxDuration => {
+                self.read_optional(field, &mut concurrency.max_duration, Self::read_text)
+            }
+            FieldName::Reject => {
+                self.read_block(field, &mut concurrency.reject, Self::set_reject_field)
+            }
             _ => {}
         }
     }
@@ -246,7 +293,9 @@ impl<'a, 's> FileReader<'a, 's> {
     fn set_reject_field(&mut self, field: FieldValue, reject: &mut Reject) {
         match field.name {
             FieldName::Status => self.read_optional(field, &mut reject.status, Self::read_count),
-            FieldName::RetryAfter => self.read_optional(field, &mut reject.retry_after, Self::read_text),
+            FieldName::RetryAfter => {
+                self.read_optional(field, &mut reject.retry_after, Self::read_text)
+            }
             FieldName::Body => self.read_optional(field, &mut reject.body, Self::read_text),
             _ => {}
         }
@@ -272,7 +321,8 @@ impl<'a, 's> FileReader<'a, 's> {
         }
         for id in tree.children(field.value) {
             self.visit(*id, |reader, target| {
-                let span = if target == *id { first_key_span(tree, target) } else { tree.span(*id) };
+                let span =
+                    if target == *id { first_key_span(tree, target) } else { tree.span(*id) };
                 let mut block = T::default();
                 block.place(span);
                 reader.read_fields(target, &mut block, &ExpectedNode::Item(item), take);
@@ -318,7 +368,9 @@ impl<'a, 's> FileReader<'a, 's> {
             Some((_, ScalarValue::Null)) => String::new(),
             Some((_, ScalarValue::Binary(bytes))) => self.decode_text(bytes, span),
             Some((text, _)) => text.to_owned(),
-            None => return self.report_mismatch(field.value, &ExpectedNode::Field(field.name, "text")),
+            None => {
+                return self.report_mismatch(field.value, &ExpectedNode::Field(field.name, "text"));
+            }
         };
         *out = Spanned { value, span };
     }
@@ -371,7 +423,9 @@ impl<'a, 's> FileReader<'a, 's> {
         let got = describe_node(self.tree, node);
         let message = match wanted {
             ExpectedNode::File => format!("a limits file is a mapping, this one is {got}"),
-            ExpectedNode::Item(block) => format!("{} is a mapping, this one is {got}", block.title()),
+            ExpectedNode::Item(block) => {
+                format!("{} is a mapping, this one is {got}", block.title())
+            }
             ExpectedNode::Field(word, what) => format!("`{}` wants {what}, got {got}", word.name()),
         };
         let span = self.tree.span(node);

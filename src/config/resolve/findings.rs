@@ -23,7 +23,13 @@ impl<'a> FileFindings<'a> {
         Self(sources.map(|source| (source, diagnostic::Findings::default())).collect())
     }
 
-    pub(crate) fn add(&mut self, code: Code, at: FileSpan, message: String, help: impl Into<String>) {
+    pub(crate) fn add(
+        &mut self,
+        code: Code,
+        at: FileSpan,
+        message: String,
+        help: impl Into<String>,
+    ) {
         if let Some((_, found)) = self.0.get_mut(at.file) {
             found.add_with_help(code, at.span, message, help);
         }

@@ -13,11 +13,11 @@
 //! Not covered:
 //! - Lending (see [`crate::kernel::lease`]).
 
-use super::words::{ModeKeyword, StrategyKeyword};
+use super::keywords::{ModeKeyword, StrategyKeyword};
 use crate::config::diagnostic::Code;
 use crate::config::{Limit, LimitMode};
-use crate::kernel::lease::sizer::{self, LeaseSizing, LeaseSizer};
-use crate::kernel::lease::{Overshoot, LeaseTerms};
+use crate::kernel::lease::sizer::{self, LeaseSizer, LeaseSizing};
+use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The regular expression that [`parse`] accepts.
@@ -58,7 +58,9 @@ pub(super) fn parse(text: &str) -> Option<OvershootAmount> {
         let plain = plain && digits.bytes().all(|byte| byte.is_ascii_digit());
         plain.then(|| digits.parse::<u64>().ok()).flatten()
     };
-    let Some(percent) = text.strip_suffix('%') else { return natural(text).map(OvershootAmount::Hits) };
+    let Some(percent) = text.strip_suffix('%') else {
+        return natural(text).map(OvershootAmount::Hits);
+    };
     let (whole, decimals) = percent.split_once('.').unwrap_or((percent, "0"));
     let is_decimal = |byte: u8| byte.is_ascii_digit();
     if decimals.is_empty() || 2 < decimals.len() || !decimals.bytes().all(is_decimal) {
@@ -78,7 +80,11 @@ impl OvershootAmount {
     }
 
     /// Returns the maximum of outstanding hits for a limit of `requests`.
-    pub(super) fn for_limit(self, requests: u32, strategy: StrategyKeyword) -> Result<Overshoot, OvershootError> {
+    pub(super) fn for_limit(
+        self,
+        requests: u32,
+        strategy: StrategyKeyword,
+    ) -> Result<Overshoot, OvershootError> {
         let limit = u64::from(requests);
         let hits = match self {
             Self::Hits(0) | Self::BasisPoints(0) if strategy == StrategyKeyword::FixedWindow => {
@@ -86,10 +92,12 @@ impl OvershootAmount {
             }
             Self::Hits(0) | Self::BasisPoints(0) => return Err(OvershootError::NoWindows),
             Self::Hits(hits) => hits,
-            Self::BasisPoints(part) => limit.saturating_mul(part.min(WHOLE_IN_BASIS_POINTS + 1)) / WHOLE_IN_BASIS_POINTS,
+            Self::BasisPoints(part) => {
+                limit.saturating_mul(part.min(WHOLE_IN_BASIS_POINTS + 1)) / WHOLE_IN_BASIS_POINTS
+            }
         };
-        let above =
-            limit < hits || matches!(self, Self::BasisPoints(WHOLE_IN_BASIS_POINTS..) if self != Self::BasisPoints(WHOLE_IN_BASIS_POINTS));
+        let above = limit < hits
+            || matches!(self, Self::BasisPoints(WHOLE_IN_BASIS_POINTS..) if self != Self::BasisPoints(WHOLE_IN_BASIS_POINTS));
         match hits {
             _ if above => Err(OvershootError::AboveLimit),
             0 => Err(OvershootError::BelowOneHit),
@@ -146,9 +154,11 @@ pub(super) fn resolve_mode(
 /// Returns the expected store calls per decision and the bound on leases, as sentences.
 pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     let LimitMode::Leased(terms) = limit.mode else { return None };
-    let fleets = FORECAST_FLEETS
-        .map(|fleet| format!("1 in {} on {fleet} replicas", decisions_per_call(limit, terms, fleet)));
-    let expected_calls = format!("expected calls per decision at its full rate: {}", fleets.join(", "));
+    let fleets = FORECAST_FLEETS.map(|fleet| {
+        format!("1 in {} on {fleet} replicas", decisions_per_call(limit, terms, fleet))
+    });
+    let expected_calls =
+        format!("expected calls per decision at its full rate: {}", fleets.join(", "));
     let bound = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => format!("at most {hits} hits are lent at one time"),
         Overshoot::InWindow => "leases end with their window".to_owned(),
@@ -162,7 +172,11 @@ pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
 /// replicas. Uses the same sizing and division rules as leases.
 fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
     let requests = u64::from(limit.requests);
-    let mut sizer = LeaseSizer::new(terms.sizing, terms.duration, sizer::max_lease(limit.strategy.max_at_once()));
+    let mut sizer = LeaseSizer::new(
+        terms.sizing,
+        terms.duration,
+        sizer::max_lease(limit.strategy.max_at_once()),
+    );
     let product = u128::from(requests).saturating_mul(u128::from(sizer.span().0));
     let hits_per_span = product.checked_div(u128::from(limit.window.length().0)).unwrap_or(0);
     let demand = u64::try_from(hits_per_span).unwrap_or(u64::MAX) / fleet;

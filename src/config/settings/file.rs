@@ -75,7 +75,10 @@ pub(super) struct SettingsFileError {
 
 /// Returns the entries in the order of the file. `is_text`
 /// selects the settings that are taken literally.
-pub(super) fn read_entries(text: &str, is_text: impl Fn(&str) -> bool) -> Result<Vec<SettingEntry>, SettingsFileError> {
+pub(super) fn read_entries(
+    text: &str,
+    is_text: impl Fn(&str) -> bool,
+) -> Result<Vec<SettingEntry>, SettingsFileError> {
     parse_entries(text, is_text).map_err(|error| SettingsFileError {
         at: error.location().map_or((1, 1), line_column),
         message: plain_message(error.without_snippet()),
@@ -86,9 +89,11 @@ fn parse_entries(
     text: &str,
     is_text: impl Fn(&str) -> bool,
 ) -> Result<Vec<SettingEntry>, serde_saphyr::Error> {
-    let mapping: Option<SettingsMapping> = serde_saphyr::from_str_with_options(text, parser_options())?;
+    let mapping: Option<SettingsMapping> =
+        serde_saphyr::from_str_with_options(text, parser_options())?;
     let Some(SettingsMapping(mut entries)) = mapping else { return Ok(Vec::new()) };
-    let texts = entries.iter_mut().map(|SettingEntry { name, node, .. }| is_text(name).then_some(node));
+    let texts =
+        entries.iter_mut().map(|SettingEntry { name, node, .. }| is_text(name).then_some(node));
     let visitor = LiteralMappingVisitor(texts);
     serde_saphyr::with_deserializer_from_str_with_options(text, parser_options(), |file| {
         file.deserialize_map(visitor)
@@ -168,7 +173,9 @@ impl<'de> Visitor<'de> for SettingsMappingVisitor {
 /// returns `42` for `0042`, and only a scalar can be requested as text.
 struct LiteralMappingVisitor<I>(I);
 
-impl<'de, 'n, I: Iterator<Item = Option<&'n mut SettingNode>>> Visitor<'de> for LiteralMappingVisitor<I> {
+impl<'de, 'n, I: Iterator<Item = Option<&'n mut SettingNode>>> Visitor<'de>
+    for LiteralMappingVisitor<I>
+{
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -192,7 +199,9 @@ impl<'de> DeserializeSeed<'de> for LiteralSeed<'_> {
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         match self.0 {
             Some(SettingNode::Scalar(text, _)) => *text = String::deserialize(deserializer)?,
-            Some(SettingNode::List(items)) => deserializer.deserialize_seq(LiteralListVisitor(items))?,
+            Some(SettingNode::List(items)) => {
+                deserializer.deserialize_seq(LiteralListVisitor(items))?
+            }
             _ => {
                 IgnoredAny::deserialize(deserializer)?;
             }

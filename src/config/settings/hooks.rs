@@ -47,8 +47,9 @@ impl Value for Hooks {
 
 fn parse_hooks(text: &str) -> Result<Hooks, String> {
     let mut json = serde_json::Deserializer::from_str(text);
-    let hooks: Hooks = serde_path_to_error::deserialize(&mut json)
-        .map_err(|error| format!("at `{}`: {}", error.path(), message_without_position(error.inner())))?;
+    let hooks: Hooks = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        format!("at `{}`: {}", error.path(), message_without_position(error.inner()))
+    })?;
     let mut names = HashSet::new();
     for (at, hook) in hooks.0.iter().enumerate() {
         check_hook(hook, &mut names).map_err(|what| format!("at `[{at}]`: {what}"))?;

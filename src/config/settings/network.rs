@@ -82,7 +82,8 @@ impl IpNetwork {
                 (address, address_width(address))
             }
         };
-        let sound = bits <= address_width(address) && network_bits(address, bits) == address_bits(address);
+        let sound =
+            bits <= address_width(address) && network_bits(address, bits) == address_bits(address);
         sound.then_some(Self { address, bits })
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::{LoadedSettings, SettingOrigin, Setting, Settings, table};
+use super::{LoadedSettings, Setting, SettingOrigin, Settings, table};
 
 /// Returns the current values with their origins. It is a valid `server.yaml`, except for secrets.
 #[must_use]
@@ -20,9 +20,9 @@ pub fn print_config(loaded: &LoadedSettings) -> String {
 #[must_use]
 pub fn server_yaml() -> String {
     let settings = Settings::default();
-    let rows = table()
-        .iter()
-        .map(|row| format!("\n# {}\n# {}\n{}\n", row.doc, accepted_values(row), yaml_line(row, &settings)));
+    let rows = table().iter().map(|row| {
+        format!("\n# {}\n# {}\n{}\n", row.doc, accepted_values(row), yaml_line(row, &settings))
+    });
     std::iter::once(SERVER_YAML_HEAD.to_owned()).chain(rows).collect::<Vec<_>>().concat()
 }
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use super::together::{SettingConflict, RatelimitValueAction, find_conflicts};
+use super::conflicts::{RatelimitValueAction, SettingConflict, find_conflicts};
 use super::value::Shape;
-use super::{RESERVED_NAMES, PREFIX, Setting, Settings, file, nearest, table};
+use super::{PREFIX, RESERVED_NAMES, Setting, Settings, file, nearest, table};
 use crate::config::diagnostic::Severity;
 
 /// The raw input of all settings.
@@ -29,7 +29,8 @@ impl SettingsInput {
     #[must_use]
     pub fn explicit_setting_names(&self) -> BTreeSet<&'static str> {
         // A file that is not a mapping names no settings. Loading the settings reports it.
-        let file = self.file.as_ref().and_then(|(_, text)| file::read_entries(text, is_literal_text).ok());
+        let file =
+            self.file.as_ref().and_then(|(_, text)| file::read_entries(text, is_literal_text).ok());
         let is_named = |row: &Setting| {
             self.flags.iter().any(|(flag, _)| *flag == row.flag)
                 || self.environment.iter().any(|(variable, _)| *variable == row.variable)
@@ -182,7 +183,9 @@ impl SettingsReader {
             let Some(name) = variable.strip_prefix(PREFIX) else { continue };
             let origin = SettingOrigin::Environment(variable.clone());
             match table().iter().find(|setting| setting.variable == *variable) {
-                Some(setting) => self.assign(setting, origin, Some(&split_variable(setting.shape, text))),
+                Some(setting) => {
+                    self.assign(setting, origin, Some(&split_variable(setting.shape, text)))
+                }
                 None => self.report_unknown(origin, &name.to_lowercase(), text),
             }
         }
@@ -235,7 +238,8 @@ impl SettingsReader {
     fn resolve_conflicts(&mut self) {
         loop {
             let conflicts = find_conflicts(&self.settings).into_iter();
-            let (dropped, left): (Vec<_>, Vec<_>) = conflicts.partition(|clash| self.is_dropped(clash));
+            let (dropped, left): (Vec<_>, Vec<_>) =
+                conflicts.partition(|clash| self.is_dropped(clash));
             if dropped.is_empty() {
                 return left.into_iter().for_each(|clash| self.report_conflict(clash));
             }
@@ -248,15 +252,21 @@ impl SettingsReader {
 
     fn is_dropped(&self, clash: &SettingConflict) -> bool {
         let is_ratelimit_setting = |setting: &str| is_from_ratelimit(&self.origin_of(setting));
-        let is_own_setting = |setting: &str| self.origins.contains_key(setting) && !is_ratelimit_setting(setting);
+        let is_own_setting =
+            |setting: &str| self.origins.contains_key(setting) && !is_ratelimit_setting(setting);
         match clash.ratelimit_action {
             RatelimitValueAction::Report | RatelimitValueAction::Accept => false,
             RatelimitValueAction::Drop => is_ratelimit_setting(clash.setting),
-            RatelimitValueAction::DropBesideOwn(other) => is_ratelimit_setting(clash.setting) && is_own_setting(other),
+            RatelimitValueAction::DropBesideOwn(other) => {
+                is_ratelimit_setting(clash.setting) && is_own_setting(other)
+            }
         }
     }
 
-    fn report_conflict(&mut self, SettingConflict { setting, message, help, ratelimit_action: of_theirs }: SettingConflict) {
+    fn report_conflict(
+        &mut self,
+        SettingConflict { setting, message, help, ratelimit_action: of_theirs }: SettingConflict,
+    ) {
         let origin = self.origin_of(setting);
         if !(of_theirs == RatelimitValueAction::Accept && is_from_ratelimit(&origin)) {
             self.report_error(origin, message, Some(help.to_owned()));
@@ -264,7 +274,10 @@ impl SettingsReader {
     }
 
     /// Drops a value of an envoyproxy/ratelimit variable. Warns once if the user set the variable.
-    fn drop_ratelimit_value(&mut self, SettingConflict { setting, message, help, .. }: SettingConflict) {
+    fn drop_ratelimit_value(
+        &mut self,
+        SettingConflict { setting, message, help, .. }: SettingConflict,
+    ) {
         let Some(origin) = self.origins.remove(setting) else { return };
         if let Some(row) = table().iter().find(|row| row.name == setting) {
             (row.reset)(&mut self.settings);
@@ -318,7 +331,9 @@ fn spelled_for(origin: &SettingOrigin, name: &str) -> String {
     match origin {
         SettingOrigin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
         SettingOrigin::Flag(_) => format!("--{}", name.replace('_', "-")),
-        SettingOrigin::File(..) | SettingOrigin::Default | SettingOrigin::RatelimitDefault(_) => format!("`{name}`"),
+        SettingOrigin::File(..) | SettingOrigin::Default | SettingOrigin::RatelimitDefault(_) => {
+            format!("`{name}`")
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 use hashbrown::HashTable;
 
 use super::table::{LookupTarget, NameTable};
-use super::{DescriptorTree, NodeFlags, NameSpan, DescriptorNode, NodeId, RuleId, name_hash};
+use super::{DescriptorNode, DescriptorTree, NameSpan, NodeFlags, NodeId, RuleId, name_hash};
 use crate::config::Rule;
 use crate::config::concurrency::ConcurrencyLimit;
 
@@ -37,7 +37,13 @@ pub(crate) enum AddNodeError {
 
 impl TreeBuilder {
     pub(crate) fn new() -> Self {
-        let root = DescriptorNode::new(NodeId::ROOT, NodeId::ROOT, NameSpan::default(), 0, NodeFlags::default());
+        let root = DescriptorNode::new(
+            NodeId::ROOT,
+            NodeId::ROOT,
+            NameSpan::default(),
+            0,
+            NodeFlags::default(),
+        );
         let tree = DescriptorTree {
             table: NameTable::default(),
             nodes: vec![root],
@@ -86,7 +92,12 @@ impl TreeBuilder {
 
     /// Adds a node that lookups cannot find, as a parent for
     /// other nodes. Returns the root if the tree is full.
-    pub(crate) fn add_hidden(&mut self, parent: NodeId, name: (&str, &str), marks: NodeFlags) -> NodeId {
+    pub(crate) fn add_hidden(
+        &mut self,
+        parent: NodeId,
+        name: (&str, &str),
+        marks: NodeFlags,
+    ) -> NodeId {
         let start = self.push_name(name);
         self.push_node(parent, name.0.len(), start, marks).unwrap_or(NodeId::ROOT)
     }
@@ -172,8 +183,9 @@ impl TreeBuilder {
 /// Returns the rule for a node without children, concurrency limit or flags; otherwise the node.
 fn target_of(tree: &DescriptorTree, id: NodeId) -> LookupTarget {
     let node = tree.node(id);
-    let is_plain =
-        !node.has_children() && node.flags == NodeFlags::default() && tree.concurrency_limit_of(id).is_none();
+    let is_plain = !node.has_children()
+        && node.flags == NodeFlags::default()
+        && tree.concurrency_limit_of(id).is_none();
     node.rule.filter(|_| is_plain).map_or(LookupTarget::of_node(id), LookupTarget::of_rule)
 }
 

@@ -29,8 +29,8 @@ impl DescriptorTree {
         E::IntoIter: Clone,
     {
         let entries = entries.into_iter();
-        let any_shared =
-            rule.detailed_metric && self.metric_levels(entries.clone()).any(|level| level.is_shared);
+        let any_shared = rule.detailed_metric
+            && self.metric_levels(entries.clone()).any(|level| level.is_shared);
         let mut name = String::with_capacity(rule.path.len());
         name.push_str(domain);
         for level in self.metric_levels(entries) {

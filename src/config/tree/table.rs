@@ -93,7 +93,11 @@ impl NameTable {
             });
             let end = CompositeKey::from_joined(name.text(names)).suffix();
             // There are no more prefixes than nodes, and node numbers fit in 31 bits.
-            let place = NameSlot { suffix: end, prefix: u32::try_from(number).unwrap_or(u32::MAX), target: goal };
+            let place = NameSlot {
+                suffix: end,
+                prefix: u32::try_from(number).unwrap_or(u32::MAX),
+                target: goal,
+            };
             let hash_of = |place: &NameSlot| place.hash(&stems, names);
             places.insert_unique(hash_of(&place), place, hash_of);
         }
@@ -178,13 +182,14 @@ mod tests {
             let found = table.find(&names, level, hash, CompositeKey::from_joined(text));
             assert_eq!(found, Some(goal), "{text:?}");
             let cut = text.find('_').map(|at| (&text[..at], &text[at + 1..]));
-            let found =
-                cut.map(|(key, value)| table.find(&names, level, hash, CompositeKey::new(key, value)));
+            let found = cut
+                .map(|(key, value)| table.find(&names, level, hash, CompositeKey::new(key, value)));
             assert!(found.is_none_or(|found| found == Some(goal)), "{text:?}");
             // With one name in the table, look up the other names under that name's hash.
             let alone = NameTable::new(&names, [all[out]].into_iter());
             for &(level, other, _) in all.iter().filter(|other| other.2 != goal) {
-                let found = alone.find(&names, level, hash, CompositeKey::from_joined(other.text(&names)));
+                let found =
+                    alone.find(&names, level, hash, CompositeKey::from_joined(other.text(&names)));
                 assert_eq!(found, None, "{text:?} for {:?}", other.text(&names));
             }
         }

@@ -12,7 +12,9 @@ use crate::config::concurrency::ConcurrencyLimit;
 
 use super::pattern::CompositeKey;
 use super::table::LookupTarget;
-use super::{DescriptorTree, MatchKind, RuleMatch, DescriptorNode, SharedValues, pattern, shared_text};
+use super::{
+    DescriptorNode, DescriptorTree, MatchKind, RuleMatch, SharedValues, pattern, shared_text,
+};
 
 /// The trace of one lookup.
 #[derive(Debug)]
@@ -95,7 +97,11 @@ impl DescriptorTree {
             let (tried, taken) = self.candidates(level, key, value);
             steps.push(LookupStep { entry: (key.to_owned(), value.to_owned()), candidates: tried });
             let Some((goal, how)) = taken else {
-                return LookupTrace { steps, outcome: LookupOutcome::NoNode, concurrency_limit: None };
+                return LookupTrace {
+                    steps,
+                    outcome: LookupOutcome::NoNode,
+                    concurrency_limit: None,
+                };
             };
             if let Some(pattern) = self.shared_pattern(goal, how) {
                 shared.push((position, shared_text(pattern, key)));
@@ -110,7 +116,11 @@ impl DescriptorTree {
                 return LookupTrace { steps, outcome, concurrency_limit: ceiling };
             }
             let Some(below) = below else {
-                return LookupTrace { steps, outcome: LookupOutcome::NoChildren, concurrency_limit: None };
+                return LookupTrace {
+                    steps,
+                    outcome: LookupOutcome::NoChildren,
+                    concurrency_limit: None,
+                };
             };
             level = below;
         }

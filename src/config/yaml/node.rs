@@ -160,7 +160,11 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Ya
                 let at = error.marker().byte_offset().unwrap_or(text.len());
                 report_unknown_directives(text, at, findings);
                 if !findings.has_errors() {
-                    report_second_document(Span { start: at, end: at }, builder.is_empty_document(), findings);
+                    report_second_document(
+                        Span { start: at, end: at },
+                        builder.is_empty_document(),
+                        findings,
+                    );
                 }
                 break;
             }
@@ -289,7 +293,8 @@ impl<'s> YamlTreeBuilder<'s> {
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = style == ScalarStyle::Plain;
                 let text = self.strict.check_scalar(text, style, span_of(at), findings);
-                let id = self.add_node(YamlKind::Scalar { text, plain }, at, anchor, tag.as_deref());
+                let id =
+                    self.add_node(YamlKind::Scalar { text, plain }, at, anchor, tag.as_deref());
                 self.waiting.push(id);
             }
             Event::Alias(anchor) => {
@@ -355,7 +360,9 @@ impl<'s> YamlTreeBuilder<'s> {
     }
 
     fn end_collection(&mut self, at: &granit_parser::Span) {
-        let Some(OpenCollection { id, is_flow: bracketed, waiting }) = self.open.pop() else { return };
+        let Some(OpenCollection { id, is_flow: bracketed, waiting }) = self.open.pop() else {
+            return;
+        };
         if bracketed {
             self.strict.close_bracket(span_of(at));
         }

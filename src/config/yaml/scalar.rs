@@ -33,7 +33,11 @@ const STANDARD_TAG_PREFIX: &str = "tag:yaml.org,2002:";
 /// # Errors
 ///
 /// Returns the tag's short name if it is a standard tag that does not fit the text.
-pub(super) fn parse_scalar(text: &str, tag: &str, plain: bool) -> Result<ScalarValue, &'static str> {
+pub(super) fn parse_scalar(
+    text: &str,
+    tag: &str,
+    plain: bool,
+) -> Result<ScalarValue, &'static str> {
     let Some(standard) = tag.strip_prefix(STANDARD_TAG_PREFIX) else {
         let is_untyped = plain && tag.is_empty();
         return Ok(if is_untyped { plain_value(text) } else { ScalarValue::Text });
@@ -80,7 +84,9 @@ fn parse_number(text: &str) -> Option<ScalarValue> {
         b'.' => parse_fraction(text),
         b'+' | b'-' | b'0'..=b'9' => {
             let digits = text.replace('_', "");
-            parse_integer(&digits).or_else(|| parse_decimal(&digits)).or_else(|| parse_signed_binary(&digits))
+            parse_integer(&digits)
+                .or_else(|| parse_decimal(&digits))
+                .or_else(|| parse_signed_binary(&digits))
         }
         _ => None,
     }
@@ -125,7 +131,8 @@ fn parse_decimal(text: &str) -> Option<ScalarValue> {
     let (whole, part) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    let has_number_shape = digits(whole) && digits(part) && digits(exponent) && !exponent.is_empty();
+    let has_number_shape =
+        digits(whole) && digits(part) && digits(exponent) && !exponent.is_empty();
     if !has_number_shape || mantissa.len() <= mantissa.matches('.').count() {
         return None;
     }

@@ -17,7 +17,10 @@ use crate::config::diagnostic::{Code, Findings};
 
 /// Checks a tree. Returns the scalars whose tag does not
 /// fit, or `None` if following aliases would never end.
-pub(in crate::config) fn check(tree: &YamlTree<'_>, findings: &mut Findings) -> Option<HashSet<YamlId>> {
+pub(in crate::config) fn check(
+    tree: &YamlTree<'_>,
+    findings: &mut Findings,
+) -> Option<HashSet<YamlId>> {
     let mut misfits = HashSet::new();
     for id in 0..tree.len() {
         match tree.kind(id) {
@@ -36,7 +39,12 @@ pub(in crate::config) fn check(tree: &YamlTree<'_>, findings: &mut Findings) -> 
     (!tree.has_aliases || AliasWalk::new(tree).terminates(findings)).then_some(misfits)
 }
 
-fn misfitting_tag(tree: &YamlTree<'_>, id: YamlId, text: &str, plain: bool) -> Option<&'static str> {
+fn misfitting_tag(
+    tree: &YamlTree<'_>,
+    id: YamlId,
+    text: &str,
+    plain: bool,
+) -> Option<&'static str> {
     let tag = tree.tag(id);
     let has_tag = !tag.is_empty() && !tree.is_merge(id);
     has_tag.then(|| scalar::parse_scalar(text, tag, plain).err()).flatten()
@@ -91,7 +99,8 @@ impl AliasBudget {
     }
 
     fn allowed_fraction(&self) -> f64 {
-        let progress = (f64::from(self.read) - Self::SMALL_FILE_NODES) / (Self::LARGE_FILE_NODES - Self::SMALL_FILE_NODES);
+        let progress = (f64::from(self.read) - Self::SMALL_FILE_NODES)
+            / (Self::LARGE_FILE_NODES - Self::SMALL_FILE_NODES);
         0.99 - 0.89 * progress.clamp(0.0, 1.0)
     }
 }
@@ -185,7 +194,8 @@ impl<'t, 's> AliasWalk<'t, 's> {
         let first = self.steps.len();
         for (key, value) in self.tree.pairs(id) {
             if self.tree.is_merge(key) {
-                self.steps.extend(self.tree.merged_mappings(value).into_iter().map(WalkStep::Enter));
+                self.steps
+                    .extend(self.tree.merged_mappings(value).into_iter().map(WalkStep::Enter));
             } else {
                 self.steps.extend([WalkStep::Enter(key), WalkStep::Enter(value)]);
             }

@@ -56,7 +56,9 @@ impl<'s> Yaml11Checks<'s> {
         match style {
             // The parser emits `~` for a missing value.
             ScalarStyle::Plain if at.start == at.end => Cow::Borrowed(""),
-            ScalarStyle::Plain if 0 < self.open_brackets => self.check_plain_in_brackets(text, at, findings),
+            ScalarStyle::Plain if 0 < self.open_brackets => {
+                self.check_plain_in_brackets(text, at, findings)
+            }
             ScalarStyle::DoubleQuoted => {
                 self.check_escapes(at, findings);
                 text

@@ -43,7 +43,8 @@ fn strip_zone(time: &str) -> Option<&str> {
     }
     let (clock, zone) = time.split_at_checked(time.rfind(['+', '-'])?)?;
     let (hours, minutes) = zone[1..].split_once(':')?;
-    let two = |part: &str, most: u32| part.len() == 2 && parse_digits(part, 2).is_some_and(|n| n <= most);
+    let two =
+        |part: &str, most: u32| part.len() == 2 && parse_digits(part, 2).is_some_and(|n| n <= most);
     (two(hours, 24) && two(minutes, 59)).then_some(clock)
 }
 

@@ -38,13 +38,13 @@ use tonic::server::{ClientStreamingService, Grpc, NamedService};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_prost::ProstEncoder;
 
-use super::fields::ProtobufFields;
+use super::protobuf_fields::ProtobufFields;
 use crate::edge::hook::{self, ID};
-use crate::engine::peers::PermitUpdate;
+use crate::engine::forwarding::PermitUpdate;
 use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{RequestCompleted, EdgeOutcome as Counted, Protocol};
+use crate::telemetry::event::{EdgeOutcome as Counted, Protocol, RequestCompleted};
 
 /// The metadata namespace of the `ext_authz` filter.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
@@ -63,7 +63,9 @@ const DRAIN_TIMEOUT: time::Duration = time::Duration::from_secs(1);
 const ENTRIES_PER_YIELD: usize = 256;
 
 /// Decodes the HTTP entries of `message` lazily. An item is an error if the entry is invalid.
-pub fn decode_entries(message: &[u8]) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
+pub fn decode_entries(
+    message: &[u8],
+) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
     let logs = ProtobufFields::new(message).filter(|(number, _)| *number == HTTP_LOGS_FIELD);
     let entries = logs.flat_map(|(_, logs)| ProtobufFields::new(logs));
     let entries = entries.filter(|(number, _)| *number == LOG_ENTRY_FIELD);
@@ -266,7 +268,11 @@ pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
 
 /// Returns the outcome for the upstream. It is [`Outcome::Ignored`]
 /// if the client disconnected or Envoy itself responded.
-fn upstream_outcome(entry: &HttpAccessLogEntry, common: &AccessLogCommon, rtt: Option<Nanos>) -> RequestOutcome {
+fn upstream_outcome(
+    entry: &HttpAccessLogEntry,
+    common: &AccessLogCommon,
+    rtt: Option<Nanos>,
+) -> RequestOutcome {
     let flags = common.response_flags.unwrap_or_default();
     let code = entry.response.as_ref().and_then(|response| response.response_code);
     if has_upstream_failed(&flags) {

@@ -21,9 +21,9 @@ use tokio_stream::StreamExt as _;
 use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
-use super::doors::ConnectionRouter;
-use super::incoming::{GrpcConnection, ShortIdleHandle, IncomingConnections};
+use super::incoming::{GrpcConnection, IncomingConnections, ShortIdleHandle};
 use super::rls::RateLimitService;
+use super::router::ConnectionRouter;
 use super::{PING_INTERVAL, PONG_TIMEOUT};
 
 /// The largest number of calls at one time on one connection.
@@ -49,7 +49,11 @@ pub(super) async fn serve(
         let Some(connection) = connection else { break };
         let Ok(connection) = connection else { continue };
         let idle_handle = connection.idle_handle();
-        let router = ConnectionRouter::new(&rate_limits, &routes, (connection.connect_info(), idle_handle.clone()));
+        let router = ConnectionRouter::new(
+            &rate_limits,
+            &routes,
+            (connection.connect_info(), idle_handle.clone()),
+        );
         tokio::spawn(serve_one((connection, idle_handle), router, most, draining.clone()));
     }
     drop(incoming);

@@ -27,8 +27,10 @@ use super::metadata;
 use crate::edge::ReplyOptions;
 use crate::edge::headers::RateLimitHeaders;
 use crate::edge::hook::OWNER_KEY;
-use crate::engine::{Decision, CheckError, ConcurrencyRejection, LimitStatus};
-use crate::kernel::decision::{Cost, Descriptor, LimitOverride, Check, Reason, AppliedLimit, Verdict};
+use crate::engine::{CheckError, ConcurrencyRejection, Decision, LimitStatus};
+use crate::kernel::decision::{
+    AppliedLimit, Check, Cost, Descriptor, LimitOverride, Reason, Verdict,
+};
 use crate::kernel::units::{Hits, Nanos, Unit};
 
 /// The largest number of descriptors in one check. It is ten times the number that
@@ -146,14 +148,19 @@ pub fn to_response(
         statuses: answer.statuses.iter().map(descriptor_status).collect(),
         response_headers_to_add: header_values(&reporting.headers, answer),
         request_headers_to_add: upstream_headers(reporting, answer),
-        dynamic_metadata: reporting.dynamic_metadata.then(|| metadata::for_decision(request, answer)),
+        dynamic_metadata: reporting
+            .dynamic_metadata
+            .then(|| metadata::for_decision(request, answer)),
         ..RateLimitResponse::default()
     }
 }
 
 fn upstream_headers(reporting: &ReplyOptions, answer: &Decision) -> Vec<HeaderValue> {
     let reference = reporting.upstream_names.clone();
-    header_values(&RateLimitHeaders { compat_names: reference, ..RateLimitHeaders::default() }, answer)
+    header_values(
+        &RateLimitHeaders { compat_names: reference, ..RateLimitHeaders::default() },
+        answer,
+    )
 }
 
 /// Builds the response to a check whose descriptors `covered` were denied by a concurrency limit.
@@ -216,7 +223,9 @@ pub fn error_status(refusal: &CheckError) -> tonic::Status {
         | CheckError::HitsTooLarge { .. }
         | CheckError::UnknownUnit { .. }
         | CheckError::BadId { .. }
-        | CheckError::RefundsDisabled { .. } => tonic::Status::invalid_argument(refusal.to_string()),
+        | CheckError::RefundsDisabled { .. } => {
+            tonic::Status::invalid_argument(refusal.to_string())
+        }
     }
 }
 

@@ -35,13 +35,13 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{convert, metadata, rls};
 use crate::config::concurrency::RejectReply;
-use crate::config::hooks::{RequestAttributes, Hooks};
+use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::ReplyOptions;
 use crate::edge::hook::{self, HookError};
-use crate::engine::admit::with_queue_time;
+use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, Decision, Engine};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{CheckAnswered, RequestCompleted, Protocol};
+use crate::telemetry::event::{CheckAnswered, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
 /// The key of `context_extensions` that contains the name of the hook.
@@ -81,7 +81,8 @@ impl AuthorizationService {
     }
 
     fn decision_response(&self, request: &RateLimitRequest, answer: &Decision) -> CheckResponse {
-        let headers = self.reporting.headers.for_decision(answer).into_iter().map(header_option).collect();
+        let headers =
+            self.reporting.headers.for_decision(answer).into_iter().map(header_option).collect();
         let (code, response) = match answer.verdict {
             Verdict::Allow => (Code::Ok, ok_response(headers)),
             Verdict::Deny => (Code::ResourceExhausted, denied_response(headers)),
@@ -116,20 +117,34 @@ impl AuthorizationService {
         let timeout = rls::caller_timeout(request.metadata());
         let (check, decoded) = (request.into_inner(), self.engine.clock().now());
         let context = check.attributes.unwrap_or_default();
-        let (request, id) = (rate_limit_request(&self.hooks, &context), envoy_request_id(&context).map(Cow::into_owned));
+        let (request, id) = (
+            rate_limit_request(&self.hooks, &context),
+            envoy_request_id(&context).map(Cow::into_owned),
+        );
         // Frees the decoded message, which is many times
         // its encoded size, before waiting in a queue.
         drop(context);
         let (engine, reporting) = (&self.engine, &self.reporting);
         let decision = hook::decide(engine, reporting, request.as_ref(), id.as_deref(), timeout);
         let (answer, queued) = with_queue_time(decision).await;
-        RequestCompleted { protocol: Protocol::ExtAuthz, outcome: hook::admission_outcome(&answer) }.emit();
+        RequestCompleted {
+            protocol: Protocol::ExtAuthz,
+            outcome: hook::admission_outcome(&answer),
+        }
+        .emit();
         let reply = match (request, answer) {
             (Ok(request), Ok(admitted)) => Ok(self.to_response(&request, admitted)),
-            (_, Err(HookError::NoDescriptors)) => Ok(to_check_response(Code::Ok, ok_response(Vec::new()))),
+            (_, Err(HookError::NoDescriptors)) => {
+                Ok(to_check_response(Code::Ok, ok_response(Vec::new())))
+            }
             (_, Err(why)) | (Err(why), _) => Err(error_status(&why)),
         };
-        CheckAnswered { received_at: decoded, replied_at: engine.clock().now(), queue_time: queued }.emit();
+        CheckAnswered {
+            received_at: decoded,
+            replied_at: engine.clock().now(),
+            queue_time: queued,
+        }
+        .emit();
         reply.map(|mut reply| {
             if let Some(owner) = engine.owner().filter(|_| id.is_some()) {
                 add_owner(&mut reply, owner);
@@ -156,7 +171,10 @@ pub fn error_status(why: &HookError) -> Status {
 ///
 /// # Errors
 /// As [`hook::build_request`].
-pub fn rate_limit_request(hooks: &Hooks, context: &AttributeContext) -> Result<RateLimitRequest, HookError> {
+pub fn rate_limit_request(
+    hooks: &Hooks,
+    context: &AttributeContext,
+) -> Result<RateLimitRequest, HookError> {
     let nothing = HttpRequest::default();
     let http = context.request.as_ref().and_then(|request| request.http.as_ref());
     let http = http.unwrap_or(&nothing);
@@ -168,7 +186,11 @@ pub fn rate_limit_request(hooks: &Hooks, context: &AttributeContext) -> Result<R
         remote_address: address.as_deref(),
         metadata: &|key| hook::metadata_string(context.metadata_context.as_ref(), key),
     };
-    hook::build_request(hooks, context.context_extensions.get(HOOK_KEY).map(String::as_str), &attributes)
+    hook::build_request(
+        hooks,
+        context.context_extensions.get(HOOK_KEY).map(String::as_str),
+        &attributes,
+    )
 }
 
 fn envoy_request_id(context: &AttributeContext) -> Option<Cow<'_, str>> {
@@ -207,7 +229,10 @@ fn header_value(header: &HeaderValue) -> Cow<'_, str> {
     }
 }
 
-fn client_address<'r>(context: &'r AttributeContext, http: &'r HttpRequest) -> Option<Cow<'r, str>> {
+fn client_address<'r>(
+    context: &'r AttributeContext,
+    http: &'r HttpRequest,
+) -> Option<Cow<'r, str>> {
     if let Some(name) = context.context_extensions.get(ADDRESS_HEADER_KEY) {
         let named = joined_header(http, &name.to_ascii_lowercase());
         return named.filter(|text| text.parse::<IpAddr>().is_ok());
@@ -232,7 +257,11 @@ fn ok_response(response_headers_to_add: Vec<HeaderValueOption>) -> HttpResponse 
 
 fn denied_response(headers: Vec<HeaderValueOption>) -> HttpResponse {
     let status = Some(HttpStatus { code: StatusCode::TooManyRequests.into() });
-    HttpResponse::DeniedResponse(DeniedHttpResponse { status, headers, body: DENIED_BODY.to_owned() })
+    HttpResponse::DeniedResponse(DeniedHttpResponse {
+        status,
+        headers,
+        body: DENIED_BODY.to_owned(),
+    })
 }
 
 fn add_owner(reply: &mut CheckResponse, owner: &str) {

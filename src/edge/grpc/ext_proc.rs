@@ -38,18 +38,20 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::bounded_body::count_unreadable;
 use super::convert;
 use super::ext_authz::error_status;
-use super::prompt::count_unreadable;
-use crate::config::hooks::{RequestAttributes, Hooks};
+use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::ReplyOptions;
 use crate::edge::hook::{self, HookError};
-use crate::engine::admit::with_queue_time;
-use crate::engine::{AdmissionOutcome, Decision, Engine, RequestPermits, CheckError, ConcurrencyRejection};
+use crate::engine::concurrency::with_queue_time;
+use crate::engine::{
+    AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, Engine, RequestPermits,
+};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, RequestCompleted, Protocol};
+use crate::telemetry::event::{CheckAnswered, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
 /// The gRPC header with the name of the hook. Envoy's
@@ -107,7 +109,9 @@ impl ExternalProcessor for ExtProcService {
         let span = trace::check_span(Protocol::ExtProc, &header);
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
-        tokio::spawn(async move { service.serve_request((name.as_deref(), span), messages, &replies).await });
+        tokio::spawn(async move {
+            service.serve_request((name.as_deref(), span), messages, &replies).await
+        });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
@@ -164,7 +168,12 @@ impl ExtProcService {
     ) -> Result<(Said, RequestPermits), Status> {
         let asked = self.engine.clock().now();
         let (answered, queued) = with_queue_time(self.decide(hook, first, replies)).await;
-        CheckAnswered { received_at: asked, replied_at: self.engine.clock().now(), queue_time: queued }.emit();
+        CheckAnswered {
+            received_at: asked,
+            replied_at: self.engine.clock().now(),
+            queue_time: queued,
+        }
+        .emit();
         answered
     }
 
@@ -179,14 +188,22 @@ impl ExtProcService {
         // its encoded size, before waiting in a queue.
         drop(first);
         let admitted = self.admit_request(&request, replies).await;
-        RequestCompleted { protocol: Protocol::ExtProc, outcome: hook::admission_outcome(&admitted) }.emit();
+        RequestCompleted {
+            protocol: Protocol::ExtProc,
+            outcome: hook::admission_outcome(&admitted),
+        }
+        .emit();
         let passes = Said::RequestHeaders(HeadersResponse::default());
         match admitted {
-            Ok(AdmissionOutcome::Rejected(rejection)) => Ok((rejected_response(rejection), RequestPermits::default())),
+            Ok(AdmissionOutcome::Rejected(rejection)) => {
+                Ok((rejected_response(rejection), RequestPermits::default()))
+            }
             Ok(AdmissionOutcome::Decided(answer, permits)) if answer.verdict == Verdict::Allow => {
                 Ok((passes, permits))
             }
-            Ok(AdmissionOutcome::Decided(answer, _)) => Ok((self.denied_response(&answer), RequestPermits::default())),
+            Ok(AdmissionOutcome::Decided(answer, _)) => {
+                Ok((self.denied_response(&answer), RequestPermits::default()))
+            }
             Err(HookError::NoDescriptors) => Ok((passes, RequestPermits::default())),
             Err(why) => Err(error_status(&why)),
         }
@@ -205,7 +222,9 @@ impl ExtProcService {
         };
         let attributes = RequestAttributes {
             first_header_value: &|name| headers.get(name).map(|lines| Cow::Borrowed(lines.first())),
-            joined_header_values: &|name| headers.get(name).map(|lines| Cow::Borrowed(&*lines.joined)),
+            joined_header_values: &|name| {
+                headers.get(name).map(|lines| Cow::Borrowed(&*lines.joined))
+            },
             path: headers.get(":path").map_or("", HeaderLines::first),
             remote_address,
             metadata: &|key| hook::metadata_string(first.metadata_context.as_ref(), key),
@@ -224,7 +243,11 @@ impl ExtProcService {
     }
 
     /// Admits the request. Extends Envoy's message timeout if the request waits in a queue.
-    async fn admit_with_notice(&self, question: &Check<'_>, replies: &ProcessingReplySender) -> Result<AdmissionOutcome, CheckError> {
+    async fn admit_with_notice(
+        &self,
+        question: &Check<'_>,
+        replies: &ProcessingReplySender,
+    ) -> Result<AdmissionOutcome, CheckError> {
         let mut admitted = std::pin::pin!(self.engine.admit(question, None));
         tokio::select! {
             biased;
@@ -353,7 +376,8 @@ fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
         Some(Kind::StringValue(name)) => Ok(Some(name)),
         // The first hook is no substitute: the route's intention is unknown.
         Some(_) => {
-            let message = format!("the attribute {ROUTE_HOOK_ATTRIBUTE} names a hook, and is no text");
+            let message =
+                format!("the attribute {ROUTE_HOOK_ATTRIBUTE} names a hook, and is no text");
             Err(Status::invalid_argument(message))
         }
     }
@@ -376,10 +400,20 @@ fn rejected_response(rejection: ConcurrencyRejection) -> Said {
     let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
     let headers = wait.map(|wait| header_option("retry-after", wait)).into_iter().collect();
     let body = reject.body.as_bytes().to_vec();
-    immediate_response(reject.status, headers, body, &format!("sluicegate_{}", rejection.reason.as_str()))
+    immediate_response(
+        reject.status,
+        headers,
+        body,
+        &format!("sluicegate_{}", rejection.reason.as_str()),
+    )
 }
 
-fn immediate_response(status: u16, headers: Vec<HeaderValueOption>, body: Vec<u8>, details: &str) -> Said {
+fn immediate_response(
+    status: u16,
+    headers: Vec<HeaderValueOption>,
+    body: Vec<u8>,
+    details: &str,
+) -> Said {
     Said::ImmediateResponse(ImmediateResponse {
         status: Some(HttpStatus { code: status.into() }),
         headers: Some(HeaderMutation { set_headers: headers, remove_headers: Vec::new() }),

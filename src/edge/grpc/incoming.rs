@@ -28,7 +28,7 @@ use tokio_stream::Stream;
 
 use super::tls::ServerTls;
 pub use connection::{GrpcConnection, ShortIdleGuard, ShortIdleHandle};
-use connection::{Socket, RawSocket};
+use connection::{RawSocket, Socket};
 
 /// The timeout of the TLS handshake, and then of the HTTP/2 preface.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,7 +78,8 @@ impl IncomingConnections {
         max_connections: usize,
     ) -> Self {
         let (sender, ready) = mpsc::channel(READY_QUEUE_CAPACITY);
-        let accepting = tokio::spawn(accept(listener, tls, (max_lifetime, max_connections), sender));
+        let accepting =
+            tokio::spawn(accept(listener, tls, (max_lifetime, max_connections), sender));
         Self { ready, accept_task: accepting }
     }
 }
@@ -103,7 +104,8 @@ async fn accept(
     (max_lifetime, max_connections): (Option<Duration>, usize),
     ready: mpsc::Sender<io::Result<GrpcConnection>>,
 ) {
-    let (slots, handshakes) = (Arc::new(Semaphore::new(max_connections)), Semaphore::new(MAX_HANDSHAKES));
+    let (slots, handshakes) =
+        (Arc::new(Semaphore::new(max_connections)), Semaphore::new(MAX_HANDSHAKES));
     let handshakes = Arc::new(handshakes);
     loop {
         // The semaphores are never closed, so `acquire_owned` always succeeds.
@@ -119,7 +121,8 @@ async fn accept(
         };
         let lifetime = max_lifetime.map(|life| Box::pin(sleep(life)));
         let Some(tls) = tls.clone() else {
-            if ready.send(Ok(GrpcConnection::new(Socket::Left(raw), lifetime, slot))).await.is_err() {
+            if ready.send(Ok(GrpcConnection::new(Socket::Left(raw), lifetime, slot))).await.is_err()
+            {
                 return;
             }
             continue;

@@ -112,9 +112,8 @@ fn to_kind(value: &Json) -> Kind {
         Json::Null => Kind::NullValue(0),
         Json::Bool(value) => Kind::BoolValue(*value),
         Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
-        Json::String(text) => {
-            parse_not_finite(text).map_or_else(|| Kind::StringValue(text.clone()), Kind::NumberValue)
-        }
+        Json::String(text) => parse_not_finite(text)
+            .map_or_else(|| Kind::StringValue(text.clone()), Kind::NumberValue),
         Json::Array(items) => to_list(items.iter().map(to_kind)),
         Json::Object(fields) => Kind::StructValue(Struct {
             fields: fields.iter().map(|(key, value)| (key.clone(), to_value(value))).collect(),

@@ -9,22 +9,22 @@
 //! - A limit on the time that open calls take at shutdown.
 
 pub mod access_log;
-pub mod arrival;
+mod bounded_body;
 mod connections;
 pub mod convert;
-mod doors;
 pub mod ext_authz;
 pub mod ext_proc;
-mod fields;
 pub mod incoming;
 pub mod metadata;
 pub mod peer;
 pub mod permits;
-mod prompt;
-pub mod reserved;
+mod protobuf_fields;
+pub mod reserved_keys;
 pub mod rls;
-pub mod surface;
-mod timed;
+pub mod rls_codec;
+mod router;
+pub mod status_codes;
+mod timed_health;
 pub mod tls;
 
 use std::future::Future;
@@ -51,12 +51,12 @@ use crate::telemetry::event::Protocol;
 use access_log::AccessLogService;
 use ext_authz::AuthorizationService;
 use ext_proc::ExtProcService;
-use incoming::{IncomingConnections, GrpcListener};
+use incoming::{GrpcListener, IncomingConnections};
 use permits::PermitsService;
 use permits::api::permits_server::PermitsServer;
 use rls::RateLimitService;
-use surface::StatusCodeMapper;
-use timed::TimedHealth;
+use status_codes::StatusCodeMapper;
+use timed_health::TimedHealth;
 use tls::ServerTls;
 
 /// The idle time of a connection after which the server sends an HTTP/2 ping.
@@ -131,19 +131,22 @@ pub async fn serve(
     set_serving_status(&reporter, grpc.health.readiness()).await;
     let (drain, draining) = watch::channel(false);
     let (engine, hooks) = (Arc::clone(&grpc.engine), Arc::clone(&grpc.hooks));
-    let permits_service = PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
+    let permits_service =
+        PermitsService::new(Arc::clone(&engine), grpc.reporting.clone(), draining.clone());
     let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
     let processor = ExtProcService::new(engine, grpc.reporting.clone(), hooks, draining);
     let limits = RateLimitService::new(Arc::clone(&grpc.engine), grpc.reporting.clone());
     let health_engine = Arc::clone(&grpc.engine);
     let checks = AuthorizationService::new(grpc.engine, grpc.reporting, grpc.hooks);
-    let max_lifetime = grpc.connection_age.and_then(|age| Some(age.max_age.saturating_add(age.grace?)));
+    let max_lifetime =
+        grpc.connection_age.and_then(|age| Some(age.max_age.saturating_add(age.grace?)));
     let incoming = IncomingConnections::new(listener, grpc.tls, max_lifetime, MAX_CONNECTIONS);
-    let mut routes = Routes::new(StatusCodeMapper(AuthorizationServer::new(checks), Protocol::ExtAuthz))
-        .add_service(ExternalProcessorServer::new(processor))
-        .add_service(access_logs)
-        .add_service(StatusCodeMapper(PermitsServer::new(permits_service), Protocol::Permits))
-        .add_service(TimedHealth(health, health_engine));
+    let mut routes =
+        Routes::new(StatusCodeMapper(AuthorizationServer::new(checks), Protocol::ExtAuthz))
+            .add_service(ExternalProcessorServer::new(processor))
+            .add_service(access_logs)
+            .add_service(StatusCodeMapper(PermitsServer::new(permits_service), Protocol::Permits))
+            .add_service(TimedHealth(health, health_engine));
     if grpc.reflection {
         routes = routes.add_service(reflection()?);
     }

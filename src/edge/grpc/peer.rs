@@ -13,10 +13,10 @@
 //!
 //! A batch is a `Parcel` on the wire, and a message in it is a `Letter`.
 
-mod calling;
-mod courier;
-mod desk;
-mod letters;
+mod connector;
+mod forwarder;
+mod message_codec;
+mod receiver;
 mod route;
 mod trust;
 
@@ -26,13 +26,13 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use super::incoming::{IncomingConnections, GrpcListener};
+use super::incoming::{GrpcListener, IncomingConnections};
 use super::{PING_INTERVAL, PONG_TIMEOUT};
 use crate::engine::Engine;
 
 use api::peers_server::PeersServer;
-pub use courier::ReleaseForwarder;
-pub use desk::PeerReceiver;
+pub use forwarder::ReleaseForwarder;
+pub use receiver::PeerReceiver;
 pub use trust::{BatchSigner, PeerTrust};
 
 /// The messages, service and client, generated from the proto file by `tests/edge/permits_code.rs`.
@@ -67,8 +67,14 @@ pub async fn serve(
     trust: Arc<PeerTrust>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = IncomingConnections::new(GrpcListener::Tcp(listener), trust.tls(), None, MAX_PEER_CONNECTIONS);
-    let receiver = PeersServer::new(PeerReceiver::new(engine, trust)).max_decoding_message_size(MAX_BATCH_BYTES);
+    let incoming = IncomingConnections::new(
+        GrpcListener::Tcp(listener),
+        trust.tls(),
+        None,
+        MAX_PEER_CONNECTIONS,
+    );
+    let receiver = PeersServer::new(PeerReceiver::new(engine, trust))
+        .max_decoding_message_size(MAX_BATCH_BYTES);
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PONG_TIMEOUT))

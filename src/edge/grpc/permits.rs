@@ -5,11 +5,11 @@
 //! - A call that is canceled while it waits acquires nothing.
 //!
 //! Not covered:
-//! - The stream (see [`hold`]).
+//! - The stream (see [`permit_stream`]).
 //!
 //! The messages are documented in `proto/sluicegate/v1/permits.proto`.
 
-pub mod hold;
+pub mod permit_stream;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,13 +25,15 @@ use tonic::{Request, Response, Status, Streaming};
 use super::rls;
 use crate::edge::ReplyOptions;
 use crate::edge::hook::{self, HookError};
-use crate::engine::admit::with_queue_time;
-use crate::engine::peers::{PermitUpdate, is_incarnation_name};
-use crate::engine::{AdmissionOutcome, Decision, Engine, CheckError, ConcurrencyRejection, validate_id};
+use crate::engine::concurrency::with_queue_time;
+use crate::engine::forwarding::{PermitUpdate, is_incarnation_name};
+use crate::engine::{
+    AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, Engine, validate_id,
+};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome as Counted, Protocol};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome as Counted, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
 use api::permits_server::Permits;
@@ -80,7 +82,8 @@ impl PermitsService {
         let asking = hook::decide(engine, reporting, Ok(&request), Some(&id), wait);
         let (admitted, queued) = with_queue_time(asking).await;
         count_outcome(&admitted);
-        CheckAnswered { received_at: began, replied_at: engine.clock().now(), queue_time: queued }.emit();
+        CheckAnswered { received_at: began, replied_at: engine.clock().now(), queue_time: queued }
+            .emit();
         let held = engine.renewal_interval(&id);
         let owner = engine.owner().unwrap_or_default().to_owned();
         let shown = |admitted| AcquireResponse { owner, ..to_acquire_response(&admitted, held) };
@@ -96,7 +99,9 @@ impl PermitsService {
         let (outcome, rtt) = parse_outcome(asked)?;
         RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
         let told = PermitUpdate::release(&asked.id, source, outcome, rtt);
-        Ok(ReleaseResponse { held: self.engine.apply_or_forward_and_wait(told, parse_owner(&asked.owner)?).await })
+        Ok(ReleaseResponse {
+            held: self.engine.apply_or_forward_and_wait(told, parse_owner(&asked.owner)?).await,
+        })
     }
 }
 
@@ -129,7 +134,9 @@ impl Permits for PermitsService {
         let asked = request.get_ref();
         validate_id(&asked.id).map_err(Status::invalid_argument)?;
         let (told, owner) = (PermitUpdate::renewal(&asked.id), parse_owner(&asked.owner)?);
-        Ok(Response::new(RenewResponse { held: self.engine.apply_or_forward_and_wait(told, owner).await }))
+        Ok(Response::new(RenewResponse {
+            held: self.engine.apply_or_forward_and_wait(told, owner).await,
+        }))
     }
 
     async fn hold(
@@ -143,7 +150,7 @@ impl Permits for PermitsService {
             tokio::select! {
                 // The client closed the stream. Dropping the other branch releases its permits.
                 () = replies.closed() => {}
-                () = hold::run((&service, &headers), messages, &replies) => {}
+                () = permit_stream::run((&service, &headers), messages, &replies) => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -158,7 +165,8 @@ fn parse_owner(text: &str) -> Result<Option<&str>, Status> {
 }
 
 fn count_outcome(admitted: &Result<AdmissionOutcome, HookError>) {
-    RequestCompleted { protocol: Protocol::Permits, outcome: hook::admission_outcome(admitted) }.emit();
+    RequestCompleted { protocol: Protocol::Permits, outcome: hook::admission_outcome(admitted) }
+        .emit();
 }
 
 fn to_rate_limit_request(asked: AcquireRequest) -> RateLimitRequest {
@@ -199,14 +207,19 @@ fn parse_outcome(asked: &ReleaseRequest) -> Result<(RequestOutcome, Option<Nanos
 }
 
 /// `renew_within` is the permits' time to live without a renewal; `None` without permits.
-fn to_acquire_response(admitted: &AdmissionOutcome, renew_within: Option<Nanos>) -> AcquireResponse {
+fn to_acquire_response(
+    admitted: &AdmissionOutcome,
+    renew_within: Option<Nanos>,
+) -> AcquireResponse {
     match admitted {
-        AdmissionOutcome::Decided(answer, _) if answer.verdict == Verdict::Allow => AcquireResponse {
-            verdict: api::acquire_response::Verdict::Admit.into(),
-            held: renew_within.is_some(),
-            renew_within_us: renew_within.map_or(0, to_micros),
-            ..AcquireResponse::default()
-        },
+        AdmissionOutcome::Decided(answer, _) if answer.verdict == Verdict::Allow => {
+            AcquireResponse {
+                verdict: api::acquire_response::Verdict::Admit.into(),
+                held: renew_within.is_some(),
+                renew_within_us: renew_within.map_or(0, to_micros),
+                ..AcquireResponse::default()
+            }
+        }
         AdmissionOutcome::Decided(answer, _) => denied_response(answer),
         AdmissionOutcome::Rejected(rejection) => rejected_response(rejection),
     }

@@ -14,15 +14,15 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
 
-use super::reserved::ReservedCall;
-use super::{convert, reserved};
+use super::reserved_keys::ReservedCall;
+use super::{convert, reserved_keys};
 use crate::edge::{ReplyOptions, check_outcome, count_check_error};
-use crate::engine::admit::with_queue_time;
-use crate::engine::peers::PermitUpdate;
-use crate::engine::{AdmissionOutcome, Decision, Engine, CheckError};
+use crate::engine::concurrency::with_queue_time;
+use crate::engine::forwarding::PermitUpdate;
+use crate::engine::{AdmissionOutcome, CheckError, Decision, Engine};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
 
@@ -64,7 +64,7 @@ impl RateLimitService {
         let arrived = self.engine.clock().now();
         let header = |name: &str| metadata.get(name)?.to_str().ok();
         let span = trace::check_span(Protocol::Grpc, &header);
-        let call = reserved::take_reserved(&mut request);
+        let call = reserved_keys::take_reserved(&mut request);
         if call == Ok(ReservedCall::Plain) {
             let decided = async {
                 let replied = self.check(&request, caller_timeout(metadata)).await;
@@ -75,7 +75,9 @@ impl RateLimitService {
         // Boxed because the future is large and most calls end before they need it.
         Box::pin(span.scope(async {
             let (replied, queued) = match call {
-                Ok(call) => with_queue_time(self.resolve((call, &request), caller_timeout(metadata))).await,
+                Ok(call) => {
+                    with_queue_time(self.resolve((call, &request), caller_timeout(metadata))).await
+                }
                 Err(refusal) => (Err(refusal), Nanos(0)),
             };
             self.finish(replied, (arrived, queued))
@@ -83,7 +85,10 @@ impl RateLimitService {
         .await
     }
 
-    pub(super) fn reject(&self, refusal: CheckError) -> Result<Response<RateLimitResponse>, Status> {
+    pub(super) fn reject(
+        &self,
+        refusal: CheckError,
+    ) -> Result<Response<RateLimitResponse>, Status> {
         self.finish(Err(refusal), (self.engine.clock().now(), Nanos(0)))
     }
 
@@ -110,7 +115,10 @@ impl RateLimitService {
                 Ok(replied)
             }
             ReservedCall::Release { id, owner, outcome, rtt } => {
-                self.engine.apply_or_forward(PermitUpdate::release(&id, self.source, outcome, rtt), owner.as_deref());
+                self.engine.apply_or_forward(
+                    PermitUpdate::release(&id, self.source, outcome, rtt),
+                    owner.as_deref(),
+                );
                 Ok((convert::release_response(request), EdgeOutcome::Allow))
             }
         }
@@ -135,7 +143,11 @@ impl RateLimitService {
         }
     }
 
-    fn to_reply(&self, request: &RateLimitRequest, answer: &Decision) -> (RateLimitResponse, EdgeOutcome) {
+    fn to_reply(
+        &self,
+        request: &RateLimitRequest,
+        answer: &Decision,
+    ) -> (RateLimitResponse, EdgeOutcome) {
         let outcome = match answer.verdict {
             Verdict::Allow => EdgeOutcome::Allow,
             Verdict::Deny => EdgeOutcome::Deny,

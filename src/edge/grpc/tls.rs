@@ -81,7 +81,13 @@ impl ServerTls {
     pub fn new(files: TlsFiles) -> Result<Self, PemError> {
         let (seen, config) = (files.fingerprints(), Arc::new(files.server_config()?));
         let (held, whose) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC's");
-        Ok(Self { files, log_name: whose, loaded: held, attempts: AtomicU64::new(1), failures: AtomicU64::new(0) })
+        Ok(Self {
+            files,
+            log_name: whose,
+            loaded: held,
+            attempts: AtomicU64::new(1),
+            failures: AtomicU64::new(0),
+        })
     }
 
     /// Reads the files of the peer port, which serves other replicas.
@@ -154,13 +160,13 @@ impl TlsFiles {
             Some(ca) => {
                 let roots = Arc::new(pem::trusted_cas(ca)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-                let known =
-                    verifier.map_err(|error| PemError::new(ca, &format_args!("does not fit: {error}")))?;
+                let known = verifier
+                    .map_err(|error| PemError::new(ca, &format_args!("does not fit: {error}")))?;
                 versions.with_client_cert_verifier(self.with_name_check(known)?)
             }
         };
-        let config =
-            clients.with_single_cert(pem::certificates(&self.certificate)?, pem::private_key(&self.key)?);
+        let config = clients
+            .with_single_cert(pem::certificates(&self.certificate)?, pem::private_key(&self.key)?);
         let mut config = config.map_err(|error| self.mismatch_error(&error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
@@ -177,7 +183,10 @@ impl TlsFiles {
             .with_safe_default_protocol_versions()
             .map_err(|error| self.mismatch_error(&error))?
             .with_root_certificates(pem::trusted_cas(ca)?)
-            .with_client_auth_cert(pem::certificates(&self.certificate)?, pem::private_key(&self.key)?);
+            .with_client_auth_cert(
+                pem::certificates(&self.certificate)?,
+                pem::private_key(&self.key)?,
+            );
         let mut config = config.map_err(|error| self.mismatch_error(&error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)

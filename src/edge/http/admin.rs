@@ -30,10 +30,10 @@ use crate::config::settings::SecretText;
 use crate::engine::Engine;
 use crate::telemetry::stats::StatSample;
 
-use counter::{CounterAction, CounterError, run_action, reset_counters};
+use counter::{CounterAction, CounterError, reset_counters, run_action};
 pub use explain::{ExplainQuery, explain};
 pub use permits::permits;
-pub use show::{LoadError, ConfigLoads, config, fleet, rlconfig};
+pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
 /// The parts that the admin port uses.
 #[derive(Clone)]
@@ -192,7 +192,10 @@ impl Admin {
     }
 }
 
-async fn show_counter(State(admin): State<Admin>, Query(query): Query<Vec<(String, String)>>) -> Response {
+async fn show_counter(
+    State(admin): State<Admin>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Response {
     run_counter_action(&admin, query, CounterAction::Read).await
 }
 
@@ -201,7 +204,11 @@ async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
 }
 
 /// Rejects changes if no token is set. Otherwise every local user could change counters.
-async fn require_token_setting(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+async fn require_token_setting(
+    State(admin): State<Admin>,
+    request: Request,
+    next: Next,
+) -> Response {
     if admin.token.is_some() {
         return next.run(request).await;
     }
@@ -209,7 +216,11 @@ async fn require_token_setting(State(admin): State<Admin>, request: Request, nex
     (StatusCode::FORBIDDEN, PLAIN, why).into_response()
 }
 
-async fn run_counter_action(admin: &Admin, query: Vec<(String, String)>, action: CounterAction) -> Response {
+async fn run_counter_action(
+    admin: &Admin,
+    query: Vec<(String, String)>,
+    action: CounterAction,
+) -> Response {
     let asked = match ExplainQuery::from_query(query) {
         Ok(asked) => asked,
         Err(why) => return (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),

@@ -89,7 +89,9 @@ impl HttpConnection {
         write: impl Fn(&SockRef<'_>) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
-            let timer = self.write_timer.get_or_insert_with(|| WriteTimer::start(BUFFER_SETTLE_TIME, false));
+            let timer = self
+                .write_timer
+                .get_or_insert_with(|| WriteTimer::start(BUFFER_SETTLE_TIME, false));
             ready!(timer.sleep.as_mut().poll(cx));
             let is_expired = timer.is_settled;
             match write(&SockRef::from(self.socket())) {

@@ -25,7 +25,7 @@ use crate::edge::grpc::convert;
 use crate::edge::{check_outcome, count_check_error};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
@@ -56,26 +56,39 @@ async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
     };
     let outcome = check_outcome(&answer);
     let reply = match answer {
-        Ok(answer) => {
-            decision_response(&convert::to_response(&request, &answer, &port.reporting), answer.verdict, outcome)
-        }
+        Ok(answer) => decision_response(
+            &convert::to_response(&request, &answer, &port.reporting),
+            answer.verdict,
+            outcome,
+        ),
         Err(refusal) => {
             count_check_error(&port.engine, &refusal);
             (outcome, status_response(StatusCode::BAD_REQUEST))
         }
     };
-    CheckAnswered { received_at: decoded_at, replied_at: port.engine.clock().now(), queue_time: Nanos(0) }.emit();
+    CheckAnswered {
+        received_at: decoded_at,
+        replied_at: port.engine.clock().now(),
+        queue_time: Nanos(0),
+    }
+    .emit();
     reply
 }
 
-fn decision_response(reply: &RateLimitResponse, verdict: Verdict, outcome: EdgeOutcome) -> (EdgeOutcome, Response) {
+fn decision_response(
+    reply: &RateLimitResponse,
+    verdict: Verdict,
+    outcome: EdgeOutcome,
+) -> (EdgeOutcome, Response) {
     let status = match verdict {
         Verdict::Allow => StatusCode::OK,
         Verdict::Deny => StatusCode::TOO_MANY_REQUESTS,
     };
     match to_json_text(reply) {
         Ok(body) => (outcome, (status, super::JSON, body).into_response()),
-        Err(NotExpressibleInJson) => (EdgeOutcome::Unrepresentable, status_response(StatusCode::INTERNAL_SERVER_ERROR)),
+        Err(NotExpressibleInJson) => {
+            (EdgeOutcome::Unrepresentable, status_response(StatusCode::INTERNAL_SERVER_ERROR))
+        }
     }
 }
 
@@ -91,9 +104,15 @@ enum BodyError {
 fn body_error_response(why: BodyError) -> (EdgeOutcome, Response) {
     match why {
         BodyError::Malformed => (EdgeOutcome::Malformed, status_response(StatusCode::BAD_REQUEST)),
-        BodyError::TooLarge => (EdgeOutcome::TooLarge, status_response(StatusCode::PAYLOAD_TOO_LARGE)),
-        BodyError::TooManyObjects => (EdgeOutcome::TooManyEntries, status_response(StatusCode::BAD_REQUEST)),
-        BodyError::TimedOut => (EdgeOutcome::ReadTimeout, status_response(StatusCode::REQUEST_TIMEOUT)),
+        BodyError::TooLarge => {
+            (EdgeOutcome::TooLarge, status_response(StatusCode::PAYLOAD_TOO_LARGE))
+        }
+        BodyError::TooManyObjects => {
+            (EdgeOutcome::TooManyEntries, status_response(StatusCode::BAD_REQUEST))
+        }
+        BodyError::TimedOut => {
+            (EdgeOutcome::ReadTimeout, status_response(StatusCode::REQUEST_TIMEOUT))
+        }
     }
 }
 

@@ -19,7 +19,8 @@ use super::{StaticHeader, not_found};
 use crate::telemetry::metrics::{METRICS, to_openmetrics};
 
 const TEXT_FORMAT: StaticHeader = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-const OPENMETRICS_FORMAT: StaticHeader = [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
+const OPENMETRICS_FORMAT: StaticHeader =
+    [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
 
 /// A function that renders the page in text format 0.0.4.
 pub type PageRenderer = Arc<dyn Fn() -> String + Send + Sync>;
@@ -36,7 +37,9 @@ pub enum MetricsFormats {
 /// Serves the page at `path`.
 pub fn router(path: &str, page: PageRenderer, formats: MetricsFormats) -> Router {
     let handler = async move |headers: HeaderMap| match formats {
-        MetricsFormats::Both if prefers_openmetrics(&headers) => page_response(OPENMETRICS_FORMAT, to_openmetrics(&page(), &METRICS)),
+        MetricsFormats::Both if prefers_openmetrics(&headers) => {
+            page_response(OPENMETRICS_FORMAT, to_openmetrics(&page(), &METRICS))
+        }
         MetricsFormats::Both | MetricsFormats::Text => page_response(TEXT_FORMAT, page()),
     };
     Router::new().route(path, get(handler)).fallback(not_found)
@@ -61,7 +64,9 @@ fn prefers_openmetrics(headers: &HeaderMap) -> bool {
         };
         let weight = parameter("q").map_or(1000, parse_weight);
         match (&*kind, parameter("version")) {
-            ("application/openmetrics-text", None | Some("1.0.0")) => open_weight = open_weight.max(weight),
+            ("application/openmetrics-text", None | Some("1.0.0")) => {
+                open_weight = open_weight.max(weight)
+            }
             ("text/plain", None | Some("0.0.4")) => text_weight = text_weight.max(weight),
             _ => {}
         }

@@ -87,7 +87,10 @@ pub fn router_with_slots(config: CheckPort, max_slots: usize) -> Router {
         .route("/livez", any(async || (PLAIN, "alive\n")))
         .route("/readyz", any(readyz))
         .fallback(not_found)
-        .with_state(Arc::new(CheckPortState { ask: config, slots: LongRequestSlots::new(max_slots) }))
+        .with_state(Arc::new(CheckPortState {
+            ask: config,
+            slots: LongRequestSlots::new(max_slots),
+        }))
 }
 
 async fn json(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
@@ -146,9 +149,12 @@ async fn readyz(State(port): State<Arc<CheckPortState>>) -> Response {
     let ready = health.readiness();
     let status = match ready {
         Readiness::Ready => StatusCode::OK,
-        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
     };
-    (status, PLAIN, format!("{ready}{}\n", StoreFailureText(engine.store_failure()))).into_response()
+    (status, PLAIN, format!("{ready}{}\n", StoreFailureText(engine.store_failure())))
+        .into_response()
 }
 
 /// The text about an unavailable store. The process stays ready: it still decides,

@@ -28,12 +28,12 @@ use axum::response::{IntoResponse as _, Response};
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::{CheckPort, NO_SNIFF, PLAIN};
-use crate::config::hooks::{RequestAttributes, Hooks};
+use crate::config::hooks::{Hooks, RequestAttributes};
 use crate::edge::hook::{self, HookError};
-use crate::engine::admit::{with_queue_slots, with_queue_time};
-use crate::engine::{AdmissionOutcome, Decision, CheckError, ConcurrencyRejection};
+use crate::engine::concurrency::{with_queue_slots, with_queue_time};
+use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision};
 use crate::kernel::decision::Verdict;
-use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 use hold::LongRequestSlots;
 
 /// The name of the hook. The first hook applies if the header is absent or empty.
@@ -48,7 +48,11 @@ const DENY_BODY_HEADER: HeaderName = HeaderName::from_static("x-deny-body");
 /// The value of `$remote_addr` for a client on a Unix socket.
 const UNIX_SOCKET_ADDRESS: &str = "unix:";
 
-pub(super) async fn reply_to_check(port: &CheckPort, holds: &LongRequestSlots, headers: &HeaderMap) -> Response {
+pub(super) async fn reply_to_check(
+    port: &CheckPort,
+    holds: &LongRequestSlots,
+    headers: &HeaderMap,
+) -> Response {
     let started = port.engine.clock().now();
     let answering = async {
         match OriginalRequest::from_headers(headers) {
@@ -58,7 +62,12 @@ pub(super) async fn reply_to_check(port: &CheckPort, holds: &LongRequestSlots, h
     };
     let ((outcome, response), queued) = with_queue_time(answering).await;
     RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
-    CheckAnswered { received_at: started, replied_at: port.engine.clock().now(), queue_time: queued }.emit();
+    CheckAnswered {
+        received_at: started,
+        replied_at: port.engine.clock().now(),
+        queue_time: queued,
+    }
+    .emit();
     response
 }
 
@@ -69,7 +78,9 @@ async fn check_within_slots(
     original: &OriginalRequest<'_>,
 ) -> (EdgeOutcome, Response) {
     let decision = decide(port, headers, original);
-    let Some(admitted) = with_queue_slots(decision, || holds.try_acquire()).await else { return holds.full_reply() };
+    let Some(admitted) = with_queue_slots(decision, || holds.try_acquire()).await else {
+        return holds.full_reply();
+    };
     let mut response = hook_response(port, admitted.as_ref());
     let passes = matches!(admitted, Ok(_) | Err(HookError::NoDescriptors));
     if passes && original.id.is_some() {
@@ -83,7 +94,8 @@ async fn decide(
     headers: &HeaderMap,
     original: &OriginalRequest<'_>,
 ) -> Result<AdmissionOutcome, HookError> {
-    let (request, id) = (original.to_rate_limit_request(&port.hooks, headers), original.id.as_deref());
+    let (request, id) =
+        (original.to_rate_limit_request(&port.hooks, headers), original.id.as_deref());
     // The limit's queue timeout and NGINX's disconnect already end a wait.
     hook::decide(&port.engine, &port.reporting, request.as_ref(), id, None).await
 }
@@ -101,9 +113,14 @@ impl<'h> OriginalRequest<'h> {
     fn from_headers(headers: &'h HeaderMap) -> Result<Self, NginxHeaderError> {
         Ok(Self {
             hook: single_header(headers, HOOK_HEADER)?.filter(|name| !name.is_empty()),
-            uri: single_header(headers, URI_HEADER)?.ok_or(NginxHeaderError::Missing(URI_HEADER))?,
-            method: single_header(headers, METHOD_HEADER)?.ok_or(NginxHeaderError::Missing(METHOD_HEADER))?,
-            address: parse_address(single_header(headers, ADDRESS_HEADER)?.ok_or(NginxHeaderError::Missing(ADDRESS_HEADER))?)?,
+            uri: single_header(headers, URI_HEADER)?
+                .ok_or(NginxHeaderError::Missing(URI_HEADER))?,
+            method: single_header(headers, METHOD_HEADER)?
+                .ok_or(NginxHeaderError::Missing(METHOD_HEADER))?,
+            address: parse_address(
+                single_header(headers, ADDRESS_HEADER)?
+                    .ok_or(NginxHeaderError::Missing(ADDRESS_HEADER))?,
+            )?,
             id: single_header(headers, hook::ID)?,
         })
     }
@@ -123,9 +140,15 @@ impl<'h> OriginalRequest<'h> {
         }
     }
 
-    fn to_rate_limit_request(&self, hooks: &Hooks, headers: &HeaderMap) -> Result<RateLimitRequest, HookError> {
+    fn to_rate_limit_request(
+        &self,
+        hooks: &Hooks,
+        headers: &HeaderMap,
+    ) -> Result<RateLimitRequest, HookError> {
         let attributes = RequestAttributes {
-            first_header_value: &|name| self.header(name, |name| headers.get(name).map(header_text)),
+            first_header_value: &|name| {
+                self.header(name, |name| headers.get(name).map(header_text))
+            },
             joined_header_values: &|name| self.header(name, |name| joined_header(headers, name)),
             path: &self.uri,
             remote_address: self.address.as_deref(),
@@ -145,7 +168,10 @@ enum NginxHeaderError {
     InvalidAddress,
 }
 
-fn single_header<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<Cow<'h, str>>, NginxHeaderError> {
+fn single_header<'h>(
+    headers: &'h HeaderMap,
+    name: &'static str,
+) -> Result<Option<Cow<'h, str>>, NginxHeaderError> {
     let mut values = headers.get_all(name).iter();
     let first = values.next().map(header_text);
     if values.next().is_some() { Err(NginxHeaderError::Duplicate(name)) } else { Ok(first) }

@@ -91,7 +91,10 @@ async fn accept(
 
 /// Enables TCP keepalive, so that the permits of a vanished peer are released.
 fn enable_keepalive(stream: &TcpStream) {
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_INTERVAL).with_interval(KEEPALIVE_INTERVAL).with_retries(2);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_INTERVAL)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(2);
     // After an error, the connection keeps the system's defaults.
     drop(SockRef::from(stream).set_tcp_keepalive(&keepalive));
 }

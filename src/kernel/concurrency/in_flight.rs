@@ -8,7 +8,7 @@
 //! Not covered:
 //! - The limit; see [`super::limiter`].
 
-use super::deadlines::DeadlineHeap;
+use super::deadline_heap::DeadlineHeap;
 use crate::kernel::units::Nanos;
 
 /// The right of one request to be in flight, until its release or deadline.
@@ -50,7 +50,8 @@ impl InFlightPermits {
     pub(super) fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>) -> Permit {
         self.count = self.count.saturating_add(1);
         let deadline = lifetime.map(|keep| now.plus(keep));
-        let permit = self.insert(InFlightState { admitted_at: now, in_flight: self.count, deadline });
+        let permit =
+            self.insert(InFlightState { admitted_at: now, in_flight: self.count, deadline });
         if let Some(until) = deadline {
             self.deadlines.set(permit.slot, until);
         }
@@ -109,7 +110,9 @@ impl InFlightPermits {
     /// All permits in flight with the instants of their admission, ordered by slot.
     pub(super) fn all(&self) -> impl Iterator<Item = (Permit, Nanos)> {
         (0..).zip(&self.slots).filter_map(|(slot, place)| {
-            place.state.map(|held| (Permit { slot, generation: place.generation }, held.admitted_at))
+            place
+                .state
+                .map(|held| (Permit { slot, generation: place.generation }, held.admitted_at))
         })
     }
 

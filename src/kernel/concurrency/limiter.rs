@@ -30,10 +30,10 @@
 
 use smallvec::SmallVec;
 
+use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
 use super::in_flight::InFlightPermits;
-use super::policy::{AdaptiveConfig, FleetShare, AdaptiveLimit, LatencySample};
 use super::queue::WaitQueue;
-use super::{RequestOutcome, Permit, QueueTicket};
+use super::{Permit, QueueTicket, RequestOutcome};
 use crate::kernel::units::Nanos;
 
 /// The configuration of one concurrency limit.
@@ -172,7 +172,9 @@ impl Limiter {
         self.adaptive.advance(now);
         self.expire(now, &mut effects);
         match event {
-            LimiterEvent::Acquire { lifetime, timeout } => effects.push(self.acquire(now, lifetime, timeout)),
+            LimiterEvent::Acquire { lifetime, timeout } => {
+                effects.push(self.acquire(now, lifetime, timeout))
+            }
             LimiterEvent::Release { permit, outcome, rtt } => {
                 self.release(now, permit, outcome, rtt, &mut effects);
             }
@@ -311,7 +313,10 @@ impl Limiter {
         while self.in_flight.count() < self.limit() {
             let Some(waiter) = self.queue.pop() else { return };
             self.last_activity = now;
-            effects.push(LimiterEffect::Wake(waiter.ticket, self.in_flight.admit(now, waiter.lifetime)));
+            effects.push(LimiterEffect::Wake(
+                waiter.ticket,
+                self.in_flight.admit(now, waiter.lifetime),
+            ));
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Limiter`] applies one limit as a step function: an event in, effects out.
 //! [`PermitRegistry`] maps the ids that proxies mint to permits and remembers early releases.
-//! [`AdaptiveLimit`] adapts a limit to the latency of finished requests. [`permits`] is the
+//! [`AdaptiveLimit`] adapts a limit to the latency of finished requests. [`permit_table`] is the
 //! store's table for limits in strict mode, where every acquire goes to the store.
 //!
 //! Guarantees:
@@ -15,19 +15,19 @@
 //! - The choice of a limit for a request, and the waiting itself.
 //! - The computation of this replica's share; it arrives here as a number.
 
-mod deadlines;
+pub mod adaptive;
+mod deadline_heap;
 mod in_flight;
 pub mod limiter;
-pub mod permits;
-pub mod policy;
+pub mod permit_registry;
+pub mod permit_table;
 mod queue;
-pub mod register;
 
+pub use adaptive::AdaptiveLimit;
 pub use in_flight::Permit;
 pub use limiter::Limiter;
-pub use policy::AdaptiveLimit;
+pub use permit_registry::PermitRegistry;
 pub use queue::QueueTicket;
-pub use register::PermitRegistry;
 
 /// The result of a request, as far as its latency is evidence about the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

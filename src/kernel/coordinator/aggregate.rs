@@ -106,7 +106,8 @@ pub struct LimitInference {
 /// growth: it has no evidence. It can vote for a decrease at any use.
 #[must_use]
 pub fn vote(inference: &LimitInference) -> Option<LimitFactor> {
-    let allowed = NonZeroU64::new(inference.allowed.0).filter(|_| MIN_SAMPLES <= inference.samples)?;
+    let allowed =
+        NonZeroU64::new(inference.allowed.0).filter(|_| MIN_SAMPLES <= inference.samples)?;
     let scaled = u128::from(inference.estimate.0).saturating_mul(u128::from(LimitFactor::ONE.0));
     let whole = u128::from(FractionalLimit::from_share(Share(allowed.get())).0);
     let ratio = scaled.checked_div(whole).and_then(|r| u32::try_from(r).ok());

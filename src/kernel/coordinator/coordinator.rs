@@ -13,11 +13,11 @@
 //! - Deletion: after [`Coordinator::unused_from`] no share is in use.
 
 use super::aggregate::{FractionalLimit, LimitFactor};
-use super::life::CoordinatorIncarnation;
-use super::message::{Grant, Heartbeat, GrantInUse};
-use super::seat::{GrantRecord, ShareState};
-use super::split::{SplitMode, ReplicaDemand};
-use super::terms::{CoordinatorConfig, ShareTiming};
+use super::config::{CoordinatorConfig, ShareTiming};
+use super::incarnation::CoordinatorIncarnation;
+use super::message::{Grant, GrantInUse, Heartbeat};
+use super::share_state::{GrantRecord, ShareState};
+use super::split::{ReplicaDemand, SplitMode};
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
 
 /// The most share states of one limit, so that a faulty fleet cannot fill the store.
@@ -61,9 +61,16 @@ pub enum HeartbeatReply {
 
 impl Coordinator {
     /// Applies `heartbeat` at `now` on the store's clock, in the coordinator incarnation `incarnation`.
-    pub fn apply_heartbeat(&mut self, now: Nanos, incarnation: &CoordinatorIncarnation, config: &CoordinatorConfig, heartbeat: &Heartbeat) -> HeartbeatReply {
+    pub fn apply_heartbeat(
+        &mut self,
+        now: Nanos,
+        incarnation: &CoordinatorIncarnation,
+        config: &CoordinatorConfig,
+        heartbeat: &Heartbeat,
+    ) -> HeartbeatReply {
         if self.incarnation != incarnation.incarnation {
-            *self = Self { incarnation: incarnation.incarnation, counted_at: now, ..Self::default() };
+            *self =
+                Self { incarnation: incarnation.incarnation, counted_at: now, ..Self::default() };
         }
         self.latest_time = self.latest_time.max(now);
         let now = self.latest_time;
@@ -103,26 +110,54 @@ impl Coordinator {
 
     /// The index of the share state of `heartbeat`, or its insertion index.
     fn find_index(&self, heartbeat: &Heartbeat) -> Result<usize, HeartbeatReply> {
-        let later = |seat: &ShareState| seat.replica == heartbeat.replica && heartbeat.incarnation < seat.incarnation;
+        let later = |seat: &ShareState| {
+            seat.replica == heartbeat.replica && heartbeat.incarnation < seat.incarnation
+        };
         if self.share_states.iter().any(later) {
             return Err(HeartbeatReply::Superseded);
         }
         let ours = |holds: &GrantInUse| holds.coordinator_incarnation == self.incarnation;
-        if heartbeat.grant_in_use.filter(ours).is_some_and(|holds| self.generation < holds.generation) {
+        if heartbeat
+            .grant_in_use
+            .filter(ours)
+            .is_some_and(|holds| self.generation < holds.generation)
+        {
             return Err(HeartbeatReply::StateLost);
         }
         match self.share_states.binary_search_by_key(&heartbeat.sort_key(), ShareState::sort_key) {
-            Ok(at) if self.share_states.get(at).is_some_and(|seat| heartbeat.number <= seat.number) => {
+            Ok(at)
+                if self
+                    .share_states
+                    .get(at)
+                    .is_some_and(|seat| heartbeat.number <= seat.number) =>
+            {
                 Err(HeartbeatReply::Stale)
             }
-            Err(_) if MAX_SHARE_STATES <= self.share_states.len() => Err(HeartbeatReply::TooManyReplicas),
+            Err(_) if MAX_SHARE_STATES <= self.share_states.len() => {
+                Err(HeartbeatReply::TooManyReplicas)
+            }
             Ok(at) | Err(at) => Ok(at),
         }
     }
 
-    fn store_heartbeat(&mut self, at: usize, now: Nanos, config: &CoordinatorConfig, heartbeat: &Heartbeat, grace: bool) -> ShareState {
-        let before = self.share_states.get(at).filter(|seat| seat.sort_key() == heartbeat.sort_key()).copied();
-        let confirmed = if heartbeat.is_leaving { GrantRecord::default() } else { self.confirmed_grant(before, heartbeat, grace) };
+    fn store_heartbeat(
+        &mut self,
+        at: usize,
+        now: Nanos,
+        config: &CoordinatorConfig,
+        heartbeat: &Heartbeat,
+        grace: bool,
+    ) -> ShareState {
+        let before = self
+            .share_states
+            .get(at)
+            .filter(|seat| seat.sort_key() == heartbeat.sort_key())
+            .copied();
+        let confirmed = if heartbeat.is_leaving {
+            GrantRecord::default()
+        } else {
+            self.confirmed_grant(before, heartbeat, grace)
+        };
         let ShareTiming { share_lifetime, max_duration, .. } = config.timing;
         let expires_at = before.map_or(now, |seat| seat.expires_at).max(now.plus(share_lifetime));
         let rests = now.plus(max_duration);
@@ -132,13 +167,16 @@ impl Coordinator {
             number: heartbeat.number,
             confirmed,
             // Void since this heartbeat was sent. Until the reply it shows if the replica waits.
-            granted: before.filter(|_| !heartbeat.is_leaving).map_or(confirmed, |seat| seat.granted),
+            granted: before
+                .filter(|_| !heartbeat.is_leaving)
+                .map_or(confirmed, |seat| seat.granted),
             replied_limit: before.map_or(Share(0), |seat| seat.replied_limit),
             in_flight: heartbeat.in_flight,
             demand: heartbeat.demand,
             vote: self.valid_vote(before, heartbeat),
             expires_at: if heartbeat.is_leaving { now } else { expires_at },
-            earlier_requests_end: before.map_or(rests, |seat| seat.previous_requests_end(now, &config.timing)),
+            earlier_requests_end: before
+                .map_or(rests, |seat| seat.previous_requests_end(now, &config.timing)),
             max_duration,
             changed_at: before.map_or(now, |seat| seat.changed_at),
         };
@@ -150,7 +188,12 @@ impl Coordinator {
     }
 
     /// The grant that the replica had when it sent `heartbeat`, confirmed by its number.
-    fn confirmed_grant(&self, before: Option<ShareState>, heartbeat: &Heartbeat, grace: bool) -> GrantRecord {
+    fn confirmed_grant(
+        &self,
+        before: Option<ShareState>,
+        heartbeat: &Heartbeat,
+        grace: bool,
+    ) -> GrantRecord {
         let Some(holds) = heartbeat.grant_in_use else { return GrantRecord::default() };
         if holds.coordinator_incarnation == self.incarnation {
             let both = before.into_iter().flat_map(|seat| [seat.confirmed, seat.granted]);
@@ -172,9 +215,19 @@ impl Coordinator {
     }
 
     /// Keeps the limit within its bounds, recovers it after a loss of state, and counts the votes.
-    fn update_limit(&mut self, now: Nanos, config: &CoordinatorConfig, heartbeat: &Heartbeat, grace: bool) {
-        let earlier = |holds: &GrantInUse| grace && holds.coordinator_incarnation != self.incarnation;
-        let claim = heartbeat.grant_in_use.filter(earlier).map(|holds| FractionalLimit::from_share(holds.limit));
+    fn update_limit(
+        &mut self,
+        now: Nanos,
+        config: &CoordinatorConfig,
+        heartbeat: &Heartbeat,
+        grace: bool,
+    ) {
+        let earlier =
+            |holds: &GrantInUse| grace && holds.coordinator_incarnation != self.incarnation;
+        let claim = heartbeat
+            .grant_in_use
+            .filter(earlier)
+            .map(|holds| FractionalLimit::from_share(holds.limit));
         let level = match (self.limit.filter(|_| self.is_recovered || claim.is_none()), claim) {
             (Some(level), Some(claim)) => level.min(claim),
             (level, claim) => level.or(claim).unwrap_or(FractionalLimit::from_share(config.start)),
@@ -187,7 +240,8 @@ impl Coordinator {
     }
 
     fn count_votes(&mut self, now: Nanos, config: &CoordinatorConfig) {
-        let mut votes: Vec<LimitFactor> = self.live_replicas(now).filter_map(|(_, seat)| seat.vote).collect();
+        let mut votes: Vec<LimitFactor> =
+            self.live_replicas(now).filter_map(|(_, seat)| seat.vote).collect();
         let (Some(ratio), Some(level)) = (config.aggregate.combine(&mut votes), self.limit) else {
             return;
         };
@@ -207,7 +261,14 @@ impl Coordinator {
     }
 
     /// Grants the fair share, as far as the exposure of the others leaves room.
-    fn grant_share(&mut self, at: usize, now: Nanos, config: &CoordinatorConfig, state: ShareState, grace: bool) -> Grant {
+    fn grant_share(
+        &mut self,
+        at: usize,
+        now: Nanos,
+        config: &CoordinatorConfig,
+        state: ShareState,
+        grace: bool,
+    ) -> Grant {
         let live: Vec<(usize, ReplicaDemand)> =
             self.live_replicas(now).map(|(at, seat)| (at, self.demand(seat))).collect();
         let (fair_share, reserved) = self.fair_share(&live, at, now, config);
@@ -240,11 +301,21 @@ impl Coordinator {
 
     fn demand(&self, state: &ShareState) -> ReplicaDemand {
         let need = state.demand.min(self.limit());
-        ReplicaDemand { need, is_waiting: state.granted.share == Share(0), changed_at: state.changed_at }
+        ReplicaDemand {
+            need,
+            is_waiting: state.granted.share == Share(0),
+            changed_at: state.changed_at,
+        }
     }
 
     /// The fair share, even if there is no room yet, and the permits that others receive first.
-    fn fair_share(&self, live: &[(usize, ReplicaDemand)], at: usize, now: Nanos, config: &CoordinatorConfig) -> (Share, Share) {
+    fn fair_share(
+        &self,
+        live: &[(usize, ReplicaDemand)],
+        at: usize,
+        now: Nanos,
+        config: &CoordinatorConfig,
+    ) -> (Share, Share) {
         let wants: Vec<ReplicaDemand> = live.iter().map(|(_, want)| *want).collect();
         let me = live.iter().position(|(seat, _)| *seat == at);
         let turned = now.since(config.timing.turn_duration());
@@ -265,8 +336,7 @@ impl Coordinator {
         grace: bool,
     ) -> Share {
         let others = self.other_states(at);
-        let free =
-            self.limit().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
+        let free = self.limit().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
         let own = self.share_states.get(at).map_or(Share(0), |seat| seat.confirmed.share);
         if free < own {
             // The limit fell below the exposure. Cutting all shares to zero until
@@ -274,8 +344,7 @@ impl Coordinator {
             // while all shares that were granted since the decrease fit the limit.
             return fair.min(own).min(self.room_after_decrease(live, at));
         }
-        let floor =
-            Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.limit().0)));
+        let floor = Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.limit().0)));
         let short = |(other, want): &(usize, ReplicaDemand)| {
             let granted = self.share_states.get(*other).map_or(Share(0), |seat| seat.granted.share);
             *other != at && granted < want.need.max(floor)
@@ -302,6 +371,10 @@ impl Coordinator {
     }
 
     fn other_states(&self, at: usize) -> impl Iterator<Item = &ShareState> {
-        self.share_states.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, seat)| seat)
+        self.share_states
+            .iter()
+            .enumerate()
+            .filter(move |(other, _)| *other != at)
+            .map(|(_, seat)| seat)
     }
 }

@@ -39,19 +39,19 @@
 //! - Transport, storage of the state, and liveness detection.
 
 pub mod aggregate;
+pub mod clock_reading;
+pub mod config;
 #[allow(clippy::module_inception, reason = "the room is named for its first tenant")]
 pub mod coordinator;
-pub mod life;
-pub mod member;
+pub mod incarnation;
 pub mod message;
-pub mod reading;
-pub mod seat;
+pub mod share_client;
+pub mod share_state;
 pub mod split;
-pub mod terms;
 
+pub use clock_reading::ClockReading;
+pub use config::{CoordinatorConfig, ShareTiming};
 pub use coordinator::{Coordinator, HeartbeatReply};
-pub use life::CoordinatorIncarnation;
-pub use member::ShareClient;
+pub use incarnation::CoordinatorIncarnation;
 pub use message::{Grant, Heartbeat};
-pub use reading::ClockReading;
-pub use terms::{CoordinatorConfig, ShareTiming};
+pub use share_client::ShareClient;

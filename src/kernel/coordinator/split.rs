@@ -12,7 +12,7 @@
 use std::num::NonZeroU64;
 
 use super::aggregate::FractionalLimit;
-use super::terms::MOST;
+use super::config::MOST;
 use crate::kernel::units::{Nanos, Share};
 
 /// The rule that divides a limit.
@@ -91,7 +91,13 @@ impl SplitMode {
     /// If the limit is smaller than the fleet, a turn that began at or before `turned` is over.
     /// Cost: O(replicas) in a few rounds; O(replicas²) only if each round satisfies one replica.
     #[must_use]
-    pub fn fair_share(self, ceiling: Share, wants: &[ReplicaDemand], me: usize, turned: Nanos) -> Share {
+    pub fn fair_share(
+        self,
+        ceiling: Share,
+        wants: &[ReplicaDemand],
+        me: usize,
+        turned: Nanos,
+    ) -> Share {
         match (self, self.split_rule(ceiling, wants)) {
             (_, SplitRule::Turns) => {
                 let ahead = self.ahead(wants, me, turned).count();
@@ -109,7 +115,13 @@ impl SplitMode {
     /// Without this, two replicas could pass permits to each other for as
     /// long as the first in line sends its heartbeats at the wrong instants.
     #[must_use]
-    pub fn reserved(self, ceiling: Share, wants: &[ReplicaDemand], me: usize, turned: Nanos) -> Share {
+    pub fn reserved(
+        self,
+        ceiling: Share,
+        wants: &[ReplicaDemand],
+        me: usize,
+        turned: Nanos,
+    ) -> Share {
         match self.split_rule(ceiling, wants) {
             SplitRule::Turns => {
                 let waiting = self.ahead(wants, me, turned).filter(|want| want.is_waiting);
@@ -130,10 +142,18 @@ impl SplitMode {
         }
     }
 
-    fn ahead(self, wants: &[ReplicaDemand], me: usize, turned: Nanos) -> impl Iterator<Item = &ReplicaDemand> {
-        let place = move |at: usize, want: &ReplicaDemand| (self.priority_class(want, turned), want.changed_at, at);
+    fn ahead(
+        self,
+        wants: &[ReplicaDemand],
+        me: usize,
+        turned: Nanos,
+    ) -> impl Iterator<Item = &ReplicaDemand> {
+        let place = move |at: usize, want: &ReplicaDemand| {
+            (self.priority_class(want, turned), want.changed_at, at)
+        };
         let mine = wants.get(me).map(|want| place(me, want));
-        let before = move |at: usize, want: &ReplicaDemand| mine.is_some_and(|mine| place(at, want) < mine);
+        let before =
+            move |at: usize, want: &ReplicaDemand| mine.is_some_and(|mine| place(at, want) < mine);
         wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
     }
 

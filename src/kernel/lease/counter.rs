@@ -6,11 +6,11 @@
 //! Not covered:
 //! - Permission to refund (see [`super::book`]).
 
-use crate::kernel::rate::fixed_window::{WindowCount, FixedWindow};
+use crate::kernel::rate::fixed_window::{FixedWindow, WindowCount};
 use crate::kernel::rate::gcra::{Gcra, Tat};
 use crate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
-use crate::kernel::rate::sliding_window::{WindowPair, SlidingWindow};
-use crate::kernel::rate::{Headroom, CounterDecision};
+use crate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
+use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit and its counter state, by strategy.
@@ -84,7 +84,9 @@ impl AnyCounter<'_> {
             (Self::FixedWindow(limit, state), ChargeLocation::Window(at)) if state.start == at => {
                 limit.refund(state, now, hits);
             }
-            (Self::SlidingWindow(limit, state), ChargeLocation::SlidingWindow(at)) if state.start == at => {
+            (Self::SlidingWindow(limit, state), ChargeLocation::SlidingWindow(at))
+                if state.start == at =>
+            {
                 limit.refund(state, now, hits);
             }
             (Self::SlidingLog(_, state), ChargeLocation::LogEntry(at)) => state.refund_at(at, hits),
@@ -103,7 +105,9 @@ impl AnyCounter<'_> {
 #[must_use]
 pub fn headroom_of(step: CounterDecision) -> Headroom {
     match step {
-        CounterDecision::Allow(room) | CounterDecision::Deny { headroom: room, .. } | CounterDecision::ExceedsLimit(room) => room,
+        CounterDecision::Allow(room)
+        | CounterDecision::Deny { headroom: room, .. }
+        | CounterDecision::ExceedsLimit(room) => room,
         CounterDecision::OutsideWindows => Headroom::default(),
     }
 }

@@ -46,17 +46,17 @@
 //! - Sending, retrying and waiting (see `engine::leases`).
 //! - Choosing the keys that a replica leases.
 
-pub mod book;
+pub mod balance;
 pub mod counter;
-pub mod hold;
-pub mod ledger;
+pub mod reservation;
 pub mod sizer;
+pub mod table;
 
-use crate::kernel::rate::{Headroom, CounterDecision};
+use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
-use book::with_headroom;
 use counter::headroom_of;
 use sizer::LeaseSizing;
+use table::with_headroom;
 
 /// The lease settings of one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

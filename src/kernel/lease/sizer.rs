@@ -84,8 +84,13 @@ struct DemandTally {
 }
 
 impl DemandTally {
-    const NONE: Self =
-        Self { requested: Hits(0), checks: 0, unspent: Hits(0), largest_check: Hits(0), largest_lease: Hits(0) };
+    const NONE: Self = Self {
+        requested: Hits(0),
+        checks: 0,
+        unspent: Hits(0),
+        largest_check: Hits(0),
+        largest_lease: Hits(0),
+    };
 }
 
 impl LeaseSizer {
@@ -93,7 +98,15 @@ impl LeaseSizer {
     #[must_use]
     pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
         let span = if term.0 < MAX_SPAN.0 { term } else { MAX_SPAN };
-        Self { sizing: size, duration: term, span, max_lease: most, started_at: Nanos(0), current: DemandTally::NONE, last: DemandTally::NONE }
+        Self {
+            sizing: size,
+            duration: term,
+            span,
+            max_lease: most,
+            started_at: Nanos(0),
+            current: DemandTally::NONE,
+            last: DemandTally::NONE,
+        }
     }
 
     /// The span in which demand is counted.
@@ -154,8 +167,11 @@ impl LeaseSizer {
             LeaseSizing::Learned => {
                 let DemandTally { requested: asked, unspent: stranded, .. } = self.last_span(now);
                 let asked = asked.less(excluded);
-                let lease =
-                    if asked < SMALL_DEMAND { asked.0 } else { scaled(asked.0, self.duration.0, self.span.0) };
+                let lease = if asked < SMALL_DEMAND {
+                    asked.0
+                } else {
+                    scaled(asked.0, self.duration.0, self.span.0)
+                };
                 Hits(scaled(lease, asked.0, asked.plus(stranded).0))
             }
         };
@@ -176,7 +192,9 @@ impl LeaseSizer {
     pub fn expected_hits(&self, now: Nanos, time: Nanos) -> Hits {
         match self.sizing {
             LeaseSizing::Fixed(_) => Hits(0),
-            LeaseSizing::Learned => Hits(scaled(self.last_span(now).requested.0, time.0, self.span.0)),
+            LeaseSizing::Learned => {
+                Hits(scaled(self.last_span(now).requested.0, time.0, self.span.0))
+            }
         }
     }
 
@@ -201,7 +219,12 @@ impl LeaseSizer {
         match self.sizing {
             LeaseSizing::Fixed(hits) => balance.0 < hits.0.div_ceil(REFILL_DIVISOR),
             LeaseSizing::Learned => {
-                let DemandTally { requested: asked, largest_check: largest, largest_lease: lent, .. } = self.last_span(now);
+                let DemandTally {
+                    requested: asked,
+                    largest_check: largest,
+                    largest_lease: lent,
+                    ..
+                } = self.last_span(now);
                 let next = largest.0.min(lent.0 / REFILL_DIVISOR);
                 balance.0 <= scaled(asked.0, ahead.0, self.span.0).max(next)
             }

@@ -32,7 +32,7 @@
 //! - The starts of calendar windows, which the engine plans.
 
 use super::limit::{EXACT_BOUND, LimitError, Tick};
-use super::{Headroom, CounterDecision};
+use super::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The shortest window; shorter ones would measure network jitter.
@@ -107,7 +107,9 @@ impl FixedWindow {
 
     /// Refunds `hits` to the current window; a window that is over gets no refund.
     pub fn refund(&self, state: &mut WindowCount, now: Nanos, hits: Hits) -> CounterDecision {
-        let Some((mut count, end)) = self.current(*state, now) else { return CounterDecision::OutsideWindows };
+        let Some((mut count, end)) = self.current(*state, now) else {
+            return CounterDecision::OutsideWindows;
+        };
         count.count = count.count.saturating_sub(hits.0);
         *state = count;
         CounterDecision::Allow(self.headroom(count, end, now))
@@ -120,7 +122,9 @@ impl FixedWindow {
     }
 
     fn decide(&self, state: WindowCount, now: Nanos, hits: Hits) -> (WindowCount, CounterDecision) {
-        let Some((mut count, end)) = self.current(state, now) else { return (state, CounterDecision::OutsideWindows) };
+        let Some((mut count, end)) = self.current(state, now) else {
+            return (state, CounterDecision::OutsideWindows);
+        };
         // The Lua script, which only has doubles, saturates here too.
         count.count = count.count.saturating_add(hits.0).min(EXACT_BOUND.saturating_sub(1));
         let room = self.headroom(count, end, now);

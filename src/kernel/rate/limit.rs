@@ -172,7 +172,11 @@ pub(super) struct FittedRate {
 }
 
 /// Returns the finest tick with (`burst` + 1)·P < 2^53.
-pub(super) fn fit_rate(requests: NonZeroU32, period: Nanos, burst: u32) -> Result<FittedRate, LimitError> {
+pub(super) fn fit_rate(
+    requests: NonZeroU32,
+    period: Nanos,
+    burst: u32,
+) -> Result<FittedRate, LimitError> {
     if period == Nanos(0) {
         return Err(LimitError::ZeroPeriod);
     }

@@ -127,7 +127,9 @@ impl Strategy {
         let elapsed = now.since(at);
         if room.reset_after <= elapsed {
             let reset_after = match self {
-                Self::FixedWindow(limit) => limit.windows().time_left(at.plus(room.reset_after), now),
+                Self::FixedWindow(limit) => {
+                    limit.windows().time_left(at.plus(room.reset_after), now)
+                }
                 Self::Gcra(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => Nanos(0),
             };
             return Headroom { remaining: Hits(u64::from(self.max_at_once())), reset_after };

@@ -40,7 +40,7 @@
 use std::collections::VecDeque;
 
 use super::limit::{EXACT_BOUND, LimitError, Tick};
-use super::{Headroom, CounterDecision};
+use super::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over every interval of one period.
@@ -100,14 +100,16 @@ impl SlidingLog {
     #[must_use]
     pub fn peek(&self, state: &ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
         let now = Tick::Micro.floor(now);
-        let expired = state.runs.iter().map_while(|run| self.is_expired(*run, now).then_some(run.hits));
+        let expired =
+            state.runs.iter().map_while(|run| self.is_expired(*run, now).then_some(run.hits));
         let held = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
         let admitted = self.decide(state, held, now, hits);
         match admitted {
             // Reset time as if the hits were already in the log.
-            CounterDecision::Allow(room) if hits.0 != 0 => {
-                CounterDecision::Allow(Headroom { reset_after: Tick::Micro.nanos(self.period), ..room })
-            }
+            CounterDecision::Allow(room) if hits.0 != 0 => CounterDecision::Allow(Headroom {
+                reset_after: Tick::Micro.nanos(self.period),
+                ..room
+            }),
             step => step,
         }
     }

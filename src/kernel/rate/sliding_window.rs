@@ -40,8 +40,8 @@
 
 use std::num::{NonZeroU32, NonZeroU64};
 
-use super::limit::{self, LimitError, Tick, RefillRate};
-use super::{Headroom, CounterDecision};
+use super::limit::{self, LimitError, RefillRate, Tick};
+use super::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 
 /// A limit over two interpolated windows.

@@ -93,7 +93,10 @@ pub fn read_tree(paths: &[PathBuf]) -> Result<Vec<TextFile>, SourceReadError> {
 }
 
 /// Lists the files below `paths`. After an error, the listing contains the files found so far.
-pub(super) fn list_files(paths: &[PathBuf], tree: &FileFilter) -> (FileListing, Option<SourceReadError>) {
+pub(super) fn list_files(
+    paths: &[PathBuf],
+    tree: &FileFilter,
+) -> (FileListing, Option<SourceReadError>) {
     let mut listing = FileListing::default();
     let mut error = None;
     for path in paths {
@@ -156,7 +159,12 @@ impl FileListing {
         self.add_file(path, &metadata)
     }
 
-    fn add_directory(&mut self, path: &Path, depth: usize, tree: &FileFilter) -> Result<(), SourceReadError> {
+    fn add_directory(
+        &mut self,
+        path: &Path,
+        depth: usize,
+        tree: &FileFilter,
+    ) -> Result<(), SourceReadError> {
         if depth > MAX_DEPTH {
             return Err(SourceReadError::TooDeep { path: path.to_owned(), most: MAX_DEPTH });
         }
@@ -170,7 +178,12 @@ impl FileListing {
         Ok(())
     }
 
-    fn add_entry(&mut self, path: &Path, depth: usize, tree: &FileFilter) -> Result<(), SourceReadError> {
+    fn add_entry(
+        &mut self,
+        path: &Path,
+        depth: usize,
+        tree: &FileFilter,
+    ) -> Result<(), SourceReadError> {
         let link_metadata = match fs::symlink_metadata(path) {
             // Deleted since the directory was read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -53,7 +53,9 @@ impl FileWatches {
 
     /// Watches exactly `directories` and the parents that can replace a configured path.
     pub(super) fn watch_only(&mut self, directories: &[PathBuf]) -> WatchResult {
-        let Some(watcher) = &mut self.watcher else { return WatchResult { has_new: false, is_complete: false } };
+        let Some(watcher) = &mut self.watcher else {
+            return WatchResult { has_new: false, is_complete: false };
+        };
         let mut wanted: BTreeSet<_> = directories.iter().map(|path| absolute(path)).collect();
         wanted.extend(self.paths.iter().flat_map(|path| parent_directories(path)));
         for unwanted in self.watched.difference(&wanted) {
@@ -65,7 +67,10 @@ impl FileWatches {
         let wanted_count = wanted.len();
         wanted.retain(|path| watcher.watch(path, RecursiveMode::NonRecursive).is_ok());
         self.watched = wanted;
-        WatchResult { has_new: !self.watched.is_subset(&before), is_complete: self.watched.len() == wanted_count }
+        WatchResult {
+            has_new: !self.watched.is_subset(&before),
+            is_complete: self.watched.len() == wanted_count,
+        }
     }
 }
 

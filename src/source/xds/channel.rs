@@ -112,7 +112,8 @@ pub async fn connect(server: &XdsServer) -> Result<Channel, XdsConnectError> {
             .parse::<Uri>()
             .map_err(|error| XdsConnectError::Address(error.to_string()))
     };
-    let endpoint = Endpoint::from(uri("http")?).origin(uri(scheme)?).connect_timeout(CONNECT_TIMEOUT);
+    let endpoint =
+        Endpoint::from(uri("http")?).origin(uri(scheme)?).connect_timeout(CONNECT_TIMEOUT);
     Ok(endpoint.connect_with_connector(XdsConnector(Arc::new(server.clone()))).await?)
 }
 
@@ -138,7 +139,10 @@ impl Service<Uri> for XdsConnector {
 async fn open_stream(server: &XdsServer) -> io::Result<XdsByteStream> {
     let stream = TcpStream::connect((server.host.as_str(), server.port)).await?;
     stream.set_nodelay(true)?;
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_IDLE / 2).with_retries(2);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_IDLE / 2)
+        .with_retries(2);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     let Some(tls) = server.tls.clone() else { return Ok(XdsByteStream::Plain(stream)) };
     let name = tls.server_name.clone().unwrap_or_else(|| server.host.clone());
@@ -154,15 +158,20 @@ fn client_config(tls: &XdsTls) -> io::Result<ClientConfig> {
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
         .with_root_certificates(
-            pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trust_system_cas).map_err(io::Error::other)?,
+            pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trust_system_cas)
+                .map_err(io::Error::other)?,
         );
     let mut config = match &tls.client_identity {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
             let chain = pem::certificates(certificate).map_err(io::Error::other)?;
             let private_key = pem::private_key(key).map_err(io::Error::other)?;
-            let mismatch_error = |error| pem::PemError::new(certificate, &format_args!("does not fit: {error}"));
-            builder.with_client_auth_cert(chain, private_key).map_err(mismatch_error).map_err(io::Error::other)?
+            let mismatch_error =
+                |error| pem::PemError::new(certificate, &format_args!("does not fit: {error}"));
+            builder
+                .with_client_auth_cert(chain, private_key)
+                .map_err(mismatch_error)
+                .map_err(io::Error::other)?
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];

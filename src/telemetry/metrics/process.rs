@@ -105,7 +105,10 @@ mod tests {
     #[test]
     fn process_metrics_of_this_process_are_plausible() {
         let seen = ProcessUsage::measure().unwrap();
-        assert!(1 << 20 < seen.resident_bytes && seen.resident_bytes <= seen.virtual_bytes, "{seen:?}");
+        assert!(
+            1 << 20 < seen.resident_bytes && seen.resident_bytes <= seen.virtual_bytes,
+            "{seen:?}"
+        );
         assert!(3 <= seen.open_files && seen.open_files <= seen.max_files, "{seen:?}");
     }
 }

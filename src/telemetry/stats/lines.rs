@@ -71,7 +71,12 @@ impl StatLineFormatter {
             }
             StatSample::Gauge(name, value) => lines.push(self.format_line(name, value, "g")),
             StatSample::Timer(name, timer) => {
-                lines.extend(timer.take_unsent().into_iter().map(|millis| self.format_line(name, millis, "ms")));
+                lines.extend(
+                    timer
+                        .take_unsent()
+                        .into_iter()
+                        .map(|millis| self.format_line(name, millis, "ms")),
+                );
             }
         });
         lines
@@ -117,8 +122,10 @@ impl StatLineFormatter {
         let Some((rule, captures)) = matched else { return (name.to_owned(), Vec::new()) };
         let groups: Vec<&str> =
             captures.iter().skip(1).map(|group| group.map_or("", |group| group.as_str())).collect();
-        let tags =
-            rule.tags.iter().map(|(tag, text)| (fill_template(tag, &groups), fill_template(text, &groups)));
+        let tags = rule
+            .tags
+            .iter()
+            .map(|(tag, text)| (fill_template(tag, &groups), fill_template(text, &groups)));
         (fill_template(&rule.name, &groups), tags.collect())
     }
 }

@@ -145,7 +145,10 @@ struct QuantileOption {
 }
 
 /// Returns the quantiles of `summary_options`, or those of the deprecated field `quantiles`.
-fn option_quantiles(summary: Option<&SummaryOptions>, old: Option<&Vec<QuantileOption>>) -> Option<Vec<f64>> {
+fn option_quantiles(
+    summary: Option<&SummaryOptions>,
+    old: Option<&Vec<QuantileOption>>,
+) -> Option<Vec<f64>> {
     let list = summary.and_then(|summary| summary.quantiles.as_ref()).or(old)?;
     Some(list.iter().map(|named| named.quantile).collect())
 }
@@ -168,10 +171,11 @@ impl StatMapping {
     /// - [`MappingError::Unreadable`] if the file is not YAML or has an unknown structure.
     /// - [`MappingError::MappingRule`] for the first invalid rule.
     pub fn parse(text: &str) -> Result<Self, MappingError> {
-        let file: MappingFile =
-            serde_saphyr::from_str(text).map_err(|error| MappingError::Unreadable(error.to_string()))?;
+        let file: MappingFile = serde_saphyr::from_str(text)
+            .map_err(|error| MappingError::Unreadable(error.to_string()))?;
         let rules = file.mappings.into_iter().enumerate().map(|(at, entry)| {
-            parse_rule(entry, &file.defaults).map_err(|what| MappingError::InvalidRule { number: at + 1, what })
+            parse_rule(entry, &file.defaults)
+                .map_err(|what| MappingError::InvalidRule { number: at + 1, what })
         });
         let mut rules: Vec<_> = rules.collect::<Result<_, _>>()?;
         rules.sort_by_key(|rule| matches!(rule.pattern, NamePattern::Regex(_)));
@@ -190,7 +194,9 @@ fn parse_rule(entry: MappingEntry, defaults: &MappingDefaults) -> Result<Mapping
     let match_type = entry.match_type.as_ref().or(defaults.match_type.as_ref());
     let pattern = match match_type.map_or("glob", String::as_str) {
         "glob" | "" => NamePattern::Parts(parse_glob(&entry.r#match)),
-        "regex" => NamePattern::Regex(Regex::new(&entry.r#match).map_err(|error| error.to_string())?),
+        "regex" => {
+            NamePattern::Regex(Regex::new(&entry.r#match).map_err(|error| error.to_string())?)
+        }
         other => return Err(format!("`match_type: {other}` is neither glob nor regex")),
     };
     let kind = match entry.match_metric_type.as_deref() {
@@ -214,7 +220,9 @@ fn parse_rule(entry: MappingEntry, defaults: &MappingDefaults) -> Result<Mapping
     };
     let buckets = || own.or_else(common).unwrap_or_else(|| DEFAULT_BUCKETS.to_vec());
     let quantiles = option_quantiles(entry.summary_options.as_ref(), entry.quantiles.as_ref())
-        .or_else(|| option_quantiles(defaults.summary_options.as_ref(), defaults.quantiles.as_ref()))
+        .or_else(|| {
+            option_quantiles(defaults.summary_options.as_ref(), defaults.quantiles.as_ref())
+        })
         .unwrap_or_else(|| DEFAULT_QUANTILES.to_vec());
     if quantiles.iter().any(|quantile| !(0.0..=1.0).contains(quantile)) {
         return Err("a quantile is from 0 to 1".to_owned());
@@ -238,7 +246,8 @@ fn parse_glob(glob: &str) -> Vec<Option<String>> {
 impl MappingRule {
     fn map(&self, name: &str) -> Option<MappedMetric> {
         let groups = self.pattern.capture_groups(name)?;
-        let labels = self.labels.iter().map(|(label, text)| (label.clone(), fill_template(text, &groups)));
+        let labels =
+            self.labels.iter().map(|(label, text)| (label.clone(), fill_template(text, &groups)));
         Some(MappedMetric {
             name: sanitize_metric_name(&fill_template(&self.name, &groups)),
             labels: labels.collect(),

@@ -25,10 +25,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::RwLock;
 
 use crate::kernel::units::Nanos;
-pub use lines::{LineFormat, StatLineFormatter, NameRewrite};
+pub use lines::{LineFormat, NameRewrite, StatLineFormatter};
 use mapping::StatMapping;
 pub use page::render_page;
-pub use rule::{RuleStats, RuleCharge};
+pub use rule::{RuleCharge, RuleStats};
 pub use timer::{CallTimer, TimerSnapshot};
 
 /// The domain and the key of statistics beyond the maximum number of names.
@@ -184,7 +184,8 @@ impl Stats {
         }
         *count += 1;
         let name: Box<str> = names::sanitize(text).into();
-        let rule = rules.by_name.entry(name).or_insert_with_key(|name| Arc::new(RuleStats::new(name)));
+        let rule =
+            rules.by_name.entry(name).or_insert_with_key(|name| Arc::new(RuleStats::new(name)));
         let rule = Arc::clone(rule);
         rules.by_key.insert(text.into(), Arc::clone(&rule));
         rule

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::mapping::{StatKind, MappedMetric, sanitize_metric_name};
+use super::mapping::{MappedMetric, StatKind, sanitize_metric_name};
 use super::timer::TimerSnapshot;
 use super::{ExternalStat, StatSample, Stats};
 
@@ -25,7 +25,8 @@ pub fn render_page(stats: &Stats, looked: &[ExternalStat]) -> String {
             StatSample::Gauge(name, _) => (name, StatKind::Gauge),
             StatSample::Timer(name, _) => (name, StatKind::Timer),
         };
-        let unmapped = || MappedMetric { name: sanitize_metric_name(name), ..MappedMetric::default() };
+        let unmapped =
+            || MappedMetric { name: sanitize_metric_name(name), ..MappedMetric::default() };
         let mapped = stats.mapping.map(name, kind).unwrap_or_else(unmapped);
         if !mapped.is_dropped {
             add_sample(&mut families, &mapped, sample);
@@ -39,7 +40,11 @@ pub fn render_page(stats: &Stats, looked: &[ExternalStat]) -> String {
     page
 }
 
-fn add_sample(families: &mut BTreeMap<String, PageFamily>, mapped: &MappedMetric, sample: StatSample<'_>) {
+fn add_sample(
+    families: &mut BTreeMap<String, PageFamily>,
+    mapped: &MappedMetric,
+    sample: StatSample<'_>,
+) {
     let (kind, shown) = match sample {
         StatSample::Counter(_, count) => ("counter", SeriesValue::Number(count)),
         StatSample::Gauge(_, value) => ("gauge", SeriesValue::Number(value)),
@@ -76,7 +81,12 @@ fn write_family(
     })
 }
 
-fn write_times(page: &mut String, name: &str, labels: &str, times: &TimerSnapshot) -> std::fmt::Result {
+fn write_times(
+    page: &mut String,
+    name: &str,
+    labels: &str,
+    times: &TimerSnapshot,
+) -> std::fmt::Result {
     let comma = if labels.is_empty() { "" } else { "," };
     for (bound, count) in &times.buckets {
         writeln!(page, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}")?;

@@ -63,7 +63,14 @@ impl RuleStats {
 
     /// Counts the result of a charge. Source: `reference` §6.2.
     pub fn count_result(&self, verdict: RuleCharge) {
-        let RuleCharge { hits, counter: held, limit, near_limit: near, is_cached_denial: is_remembered, is_shadow: shadow } = verdict;
+        let RuleCharge {
+            hits,
+            counter: held,
+            limit,
+            near_limit: near,
+            is_cached_denial: is_remembered,
+            is_shadow: shadow,
+        } = verdict;
         let before = held.saturating_sub(hits);
         if held <= limit && !is_remembered {
             self.add(WITHIN, hits);

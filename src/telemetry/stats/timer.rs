@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::mapping::{StatKind, StatMapping, DEFAULT_QUANTILES};
+use super::mapping::{DEFAULT_QUANTILES, StatKind, StatMapping};
 use super::recent::RecentDurations;
 use crate::kernel::units::Nanos;
 
@@ -44,7 +44,8 @@ impl CallTimer {
     pub(super) fn new(mapping: &StatMapping, name: &str) -> Self {
         let mapped = mapping.map(name, StatKind::Timer);
         let scale = mapped.as_ref().map_or(1.0, |mapped| mapped.scale);
-        let quantiles = mapped.as_ref().map_or_else(|| DEFAULT_QUANTILES.to_vec(), |m| m.quantiles.clone());
+        let quantiles =
+            mapped.as_ref().map_or_else(|| DEFAULT_QUANTILES.to_vec(), |m| m.quantiles.clone());
         let bounds = mapped.map(|mapped| mapped.buckets).unwrap_or_default();
         let bounds: Vec<_> =
             bounds.into_iter().map(|bound| (bound, bound_millis(bound, scale))).collect();

@@ -49,7 +49,10 @@ impl Propagators {
 
 /// Returns the parent of the check's span. The context is empty without a trace of the caller.
 /// Returns `None` if the headers contain only the decision not to sample.
-pub(super) fn parent_context(propagators: Propagators, headers: HeaderLookup<'_>) -> Option<Context> {
+pub(super) fn parent_context(
+    propagators: Propagators,
+    headers: HeaderLookup<'_>,
+) -> Option<Context> {
     if propagators.w3c && headers("traceparent").is_some() {
         return Some(TraceContextPropagator::new().extract(&HeaderExtractor(headers)));
     }
@@ -131,7 +134,11 @@ mod tests {
             return "do not sample".to_owned();
         };
         let span = context.span().span_context().clone();
-        if span.is_valid() { expected_parent(span.trace_id(), span.is_sampled()) } else { "none".to_owned() }
+        if span.is_valid() {
+            expected_parent(span.trace_id(), span.is_sampled())
+        } else {
+            "none".to_owned()
+        }
     }
 
     fn expected_parent(trace: impl std::fmt::Display, sampled: bool) -> String {

@@ -16,7 +16,12 @@ use super::{
 const CALL: Nanos = Nanos(50 * Nanos::MILLI.0);
 
 fn share_of(replica: &Replica, value: &str) -> Share {
-    let all = replica.engine.concurrency_limits().fleet_reporter().unwrap().share_snapshots(replica.engine.clock(), 1_000);
+    let all = replica
+        .engine
+        .concurrency_limits()
+        .fleet_reporter()
+        .unwrap()
+        .share_snapshots(replica.engine.clock(), 1_000);
     let of_it = all.into_iter().find(|(name, _)| **name == *name_of(value).as_bytes());
     of_it.unwrap().1.share
 }

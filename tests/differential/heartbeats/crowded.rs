@@ -12,18 +12,21 @@ use sluicegate::backend::heartbeat::{ShareReport, ShareRound};
 use sluicegate::backend::redis::codec::heartbeat::{incarnation_key, state_key};
 use sluicegate::kernel::coordinator::aggregate::{FractionalLimit, LimitFactor};
 use sluicegate::kernel::coordinator::coordinator::MAX_SHARE_STATES;
-use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
-use sluicegate::kernel::coordinator::seat::{GrantRecord, ShareState};
-use sluicegate::kernel::coordinator::{Coordinator, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, HeartbeatReply};
-use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::coordinator::share_state::{GrantRecord, ShareState};
+use sluicegate::kernel::coordinator::{
+    Coordinator, CoordinatorConfig, CoordinatorIncarnation, Heartbeat, HeartbeatReply,
+};
+use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
 use super::{Reporter, START, bucket, join_round, terms};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 
-const LIFE: CoordinatorIncarnation = CoordinatorIncarnation { incarnation: Incarnation(7), started_at: Nanos(0), is_settled: true };
+const LIFE: CoordinatorIncarnation =
+    CoordinatorIncarnation { incarnation: Incarnation(7), started_at: Nanos(0), is_settled: true };
 /// The leading bytes of the head that the kernel knows, too. The wants start at `HEAD`.
 const KNOWN: usize = 50;
 const HEAD: usize = 122;
@@ -54,7 +57,8 @@ fn name(seat: &ShareState) -> Vec<u8> {
 
 /// The SEAT at `place`, counted from 1.
 fn field(place: u64, seat: &ShareState) -> Vec<u8> {
-    let seen = [seat.confirmed.share, seat.granted.share, seat.in_flight, seat.replied_limit].map(|it| int(it.0));
+    let seen = [seat.confirmed.share, seat.granted.share, seat.in_flight, seat.replied_limit]
+        .map(|it| int(it.0));
     let generations = [seat.confirmed, seat.granted].map(|granted| double(granted.generation.0));
     let instants = [seat.changed_at, seat.earlier_requests_end, seat.max_duration].map(instant);
     [
@@ -103,8 +107,11 @@ fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> ShareState {
     };
     let is_silent = dice.once_in(50);
     let passed = |dice: &mut Dice| Nanos(dice.up_to(1_000_000) * Nanos::MICRO.0);
-    let until =
-        if is_silent { Nanos(START.0 - passed(dice).0) } else { terms(10).share_lifetime.plus(START) };
+    let until = if is_silent {
+        Nanos(START.0 - passed(dice).0)
+    } else {
+        terms(10).share_lifetime.plus(START)
+    };
     ShareState {
         replica: ReplicaId(2 * number),
         incarnation: Incarnation(1 + dice.up_to(5)),
@@ -131,12 +138,15 @@ struct Crowd<'s> {
 
 impl<'s> Crowd<'s> {
     fn new(reporter: &'s mut Reporter, dice: &mut Dice, count: u64, ceiling: u64) -> Self {
-        let law = CoordinatorConfig::new(terms(10), Share(1), Share(ceiling), Share(1 << 24)).unwrap();
+        let law =
+            CoordinatorConfig::new(terms(10), Share(1), Share(ceiling), Share(1 << 24)).unwrap();
         let coordinator = Coordinator {
             incarnation: LIFE.incarnation,
             latest_time: START,
             generation: Generation(99),
-            limit: Some(FractionalLimit(FractionalLimit::from_share(Share(ceiling)).0 + dice.up_to(1_023))),
+            limit: Some(FractionalLimit(
+                FractionalLimit::from_share(Share(ceiling)).0 + dice.up_to(1_023),
+            )),
             is_recovered: false,
             counted_at: START,
             share_states: (1..=count).map(|number| seat(dice, number, ceiling)).collect(),
@@ -173,7 +183,11 @@ impl<'s> Crowd<'s> {
 
     /// Sends a heartbeat to both. Asserts equal replies and equal states.
     fn send(&mut self, said: Heartbeat) -> HeartbeatReply {
-        let record = IncarnationRecord { replica: said.replica, incarnation: said.incarnation, coordinator_incarnation: None };
+        let record = IncarnationRecord {
+            replica: said.replica,
+            incarnation: said.incarnation,
+            coordinator_incarnation: None,
+        };
         let beats = vec![ShareReport { bucket: bucket(0), law: self.law, heartbeat: said }];
         let round = ShareRound { record, reports: beats, ..join_round(1) };
         let heard = self.reporter.send_at(&round, Some(self.now));
@@ -213,7 +227,12 @@ impl<'s> Crowd<'s> {
             replica: seat.replica,
             incarnation: seat.incarnation,
             number: seat.number + 1,
-            grant_in_use: Some(GrantInUse { coordinator_incarnation: coordinator, generation, share, limit: ceiling }),
+            grant_in_use: Some(GrantInUse {
+                coordinator_incarnation: coordinator,
+                generation,
+                share,
+                limit: ceiling,
+            }),
             in_flight: Share(0),
             demand: Share(3),
             vote: None,
@@ -255,7 +274,11 @@ fn largest_fleet_matches_and_one_more_is_rejected() {
             let count = with_one_more as u64 - 1;
             let mut crowd = Crowd::new(&mut reporter, &mut dice, count, ceiling);
             let reply = assert_same_walk(&mut crowd);
-            assert_eq!(reply == HeartbeatReply::TooManyReplicas, MAX_SHARE_STATES < with_one_more, "{with_one_more} seats");
+            assert_eq!(
+                reply == HeartbeatReply::TooManyReplicas,
+                MAX_SHARE_STATES < with_one_more,
+                "{with_one_more} seats"
+            );
         }
     }
 }

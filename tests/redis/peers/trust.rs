@@ -3,8 +3,8 @@
 use prost::Message as _;
 use sluicegate::edge::grpc::peer::api::peers_client::PeersClient;
 use sluicegate::edge::grpc::peer::api::{About, Answer, Letter, Letters, Outcome, Parcel};
-use sluicegate::edge::grpc::peer::{MAX_BATCH_MESSAGES, BatchSigner};
-use sluicegate::engine::peers::incarnation_name;
+use sluicegate::edge::grpc::peer::{BatchSigner, MAX_BATCH_MESSAGES};
+use sluicegate::engine::forwarding::incarnation_name;
 use tonic::Code;
 use tonic::transport::Endpoint;
 

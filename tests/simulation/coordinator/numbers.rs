@@ -7,10 +7,12 @@
 use sluicegate::kernel::coordinator::aggregate::FractionalLimit;
 use std::collections::VecDeque;
 
-use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
+use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use sluicegate::kernel::coordinator::split::{SplitMode, UsageSample, demand};
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, ShareClient, ClockReading, ShareTiming};
-use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::coordinator::{
+    ClockReading, CoordinatorConfig, Grant, Heartbeat, ShareClient, ShareTiming,
+};
+use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
 use super::store::Store;
 use crate::simulation::bad::Flaw;
@@ -99,7 +101,13 @@ impl LoadedReplica {
         let mean = FractionalLimit(FractionalLimit::from_share(Share(in_flight)).0.div_ceil(ticks));
         let lasted = (0 < admitted).then_some(Nanos(self.lasts));
         let refused = arrived - admitted;
-        let wanted = demand(&UsageSample { window: Nanos(ticks), mean_in_use: mean, arrived, denied: refused, mean_duration: lasted });
+        let wanted = demand(&UsageSample {
+            window: Nanos(ticks),
+            mean_in_use: mean,
+            arrived,
+            denied: refused,
+            mean_duration: lasted,
+        });
         LoadReport { in_flight: Share(self.in_flight()), demand: wanted, vote: None }
     }
 }
@@ -119,7 +127,10 @@ impl Fleet {
         let (heartbeat, term) = (Nanos(HEARTBEAT), Nanos(4 * HEARTBEAT));
         let terms = ShareTiming::new(heartbeat, term, Nanos(10 * HEARTBEAT), 500).unwrap();
         let ceiling = Share(ceiling);
-        let law = CoordinatorConfig { split, ..CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap() };
+        let law = CoordinatorConfig {
+            split,
+            ..CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap()
+        };
         let (store, mut dice) = (Store::new(law), Dice::new(seed));
         // At a random tick, as real processes start.
         let busy = |(id, load): (usize, &(u64, u64))| {
@@ -135,7 +146,8 @@ impl Fleet {
         for (at, grant) in std::mem::take(&mut self.grants) {
             let busy = &mut self.busy[at];
             let there = Nanos(self.tick + CLOCK_LEAD);
-            busy.member.set_clock(ClockReading { local_time: Nanos(self.tick), coordinator_time: there });
+            busy.member
+                .set_clock(ClockReading { local_time: Nanos(self.tick), coordinator_time: there });
             let applied = busy.member.apply_grant(Nanos(self.tick), &grant);
             if matches!(applied, GrantOutcome::Applied(before) if grant.share < before) {
                 busy.lowered.get_or_insert(self.tick);

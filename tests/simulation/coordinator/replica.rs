@@ -1,8 +1,8 @@
 //! A simulated replica: the kernel's member with its own clock and requests.
 
-use sluicegate::kernel::coordinator::member::{GrantOutcome, LoadReport};
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, ShareClient, ClockReading, ShareTiming};
-use sluicegate::kernel::units::{Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
+use sluicegate::kernel::coordinator::{ClockReading, Grant, Heartbeat, ShareClient, ShareTiming};
+use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
 use crate::simulation::bad::Flaw;
 use crate::support::dice::Dice;
@@ -158,7 +158,8 @@ impl Replica {
             self.unnumbered = Some((grant.share, self.sent.plus(self.terms.usable_lifetime())));
         }
         // The engine also reads the store's clock at every reply.
-        self.member.set_clock(ClockReading { local_time: now, coordinator_time: Nanos(granted_at) });
+        self.member
+            .set_clock(ClockReading { local_time: now, coordinator_time: Nanos(granted_at) });
         let applied = self.member.apply_grant(now, grant);
         if applied != GrantOutcome::Ignored {
             self.granted_at = granted_at;

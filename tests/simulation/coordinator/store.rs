@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
-use sluicegate::kernel::coordinator::{Coordinator, Grant, Heartbeat, CoordinatorConfig, CoordinatorIncarnation, HeartbeatReply};
-use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos};
+use sluicegate::kernel::coordinator::{
+    Coordinator, CoordinatorConfig, CoordinatorIncarnation, Grant, Heartbeat, HeartbeatReply,
+};
+use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId};
 
 use crate::simulation::bad::Flaw;
 
@@ -26,14 +28,20 @@ struct Row {
 
 impl Store {
     pub fn new(law: CoordinatorConfig) -> Self {
-        let life = CoordinatorIncarnation { is_settled: true, ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0)) };
+        let life = CoordinatorIncarnation {
+            is_settled: true,
+            ..CoordinatorIncarnation::start(Incarnation(1), Nanos(0))
+        };
         let (coordinator, fleet) = (Coordinator::default(), BTreeMap::new());
         Self { coordinator, life, law, since: Nanos(0), fleet }
     }
 
     pub fn lose_state(&mut self, now: Nanos, fleet_too: bool, flaw: Flaw) {
         let next = Incarnation(self.life.incarnation.0 + 1);
-        self.life = CoordinatorIncarnation { is_settled: flaw == Flaw::NoGrace, ..CoordinatorIncarnation::start(next, now) };
+        self.life = CoordinatorIncarnation {
+            is_settled: flaw == Flaw::NoGrace,
+            ..CoordinatorIncarnation::start(next, now)
+        };
         self.coordinator = Coordinator::default();
         if fleet_too {
             self.fleet.clear();
@@ -46,12 +54,16 @@ impl Store {
         self.register(now, &beat);
         if flaw == Flaw::InFlightForExposure {
             let over = |until: Nanos| until <= now;
-            for seat in self.coordinator.share_states.iter_mut().filter(|seat| over(seat.expires_at)) {
+            for seat in
+                self.coordinator.share_states.iter_mut().filter(|seat| over(seat.expires_at))
+            {
                 (seat.confirmed, seat.granted) = Default::default();
             }
         }
         if flaw == Flaw::NoMemberIncarnation {
-            self.coordinator.share_states.retain(|s| s.replica != beat.replica || s.incarnation == beat.incarnation);
+            self.coordinator
+                .share_states
+                .retain(|s| s.replica != beat.replica || s.incarnation == beat.incarnation);
         }
         let reply = self.coordinator.apply_heartbeat(now, &self.life, &self.law, &beat);
         if flaw == Flaw::NoAcknowledgement {
@@ -66,14 +78,17 @@ impl Store {
                 self.fleet.remove(&beat.sort_key());
                 None
             }
-            HeartbeatReply::StateLost => panic!("a state that was never set back cannot be an old one: {beat:?}"),
+            HeartbeatReply::StateLost => {
+                panic!("a state that was never set back cannot be an old one: {beat:?}")
+            }
             _ => None,
         }
     }
 
     fn register(&mut self, now: Nanos, beat: &Heartbeat) {
         let longest = self.law.timing.longest_use();
-        let row = Row { heard: now, under: beat.grant_in_use.map(|holds| holds.coordinator_incarnation) };
+        let row =
+            Row { heard: now, under: beat.grant_in_use.map(|holds| holds.coordinator_incarnation) };
         self.fleet.insert(beat.sort_key(), row);
         self.fleet.retain(|_, row| now < row.heard.plus(longest));
         let record = |((member, life), row): (&(ReplicaId, Incarnation), &Row)| IncarnationRecord {
@@ -97,7 +112,8 @@ impl Store {
                     Some(seat) => seat.confirmed.generation,
                     None => Generation(0),
                 };
-                let holds = beat.grant_in_use.map(|holds| GrantInUse { generation: named(holds), ..holds });
+                let holds =
+                    beat.grant_in_use.map(|holds| GrantInUse { generation: named(holds), ..holds });
                 let number = seat.map_or(beat.number, |seat| beat.number.max(seat.number + 1));
                 Heartbeat { grant_in_use: holds, number, ..*beat }
             }

@@ -1,8 +1,8 @@
 //! The simulation: replicas, a network, a store, faults and an oracle.
 
-use sluicegate::kernel::coordinator::member::GrantOutcome;
+use sluicegate::kernel::coordinator::share_client::GrantOutcome;
 use sluicegate::kernel::coordinator::split::SplitMode;
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, ShareTiming};
+use sluicegate::kernel::coordinator::{CoordinatorConfig, Grant, Heartbeat, ShareTiming};
 use sluicegate::kernel::units::{Nanos, Share};
 
 use super::faults::Fault;
@@ -106,7 +106,8 @@ impl Simulation {
         let ceiling = 1 + dice.up_to(11);
         // Long requests, or requests of zero ticks, so that only shares count.
         let terms = terms(dice.pick(&[0, 30, 30]));
-        let law = CoordinatorConfig::new(terms, Share(ceiling), Share(ceiling), Share(ceiling)).unwrap();
+        let law =
+            CoordinatorConfig::new(terms, Share(ceiling), Share(ceiling), Share(ceiling)).unwrap();
         let split = dice.pick(&[SplitMode::Equal, SplitMode::Demand]);
         let mut simulation = Self {
             tick: 0,

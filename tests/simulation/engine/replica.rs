@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use sluicegate::clock::Clock;
 use sluicegate::config;
-use sluicegate::engine::admit::BucketLoad;
-use sluicegate::engine::admit::fleet::{FleetReporter, SharePace};
-use sluicegate::engine::{AdmissionOutcome, Engine, Membership, RequestPermits, DecisionPolicy, CheckError};
+use sluicegate::engine::concurrency::BucketLoad;
+use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
+use sluicegate::engine::{
+    AdmissionOutcome, CheckError, DecisionPolicy, Engine, Membership, RequestPermits,
+};
 use sluicegate::kernel::concurrency::RequestOutcome;
-use sluicegate::kernel::decision::{Cost, Descriptor, Check, Reason};
+use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use super::wire::Wire;
@@ -24,7 +26,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 const QUEUE: usize = 3;
 /// Ticks between two sweeps: a second, as in
-/// [`Admission::run`](sluicegate::engine::admit::Admission::run).
+/// [`Admission::run`](sluicegate::engine::concurrency::Admission::run).
 const SWEEP: u64 = Nanos::SECOND.0 / TICK.0;
 
 #[derive(Clone, Copy)]
@@ -227,7 +229,8 @@ impl Replica {
         if let Some(waiter) = self.waiters.iter().find(|waiter| most < waiter.awake) {
             return Some(format!("one waits for {} ticks, {most} at most", waiter.awake));
         }
-        let loads = CEILINGS.iter().filter_map(|key| self.engine.concurrency_snapshot("d", &[(key, "v")]));
+        let loads =
+            CEILINGS.iter().filter_map(|key| self.engine.concurrency_snapshot("d", &[(key, "v")]));
         let room = |load: &BucketLoad| 0 < load.waiting && load.in_flight < load.limit;
         let load = loads.map(|look| look.load).find(room)?;
         Some(format!("one waits though there is room: {load:?}"))
@@ -236,7 +239,8 @@ impl Replica {
     pub fn leave(&mut self) {
         self.leaving = true;
         let (engine, wire) = (Arc::clone(&self.engine), Arc::clone(&self.wire));
-        self.tasks.push(Box::pin(async move { engine.concurrency_limits().leave_fleet(&*wire).await }));
+        self.tasks
+            .push(Box::pin(async move { engine.concurrency_limits().leave_fleet(&*wire).await }));
     }
 
     pub fn has_left(&self) -> bool {
@@ -292,7 +296,7 @@ impl Replica {
         }
     }
 
-    fn shown(&self) -> Vec<(usize, sluicegate::engine::admit::ShareSnapshot)> {
+    fn shown(&self) -> Vec<(usize, sluicegate::engine::concurrency::ShareSnapshot)> {
         let fleet = self.engine.concurrency_limits().fleet_reporter().unwrap();
         let shown = fleet.share_snapshots(self.engine.clock(), CEILINGS.len());
         let known = |name: &[u8]| {

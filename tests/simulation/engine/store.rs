@@ -5,12 +5,14 @@
 
 use std::collections::HashMap;
 
-use sluicegate::backend::heartbeat::{ShareReport, ShareRoundReply, BucketKey, ShareRound};
+use sluicegate::backend::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 use sluicegate::backend::memory::coordinators::Coordinators;
-use sluicegate::kernel::coordinator::life::IncarnationRecord;
+use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
-use sluicegate::kernel::coordinator::{Grant, Heartbeat, CoordinatorConfig, HeartbeatReply, ShareTiming};
-use sluicegate::kernel::units::{Generation, Incarnation, ReplicaId, Nanos, Share};
+use sluicegate::kernel::coordinator::{
+    CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareTiming,
+};
+use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
 use super::world::{LONGEST, TERM, TICK};
 use crate::simulation::bad::Flaw;
@@ -105,7 +107,8 @@ impl Store {
         let lost: Vec<_> = self.seats.extract_if(|_, known| known.until <= now).collect();
         for (_, ShareRecord { mut beat, .. }) in lost {
             let number = beat.heartbeat.number + 1;
-            beat.heartbeat = Heartbeat { number, grant_in_use: None, is_leaving: true, ..beat.heartbeat };
+            beat.heartbeat =
+                Heartbeat { number, grant_in_use: None, is_leaving: true, ..beat.heartbeat };
             self.forward(now, &filter_round(vec![beat]));
         }
     }
@@ -123,12 +126,22 @@ impl Store {
 
     /// The round as a store without the rule would understand it.
     fn round_with_flaw(&self, round: &ShareRound) -> ShareRound {
-        let IncarnationRecord { replica: member, incarnation: life, coordinator_incarnation: under } = round.record;
+        let IncarnationRecord {
+            replica: member,
+            incarnation: life,
+            coordinator_incarnation: under,
+        } = round.record;
         let record = match self.flaw {
-            Flaw::NoMemberIncarnation => IncarnationRecord { replica: member, incarnation: ONLY, coordinator_incarnation: under },
-            Flaw::NoCoordinatorIncarnation => {
-                IncarnationRecord { replica: member, incarnation: life, coordinator_incarnation: under.map(|_| self.life) }
-            }
+            Flaw::NoMemberIncarnation => IncarnationRecord {
+                replica: member,
+                incarnation: ONLY,
+                coordinator_incarnation: under,
+            },
+            Flaw::NoCoordinatorIncarnation => IncarnationRecord {
+                replica: member,
+                incarnation: life,
+                coordinator_incarnation: under.map(|_| self.life),
+            },
             _ => round.record,
         };
         let beats = round.reports.iter().map(|beat| ShareReport {
@@ -156,9 +169,11 @@ impl Store {
                 Heartbeat { number: 2 * said.number, ..said }
             }
             // Later incarnations still have larger numbers.
-            Flaw::NoMemberIncarnation => {
-                Heartbeat { incarnation: ONLY, number: (said.incarnation.0 << 20) + said.number, ..said }
-            }
+            Flaw::NoMemberIncarnation => Heartbeat {
+                incarnation: ONLY,
+                number: (said.incarnation.0 << 20) + said.number,
+                ..said
+            },
             Flaw::NoCoordinatorIncarnation => self.of_this_incarnation(said, known),
             _ => said,
         }
@@ -190,11 +205,15 @@ impl Store {
 fn by_value(said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
     let named = |share: Share| match known {
         Some(known) if known.granted.share == share => known.granted.generation,
-        Some(known) => known.beat.heartbeat.grant_in_use.map_or(Generation(0), |holds| holds.generation),
+        Some(known) => {
+            known.beat.heartbeat.grant_in_use.map_or(Generation(0), |holds| holds.generation)
+        }
         None => Generation(0),
     };
-    let holds = said.grant_in_use.map(|holds| GrantInUse { generation: named(holds.share), ..holds });
-    let number = known.map_or(said.number, |known| said.number.max(known.beat.heartbeat.number + 1));
+    let holds =
+        said.grant_in_use.map(|holds| GrantInUse { generation: named(holds.share), ..holds });
+    let number =
+        known.map_or(said.number, |known| said.number.max(known.beat.heartbeat.number + 1));
     Heartbeat { grant_in_use: holds, number, ..said }
 }
 
@@ -210,7 +229,8 @@ pub fn misplaced(heard: &ShareRoundReply, of: &ShareRound, to: &ShareRound) -> S
 fn readdressed(mut heard: ShareRoundReply, round: &ShareRound) -> ShareRoundReply {
     for (beat, reply) in round.reports.iter().zip(&mut heard.replies) {
         if let Some(HeartbeatReply::Grant(grant)) = reply {
-            (grant.incarnation, grant.heartbeat_number) = (beat.heartbeat.incarnation, beat.heartbeat.number);
+            (grant.incarnation, grant.heartbeat_number) =
+                (beat.heartbeat.incarnation, beat.heartbeat.number);
         }
     }
     heard
@@ -228,6 +248,13 @@ fn share_key(beat: &ShareReport) -> ShareKey {
 }
 
 fn filter_round(beats: Vec<ShareReport>) -> ShareRound {
-    let record = IncarnationRecord { replica: FILTER_ID, incarnation: ONLY, coordinator_incarnation: None };
-    ShareRound { record, last_reply_at: None, longest_use: TERM.plus(LONGEST), is_leaving: true, reports: beats }
+    let record =
+        IncarnationRecord { replica: FILTER_ID, incarnation: ONLY, coordinator_incarnation: None };
+    ShareRound {
+        record,
+        last_reply_at: None,
+        longest_use: TERM.plus(LONGEST),
+        is_leaving: true,
+        reports: beats,
+    }
 }

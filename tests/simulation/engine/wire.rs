@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use sluicegate::backend::heartbeat::{ShareRoundReply, BucketKey, ShareRound};
-use sluicegate::backend::lease::{LeaseOutcome, LeaseMessage};
+use sluicegate::backend::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
+use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, StoreFailure, Charges, Outcomes, StoreReply};
+use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::kernel::units::{Nanos, Share};
 use tokio::sync::oneshot;
 
@@ -56,11 +56,19 @@ impl Backend for Wire {
         self.memory.charge(now, charges)
     }
 
-    fn exchange_lease_message<'a>(&'a self, now: Nanos, message: &'a LeaseMessage) -> StoreReply<'a, LeaseOutcome> {
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
         self.memory.exchange_lease_message(now, message)
     }
 
-    fn report_shares<'a>(&'a self, _now: Nanos, round: &'a ShareRound) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+    fn report_shares<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
         let (answer, heard) = oneshot::channel();
         let round = round.clone();
         let round = if self.flaw == Flaw::Torn { self.torn(round) } else { round };

@@ -1,6 +1,6 @@
 //! The simulation: engines, their network, a store, faults and an oracle.
 
-use sluicegate::backend::heartbeat::{ShareRoundReply, ShareRound};
+use sluicegate::backend::heartbeat::{ShareRound, ShareRoundReply};
 use sluicegate::kernel::units::Nanos;
 
 use super::bound::Bound;

@@ -13,9 +13,9 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::{MAX_KEY_BYTES, InvalidReply};
-use crate::backend::heartbeat::{ShareReport, ShareRoundReply, ShareRound};
-use crate::kernel::coordinator::aggregate::{VoteAggregate, LimitFactor};
+use super::{InvalidReply, MAX_KEY_BYTES};
+use crate::backend::heartbeat::{ShareReport, ShareRound, ShareRoundReply};
+use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use crate::kernel::coordinator::split::SplitMode;
 use crate::kernel::coordinator::{Grant, HeartbeatReply};
 use crate::kernel::rate::limit::EXACT_BOUND;
@@ -44,7 +44,9 @@ pub fn pack(round: &ShareRound, prefix: &[u8], store: &str, at: Option<Nanos>) -
     let keys = std::iter::once(incarnation_key(prefix));
     let args = [now, store.as_bytes().to_vec(), encode_replica(round)];
     PackedRound {
-        keys: keys.chain(round.reports.iter().map(|beat| state_key(&beat.bucket, prefix))).collect(),
+        keys: keys
+            .chain(round.reports.iter().map(|beat| state_key(&beat.bucket, prefix)))
+            .collect(),
         args: args.into_iter().chain(round.reports.iter().map(encode_report)).collect(),
     }
 }
@@ -55,7 +57,8 @@ pub fn pack(round: &ShareRound, prefix: &[u8], store: &str, at: Option<Nanos>) -
 /// The script cannot have sent this reply to this round.
 pub fn read(round: &ShareRound, reply: &[i64]) -> Result<ShareRoundReply, InvalidReply> {
     let refused = |wanted| InvalidReply::new(wanted, reply);
-    let natural = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
+    let natural =
+        |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
     let numbers: Option<Vec<u64>> = reply.iter().map(natural).collect();
     let numbers = numbers.ok_or_else(|| refused("integers from 0 to 2^53"))?;
     let [life, at, answers @ ..] = &numbers[..] else {
@@ -68,9 +71,9 @@ pub fn read(round: &ShareRound, reply: &[i64]) -> Result<ShareRoundReply, Invali
     }
     let answer = |(beat, answer): (&ShareReport, &[u64; FIELDS])| match *answer {
         UNREADABLE => Ok(None),
-        _ => {
-            decode_reply(beat, answer).map(Some).ok_or_else(|| refused("a code and what goes with it"))
-        }
+        _ => decode_reply(beat, answer)
+            .map(Some)
+            .ok_or_else(|| refused("a code and what goes with it")),
     };
     let replies: Result<_, _> = round.reports.iter().zip(answers).map(answer).collect();
     let replies = replies?;

@@ -15,9 +15,12 @@
 use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 
-use super::{MAX_KEY_BYTES, InvalidReply};
+use super::{InvalidReply, MAX_KEY_BYTES};
 use crate::backend::StoreFailure;
-use crate::backend::permits::{StrictPermitRequest, AcquireOutcome, StrictPermitReply, PermitCorrections, LimitPermitsReply, PermitId, PermitTiming, LimitPermits};
+use crate::backend::permits::{
+    AcquireOutcome, LimitPermits, LimitPermitsReply, PermitCorrections, PermitId, PermitTiming,
+    StrictPermitReply, StrictPermitRequest,
+};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Nanos, Share};
 
@@ -106,11 +109,15 @@ impl PermitPartition {
 
 /// Encodes the acquisition of one permit.
 #[must_use]
-pub fn pack_acquire(asked: &StrictPermitRequest, letter: PermitCallContext<'_>) -> PackedPermitCall {
+pub fn pack_acquire(
+    asked: &StrictPermitRequest,
+    letter: PermitCallContext<'_>,
+) -> PackedPermitCall {
     let ask = &asked.permit;
     let mut packed = shared_arguments(letter);
     packed.keys.push(letter.partition.limit_key(letter.prefix, &asked.bucket));
-    let numbers = [ask.limit.0.min(EXACT_BOUND), micros(ask.lifetime), micros(ask.timing.max_lifetime)];
+    let numbers =
+        [ask.limit.0.min(EXACT_BOUND), micros(ask.lifetime), micros(ask.timing.max_lifetime)];
     let numbers = numbers.into_iter().flat_map(super::encode_double).collect();
     packed.args.extend([bytes(ask.id).to_vec(), numbers]);
     packed
@@ -118,7 +125,10 @@ pub fn pack_acquire(asked: &StrictPermitRequest, letter: PermitCallContext<'_>) 
 
 /// Encodes the reports about concurrency limits of one partition.
 #[must_use]
-pub fn pack_report<'t>(told: impl Iterator<Item = &'t LimitPermits>, letter: PermitCallContext<'_>) -> PackedPermitCall {
+pub fn pack_report<'t>(
+    told: impl Iterator<Item = &'t LimitPermits>,
+    letter: PermitCallContext<'_>,
+) -> PackedPermitCall {
     let mut packed = shared_arguments(letter);
     for told in told {
         packed.keys.push(letter.partition.limit_key(letter.prefix, &told.bucket));
@@ -172,13 +182,19 @@ pub fn read_report<'t>(
     if answers.next().is_some() { Err(refused()) } else { Ok(heard) }
 }
 
-fn decode_report(told: &LimitPermits, answer: &[u64; 4]) -> Option<Result<LimitPermitsReply, StoreFailure>> {
+fn decode_report(
+    told: &LimitPermits,
+    answer: &[u64; 4],
+) -> Option<Result<LimitPermitsReply, StoreFailure>> {
     let count = |all: usize| u64::try_from(all).unwrap_or(u64::MAX);
     match *answer {
         [0, put_back, freed, held]
             if put_back <= count(told.in_use.len()) && freed <= count(told.released.len()) =>
         {
-            Some(Ok(LimitPermitsReply { changes: PermitCorrections { restored: put_back, freed }, held: Share(held) }))
+            Some(Ok(LimitPermitsReply {
+                changes: PermitCorrections { restored: put_back, freed },
+                held: Share(held),
+            }))
         }
         [1, 0, 0, 0] => Some(Err(StoreFailure::WrongType)),
         _ => None,
@@ -196,7 +212,8 @@ fn shared_arguments(letter: PermitCallContext<'_>) -> PackedPermitCall {
 }
 
 fn naturals(reply: &[i64]) -> Option<Vec<u64>> {
-    let natural = |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
+    let natural =
+        |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
     reply.iter().map(natural).collect()
 }
 

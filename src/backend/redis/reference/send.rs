@@ -5,7 +5,7 @@
 //! - A command is sent again only if a Cluster node redirected it without running it.
 //!
 //! Not covered:
-//! - The choice of charges and modes ([`super::question`]).
+//! - The choice of charges and modes ([`super::check`]).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use fred::prelude::Client;
 use fred::types::Value;
 use tokio::time::timeout;
 
-use super::question::{CounterIndexes, CompatCheck, CounterReplies, SendMode};
+use super::check::{CompatCheck, CounterIndexes, CounterReplies, SendMode};
 use super::{CompatCounter, CompatCounters};
 use crate::backend::StoreFailure;
 use crate::backend::redis::client::CONNECT_TIMEOUT;
@@ -82,7 +82,9 @@ impl CompatCheck<'_> {
             _ if !gives_back => self.send_pipeline(live, slot, places, way).await,
             // Only the script refunds in order and never below zero.
             SendMode::Read => self.run_script(live, "n", places, way).await,
-            SendMode::Charge | SendMode::ChargeNothing => self.run_script(live, "e", places, way).await,
+            SendMode::Charge | SendMode::ChargeNothing => {
+                self.run_script(live, "e", places, way).await
+            }
         }
     }
 
@@ -99,13 +101,19 @@ impl CompatCheck<'_> {
             // The last node received every command that is still redirected.
             let at = other.as_deref().unwrap_or(live);
             let next = |piped: &PipelineReply| at.redirect_target(piped.count.as_ref().err()?);
-            let Some(RedirectTarget { live, needs_asking: asks }) = answers.iter().find_map(next) else { break };
+            let Some(RedirectTarget { live, needs_asking: asks }) = answers.iter().find_map(next)
+            else {
+                break;
+            };
             // Redirected commands were not run. A slot that
             // moves meanwhile may redirect only some of them.
             let is_sent_on = |piped: &PipelineReply| piped.count.as_ref().is_err_and(is_redirect);
-            let left: CounterIndexes = (0..places.len()).filter(|&n| is_sent_on(&answers[n])).collect();
+            let left: CounterIndexes =
+                (0..places.len()).filter(|&n| is_sent_on(&answers[n])).collect();
             let again: CounterIndexes = left.iter().map(|&n| places[n]).collect();
-            for (n, answer) in left.into_iter().zip(self.run_pipeline(&live, &again, way, asks).await?) {
+            for (n, answer) in
+                left.into_iter().zip(self.run_pipeline(&live, &again, way, asks).await?)
+            {
                 answers[n] = answer;
             }
             other = Some(live);
@@ -114,8 +122,9 @@ impl CompatCheck<'_> {
         let kept = answers.iter().find_map(PipelineReply::refused_expiry).cloned();
         let lets_go = answers.iter().any(PipelineReply::has_expiry);
         let replies = places.iter().zip(answers);
-        let replies =
-            replies.map(|(&place, piped)| self.counter_reply(at, place, piped.count, way)).collect();
+        let replies = replies
+            .map(|(&place, piped)| self.counter_reply(at, place, piped.count, way))
+            .collect();
         self.update_health(at, slot, way, &replies)?;
         // The counts succeeded, so a refused expiry is reported apart from them.
         match kept {
@@ -182,7 +191,13 @@ impl CompatCheck<'_> {
         Ok(piped)
     }
 
-    fn counter_reply(&self, live: &LiveConnection, place: usize, answer: CommandReply, way: SendMode) -> CounterReply {
+    fn counter_reply(
+        &self,
+        live: &LiveConnection,
+        place: usize,
+        answer: CommandReply,
+        way: SendMode,
+    ) -> CounterReply {
         let held = match answer.map(parse_count) {
             Ok(Some(held)) => held,
             Ok(None) => return CounterReply::Failed(StoreFailure::WrongType),
@@ -196,7 +211,9 @@ impl CompatCheck<'_> {
         };
         let limit = Hits(u64::from(self.counters[place].window.limit()));
         match way {
-            SendMode::Read if limit < Hits(held).plus(self.hits_through(place)) => CounterReply::OverLimit(held),
+            SendMode::Read if limit < Hits(held).plus(self.hits_through(place)) => {
+                CounterReply::OverLimit(held)
+            }
             SendMode::Read | SendMode::ChargeNothing => CounterReply::Skipped(held),
             SendMode::Charge | SendMode::Script(_) => CounterReply::Charged(held),
         }
@@ -205,7 +222,13 @@ impl CompatCheck<'_> {
     /// Updates the health of the connection. Errors of a single key do not count.
     ///
     /// Returns an error if every charge failed for a reason other than its own key.
-    fn update_health(&self, live: &LiveConnection, slot: u16, way: SendMode, replies: &CounterReplies) -> Result<(), StoreFailure> {
+    fn update_health(
+        &self,
+        live: &LiveConnection,
+        slot: u16,
+        way: SendMode,
+        replies: &CounterReplies,
+    ) -> Result<(), StoreFailure> {
         let failed = |reply: &CounterReply| match reply {
             CounterReply::Failed(StoreFailure::WrongType) => None,
             CounterReply::Failed(cause) => Some(*cause),
@@ -283,7 +306,12 @@ impl PipelineReply {
     }
 }
 
-async fn set_expiry(live: &LiveConnection, key: &Bytes, seconds: i64, asks: bool) -> Result<(), Error> {
+async fn set_expiry(
+    live: &LiveConnection,
+    key: &Bytes,
+    seconds: i64,
+    asks: bool,
+) -> Result<(), Error> {
     let pipeline = live.client().pipeline();
     if asks {
         connection::queue_asking(&pipeline).await?;

@@ -28,14 +28,15 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-use super::super::{PING_INTERVAL, PONG_TIMEOUT, PERMIT_STREAM_PONG_TIMEOUT};
+use super::super::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT};
 use super::HANDSHAKE_TIMEOUT;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 /// The idle timeout of a client that has sent the [`PREFACE_BYTES`] and
 /// has a [`ShortIdleGuard`] guard. With TLS, only decrypted bytes count.
-const PERMIT_STREAM_IDLE_TIMEOUT: Duration = PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
+const PERMIT_STREAM_IDLE_TIMEOUT: Duration =
+    PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
 /// The interval of idle checks. A check that is late by this
 /// much shows that the process was suspended and could not read.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -82,7 +83,11 @@ struct IdleTimer {
 
 impl IdleTimer {
     fn new() -> Self {
-        Self { preface_missing: PREFACE_BYTES, last_read: Instant::now(), next_check: Box::pin(sleep(HANDSHAKE_TIMEOUT)) }
+        Self {
+            preface_missing: PREFACE_BYTES,
+            last_read: Instant::now(),
+            next_check: Box::pin(sleep(HANDSHAKE_TIMEOUT)),
+        }
     }
 
     fn record_read(&mut self, bytes: usize) {
@@ -105,7 +110,8 @@ impl IdleTimer {
                 self.last_read = now;
             }
             let has_guards = Arc::strong_count(held) > 1;
-            let deadline = self.last_read + if has_guards { PERMIT_STREAM_IDLE_TIMEOUT } else { PONG_TIMEOUT };
+            let deadline =
+                self.last_read + if has_guards { PERMIT_STREAM_IDLE_TIMEOUT } else { PONG_TIMEOUT };
             if self.preface_missing > 0 || deadline <= now {
                 return true;
             }
@@ -121,7 +127,13 @@ impl GrpcConnection {
         life: Option<Pin<Box<Sleep>>>,
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
-        Self { io, lifetime: life, idle_timer: IdleTimer::new(), guards: Arc::default(), _slot: slot }
+        Self {
+            io,
+            lifetime: life,
+            idle_timer: IdleTimer::new(),
+            guards: Arc::default(),
+            _slot: slot,
+        }
     }
 
     /// Returns a handle that creates guards for this connection.

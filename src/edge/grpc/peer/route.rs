@@ -24,12 +24,12 @@ use tonic::transport::Channel;
 use super::api::peers_client::PeersClient;
 use super::api::{Letters, Parcel, Receipt};
 use super::trust::PeerTrust;
-use super::{MAX_BATCH_MESSAGES, calling, letters};
+use super::{MAX_BATCH_MESSAGES, connector, message_codec};
 use crate::engine::Engine;
+use crate::engine::forwarding::{IdState, PermitUpdate};
 use crate::engine::membership::Peer;
-use crate::engine::peers::{IdState, PermitUpdate};
 use crate::kernel::units::Nanos;
-use crate::telemetry::letters::{ForwardingEvent, ForwardingCount as Counted};
+use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
 
 /// The time that the first message of a batch waits for others. Tokio's timer rounds it up to 1 ms.
 const BATCH_DELAY: Duration = Duration::from_micros(500);
@@ -96,7 +96,7 @@ pub(super) struct PeerRoute(mpsc::Sender<QueuedMessage>);
 impl PeerRoute {
     pub(super) fn start(peer: Peer, from: &BatchSender) -> Self {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
-        let client = PeersClient::new(calling::channel(peer.address, Arc::clone(&from.trust)));
+        let client = PeersClient::new(connector::channel(peer.address, Arc::clone(&from.trust)));
         let carrier = RouteTask { sender: from.clone(), peer, client, queue, last_warned: None };
         // The task ends after the sender is dropped. A failed task is detected by its closed queue.
         drop(tokio::spawn(carrier.run()));
@@ -166,7 +166,7 @@ impl RouteTask {
     }
 
     async fn send(&mut self, waiting: &VecDeque<QueuedMessage>) -> Result<Receipt, Status> {
-        let letters = waiting.iter().map(|item| letters::encode(&item.message)).collect();
+        let letters = waiting.iter().map(|item| message_codec::encode(&item.message)).collect();
         // A retry gets a new number, because the receiver accepts each number once.
         let sequence = self.sender.sequence.fetch_add(1, Relaxed).saturating_add(1);
         let from = self.sender.engine.owner().unwrap_or_default().to_owned();
@@ -204,8 +204,10 @@ fn apply_receipt(waiting: &mut VecDeque<QueuedMessage>, receipt: &Receipt) {
     let letters = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
     Counted { event: ForwardingEvent::Delivered, releases: letters }.emit();
     let answers = receipt.answers.iter().copied().chain(std::iter::repeat(0));
-    for (QueuedMessage { receiver: answer, pending: way, .. }, said) in waiting.drain(..).zip(answers) {
-        answer.send_result(letters::decode_result(said));
+    for (QueuedMessage { receiver: answer, pending: way, .. }, said) in
+        waiting.drain(..).zip(answers)
+    {
+        answer.send_result(message_codec::decode_result(said));
         drop(way);
     }
 }

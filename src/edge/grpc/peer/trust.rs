@@ -18,7 +18,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use ring::hmac;
 
-use super::super::tls::{TlsFiles, ServerTls};
+use super::super::tls::{ServerTls, TlsFiles};
 use super::api::Parcel;
 
 /// The prefix of the signed bytes, which separates them from other uses of the secret.
@@ -49,7 +49,9 @@ impl BatchSigner {
     /// stays valid. Returns `false` if `secret` is already in use.
     pub fn rotate(&self, secret: &str) -> bool {
         let (own, before) = (signing_key(secret), self.0.load().current.clone());
-        let is_known = hmac::verify(&own, SIGNATURE_CONTEXT, hmac::sign(&before, SIGNATURE_CONTEXT).as_ref()).is_ok();
+        let is_known =
+            hmac::verify(&own, SIGNATURE_CONTEXT, hmac::sign(&before, SIGNATURE_CONTEXT).as_ref())
+                .is_ok();
         if !is_known {
             self.0.store(Arc::new(SigningKeys { current: own, previous: Some(before) }));
         }
@@ -58,7 +60,10 @@ impl BatchSigner {
 
     /// Ends the rotation: the previous secret becomes invalid.
     pub fn drop_previous(&self) {
-        self.0.store(Arc::new(SigningKeys { current: self.0.load().current.clone(), previous: None }));
+        self.0.store(Arc::new(SigningKeys {
+            current: self.0.load().current.clone(),
+            previous: None,
+        }));
     }
 
     /// Signs `parcel`. During a rotation it appends one signature per secret.
@@ -96,7 +101,8 @@ impl fmt::Debug for BatchSigner {
 /// Returns the signed bytes. All names have the same length, so their boundaries are unambiguous.
 fn signed_bytes(parcel: &Parcel) -> Vec<u8> {
     let sequence = parcel.sequence.to_be_bytes();
-    [SIGNATURE_CONTEXT, parcel.from.as_bytes(), parcel.to.as_bytes(), &sequence, &parcel.letters].concat()
+    [SIGNATURE_CONTEXT, parcel.from.as_bytes(), parcel.to.as_bytes(), &sequence, &parcel.letters]
+        .concat()
 }
 
 /// The authentication between replicas.
@@ -179,7 +185,8 @@ struct ReplayWindow {
 impl ReplayWindow {
     fn is_new(&mut self, sequence: u64) -> bool {
         if let Some(later @ 1..) = sequence.checked_sub(self.highest) {
-            let shifted = u32::try_from(later).ok().and_then(|later| self.received.checked_shl(later));
+            let shifted =
+                u32::try_from(later).ok().and_then(|later| self.received.checked_shl(later));
             (self.highest, self.received) = (sequence, shifted.unwrap_or(0) | 1);
             return true;
         }
@@ -249,7 +256,11 @@ mod tests {
         third.seal.extend([0; SIGNATURE_BYTES]);
         assert!(!both.has_signed(&third), "no seal is so long");
         both.drop_previous();
-        assert!(!both.has_signed(&from(&old)) && both.has_signed(&from(&new)) && !old.has_signed(&from(&both)));
+        assert!(
+            !both.has_signed(&from(&old))
+                && both.has_signed(&from(&new))
+                && !old.has_signed(&from(&both))
+        );
     }
 
     /// Source: RFC 4231, test case 2.

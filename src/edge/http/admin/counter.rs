@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use smallvec::smallvec;
 
 use super::ExplainQuery;
-use crate::config::written::{borrow_entries, format_entries};
-use crate::engine::{Decision, Engine, CheckError};
-use crate::kernel::decision::{StoreFailure, Cost, Descriptor, Check, Reason};
+use crate::config::descriptor_text::{borrow_entries, format_entries};
+use crate::engine::{CheckError, Decision, Engine};
+use crate::kernel::decision::{Check, Cost, Descriptor, Reason, StoreFailure};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
 
@@ -60,7 +60,9 @@ impl CounterError {
             Self::StoreUnavailable(_) | Self::Rejected(CheckError::StoreUnavailable(_)) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::NotOneDescriptor(_) | Self::NoCounter(_) | Self::Rejected(_) => StatusCode::BAD_REQUEST,
+            Self::NotOneDescriptor(_) | Self::NoCounter(_) | Self::Rejected(_) => {
+                StatusCode::BAD_REQUEST
+            }
         }
     }
 }
@@ -69,8 +71,14 @@ impl CounterError {
 ///
 /// # Errors
 /// [`CounterError`], with a message for the operator.
-pub(super) async fn run_action(engine: &Engine, query: &ExplainQuery, act: CounterAction) -> Result<Value, CounterError> {
-    let [entries] = &*query.descriptors else { return Err(CounterError::NotOneDescriptor(query.descriptors.len())) };
+pub(super) async fn run_action(
+    engine: &Engine,
+    query: &ExplainQuery,
+    act: CounterAction,
+) -> Result<Value, CounterError> {
+    let [entries] = &*query.descriptors else {
+        return Err(CounterError::NotOneDescriptor(query.descriptors.len()));
+    };
     let descriptor = descriptor(entries, act.cost(Hits(query.hits)));
     let question = Check { domain: &query.domain, descriptors: smallvec![descriptor] };
     let answer = engine.decide(&question).await?;
@@ -86,7 +94,10 @@ pub(super) async fn run_action(engine: &Engine, query: &ExplainQuery, act: Count
 ///
 /// # Errors
 /// [`CounterError`], with a message for the operator.
-pub(super) async fn reset_counters(engine: &Engine, query: &ExplainQuery) -> Result<usize, CounterError> {
+pub(super) async fn reset_counters(
+    engine: &Engine,
+    query: &ExplainQuery,
+) -> Result<usize, CounterError> {
     let all_hits = Cost::Refund(Hits(EXACT_BOUND));
     let descriptors = query.descriptors.iter().map(|entries| descriptor(entries, all_hits));
     let question = Check { domain: &query.domain, descriptors: descriptors.collect() };
@@ -112,7 +123,9 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
 fn ensure_decided_by_store(engine: &Engine, answer: &Decision) -> Result<(), CounterError> {
     if answer.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
         // Without a lasting failure, a single reply timed out.
-        return Err(CounterError::StoreUnavailable(engine.store_failure().unwrap_or(StoreFailure::TimedOut)));
+        return Err(CounterError::StoreUnavailable(
+            engine.store_failure().unwrap_or(StoreFailure::TimedOut),
+        ));
     }
     Ok(())
 }

@@ -9,13 +9,13 @@
 //! - The counters, and therefore the current decision.
 
 use super::permits::to_ratio;
-use crate::config::explain::{DescriptorExplanation, Explanation, FreshDecision, BucketSnapshot};
-use crate::config::frozen::{ForcedDecision, ForcedRule};
-use crate::config::written::{borrow_entries, parse_entries};
+use crate::config::descriptor_text::{borrow_entries, parse_entries};
+use crate::config::explain::{BucketSnapshot, DescriptorExplanation, Explanation, FreshDecision};
+use crate::config::forced_decision::{ForcedDecision, ForcedRule};
 use crate::config::{self, Config};
 use crate::engine::Engine;
-use crate::engine::admit::BucketMetrics;
-use crate::engine::freezer::verdict_name;
+use crate::engine::concurrency::BucketMetrics;
+use crate::engine::forced_decisions::verdict_name;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::{Hits, Nanos};
 
@@ -72,7 +72,9 @@ pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, 
     let frozen = engine.forced_decisions();
     for (one, entries) in explained.descriptors.iter_mut().zip(&query.descriptors) {
         if let Some(under) = &mut one.ceiling {
-            under.now = engine.concurrency_snapshot(&query.domain, &borrow_entries(entries)).map(live_state);
+            under.now = engine
+                .concurrency_snapshot(&query.domain, &borrow_entries(entries))
+                .map(live_state);
         }
         if let Some(held) = frozen.iter().find(|held| is_forced(held, &query.domain, one)) {
             show_forced_decision(one, held.decision);
@@ -95,7 +97,8 @@ fn show_forced_decision(one: &mut DescriptorExplanation, frozen: ForcedDecision)
     };
     if let Some(met) = &mut one.rule {
         let (remaining, reset_after) = (None, None);
-        met.fresh = FreshDecision { hits: met.fresh.hits, verdict: verdict.into(), remaining, reset_after };
+        met.fresh =
+            FreshDecision { hits: met.fresh.hits, verdict: verdict.into(), remaining, reset_after };
     }
     let (held, until) = (verdict_name(frozen.verdict), format_time(frozen.until));
     one.outcome = format!("{}; an operator holds it at {held} until {until}", one.outcome);

@@ -1,4 +1,4 @@
-//! Serves `/freeze`, `/thaw` and `/frozen`: forced decisions of an operator.
+//! Serves `/freeze`, `/thaw` and `/forced_decision`: forced decisions of an operator.
 //!
 //! Guarantees:
 //! - Every change is logged with the limit's name.
@@ -7,7 +7,7 @@
 //! - An invalid query gets a message that explains the error.
 //!
 //! Not covered:
-//! - Sending the change to other replicas (see [`crate::engine::freezer`]).
+//! - Sending the change to other replicas (see [`crate::engine::forced_decisions`]).
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 use super::explain::ExplainQuery;
 use super::{Admin, JSON, PLAIN};
-use crate::config::frozen::ForcedRule;
+use crate::config::forced_decision::ForcedRule;
 use crate::config::resolve::duration::{self, DurationError};
-use crate::engine::freezer::verdict_name;
+use crate::engine::forced_decisions::verdict_name;
 use crate::engine::{Engine, Membership};
 use crate::kernel::decision::{StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
@@ -34,13 +34,17 @@ struct FreezeParams {
 
 type QueryPairs = Vec<(String, String)>;
 
-pub(super) async fn freeze(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
+pub(super) async fn freeze(
+    State(admin): State<Admin>,
+    Query(query): Query<QueryPairs>,
+) -> Response {
     let (own, rest): (QueryPairs, QueryPairs) =
         query.into_iter().partition(|(name, _)| matches!(&**name, "as" | "for"));
     let held = parse_params(&own).and_then(|hold| {
         let asked = parse_single_descriptor(rest)?;
         let entries = asked.entries();
-        let held = admin.engine.force_decision((&asked.domain, &entries), hold.verdict, hold.duration);
+        let held =
+            admin.engine.force_decision((&asked.domain, &entries), hold.verdict, hold.duration);
         held.map_err(|why| why.to_string())
     });
     reply(held.map(|held| {
@@ -89,7 +93,9 @@ fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
         Ok(long) => long,
         // The engine rejects it, like every duration above a day.
         Err(DurationError::TooLong) => Nanos(u64::MAX),
-        Err(DurationError::NotADuration) => return Err(format!("for `{long}` is no duration, as 10m is")),
+        Err(DurationError::NotADuration) => {
+            return Err(format!("for `{long}` is no duration, as 10m is"));
+        }
     };
     Ok(FreezeParams { verdict, duration: long })
 }
@@ -133,7 +139,8 @@ fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
 fn unreachable_reason(engine: &Engine) -> Option<StoreFailure> {
     let membership = engine.membership()?;
     let seen = membership.snapshot();
-    let is_silent = seen.is_none_or(|seen| MAX_MEMBERSHIP_AGE < engine.clock().now().since(seen.taken_at));
+    let is_silent =
+        seen.is_none_or(|seen| MAX_MEMBERSHIP_AGE < engine.clock().now().since(seen.taken_at));
     engine.store_failure().or(is_silent.then_some(StoreFailure::TimedOut))
 }
 

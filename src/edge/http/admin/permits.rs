@@ -8,8 +8,8 @@
 
 use serde_json::{Value, json};
 
-use crate::config::written::format_entries;
-use crate::engine::admit::{ConcurrencyLimits, BucketMetrics, BucketName};
+use crate::config::descriptor_text::format_entries;
+use crate::engine::concurrency::{BucketMetrics, BucketName, ConcurrencyLimits};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 

@@ -16,8 +16,8 @@ use serde_json::{Map, Value, json};
 use crate::clock::Clock;
 use crate::config::diagnostic::SeverityCounts;
 use crate::config::{Config, Rule, Unit};
-use crate::engine::admit::fleet::FleetReporter;
-use crate::engine::admit::{BucketName, StrictSnapshot, ShareSnapshot};
+use crate::engine::concurrency::fleet::FleetReporter;
+use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
 use crate::engine::membership::{LiveReplica, Membership, parse_record};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
@@ -128,8 +128,10 @@ pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value
             "outage": shown.is_outage,
         })
     };
-    let ceilings: Vec<_> = fleet.share_snapshots(clock, MAX_LIMITS).into_iter().map(ceiling).collect();
-    let strict: Vec<_> = fleet.strict_snapshots(MAX_LIMITS).into_iter().map(strict_limit_json).collect();
+    let ceilings: Vec<_> =
+        fleet.share_snapshots(clock, MAX_LIMITS).into_iter().map(ceiling).collect();
+    let strict: Vec<_> =
+        fleet.strict_snapshots(MAX_LIMITS).into_iter().map(strict_limit_json).collect();
     json!({"store": store.map(|life| life.0), "member": replica.0, "life": incarnation.0,
         "ceilings": ceilings, "strict": strict})
 }

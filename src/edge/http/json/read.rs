@@ -110,7 +110,10 @@ impl<'de, M: JsonFields> Deserialize<'de> for ParsedMessage<M> {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ParsedMessage<M>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<ParsedMessage<M>, A::Error> {
                 let mut slots = M::Slots::default();
                 while let Some(name) = map.next_key::<String>()? {
                     M::parse_field(&mut slots, &name, &mut map)?;
@@ -123,7 +126,8 @@ impl<'de, M: JsonFields> Deserialize<'de> for ParsedMessage<M> {
 }
 
 impl JsonFields for RateLimitRequest {
-    type Slots = (FieldSlot<String>, FieldSlot<Vec<ParsedMessage<RateLimitDescriptor>>>, FieldSlot<JsonU32>);
+    type Slots =
+        (FieldSlot<String>, FieldSlot<Vec<ParsedMessage<RateLimitDescriptor>>>, FieldSlot<JsonU32>);
 
     fn parse_field<'de, A: MapAccess<'de>>(
         (domain, descriptors, hits_addend): &mut Self::Slots,
@@ -149,7 +153,12 @@ impl JsonFields for RateLimitRequest {
 }
 
 impl JsonFields for RateLimitDescriptor {
-    type Slots = (FieldSlot<Vec<ParsedMessage<Entry>>>, FieldSlot<ParsedMessage<RateLimitOverride>>, FieldSlot<JsonU64>, FieldSlot<bool>);
+    type Slots = (
+        FieldSlot<Vec<ParsedMessage<Entry>>>,
+        FieldSlot<ParsedMessage<RateLimitOverride>>,
+        FieldSlot<JsonU64>,
+        FieldSlot<bool>,
+    );
 
     fn parse_field<'de, A: MapAccess<'de>>(
         (entries, limit, hits_addend, is_negative_hits): &mut Self::Slots,
@@ -231,7 +240,9 @@ impl<'de> Deserialize<'de> for JsonU64 {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let written = Box::<RawValue>::deserialize(from)?;
         let number = if written.get().starts_with('"') {
-            serde_json::from_str(written.get()).ok().and_then(|text: String| parse_quoted_integer(&text))
+            serde_json::from_str(written.get())
+                .ok()
+                .and_then(|text: String| parse_quoted_integer(&text))
         } else {
             parse_integer(written.get())
         };

@@ -31,7 +31,10 @@ pub fn to_json_text(response: &RateLimitResponse) -> Result<String, NotExpressib
     let mut object = SparseObject::default();
     object.insert_text("overallCode", code_name(response.overall_code()));
     object.insert_list("statuses", response.statuses.iter().map(status_json));
-    object.insert_list("responseHeadersToAdd", response.response_headers_to_add.iter().map(header_json));
+    object.insert_list(
+        "responseHeadersToAdd",
+        response.response_headers_to_add.iter().map(header_json),
+    );
     if let Some(metadata) = &response.dynamic_metadata {
         object.insert("dynamicMetadata", struct_json(metadata)?);
     }
@@ -55,8 +58,10 @@ fn limit_json(limit: &RateLimit) -> Json {
     let mut object = SparseObject::default();
     object.insert_text("name", &limit.name);
     object.insert_number("requestsPerUnit", limit.requests_per_unit);
-    object
-        .insert_text("unit", name_if_set(limit.unit() != rate_limit::Unit::Unknown, limit.unit().as_str_name()));
+    object.insert_text(
+        "unit",
+        name_if_set(limit.unit() != rate_limit::Unit::Unknown, limit.unit().as_str_name()),
+    );
     Json::Object(object.0)
 }
 

@@ -23,17 +23,17 @@ use axum::response::Response;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::{OriginalRequest, text_response, hook_response};
+use super::{OriginalRequest, hook_response, text_response};
 use crate::edge::grpc::convert;
 use crate::edge::hook::{self, HookError};
 use crate::edge::http::CheckPort;
 use crate::edge::http::connection::HttpPeer;
 use crate::edge::http::serve::MAX_CONNECTIONS;
-use crate::engine::admit::with_queue_time;
+use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, RequestPermits};
 use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
-use crate::telemetry::event::{CheckAnswered, RequestCompleted, EdgeOutcome, Protocol};
+use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 
 /// The maximum number of requests in queues or on `/hold`.
 /// Health checks and other requests use the other connections.
@@ -78,7 +78,12 @@ pub(in crate::edge::http) async fn reply_with_permit(
     };
     let ((outcome, response), queued) = with_queue_time(answering).await;
     RequestCompleted { protocol: Protocol::Nginx, outcome }.emit();
-    CheckAnswered { received_at: started, replied_at: ask.engine.clock().now(), queue_time: queued }.emit();
+    CheckAnswered {
+        received_at: started,
+        replied_at: ask.engine.clock().now(),
+        queue_time: queued,
+    }
+    .emit();
     response
 }
 
@@ -90,7 +95,8 @@ async fn permit_response(
 ) -> (EdgeOutcome, Response) {
     let Some(slot) = holds.try_acquire() else { return holds.full_reply() };
     let admitted = decide(ask, headers, original).await;
-    let (outcome, mut response) = (hook::admission_outcome(&admitted), hook_response(ask, admitted.as_ref()));
+    let (outcome, mut response) =
+        (hook::admission_outcome(&admitted), hook_response(ask, admitted.as_ref()));
     // The connection is the permit, or has no further use.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     if let Ok(AdmissionOutcome::Decided(_, permits)) = admitted
@@ -142,7 +148,11 @@ impl Drop for ConnectionPermit {
 
 /// Returns an empty body that stays open until the caller closes, the permit expires
 /// or the process drains. Usually hyper notices the close first and drops the body.
-fn open_body(mut permit: ConnectionPermit, peer: HttpPeer, mut draining: watch::Receiver<bool>) -> Body {
+fn open_body(
+    mut permit: ConnectionPermit,
+    peer: HttpPeer,
+    mut draining: watch::Receiver<bool>,
+) -> Body {
     let longest_duration = permit.permits.as_ref().and_then(RequestPermits::longest_lifetime);
     let end = async move {
         tokio::select! {

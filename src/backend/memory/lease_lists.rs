@@ -1,0 +1,90 @@
+//! The lease lists of one shard, by key.
+//!
+//! Guarantees:
+//! - A list uses one place of the store, as a counter does.
+//! - A list stays while a lease is valid; a sweep drops it once all records expire.
+//!
+//! Not covered:
+//! - The lease rules ([`LeaseTable`]).
+
+use super::counters::{CounterCapacity, PlaceSource as _};
+use super::table::{CounterTable, HasKeyHash, KeyHash};
+use crate::kernel::lease::table::LeaseTable;
+use crate::kernel::lease::{LeaseTerms, Overshoot};
+use crate::kernel::units::{Hits, Nanos};
+
+#[derive(Debug, Default)]
+pub(super) struct LeaseLists(CounterTable<LeaseListEntry>);
+
+#[derive(Debug)]
+struct LeaseListEntry {
+    hash: KeyHash,
+    book: LeaseTable,
+}
+
+impl HasKeyHash for LeaseListEntry {
+    fn hash(&self) -> KeyHash {
+        self.hash
+    }
+}
+
+/// A lease list that is taken out of its table for one message.
+pub(super) struct OpenLeaseList {
+    hash: KeyHash,
+    pub(super) leases: LeaseTable,
+    /// The terms for this message. Without a place for the list they lend nothing.
+    pub(super) terms: LeaseTerms,
+    origin: ListOrigin,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ListOrigin {
+    Stored,
+    Created,
+    Temporary,
+}
+
+impl LeaseLists {
+    /// Takes the list of `hash` out of the table, or creates one.
+    /// Without a place the list is temporary and its terms lend nothing.
+    pub(super) fn take_or_create(
+        &mut self,
+        hash: KeyHash,
+        terms: &LeaseTerms,
+        counters: &CounterCapacity,
+    ) -> OpenLeaseList {
+        let old = self.0.get_mut(hash).map(|listed| std::mem::take(&mut listed.book));
+        let place = match &old {
+            Some(_) => ListOrigin::Stored,
+            None if counters.try_take() => ListOrigin::Created,
+            None => ListOrigin::Temporary,
+        };
+        let nothing = LeaseTerms { overshoot: Overshoot::AtMost(Hits(0)), ..*terms };
+        let terms = if place == ListOrigin::Temporary { nothing } else { *terms };
+        OpenLeaseList { hash, leases: old.unwrap_or_default(), terms, origin: place }
+    }
+
+    /// Stores the list. Drops a new list that stayed empty, and frees its place.
+    pub(super) fn put_back(&mut self, open: OpenLeaseList, now: Nanos, counters: &CounterCapacity) {
+        let OpenLeaseList { hash, leases: book, origin: place, .. } = open;
+        match place {
+            ListOrigin::Temporary => {}
+            ListOrigin::Stored => {
+                if let Some(listed) = self.0.get_mut(hash) {
+                    listed.book = book;
+                }
+            }
+            ListOrigin::Created if book.is_expired(now) => counters.release(1),
+            ListOrigin::Created => self.0.insert(LeaseListEntry { hash, book }),
+        }
+    }
+
+    /// Drops the lists in which every record has expired.
+    pub(super) fn drop_expired(&mut self, now: Nanos) {
+        self.0.retain(|listed| !listed.book.is_expired(now));
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.0.len()
+    }
+}

@@ -1,0 +1,308 @@
+//! The task that keeps one connection open.
+//!
+//! Guarantees:
+//! - A lost connection is replaced at once, then with jittered pauses, forever.
+//! - So is a read-only or loading one, and one to a demoted primary.
+//! - Nothing from the old connection is sent on the new one.
+//! - The address of the primary is looked up for every connection.
+//! - A silent connection is replaced after [`CONNECT_TIMEOUT`].
+//! - Each reason for an outage is logged once, until a call succeeds.
+//! - Refused writes are logged alike, but the connection stays open.
+//!
+//! Not covered:
+//! - Calls over the connection ([`super::connection`]).
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::ClientLike as _;
+use fred::types::Value;
+use tokio::time::{sleep, timeout};
+
+use super::StoreFailure;
+use super::backoff::Backoff;
+use super::breaker::LATE_REPLIES_TO_OPEN;
+use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, describe_error, run_command};
+use super::cluster::ClusterConnections;
+use super::connection::{Link, LiveConnection, RefusedOperation, StoreRefusal};
+use super::options::RedisOptions;
+use super::sentinel::SentinelGroup;
+
+/// The longest pause between two probes of a slow Redis.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+
+/// The time without a refusal after which Redis accepts writes again. Each replica
+/// writes its membership record once a second. A call that only reads proves nothing.
+const WRITES_PROVEN_AFTER: Duration = Duration::from_secs(3);
+
+/// The most logged reasons that are remembered. An unreachable store has only a few.
+const MAX_REASONS: usize = 16;
+
+#[derive(Debug)]
+pub(super) enum ServerLocation {
+    /// A configured address.
+    Fixed(ServerAddress),
+    /// A node, as long as the Cluster lists it.
+    Node(ServerAddress, Weak<ClusterConnections>),
+    /// The primary that sentinels name.
+    Sentinel(SentinelGroup),
+}
+
+impl ServerLocation {
+    async fn resolve(&self) -> Result<ServerAddress, Error> {
+        match self {
+            Self::Fixed(at) | Self::Node(at, _) => Ok(at.clone()),
+            Self::Sentinel(watchers) => watchers.primary().await.map(ServerAddress::Tcp),
+        }
+    }
+
+    /// Waits until the process is at another address.
+    async fn wait_moved(&self, at: &ServerAddress, pauses: &mut Backoff) {
+        match (self, at) {
+            (Self::Sentinel(watchers), ServerAddress::Tcp(address)) => {
+                watchers.wait_replaced(address, pauses).await
+            }
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// The address, if no query is needed.
+    const fn known_address(&self) -> Option<&ServerAddress> {
+        match self {
+            Self::Fixed(at) | Self::Node(at, _) => Some(at),
+            // Errors of sentinels contain their own addresses.
+            Self::Sentinel(_) => None,
+        }
+    }
+
+    fn cluster(&self) -> Option<Weak<ClusterConnections>> {
+        match self {
+            Self::Node(_, cluster) => Some(Weak::clone(cluster)),
+            Self::Fixed(_) | Self::Sentinel(_) => None,
+        }
+    }
+
+    /// Requests a slot query, because another node may own the slots now.
+    fn request_slot_query(&self) {
+        if let Some(cluster) = self.cluster().and_then(|cluster| cluster.upgrade()) {
+            cluster.request_query();
+        }
+    }
+}
+
+/// Keeps `link` connected; never returns.
+pub(super) async fn keep_link(
+    link: Arc<Link>,
+    place: ServerLocation,
+    options: Arc<RedisOptions>,
+    jitter: u64,
+) {
+    let mut pauses = Backoff::new(jitter);
+    let mut outage_log = OutageLog::default();
+    loop {
+        match open(&place, &options).await {
+            Ok((at, opened, live)) => {
+                let live = Arc::new(live);
+                let _counted = options.connection_counter.count_open();
+                link.set_connection(Arc::clone(&live));
+                if !outage_log.is_outage_logged() {
+                    outage_log.log_recovered(&at);
+                }
+                let mut watched =
+                    ConnectionWatch { link: &link, live: &live, opened, place: &place };
+                let why = watched.wait_useless(&at, &options, &mut pauses, &mut outage_log).await;
+                link.clear_connection();
+                outage_log.log_lost(why, &at);
+            }
+            Err(error) => {
+                link.set_connect_failure(&error);
+                outage_log.log_unavailable(&describe_error(&error), place.known_address());
+            }
+        }
+        place.request_slot_query();
+        sleep(pauses.next_pause()).await;
+    }
+}
+
+#[derive(Debug, Default)]
+struct OutageLog {
+    /// The logged reasons of the current outage; empty while the store replies.
+    reasons: Vec<String>,
+}
+
+impl OutageLog {
+    /// Returns `true` if an outage was logged, but not its end.
+    const fn is_outage_logged(&self) -> bool {
+        !self.reasons.is_empty()
+    }
+
+    fn log_recovered(&mut self, at: &ServerAddress) {
+        tracing::info!(%at, "redis answers");
+        self.reasons.clear();
+    }
+
+    fn log_lost(&mut self, why: &'static str, at: &ServerAddress) {
+        if self.add_reason(why) {
+            tracing::warn!(why, %at, "redis is lost: on_backend_failure answers until it is back");
+        }
+    }
+
+    fn log_refused(&mut self, refusing: &StoreRefusal, at: &ServerAddress) {
+        let lets_go = refusing.operation != RefusedOperation::Expiry;
+        if !self.add_reason(if lets_go { refusing.cause.as_str() } else { "EXPIRE" }) {
+            return;
+        }
+        if !lets_go {
+            tracing::warn!(error = %refusing.message, %at, "redis lets no counter expire, and keeps all of them for ever: let the user run EXPIRE");
+        } else if refusing.cause == StoreFailure::OutOfMemory {
+            tracing::warn!(%at, "redis is out of memory (maxmemory): on_backend_failure answers what it cannot count");
+        } else {
+            tracing::warn!(error = %refusing.message, %at, "redis refuses to count: on_backend_failure answers");
+        }
+    }
+
+    fn log_unavailable(&mut self, why: &str, at: Option<&ServerAddress>) {
+        if self.add_reason(why) {
+            let at = at.map(tracing::field::display);
+            tracing::warn!(error = %why, at, "redis cannot be had: on_backend_failure answers");
+        }
+    }
+
+    /// Remembers `message`, and returns `true` if it is new. An
+    /// outage of an hour would otherwise log ten thousand lines.
+    fn add_reason(&mut self, why: &str) -> bool {
+        if self.reasons.iter().any(|said| said == why) {
+            return false;
+        }
+        if MAX_REASONS <= self.reasons.len() {
+            self.reasons.remove(0);
+        }
+        self.reasons.push(why.to_owned());
+        true
+    }
+}
+
+async fn open(
+    place: &ServerLocation,
+    options: &RedisOptions,
+) -> Result<(ServerAddress, OpenedClient, LiveConnection), Error> {
+    let at = place.resolve().await?;
+    let opened = OpenedClient::new(&at, options.login()).await?;
+    if let ServerLocation::Sentinel(_) = place {
+        check_primary(&opened).await?;
+    }
+    let live = LiveConnection::new(opened.client().clone(), at.clone(), place.cluster());
+    let live = timeout(CONNECT_TIMEOUT, live).await;
+    let live = live.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "it is silent")))?;
+    Ok((at, opened, live))
+}
+
+/// Sentinels name a new primary shortly before its promotion,
+/// and an old one for some time after its failure.
+async fn check_primary(opened: &OpenedClient) -> Result<(), Error> {
+    let Value::Array(role) = run_command(opened.client(), &["ROLE"]).await? else {
+        return Err(Error::new(ErrorKind::Protocol, "an answer to ROLE that is none"));
+    };
+    match role.first().and_then(Value::as_string) {
+        Some(role) if role == "master" => Ok(()),
+        _ => Err(Error::new(ErrorKind::Routing, "the sentinels name a primary that is none")),
+    }
+}
+
+struct ConnectionWatch<'a> {
+    link: &'a Link,
+    live: &'a LiveConnection,
+    opened: OpenedClient,
+    place: &'a ServerLocation,
+}
+
+impl ConnectionWatch<'_> {
+    /// Returns the reason when the connection must be replaced.
+    async fn wait_useless(
+        &mut self,
+        at: &ServerAddress,
+        options: &RedisOptions,
+        pauses: &mut Backoff,
+        outage_log: &mut OutageLog,
+    ) -> &'static str {
+        let deadline = options.call_timeout;
+        let mut telling = pin!(self.opened.reauthenticate(options.login(), at));
+        let mut proves_itself = pin!(sleep(CONNECT_TIMEOUT));
+        let mut is_proven = false;
+        let mut looking = pauses.clone();
+        let mut leaves = pin!(self.place.wait_moved(at, &mut looking));
+        let mut doubts = Box::pin(probe_after_abandoned_calls(self.link, self.live, deadline));
+        loop {
+            tokio::select! {
+                () = self.opened.wait_closed() => return "the connection was closed",
+                () = &mut telling => {}
+                () = self.live.wait_useless() => return "it may not write, or is not ready",
+                () = &mut doubts => {}
+                () = &mut leaves => return "the sentinels name another primary",
+                refusing = self.live.wait_refused() => {
+                    is_proven = false;
+                    proves_itself.set(sleep(WRITES_PROVEN_AFTER));
+                    self.link.set_recent_failure(refusing.cause);
+                    outage_log.log_refused(&refusing, at);
+                }
+                // Counting succeeded all along. Only a period
+                // without a refused `EXPIRE` proves the recovery.
+                () = self.live.wait_expiry_accepted() => proves_itself.set(sleep(WRITES_PROVEN_AFTER)),
+                () = &mut proves_itself, if !is_proven && !self.live.is_refusing_expiry() => {
+                    is_proven = true;
+                    pauses.reset();
+                    self.link.clear_recent_failure();
+                }
+                // A read-only Redis also connects, so only a successful call ends the outage.
+                () = self.live.wait_served(), if is_proven && outage_log.is_outage_logged() => outage_log.log_recovered(at),
+                () = self.link.breaker.wait_opened() => {
+                    self.place.request_slot_query();
+                    tokio::select! {
+                        () = &mut leaves => return "the sentinels name another primary",
+                        again = wait_responsive(self.live, deadline, pauses) => if !again {
+                            return "it was silent";
+                        },
+                    }
+                    self.link.breaker.close();
+                    tracing::info!(at = %at, "redis answers in time again");
+                }
+            }
+        }
+    }
+}
+
+/// Probes Redis after a caller abandoned a call; never returns. The caller reports no failure,
+/// and its timeout may be shorter than the deadline. Probes queue behind the call, so they
+/// show if the store is late. [`LATE_REPLIES_TO_OPEN`] late probes open the breaker, like late calls.
+async fn probe_after_abandoned_calls(link: &Link, live: &LiveConnection, deadline: Duration) {
+    loop {
+        live.wait_abandoned().await;
+        let mut late = 0;
+        while late < LATE_REPLIES_TO_OPEN
+            && timeout(deadline, live.client.ping::<Value>(None)).await.is_err()
+        {
+            late += 1;
+        }
+        if late == LATE_REPLIES_TO_OPEN {
+            link.open_breaker();
+        }
+    }
+}
+
+/// Probes until Redis replies in time (`true`) or is silent
+/// (`false`). Sends one probe at a time; a probe charges nothing.
+async fn wait_responsive(live: &LiveConnection, deadline: Duration, pauses: &mut Backoff) -> bool {
+    loop {
+        let mut probe = pin!(live.client.ping::<Value>(None));
+        match timeout(deadline, &mut probe).await {
+            Ok(answer) => return answer.is_ok(),
+            Err(_elapsed) => match timeout(CONNECT_TIMEOUT, probe).await {
+                Ok(Ok(_late)) => {}
+                Ok(Err(_)) | Err(_) => return false,
+            },
+        }
+        sleep(pauses.random_below(PROBE_PAUSE)).await;
+    }
+}

@@ -1,0 +1,159 @@
+//! Queries the nodes of a Cluster for its slot map.
+//!
+//! Guarantees:
+//! - Several nodes are queried at once; the newest epoch wins.
+//! - An isolated node with an outdated map does not decide.
+//! - If no known node replies, the configured nodes are queried.
+//!
+//! Not covered:
+//! - Using the map ([`super::cluster`]).
+//! - Replicas of a node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::error::{Error, ErrorKind};
+use fred::types::Value;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::backoff::Backoff;
+use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, run_command};
+use super::connection::{LiveConnection, connect_refusal};
+use super::options::{Address, RedisOptions};
+
+const SLOT_COUNT: usize = 16_384;
+
+/// The most nodes in one query: enough that one of them has a recent epoch.
+const MAX_QUERIED: usize = 5;
+
+/// The time to wait for other replies after the first one.
+const STRAGGLER_WAIT: Duration = Duration::from_millis(100);
+
+/// The owner of each slot.
+#[derive(Debug, Default)]
+pub(super) struct SlotMap {
+    /// The last slot and the owner of each range, by its first slot.
+    ranges: BTreeMap<u16, (u16, Address)>,
+}
+
+impl SlotMap {
+    pub(super) fn owner(&self, slot: u16) -> Option<&Address> {
+        let (_, (last, owner)) = self.ranges.range(..=slot).next_back()?;
+        (slot <= *last).then_some(owner)
+    }
+
+    /// The owner of each range, with repetitions.
+    pub(super) fn owners(&self) -> impl Iterator<Item = &Address> {
+        self.ranges.values().map(|(_, owner)| owner)
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.assigned_count() == SLOT_COUNT
+    }
+
+    fn assigned_count(&self) -> usize {
+        self.ranges.iter().map(|(first, (last, _))| usize::from(last - first) + 1).sum()
+    }
+
+    /// Parses a reply to `CLUSTER SLOTS`. The node at
+    /// `host` sent it, and may not know its own name.
+    fn parse(said: &Value, host: &str) -> Option<Self> {
+        let Value::Array(ranges) = said else { return None };
+        let ranges: Option<_> = ranges.iter().map(|range| parse_range(range, host)).collect();
+        Some(Self { ranges: ranges? })
+    }
+}
+
+fn parse_range(said: &Value, host: &str) -> Option<(u16, (u16, Address))> {
+    let Value::Array(parts) = said else { return None };
+    let number = |value: &Value| u16::try_from(value.as_i64()?).ok();
+    let [first, last, Value::Array(owner), ..] = &parts[..] else { return None };
+    let (first, last) = (number(first)?, number(last)?);
+    let [name, port, ..] = &owner[..] else { return None };
+    let name = name.as_string().filter(|name| !name.is_empty() && name != "?");
+    let owner = Address { host: name.unwrap_or_else(|| host.to_owned()), port: number(port)? };
+    (first <= last && usize::from(last) < SLOT_COUNT).then_some((first, (last, owner)))
+}
+
+struct SlotMapReply {
+    epoch: u64,
+    slots: SlotMap,
+}
+
+impl SlotMapReply {
+    /// The order of replies. Assigning a slot without an
+    /// owner raises no epoch, so more slots are newer.
+    fn freshness(&self) -> (u64, usize) {
+        (self.epoch, self.slots.assigned_count())
+    }
+}
+
+/// Returns the slot map, from `answering` nodes or else from `seeds`.
+///
+/// # Errors
+/// The error that one node returned, or else the last connection error.
+pub(super) async fn query_slot_map(
+    mut answering: Vec<(Address, Arc<LiveConnection>)>,
+    seeds: &[Address],
+    options: &Arc<RedisOptions>,
+    pauses: &mut Backoff,
+) -> Result<SlotMap, Error> {
+    let mut asked = JoinSet::new();
+    while MAX_QUERIED < answering.len() {
+        let number = usize::try_from(pauses.random()).unwrap_or_default() % answering.len();
+        answering.swap_remove(number);
+    }
+    for (address, live) in answering {
+        asked.spawn(async move { query_node(&live.client, &address.host).await });
+    }
+    if let Ok(slots) = newest_reply(asked).await {
+        return Ok(slots);
+    }
+    let mut asked = JoinSet::new();
+    for seed in seeds.iter().cloned() {
+        let options = Arc::clone(options);
+        asked.spawn(async move {
+            let opened =
+                OpenedClient::new(&ServerAddress::Tcp(seed.clone()), options.login()).await?;
+            query_node(opened.client(), &seed.host).await
+        });
+    }
+    newest_reply(asked).await
+}
+
+async fn newest_reply(mut asked: JoinSet<Result<SlotMapReply, Error>>) -> Result<SlotMap, Error> {
+    let mut newest: Option<SlotMapReply> = None;
+    let mut failed = Error::new(ErrorKind::IO, "none is reachable");
+    loop {
+        let wait = if newest.is_some() { STRAGGLER_WAIT } else { CONNECT_TIMEOUT * 2 };
+        match timeout(wait, asked.join_next()).await {
+            Ok(Some(Ok(Ok(said)))) => {
+                if newest.as_ref().is_none_or(|newest| newest.freshness() < said.freshness()) {
+                    newest = Some(said);
+                }
+            }
+            // An error from a node is more useful than a node that is out of reach.
+            Ok(Some(Ok(Err(error)))) if connect_refusal(&failed).is_none() => failed = error,
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => break,
+        }
+    }
+    newest.map(|said| said.slots).ok_or(failed)
+}
+
+async fn query_node(client: &Client, host: &str) -> Result<SlotMapReply, Error> {
+    let (info, slots) = (["CLUSTER", "INFO"], ["CLUSTER", "SLOTS"]);
+    let (info, slots) = tokio::join!(run_command(client, &info), run_command(client, &slots));
+    let slots = SlotMap::parse(&slots?, host);
+    let slots = slots.filter(|slots| !slots.ranges.is_empty());
+    let refused = || Error::new(ErrorKind::Protocol, "an answer to CLUSTER SLOTS without slots");
+    let slots = slots.ok_or_else(refused)?;
+    // A node that does not report its epoch has the lowest priority.
+    let info = info.ok().and_then(|info| info.as_string()).unwrap_or_default();
+    let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
+    let epoch = epoch.and_then(|epoch| epoch.trim().parse().ok()).unwrap_or_default();
+    Ok(SlotMapReply { epoch, slots })
+}

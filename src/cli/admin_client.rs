@@ -1,0 +1,144 @@
+//! Calls the admin port of a running replica.
+//!
+//! Guarantees:
+//! - Returns a reply or an error within [`CALL_TIMEOUT`].
+//! - Reads at most [`MAX_REPLY_BYTES`] bytes.
+//!
+//! Not covered:
+//! - TLS: the admin port listens on loopback, or behind a TLS proxy.
+
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use tonic::codegen::http::header::AUTHORIZATION;
+use tonic::codegen::http::{Method, Request, StatusCode, Uri};
+
+use crate::config::explain::Explanation;
+
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_REPLY_BYTES: usize = 16 << 20;
+const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+/// The variable with the bearer token of the admin
+/// port. A flag would be visible to every local user.
+const TOKEN_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN";
+
+/// Returns the explanation from the replica at `server`.
+///
+/// # Errors
+/// The URL and the reason.
+pub(super) fn explain(
+    server: &str,
+    domain: &str,
+    descriptors: &[String],
+    hits: u64,
+) -> Result<Explanation, String> {
+    let hits = hits.to_string();
+    let url = admin_url(server, "explain", domain, descriptors, &[("hits", &hits)])?;
+    let body = block_on_reply(server, send_request(Method::GET, &url))?;
+    serde_json::from_slice(&body)
+        .map_err(|error| format!("{server} answered what is no explanation: {error}"))
+}
+
+/// Changes the counter or limit of these descriptors
+/// at the replica at `server`, and returns its reply.
+///
+/// # Errors
+/// The URL and the reason.
+pub(super) fn post_change(
+    server: &str,
+    action: &str,
+    domain: &str,
+    descriptors: &[String],
+    more: &[(&str, &str)],
+) -> Result<String, String> {
+    let url = admin_url(server, action, domain, descriptors, more)?;
+    let mut reply =
+        String::from_utf8_lossy(&block_on_reply(server, send_request(Method::POST, &url))?)
+            .into_owned();
+    if !reply.ends_with('\n') {
+        reply.push('\n');
+    }
+    Ok(reply)
+}
+
+fn admin_url(
+    server: &str,
+    path: &str,
+    domain: &str,
+    descriptors: &[String],
+    more: &[(&str, &str)],
+) -> Result<String, String> {
+    if !server.parse::<Uri>().is_ok_and(|uri| uri.scheme_str() == Some("http")) {
+        return Err(format!(
+            "`{server}` is no address of an admin port; one is written http://host:port"
+        ));
+    }
+    let mut url =
+        format!("{}/{path}?domain={}", server.trim_end_matches('/'), percent_encode(domain));
+    for (name, value) in more {
+        url.extend(["&", name, "=", &percent_encode(value)]);
+    }
+    for descriptor in descriptors {
+        url.extend(["&descriptor=", &percent_encode(descriptor)]);
+    }
+    Ok(url)
+}
+
+fn block_on_reply<T>(
+    server: &str,
+    answer: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start: {error}"))?;
+    runtime
+        .block_on(async { tokio::time::timeout(CALL_TIMEOUT, answer).await })
+        .map_err(|_late| format!("{server} did not answer within {CALL_TIMEOUT:?}"))?
+}
+
+async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
+    let mut request = Request::builder().method(method).uri(url);
+    let token = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
+    if let Some(token) = &token {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
+    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let failed = |error: &dyn std::error::Error| match error.source() {
+        Some(cause) => format!("{url}: {error}: {cause}"),
+        None => format!("{url}: {error}"),
+    };
+    let response = client.request(request).await.map_err(|error| failed(&error))?;
+    let status = response.status();
+    let body = to_bytes(Body::new(response.into_body()), MAX_REPLY_BYTES).await;
+    let body = body.map_err(|error| failed(&error))?;
+    match status {
+        StatusCode::OK => Ok(body.into()),
+        StatusCode::UNAUTHORIZED if token.is_some() => Err(format!(
+            "{url}: admin refuses the token in {TOKEN_VARIABLE}: it is not its admin_token"
+        )),
+        StatusCode::UNAUTHORIZED => {
+            Err(format!("{url}: admin wants a token; set {TOKEN_VARIABLE}"))
+        }
+        _ => Err(format!("{url}: {status}: {}", String::from_utf8_lossy(&body).trim())),
+    }
+}
+
+/// Percent-encodes `text` for a query, except letters, digits and `-._~`.
+fn percent_encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => encoded.push(char::from(byte)),
+            byte => {
+                encoded.push('%');
+                encoded.extend(
+                    [byte >> 4, byte & 15].map(|half| char::from(HEX_DIGITS[usize::from(half)])),
+                );
+            }
+        }
+    }
+    encoded
+}

@@ -1,0 +1,242 @@
+//! Collects the facts about a Redis with plain commands.
+//!
+//! Guarantees:
+//! - A refused command leaves its fact unknown; a refused script is itself a fact.
+//! - Four keys are written and deleted in one script.
+//! - Every command has a timeout.
+//!
+//! Not covered:
+//! - The meaning of the facts: see [`super::evaluate`].
+
+use std::collections::BTreeMap;
+
+use super::evaluate::{ClusterFacts, RedisFacts};
+use crate::backend::redis::inspect::{self, InspectError, InspectedNode, RedisValue};
+use crate::backend::redis::{RedisOptions, RedisTopology};
+use crate::clock::Clock;
+use crate::kernel::units::Nanos;
+
+/// The number of timed round trips. Their median is reported.
+const TIMED_ROUND_TRIPS: usize = 21;
+
+/// The number of keys to try at a node of a Cluster. A node with 2 % of the
+/// slots owns one of them with a probability of 99 %: `1 - 0.98^256 = 0.994`.
+const MAX_PROBE_KEYS: usize = 256;
+
+/// The script that runs every command of our scripts, and deletes its keys.
+const PROBE: &str = include_str!("probe.lua");
+
+/// Returns the facts about every process that stores counters.
+/// `has_compat_keys` selects the commands for envoyproxy/ratelimit's keys.
+pub(super) async fn collect_facts(
+    options: &RedisOptions,
+    has_compat_keys: bool,
+    clock: &Clock,
+) -> Result<Vec<RedisFacts>, InspectError> {
+    let mut facts = Vec::new();
+    for node in &inspect::connect_all(options).await? {
+        facts.push(collect_node_facts(node, options, has_compat_keys, clock).await);
+    }
+    Ok(facts)
+}
+
+async fn collect_node_facts(
+    node: &InspectedNode,
+    options: &RedisOptions,
+    has_compat_keys: bool,
+    clock: &Clock,
+) -> RedisFacts {
+    let info = RedisInfo::fetch(node).await;
+    let flag = |name: &str| info.text(name).map(|text| text == "1");
+    let cluster = match flag("cluster_enabled") {
+        Some(true) => cluster_facts(node).await,
+        _ => None,
+    };
+    let script = probe_scripts(node, &options.key_prefix, has_compat_keys).await;
+    let (skew, round_trip) = measure_times(node, clock).await;
+    RedisFacts {
+        address: node.address.clone(),
+        version: info.text("redis_version").and_then(parse_version),
+        role: info.text("role").map(str::to_owned),
+        is_loading: flag("loading").unwrap_or_default(),
+        has_run_id: Some(info.text("run_id").is_some()),
+        eviction_policy: info.text("maxmemory_policy").map(str::to_owned),
+        maxmemory: info.number("maxmemory"),
+        used_memory: info.number("used_memory"),
+        evicted_keys: info.number("evicted_keys"),
+        has_append_only_file: flag("aof_enabled"),
+        has_snapshots: has_snapshots(node).await,
+        last_save_failed: info.text("rdb_last_bgsave_status") == Some("err"),
+        cluster,
+        writes_without_replica: writes_without_replica(&info, &options.topology),
+        clock_skew: skew,
+        round_trip,
+        script_result: script,
+    }
+}
+
+/// Returns `true` if the primary of a Sentinel setup accepts writes without a replica.
+fn writes_without_replica(info: &RedisInfo, place: &RedisTopology) -> Option<bool> {
+    let has_sentinel = matches!(place, RedisTopology::Sentinel(_));
+    // `INFO` has this field only if `min-replicas-to-write` and `min-replicas-max-lag` are set.
+    info.text("role")
+        .filter(|_| has_sentinel)
+        .map(|_| info.text("min_slaves_good_slaves").is_none())
+}
+
+/// Runs the probe script. Returns `None` if the node owns none of the keys that were tried.
+async fn probe_scripts(
+    node: &InspectedNode,
+    prefix: &str,
+    has_compat_keys: bool,
+) -> Option<Result<(), String>> {
+    let digest = match (node.run_command(&["EVAL", "return 1", "0"]).await, load_probe(node).await)
+    {
+        (Ok(_), Ok(digest)) => digest,
+        (Err(InspectError(words)), _) | (_, Err(InspectError(words))) => return Some(Err(words)),
+    };
+    let flag = if has_compat_keys { "1" } else { "0" };
+    for number in 0..MAX_PROBE_KEYS {
+        let [text, list, hash, sorted] = ["text", "list", "hash", "sorted"]
+            .map(|kind| format!("{prefix}sg:{{{number}}}:doctor:{kind}"));
+        let call = ["EVALSHA", &digest, "4", &text, &list, &hash, &sorted, flag];
+        match node.run_command(&call).await {
+            Ok(said) => return Some(probe_result(said)),
+            Err(InspectError(words)) if words.contains("MOVED") => {}
+            Err(InspectError(words)) => return Some(Err(words)),
+        }
+    }
+    None
+}
+
+async fn load_probe(node: &InspectedNode) -> Result<String, InspectError> {
+    match node.run_command(&["SCRIPT", "LOAD", PROBE]).await? {
+        RedisValue::Text(digest) => Ok(digest),
+        _ => Err(InspectError("SCRIPT LOAD names no script".to_owned())),
+    }
+}
+
+/// Reads the reply of [`PROBE`]: the names of the refused commands, and the first reason.
+fn probe_result(said: RedisValue) -> Result<(), String> {
+    let RedisValue::List(lines) = said else {
+        return Err("a script is answered by nonsense".to_owned());
+    };
+    let mut why = None;
+    let names: Vec<_> = lines
+        .iter()
+        .filter_map(
+            |line| if let RedisValue::Text(line) = line { line.split_once(": ") } else { None },
+        )
+        .map(|(name, words)| {
+            why.get_or_insert(words);
+            name
+        })
+        .collect();
+    why.map_or(Ok(()), |why| Err(format!("{}: {why}", names.join(", "))))
+}
+
+struct RedisInfo(BTreeMap<String, String>);
+
+impl RedisInfo {
+    async fn fetch(node: &InspectedNode) -> Self {
+        Self::parse(&text_reply(node, &["INFO"]).await.unwrap_or_default())
+    }
+
+    fn parse(text: &str) -> Self {
+        let pairs = text.lines().filter_map(|line| line.trim_end().split_once(':'));
+        Self(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+}
+
+async fn text_reply(node: &InspectedNode, command: &[&str]) -> Option<String> {
+    match node.run_command(command).await {
+        Ok(RedisValue::Text(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// Parses `7.0.15` as 7 and 0.
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split('.').map(str::parse);
+    Some((parts.next()?.ok()?, parts.next()?.ok()?))
+}
+
+async fn cluster_facts(node: &InspectedNode) -> Option<ClusterFacts> {
+    let info = RedisInfo::parse(&text_reply(node, &["CLUSTER", "INFO"]).await?);
+    let is_ok = info.text("cluster_state") == Some("ok");
+    Some(ClusterFacts { is_ok, slots: info.number("cluster_slots_assigned")? })
+}
+
+async fn has_snapshots(node: &InspectedNode) -> Option<bool> {
+    match node.run_command(&["CONFIG", "GET", "save"]).await {
+        Ok(RedisValue::List(pair)) => match pair.get(1)? {
+            RedisValue::Text(points) => Some(!points.is_empty()),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Returns the least possible clock difference, and the median round trip.
+async fn measure_times(node: &InspectedNode, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
+    let (mut skew, mut took) = (None::<Nanos>, Vec::new());
+    for _ in 0..TIMED_ROUND_TRIPS {
+        let sent = clock.now();
+        let Ok(said) = node.run_command(&["TIME"]).await else { continue };
+        let answered = clock.now();
+        took.push(answered.since(sent));
+        if let Some(redis_time) = parse_time(&said) {
+            // Redis read its clock between `sent` and `answered`.
+            // Only time outside that interval is a clock difference.
+            let min_skew = redis_time.since(answered).max(sent.since(redis_time));
+            skew = Some(skew.map_or(min_skew, |least| least.min(min_skew)));
+        }
+    }
+    took.sort_unstable();
+    (skew, took.get(took.len() / 2).copied())
+}
+
+/// Parses the reply of `TIME`: seconds and microseconds.
+fn parse_time(said: &RedisValue) -> Option<Nanos> {
+    let RedisValue::List(parts) = said else { return None };
+    let number = |part: Option<&RedisValue>| match part {
+        Some(RedisValue::Text(text)) => text.parse::<u64>().ok(),
+        Some(RedisValue::Int(number)) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    let micros = number(parts.get(1))?.checked_mul(Nanos::MICRO.0)?;
+    Some(Nanos::from_secs(number(parts.first())?).plus(Nanos(micros)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Nanos, RedisInfo, RedisValue, parse_time, parse_version, probe_result};
+
+    #[test]
+    fn info_and_time_replies_tolerate_malformed_values() {
+        let info = RedisInfo::parse("# Server\r\nredis_version:7.0.15\r\nmaxmemory:0\r\nodd\r\n");
+        assert_eq!(info.text("redis_version").and_then(parse_version), Some((7, 0)));
+        assert_eq!((info.number("maxmemory"), info.number("redis_version")), (Some(0), None));
+        assert_eq!(parse_version("unstable"), None);
+        let time = ["12", "345"].map(|text| RedisValue::Text(text.to_owned()));
+        assert_eq!(parse_time(&RedisValue::List(time.into())), Some(Nanos(12_000_345_000)));
+        assert_eq!(parse_time(&RedisValue::Nil), None);
+    }
+    #[test]
+    fn one_error_lists_all_refused_commands() {
+        let text = |text: &str| RedisValue::Text(text.to_owned());
+        assert_eq!(probe_result(RedisValue::List(Vec::new())), Ok(()));
+        let both =
+            RedisValue::List(vec![text("set: OOM no: memory"), text("zadd: OOM no: memory")]);
+        assert_eq!(probe_result(both), Err("set, zadd: OOM no: memory".to_owned()));
+        assert!(probe_result(RedisValue::Nil).is_err());
+    }
+}

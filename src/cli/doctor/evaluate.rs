@@ -1,0 +1,403 @@
+//! Evaluates the facts about a Redis.
+//!
+//! Guarantees:
+//! - Pure: no I/O and no clock.
+//! - Each finding has the problem, its consequence and the fix.
+//! - An unknown fact causes no finding. A refused script is a known fact.
+//!
+//! Not covered:
+//! - Collecting the facts.
+
+use serde::Serialize;
+
+use crate::kernel::units::Nanos;
+
+/// The oldest Redis version with every command of the scripts.
+const MIN_VERSION: (u32, u32) = (6, 2);
+
+/// The clock difference that causes a finding. NTP keeps clocks closer
+/// than this, and a smaller error is invisible at a window's edge.
+const MAX_CLOCK_SKEW: Nanos = Nanos(500 * Nanos::MILLI.0);
+
+const CLUSTER_SLOTS: u64 = 16_384;
+
+/// The facts about one Redis process. A fact is `None` if it could not be determined.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RedisFacts {
+    /// The address, or the path of the socket.
+    pub(super) address: String,
+    pub(super) version: Option<(u32, u32)>,
+    /// `master` or `slave`.
+    pub(super) role: Option<String>,
+    pub(super) is_loading: bool,
+    /// `true` if `INFO` contains the `run_id`.
+    pub(super) has_run_id: Option<bool>,
+    pub(super) eviction_policy: Option<String>,
+    /// The limit in bytes. 0 means no limit.
+    pub(super) maxmemory: Option<u64>,
+    pub(super) used_memory: Option<u64>,
+    /// The number of keys evicted since the start.
+    pub(super) evicted_keys: Option<u64>,
+    /// `true` if the append-only file is on.
+    pub(super) has_append_only_file: Option<bool>,
+    pub(super) has_snapshots: Option<bool>,
+    /// `true` if the last snapshot failed.
+    pub(super) last_save_failed: bool,
+    pub(super) cluster: Option<ClusterFacts>,
+    /// With Sentinel: `true` if it accepts writes without a connected replica.
+    pub(super) writes_without_replica: Option<bool>,
+    /// The least possible difference to this machine's clock.
+    pub(super) clock_skew: Option<Nanos>,
+    /// The median of several round trips.
+    pub(super) round_trip: Option<Nanos>,
+    /// The result of a script that runs the same commands as ours.
+    pub(super) script_result: Option<Result<(), String>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClusterFacts {
+    pub(super) is_ok: bool,
+    pub(super) slots: u64,
+}
+
+/// The requirements of the settings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DoctorRequirements {
+    pub(super) call_timeout: Nanos,
+    /// `true` if envoyproxy/ratelimit's keys are used. Their windows follow this machine's clock.
+    pub(super) has_compat_keys: bool,
+    pub(super) has_second_store: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum DoctorSeverity {
+    /// Limits are not enforced, or not counted.
+    Error,
+    /// Limits are enforced until some event, such as a restart.
+    Warning,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct DoctorFinding {
+    pub(super) severity: DoctorSeverity,
+    /// The stable identifier of the kind of finding.
+    pub(super) code: &'static str,
+    pub(super) at: String,
+    /// The problem and its consequence.
+    pub(super) message: String,
+    pub(super) help: String,
+}
+
+impl std::fmt::Display for DoctorFinding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let severity = if self.severity == DoctorSeverity::Error { "error" } else { "warning" };
+        write!(f, "{severity}[{}]: {}: {}; {}", self.code, self.at, self.message, self.help)
+    }
+}
+
+/// Returns the findings about `facts`, errors first.
+pub(super) fn evaluate_facts(facts: &RedisFacts, wanted: DoctorRequirements) -> Vec<DoctorFinding> {
+    let mut evaluator = FactsEvaluator { at: &facts.address, findings: Vec::new() };
+    evaluator.check_fitness(facts);
+    evaluator.check_memory(facts);
+    evaluator.check_cluster(facts);
+    evaluator.check_sentinels(facts);
+    evaluator.check_latency(facts, wanted);
+    evaluator.check_clock(facts, wanted);
+    evaluator.check_persistence(facts);
+    evaluator.check_atomicity(facts, wanted);
+    evaluator.findings.sort_by_key(|finding| finding.severity != DoctorSeverity::Error);
+    evaluator.findings
+}
+
+struct FactsEvaluator<'f> {
+    at: &'f str,
+    findings: Vec<DoctorFinding>,
+}
+
+impl FactsEvaluator<'_> {
+    fn add(&mut self, severity: DoctorSeverity, code: &'static str, message: String, help: &str) {
+        let (at, help) = (self.at.to_owned(), help.to_owned());
+        self.findings.push(DoctorFinding { severity, code, at, message, help });
+    }
+
+    fn add_error(&mut self, code: &'static str, message: impl Into<String>, help: &str) {
+        self.add(DoctorSeverity::Error, code, message.into(), help);
+    }
+
+    fn add_warning(&mut self, code: &'static str, message: impl Into<String>, help: &str) {
+        self.add(DoctorSeverity::Warning, code, message.into(), help);
+    }
+
+    fn check_fitness(&mut self, facts: &RedisFacts) {
+        if let Some((major, minor)) = facts.version.filter(|version| *version < MIN_VERSION) {
+            let message = format!("version {major}.{minor} lacks commands that the scripts use");
+            self.add_error("version", message, "run Redis 6.2 or later");
+        }
+        let is_replica = facts.role.as_deref() == Some("slave");
+        if is_replica {
+            let fix = "name the primary, or its sentinels, as `backend`";
+            self.add_error("replica", "this is a replica and may not count", fix);
+        }
+        if facts.is_loading {
+            self.add_error("loading", "it still reads its data and does not answer", "wait for it");
+        }
+        if facts.has_run_id == Some(false) {
+            let message = "it does not say which run of it this is (INFO, `run_id`): where it falls back to \
+                           an older state, ceilings on requests in flight are not held until those end";
+            self.add_warning("run_id", message, "let the user run INFO");
+        }
+        // A replica refuses all scripts, and has a finding already.
+        if let (Some(Err(why)), false) = (&facts.script_result, is_replica) {
+            let message = format!("scripts that count are refused ({why})");
+            let fix = if why.contains("OOM ") {
+                "raise `maxmemory`, or count fewer keys there; no key can be added until then"
+            } else {
+                "let the user run EVAL, EVALSHA, SCRIPT LOAD and what scripts call, on our keys: docs/reliability.md, Rights"
+            };
+            self.add_error("scripts", message, fix);
+        }
+    }
+
+    fn check_memory(&mut self, facts: &RedisFacts) {
+        let policy = facts.eviction_policy.as_deref().filter(|policy| *policy != "noeviction");
+        if let Some(policy) = policy {
+            let message = format!(
+                "maxmemory-policy {policy} evicts counters, and with them what was used up"
+            );
+            self.add_error("eviction", message, "set `maxmemory-policy noeviction`");
+        }
+        if let (Some(evicted @ 1..), true) = (facts.evicted_keys, policy.is_some()) {
+            let message = format!("{evicted} keys were evicted since it started");
+            self.add_warning(
+                "evicted",
+                message,
+                "see `eviction`; limits were not held to the full",
+            );
+        }
+        let (Some(most @ 1..), Some(used)) = (facts.maxmemory, facts.used_memory) else { return };
+        if most / 10 * 9 <= used {
+            let message =
+                format!("{used} of {most} bytes are used; at the end no key can be added");
+            self.add_warning("memory", message, "raise `maxmemory`, or count fewer keys there");
+        }
+    }
+
+    fn check_cluster(&mut self, facts: &RedisFacts) {
+        let Some(cluster) = facts.cluster else { return };
+        if cluster.slots < CLUSTER_SLOTS {
+            let message = format!("{} of {CLUSTER_SLOTS} slots have a node", cluster.slots);
+            self.add_error("slots", message, "assign them: limits in the others are not counted");
+        } else if !cluster.is_ok {
+            self.add_error("cluster", "the Cluster says that it is down", "see CLUSTER INFO there");
+        }
+    }
+
+    fn check_sentinels(&mut self, facts: &RedisFacts) {
+        if facts.writes_without_replica == Some(true) {
+            let message = "it writes without a replica: cut off, it goes on beside the primary that the sentinels choose, \
+                           and both count, and grant a ceiling on requests in flight";
+            let fix = "set `min-replicas-to-write 1` and a `min-replicas-max-lag` of a few seconds on each";
+            self.add_warning("two_primaries", message, fix);
+        }
+    }
+
+    fn check_latency(&mut self, facts: &RedisFacts, wanted: DoctorRequirements) {
+        let Some(took) = facts.round_trip else { return };
+        let deadline = wanted.call_timeout;
+        let message = format!(
+            "a round trip takes {} of the {deadline} of `backend_deadline`",
+            format_micros(took)
+        );
+        let fix = "bring Redis nearer, or raise `backend_deadline`";
+        if deadline <= took {
+            self.add_error("latency", message, fix);
+        } else if Nanos(deadline.0 / 2) <= took {
+            self.add_warning("latency", message, fix);
+        }
+    }
+
+    fn check_clock(&mut self, facts: &RedisFacts, wanted: DoctorRequirements) {
+        let Some(skew) = facts.clock_skew.filter(|skew| MAX_CLOCK_SKEW <= *skew) else { return };
+        let apart = format!("its clock and this machine's are {} apart", format_millis(skew));
+        let fix = "let both follow one time server";
+        if wanted.has_compat_keys {
+            let message = format!("{apart}, and windows of the reference's keys begin by this one");
+            self.add_error("clock", message, fix);
+        } else {
+            self.add_warning("clock", format!("{apart}; its own rules every counter"), fix);
+        }
+    }
+
+    fn check_persistence(&mut self, facts: &RedisFacts) {
+        let fix = "set `appendonly yes`, or take it that a restart begins every limit afresh";
+        match (facts.has_append_only_file, facts.has_snapshots) {
+            (Some(false), Some(false)) => {
+                self.add_warning("persistence", "nothing is kept over a restart", fix);
+            }
+            (Some(false), Some(true)) if facts.last_save_failed => {
+                let message =
+                    "the last snapshot could not be written, and a restart loses counters";
+                self.add_warning("persistence", message, "see its log and its disk");
+            }
+            _ => {}
+        }
+    }
+
+    fn check_atomicity(&mut self, facts: &RedisFacts, wanted: DoctorRequirements) {
+        if wanted.has_compat_keys && (wanted.has_second_store || facts.cluster.is_some()) {
+            let message = "the reference's keys of one question live in several places, \
+                where `charge: all_or_nothing` and `stop_when_over` decide in two steps";
+            let fix =
+                "another question may come between; one node, or a prefix with a {tag}, is atomic";
+            self.add_warning("two_steps", message, fix);
+        }
+    }
+}
+
+fn format_micros(time: Nanos) -> String {
+    format!("{}us", time.0 / Nanos::MICRO.0)
+}
+
+fn format_millis(time: Nanos) -> String {
+    format!("{}ms", time.0 / Nanos::MILLI.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        CLUSTER_SLOTS, ClusterFacts, DoctorRequirements, DoctorSeverity, MAX_CLOCK_SKEW, Nanos,
+        RedisFacts, evaluate_facts,
+    };
+
+    const REQUIREMENTS: DoctorRequirements = DoctorRequirements {
+        call_timeout: Nanos(15 * Nanos::MILLI.0),
+        has_compat_keys: false,
+        has_second_store: false,
+    };
+
+    fn healthy() -> RedisFacts {
+        RedisFacts {
+            address: "h:1".to_owned(),
+            version: Some((7, 0)),
+            role: Some("master".to_owned()),
+            has_run_id: Some(true),
+            eviction_policy: Some("noeviction".to_owned()),
+            maxmemory: Some(0),
+            used_memory: Some(1_000_000),
+            evicted_keys: Some(0),
+            has_append_only_file: Some(true),
+            has_snapshots: Some(true),
+            clock_skew: Some(Nanos(0)),
+            round_trip: Some(Nanos(200_000)),
+            script_result: Some(Ok(())),
+            ..RedisFacts::default()
+        }
+    }
+
+    /// Returns the codes, with `!` for an error.
+    fn codes(facts: &RedisFacts, wanted: DoctorRequirements) -> Vec<String> {
+        let code = |it: super::DoctorFinding| {
+            assert!(it.to_string().contains("h:1: ") && !it.help.is_empty());
+            format!("{}{}", if it.severity == DoctorSeverity::Error { "!" } else { "" }, it.code)
+        };
+        evaluate_facts(facts, wanted).into_iter().map(code).collect()
+    }
+
+    #[test]
+    fn a_healthy_or_unknown_store_has_no_findings() {
+        assert!(codes(&healthy(), REQUIREMENTS).is_empty());
+        let unknown = RedisFacts { address: "h:1".to_owned(), ..RedisFacts::default() };
+        assert!(codes(&unknown, REQUIREMENTS).is_empty());
+    }
+
+    #[test]
+    fn each_defect_is_reported_once() {
+        let text = |text: &str| Some(text.to_owned());
+        let refused = || Some(Err("NOPERM".to_owned()));
+        let ok = ClusterFacts { is_ok: true, slots: CLUSTER_SLOTS };
+        let cases: Vec<(&str, RedisFacts)> = vec![
+            ("!version", RedisFacts { version: Some((6, 0)), ..healthy() }),
+            ("!version", RedisFacts { version: Some((5, 9)), ..healthy() }),
+            ("", RedisFacts { version: Some((6, 2)), ..healthy() }),
+            ("!replica", RedisFacts { role: text("slave"), script_result: refused(), ..healthy() }),
+            ("!loading", RedisFacts { is_loading: true, ..healthy() }),
+            ("run_id", RedisFacts { has_run_id: Some(false), ..healthy() }),
+            ("!scripts", RedisFacts { script_result: refused(), ..healthy() }),
+            ("!eviction", RedisFacts { eviction_policy: text("allkeys-lru"), ..healthy() }),
+            ("!eviction", RedisFacts { eviction_policy: text("volatile-ttl"), ..healthy() }),
+            ("memory", RedisFacts { maxmemory: Some(1_100_000), ..healthy() }),
+            ("", RedisFacts { maxmemory: Some(2_000_000), ..healthy() }),
+            (
+                "!slots",
+                RedisFacts {
+                    cluster: Some(ClusterFacts { slots: CLUSTER_SLOTS - 1, ..ok }),
+                    ..healthy()
+                },
+            ),
+            (
+                "!cluster",
+                RedisFacts { cluster: Some(ClusterFacts { is_ok: false, ..ok }), ..healthy() },
+            ),
+            ("", RedisFacts { cluster: Some(ok), ..healthy() }),
+            ("two_primaries", RedisFacts { writes_without_replica: Some(true), ..healthy() }),
+            ("", RedisFacts { writes_without_replica: Some(false), ..healthy() }),
+            ("!latency", RedisFacts { round_trip: Some(REQUIREMENTS.call_timeout), ..healthy() }),
+            (
+                "latency",
+                RedisFacts {
+                    round_trip: Some(Nanos(REQUIREMENTS.call_timeout.0 / 2)),
+                    ..healthy()
+                },
+            ),
+            ("clock", RedisFacts { clock_skew: Some(MAX_CLOCK_SKEW), ..healthy() }),
+            (
+                "persistence",
+                RedisFacts {
+                    has_append_only_file: Some(false),
+                    has_snapshots: Some(false),
+                    ..healthy()
+                },
+            ),
+            ("", RedisFacts { has_append_only_file: Some(false), ..healthy() }),
+        ];
+        for (code, facts) in cases {
+            let expected: Vec<&str> = [code].into_iter().filter(|code| !code.is_empty()).collect();
+            assert_eq!(codes(&facts, REQUIREMENTS), expected, "{facts:?}");
+        }
+        let evicting =
+            RedisFacts { eviction_policy: text("allkeys-lru"), evicted_keys: Some(3), ..healthy() };
+        assert_eq!(codes(&evicting, REQUIREMENTS), ["!eviction", "evicted"]);
+        let failing =
+            RedisFacts { has_append_only_file: Some(false), last_save_failed: true, ..healthy() };
+        assert_eq!(codes(&failing, REQUIREMENTS), ["persistence"]);
+    }
+
+    #[test]
+    fn oom_script_errors_suggest_raising_maxmemory() {
+        let fix = |why: &str| {
+            let facts = RedisFacts { script_result: Some(Err(why.to_owned())), ..healthy() };
+            evaluate_facts(&facts, REQUIREMENTS).into_iter().map(|it| it.help).collect::<String>()
+        };
+        let full = fix("OOM command not allowed when used memory > 'maxmemory'.");
+        assert!(full.contains("raise `maxmemory`") && !full.contains("EVAL"), "{full}");
+        assert!(fix("NOPERM this user has no permissions").contains("let the user run EVAL"));
+    }
+
+    #[test]
+    fn compatibility_keys_make_clock_skew_an_error_and_report_two_steps() {
+        let wanted = DoctorRequirements { has_compat_keys: true, ..REQUIREMENTS };
+        assert_eq!(
+            codes(&RedisFacts { clock_skew: Some(MAX_CLOCK_SKEW), ..healthy() }, wanted),
+            ["!clock"]
+        );
+        assert!(codes(&healthy(), wanted).is_empty());
+        assert_eq!(
+            codes(&healthy(), DoctorRequirements { has_second_store: true, ..wanted }),
+            ["two_steps"]
+        );
+        let cluster = Some(ClusterFacts { is_ok: true, slots: CLUSTER_SLOTS });
+        assert_eq!(codes(&RedisFacts { cluster, ..healthy() }, wanted), ["two_steps"]);
+    }
+}

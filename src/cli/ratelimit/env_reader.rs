@@ -1,0 +1,237 @@
+//! Collects settings from environment variables.
+//!
+//! Guarantees:
+//! - Collects all problems.
+//! - An unset variable has its default.
+//! - Skips settings that a flag, a `SLUICEGATE_*` variable or `server.yaml` sets.
+//!
+//! Not covered:
+//! - The meaning of the variables.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
+
+use super::parse::{VariableValue, parse_variable};
+use super::table::{TABLE, VariableEffect};
+use crate::config::settings::RatelimitValue;
+
+/// An explanation of a variable that applies differently, or not at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableNote {
+    /// The name of the variable.
+    pub variable: String,
+    /// The effect of the variable, and the reason.
+    pub line: String,
+}
+
+pub(super) struct EnvReader<'e> {
+    environment: &'e HashMap<String, String>,
+    overridden_settings: &'e BTreeSet<&'static str>,
+    parsed: HashMap<&'static str, VariableValue>,
+    pub(super) settings: Vec<RatelimitValue>,
+    pub(super) notes: Vec<VariableNote>,
+    pub(super) errors: Vec<String>,
+}
+
+impl<'e> EnvReader<'e> {
+    /// Parses every variable of the table.
+    pub(super) fn parse_all(
+        environment: &'e HashMap<String, String>,
+        overridden_settings: &'e BTreeSet<&'static str>,
+    ) -> Self {
+        let mut reading = Self {
+            environment,
+            overridden_settings,
+            parsed: HashMap::new(),
+            settings: Vec::new(),
+            notes: Vec::new(),
+            errors: Vec::new(),
+        };
+        for row in TABLE {
+            let text = environment.get(row.name).map_or(row.default, String::as_str);
+            let mut parsed = parse_variable(row.kind, text);
+            if parsed.is_none() {
+                reading.add_error(row.name, &format!("takes {}", row.kind.accepts()));
+                // An overridden variable may have an invalid text. Use its default.
+                parsed = parse_variable(row.kind, row.default);
+            }
+            reading.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
+        }
+        reading
+    }
+
+    /// Returns `true` if a flag, a `SLUICEGATE_*` variable or `server.yaml` sets `setting`.
+    pub(super) fn is_setting_overridden(&self, setting: &str) -> bool {
+        self.overridden_settings.contains(setting)
+    }
+
+    /// Returns `true` if flags, `SLUICEGATE_*` or `server.yaml` set all settings of `variable`.
+    pub(super) fn is_variable_overridden(&self, variable: &str) -> bool {
+        let row = TABLE.iter().find(|row| row.name == variable);
+        row.is_some_and(|row| match row.effect {
+            VariableEffect::Settings(names) => {
+                names.split(", ").all(|name| self.is_setting_overridden(name))
+            }
+            VariableEffect::NoEffect(_) => false,
+        })
+    }
+
+    /// Returns `true` if the variable exists, even if it is empty.
+    pub(super) fn is_set(&self, variable: &str) -> bool {
+        self.environment.contains_key(variable)
+    }
+
+    /// Returns the text of a variable, which may be missing from the table.
+    pub(super) fn raw(&self, variable: &str) -> &str {
+        self.environment.get(variable).map_or("", String::as_str)
+    }
+
+    pub(super) fn text(&self, variable: &str) -> &str {
+        match self.parsed.get(variable) {
+            Some(VariableValue::Text(text)) => text,
+            _ => "",
+        }
+    }
+
+    pub(super) fn flag(&self, variable: &str) -> bool {
+        matches!(self.parsed.get(variable), Some(VariableValue::Bool(true)))
+    }
+
+    pub(super) fn int(&self, variable: &str) -> i64 {
+        match self.parsed.get(variable) {
+            Some(VariableValue::Int(number)) => *number,
+            _ => 0,
+        }
+    }
+
+    pub(super) fn float(&self, variable: &str) -> f32 {
+        match self.parsed.get(variable) {
+            Some(VariableValue::Float(number)) => *number,
+            _ => 0.0,
+        }
+    }
+
+    /// Returns nanoseconds. A negative duration becomes 0.
+    pub(super) fn nanos(&self, variable: &str) -> u64 {
+        match self.parsed.get(variable) {
+            Some(VariableValue::Duration(nanos)) => u64::try_from(*nanos).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn list(&self, variable: &str) -> Vec<String> {
+        match self.parsed.get(variable) {
+            Some(VariableValue::List(list)) => list.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn map(&self, variable: &str) -> Vec<(String, String)> {
+        match self.parsed.get(variable) {
+            Some(VariableValue::Map(map)) => map.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Sets `setting` to `text`, with `variable` as its origin.
+    pub(super) fn put(&mut self, variable: &'static str, setting: &'static str, text: String) {
+        if self.is_setting_overridden(setting) {
+            return;
+        }
+        let is_set = self.is_set(variable);
+        self.settings.push(RatelimitValue { setting, texts: vec![text], variable, is_set });
+    }
+
+    pub(super) fn put_flag(&mut self, variable: &'static str, setting: &'static str) {
+        self.put(variable, setting, self.flag(variable).to_string());
+    }
+
+    pub(super) fn put_text(&mut self, variable: &'static str, setting: &'static str) {
+        self.put(variable, setting, self.text(variable).to_owned());
+    }
+
+    /// Sets `setting` to true if `variable` is not empty.
+    pub(super) fn put_presence(&mut self, variable: &'static str, setting: &'static str) {
+        self.put(variable, setting, (!self.text(variable).is_empty()).to_string());
+    }
+
+    pub(super) fn put_nanos(&mut self, variable: &'static str, setting: &'static str) {
+        self.put(variable, setting, format!("{}ns", self.nanos(variable)));
+    }
+
+    pub(super) fn put_port(&mut self, variable: &'static str, setting: &'static str) {
+        match u16::try_from(self.int(variable)) {
+            Ok(port) => self.put(variable, setting, port.to_string()),
+            Err(_) => self.add_error(variable, "takes a port from 0 to 65535"),
+        }
+    }
+
+    /// Sets `setting` to the IP address of `host`. An empty host means all IPv4 addresses.
+    pub(super) fn put_host(&mut self, variable: &'static str, setting: &'static str, host: &str) {
+        match resolve_host(host) {
+            Some(address) => self.put(variable, setting, address.to_string()),
+            None => self.add_error(variable, "names no address of this machine to listen on"),
+        }
+    }
+
+    /// Sets `setting` to `pairs` in the format `name=text,name=text`.
+    pub(super) fn put_pairs(
+        &mut self,
+        variable: &'static str,
+        setting: &'static str,
+        pairs: &[(String, String)],
+    ) {
+        let pairs: Vec<_> = pairs.iter().map(|(name, text)| format!("{name}={text}")).collect();
+        self.put(variable, setting, pairs.join(","));
+    }
+
+    /// Records a note about `variable`, unless it is overridden.
+    pub(super) fn add_note(&mut self, variable: &str, line: &str) {
+        if self.is_variable_overridden(variable) {
+            return;
+        }
+        self.notes.push(VariableNote { variable: variable.to_owned(), line: line.to_owned() });
+    }
+
+    /// Records `why` as a note for each of `variables` that is not empty.
+    pub(super) fn note_unused(&mut self, variables: &[&str], why: &str) {
+        for variable in variables {
+            if !self.raw(variable).is_empty() {
+                self.add_note(variable, why);
+            }
+        }
+    }
+
+    /// Records an error that prevents the start. Ignored if `variable`
+    /// is overridden, so the caller must continue to read the rest.
+    pub(super) fn add_error(&mut self, variable: &str, why: &str) {
+        if self.is_variable_overridden(variable) {
+            return;
+        }
+        let got = self.raw(variable);
+        let mut sentence = format!("{variable} {why}");
+        let is_secret = ["AUTH", "URL", "HEADERS"].iter().any(|part| variable.contains(part));
+        if self.is_set(variable) && !is_secret {
+            sentence.extend([", got `", got, "`"]);
+        }
+        if got.starts_with("tcp://") {
+            sentence.push_str(
+                "; Kubernetes sets this variable for a Service of that name: set \
+                 `enableServiceLinks: false`",
+            );
+        }
+        self.errors.push(sentence);
+    }
+}
+
+fn resolve_host(host: &str) -> Option<IpAddr> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match host {
+        "" => Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        host => host.parse().ok().or_else(|| {
+            let mut found = (host, 0).to_socket_addrs().ok()?;
+            found.next().map(|address| address.ip())
+        }),
+    }
+}

@@ -1,0 +1,363 @@
+//! The keys of a limits file, and the blocks that contain them.
+//!
+//! Guarantees:
+//! - This table is complete: every valid key is in the list of a block.
+//!
+//! Not covered:
+//! - The content of `metadata`, which is free-form.
+
+/// A key of a limits file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FieldName {
+    Domain,
+    Descriptors,
+    Charge,
+    Colocate,
+    Defaults,
+    Key,
+    Value,
+    RateLimit,
+    ShadowMode,
+    QuotaMode,
+    DetailedMetric,
+    ValueToMetric,
+    ShareThreshold,
+    Metadata,
+    Concurrency,
+    Unit,
+    RequestsPerUnit,
+    Unlimited,
+    Name,
+    Replaces,
+    Per,
+    Strategy,
+    Burst,
+    Mode,
+    MaxOvershoot,
+    LeaseHits,
+    OnBackendFailure,
+    Calendar,
+    TimeZone,
+    StartsOn,
+    Limit,
+    Adaptive,
+    Policy,
+    Min,
+    Max,
+    Queue,
+    Size,
+    Timeout,
+    MaxDuration,
+    Reject,
+    Status,
+    RetryAfter,
+    Body,
+}
+
+use FieldName as W;
+
+impl FieldName {
+    /// All keys, each at the index of its discriminant.
+    pub(super) const ALL: [Self; 43] = [
+        W::Domain,
+        W::Descriptors,
+        W::Charge,
+        W::Colocate,
+        W::Defaults,
+        W::Key,
+        W::Value,
+        W::RateLimit,
+        W::ShadowMode,
+        W::QuotaMode,
+        W::DetailedMetric,
+        W::ValueToMetric,
+        W::ShareThreshold,
+        W::Metadata,
+        W::Concurrency,
+        W::Unit,
+        W::RequestsPerUnit,
+        W::Unlimited,
+        W::Name,
+        W::Replaces,
+        W::Per,
+        W::Strategy,
+        W::Burst,
+        W::Mode,
+        W::MaxOvershoot,
+        W::LeaseHits,
+        W::OnBackendFailure,
+        W::Calendar,
+        W::TimeZone,
+        W::StartsOn,
+        W::Limit,
+        W::Adaptive,
+        W::Policy,
+        W::Min,
+        W::Max,
+        W::Queue,
+        W::Size,
+        W::Timeout,
+        W::MaxDuration,
+        W::Reject,
+        W::Status,
+        W::RetryAfter,
+        W::Body,
+    ];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            W::Domain => "domain",
+            W::Descriptors => "descriptors",
+            W::Charge => "charge",
+            W::Colocate => "colocate",
+            W::Defaults => "defaults",
+            W::Key => "key",
+            W::Value => "value",
+            W::RateLimit => "rate_limit",
+            W::ShadowMode => "shadow_mode",
+            W::QuotaMode => "quota_mode",
+            W::DetailedMetric => "detailed_metric",
+            W::ValueToMetric => "value_to_metric",
+            W::ShareThreshold => "share_threshold",
+            W::Metadata => "metadata",
+            W::Concurrency => "concurrency",
+            W::Unit => "unit",
+            W::RequestsPerUnit => "requests_per_unit",
+            W::Unlimited => "unlimited",
+            W::Name => "name",
+            W::Replaces => "replaces",
+            W::Per => "per",
+            W::Strategy => "strategy",
+            W::Burst => "burst",
+            W::Mode => "mode",
+            W::MaxOvershoot => "max_overshoot",
+            W::LeaseHits => "lease_hits",
+            W::OnBackendFailure => "on_backend_failure",
+            W::Calendar => "calendar",
+            W::TimeZone => "time_zone",
+            W::StartsOn => "starts_on",
+            W::Limit => "limit",
+            W::Adaptive => "adaptive",
+            W::Policy => "policy",
+            W::Min => "min",
+            W::Max => "max",
+            W::Queue => "queue",
+            W::Size => "size",
+            W::Timeout => "timeout",
+            W::MaxDuration => "max_duration",
+            W::Reject => "reject",
+            W::Status => "status",
+            W::RetryAfter => "retry_after",
+            W::Body => "body",
+        }
+    }
+
+    /// Returns the key with this name. Case matters.
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        let has_same_length = |word: &Self| word.name().len() == name.len();
+        Self::ALL.into_iter().filter(has_same_length).find(|word| word.name() == name)
+    }
+
+    /// Returns `true` if envoyproxy/ratelimit does not have the key.
+    /// A misplaced key of envoyproxy/ratelimit is ignored, so that
+    /// its files stay valid. Any other misplaced key is an error.
+    pub(super) const fn is_extension(self) -> bool {
+        matches!(
+            self,
+            W::Charge
+                | W::Colocate
+                | W::Defaults
+                | W::Concurrency
+                | W::Per
+                | W::Strategy
+                | W::Burst
+                | W::Mode
+                | W::MaxOvershoot
+                | W::LeaseHits
+                | W::OnBackendFailure
+                | W::Calendar
+                | W::TimeZone
+                | W::StartsOn
+                | W::Limit
+                | W::Adaptive
+                | W::Policy
+                | W::Min
+                | W::Max
+                | W::Queue
+                | W::Size
+                | W::Timeout
+                | W::MaxDuration
+                | W::Reject
+                | W::Status
+                | W::RetryAfter
+                | W::Body
+        )
+    }
+
+    /// Returns the key nearest to a misspelled one. Keys of the block come first.
+    pub(super) fn nearest(misspelt: &str, block: LimitsBlock) -> Option<Self> {
+        let tidy = misspelt.trim().to_lowercase().replace('-', "_");
+        let near = |words: &[Self]| {
+            let distance = |word: &Self| (edit_distance(&tidy, word.name()), *word);
+            words.iter().map(distance).min_by_key(|(distance, _)| *distance)
+        };
+        let most = (tidy.len() / 3).clamp(1, 3);
+        [block.field_names(), &Self::ALL]
+            .into_iter()
+            .filter_map(near)
+            .find(|(distance, _)| *distance <= most)
+            .map(|(_, word)| word)
+    }
+}
+
+/// Counts the insertions, deletions, replacements and swaps of neighbors
+/// between two texts. Only the first 64 characters of `from` count.
+fn edit_distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut before: Vec<usize> = Vec::new();
+    let mut above: Vec<usize> = (0..=to.len()).collect();
+    let mut previous = None;
+    for (row, letter) in from.chars().take(64).enumerate() {
+        let mut line = vec![row + 1];
+        for (at, wanted) in to.iter().enumerate() {
+            let change = above[at] + usize::from(letter != *wanted);
+            let mut least = change.min(above[at + 1] + 1).min(line[at] + 1);
+            if 0 < at && previous == Some(*wanted) && to[at - 1] == letter {
+                least = least.min(before[at - 1] + 1);
+            }
+            line.push(least);
+        }
+        previous = Some(letter);
+        before = std::mem::replace(&mut above, line);
+    }
+    above.last().copied().unwrap_or_default()
+}
+
+/// A mapping of a limits file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum LimitsBlock {
+    File,
+    Defaults,
+    /// An item of `descriptors`.
+    Descriptor,
+    RateLimit,
+    /// An item of `replaces`.
+    Replaces,
+    Calendar,
+    Concurrency,
+    Adaptive,
+    Queue,
+    Reject,
+    /// Any block below a key without effect.
+    WithoutEffect,
+}
+
+impl LimitsBlock {
+    const ALL: [Self; 10] = [
+        Self::File,
+        Self::Defaults,
+        Self::Descriptor,
+        Self::RateLimit,
+        Self::Replaces,
+        Self::Calendar,
+        Self::Concurrency,
+        Self::Adaptive,
+        Self::Queue,
+        Self::Reject,
+    ];
+
+    pub(super) const fn title(self) -> &'static str {
+        match self {
+            Self::File => "the top of the file",
+            Self::Defaults => "`defaults`",
+            Self::Descriptor => "a descriptor",
+            Self::RateLimit => "`rate_limit`",
+            Self::Replaces => "an item of `replaces`",
+            Self::Calendar => "`calendar`",
+            Self::Concurrency => "`concurrency`",
+            Self::Adaptive => "`adaptive`",
+            Self::Queue => "`queue`",
+            Self::Reject => "`reject`",
+            Self::WithoutEffect => "a block without effect",
+        }
+    }
+
+    pub(super) const fn field_names(self) -> &'static [FieldName] {
+        match self {
+            Self::File => &[W::Domain, W::Descriptors, W::Charge, W::Colocate, W::Defaults],
+            Self::Defaults => &[W::Strategy, W::Mode, W::MaxOvershoot, W::OnBackendFailure],
+            Self::Descriptor => &[
+                W::Key,
+                W::Value,
+                W::RateLimit,
+                W::Descriptors,
+                W::ShadowMode,
+                W::QuotaMode,
+                W::DetailedMetric,
+                W::ValueToMetric,
+                W::ShareThreshold,
+                W::Metadata,
+                W::Concurrency,
+            ],
+            Self::RateLimit => &[
+                W::Unit,
+                W::RequestsPerUnit,
+                W::Unlimited,
+                W::Name,
+                W::Replaces,
+                W::Per,
+                W::Strategy,
+                W::Burst,
+                W::Mode,
+                W::MaxOvershoot,
+                W::LeaseHits,
+                W::OnBackendFailure,
+                W::Calendar,
+            ],
+            Self::Replaces => &[W::Name],
+            Self::Calendar => &[W::TimeZone, W::StartsOn],
+            Self::Concurrency => &[
+                W::Limit,
+                W::Adaptive,
+                W::Mode,
+                W::OnBackendFailure,
+                W::Queue,
+                W::MaxDuration,
+                W::Reject,
+            ],
+            Self::Adaptive => &[W::Policy, W::Min, W::Max],
+            Self::Queue => &[W::Size, W::Timeout],
+            Self::Reject => &[W::Status, W::RetryAfter, W::Body],
+            Self::WithoutEffect => &[],
+        }
+    }
+
+    /// Returns the block that is the value of `field_name`, or `WithoutEffect`.
+    pub(super) fn child_block(self, word: FieldName) -> Self {
+        if !self.field_names().contains(&word) {
+            return Self::WithoutEffect;
+        }
+        match word {
+            W::Descriptors => Self::Descriptor,
+            W::Defaults => Self::Defaults,
+            W::RateLimit => Self::RateLimit,
+            W::Replaces => Self::Replaces,
+            W::Calendar => Self::Calendar,
+            W::Concurrency => Self::Concurrency,
+            W::Adaptive => Self::Adaptive,
+            W::Queue => Self::Queue,
+            W::Reject => Self::Reject,
+            _ => Self::WithoutEffect,
+        }
+    }
+
+    pub(super) fn list_blocks_of(word: FieldName) -> String {
+        let blocks = Self::ALL.into_iter().filter(|block| block.field_names().contains(&word));
+        blocks.map(Self::title).collect::<Vec<_>>().join(" or ")
+    }
+
+    pub(super) fn describe_fields(self) -> String {
+        let words: Vec<_> = self.field_names().iter().map(|word| word.name()).collect();
+        format!("{} has: {}", self.title(), words.join(", "))
+    }
+}

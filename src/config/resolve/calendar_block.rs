@@ -1,0 +1,122 @@
+//! Resolves a `calendar` block.
+//!
+//! Guarantees:
+//! - The time zone is known, and the start day exists in the unit's windows.
+//!
+//! Not covered:
+//! - Window starts (see [`crate::config::calendar`]).
+
+use jiff::civil::{Date, Weekday};
+use jiff::tz::TimeZone;
+
+use super::findings::{FileFindings, FileSpan};
+use super::keywords;
+use crate::config::calendar::WindowStartDay;
+use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::settings::nearest;
+use crate::config::{Calendar, Unit, raw};
+
+/// Returns the calendar of a limit per `unit`. If the unit is unknown, checks only the time zone.
+pub(super) fn read(
+    raw: &raw::Calendar,
+    unit: Option<Unit>,
+    file: usize,
+    findings: &mut FileFindings<'_>,
+) -> Option<Calendar> {
+    let mut reader = CalendarReader { file, findings };
+    let time_zone = reader.time_zone(raw);
+    let starts = unit.and_then(|unit| reader.start_day(raw, unit));
+    Some(Calendar::new(time_zone?, starts?))
+}
+
+struct CalendarReader<'f, 'a> {
+    file: usize,
+    findings: &'f mut FileFindings<'a>,
+}
+
+impl CalendarReader<'_, '_> {
+    fn time_zone(&mut self, raw: &raw::Calendar) -> Option<TimeZone> {
+        let Some(name) = &raw.time_zone else {
+            let cure = "`time_zone: Europe/Berlin` for example, or `time_zone: UTC`";
+            self.error(raw.span, "a calendar needs a `time_zone`".to_owned(), cure);
+            return None;
+        };
+        let found = TimeZone::get(&name.value).ok();
+        if found.is_none() {
+            let cure = nearest_time_zone(&name.value).map_or_else(
+                || "a name of the IANA time zone database, as in `Europe/Berlin`".to_owned(),
+                |near| format!("did you mean `{near}`?"),
+            );
+            self.error(name.span, format!("unknown time zone `{}`", name.value), &cure);
+        }
+        found
+    }
+
+    fn start_day(&mut self, raw: &raw::Calendar, unit: Unit) -> Option<WindowStartDay> {
+        let (default, wanted) = match unit {
+            Unit::Day => (WindowStartDay::Day, "a day starts at midnight: leave `starts_on` out"),
+            Unit::Week => (
+                WindowStartDay::Week(Weekday::Monday),
+                "1 (Monday) to 7, or a day's name as in `monday`",
+            ),
+            Unit::Month => {
+                (WindowStartDay::Month(1), "1 to 31, where 31 is the last day of every month")
+            }
+            Unit::Year => {
+                (WindowStartDay::Year { month: 1, day: 1 }, "month and day, as in `04-01`")
+            }
+            Unit::Second | Unit::Minute | Unit::Hour => {
+                let message = "`calendar` with a unit shorter than a day".to_owned();
+                self.error(raw.span, message, "leave it out, or say day, week, month or year");
+                return None;
+            }
+        };
+        let Some(day) = &raw.starts_on else { return Some(default) };
+        let found = parse_start_day(unit, day);
+        if found.is_none() {
+            let message = format!("`starts_on: {}` is no day to start on", day.value);
+            self.error(day.span, message, wanted);
+        }
+        found
+    }
+
+    fn error(&mut self, span: Span, message: String, cure: &str) {
+        let at = FileSpan { file: self.file, span };
+        self.findings.add(Code::BadCalendar, at, message, cure.to_owned());
+    }
+}
+
+fn parse_start_day(unit: Unit, day: &Spanned<String>) -> Option<WindowStartDay> {
+    let text = day.value.as_str();
+    match unit {
+        Unit::Week => match keywords::parse_keyword(keywords::WEEKDAYS, &text.to_lowercase()) {
+            Some(weekday) => Some(WindowStartDay::Week(weekday)),
+            None => Weekday::from_monday_one_offset(parse_two_digits(text)?)
+                .ok()
+                .map(WindowStartDay::Week),
+        },
+        Unit::Month => {
+            parse_two_digits(text).filter(|day| (1..=31).contains(day)).map(WindowStartDay::Month)
+        }
+        Unit::Year => parse_month_and_day(text),
+        Unit::Second | Unit::Minute | Unit::Hour | Unit::Day => None,
+    }
+}
+
+fn parse_two_digits(text: &str) -> Option<i8> {
+    let digits = text.len() <= 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+fn parse_month_and_day(text: &str) -> Option<WindowStartDay> {
+    let (month, day) = text.split_once('-')?;
+    let (month, day) = (parse_two_digits(month)?, parse_two_digits(day)?);
+    // A leap year, so that 02-29 is valid.
+    Date::new(2024, month, day).ok().map(|_| WindowStartDay::Year { month, day })
+}
+
+fn nearest_time_zone(name: &str) -> Option<String> {
+    let known: Vec<_> = jiff::tz::db().available().map(|zone| zone.as_str().to_owned()).collect();
+    let name = name.replace(' ', "_");
+    nearest(&name, known.iter().map(String::as_str)).map(str::to_owned)
+}

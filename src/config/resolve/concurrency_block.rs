@@ -1,0 +1,220 @@
+//! Resolves one `concurrency` block.
+//!
+//! Guarantees:
+//! - No accepted field is ignored.
+//! - All problems of a block are reported at once.
+//!
+//! Not covered:
+//! - The block's node in the tree (see [`super`]).
+
+use super::duration;
+use super::findings::{FileFindings, FileSpan};
+use super::keywords;
+use super::rate_limit_block::KeywordReader;
+use crate::config::concurrency::{
+    ConcurrencyFallback, ConcurrencyMode, DEFAULT_MAX_DURATION, LARGE_LIMIT, LONG_MAX_DURATION,
+    RejectReply, SMALL_LIMIT,
+};
+use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::raw;
+use crate::kernel::concurrency::adaptive::AdaptiveConfig;
+use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
+use crate::kernel::units::Nanos;
+
+/// The default maximum of an adaptive limit.
+const DEFAULT_ADAPTIVE_MAX: u32 = 1000;
+
+pub(super) struct ConcurrencySettings {
+    pub(super) rules: LimiterConfig,
+    pub(super) mode: Option<ConcurrencyMode>,
+    pub(super) on_backend_failure: ConcurrencyFallback,
+    pub(super) max_duration: Nanos,
+    pub(super) reject: RejectReply,
+}
+
+pub(super) struct ConcurrencyReader<'r, 'f, 'a> {
+    pub(super) file: usize,
+    pub(super) raw: &'r raw::Concurrency,
+    pub(super) findings: &'f mut FileFindings<'a>,
+}
+
+impl ConcurrencyReader<'_, '_, '_> {
+    /// Returns the settings; on `None` the findings contain the reason.
+    pub(super) fn read(mut self) -> Option<ConcurrencySettings> {
+        let raw = self.raw;
+        let limit = self.limit();
+        let adaptive = raw.adaptive.as_ref().map(|block| self.adaptive(block, limit));
+        let waiting = raw.queue.as_ref().map(|block| self.queue(block));
+        let reject = self.reject(raw.reject.as_ref());
+        let mode = self.mode();
+        self.warn_unsuitable_mode(mode, limit);
+        let on_backend_failure = self.fallback(mode);
+        let word = raw.max_duration.as_ref();
+        let max_duration =
+            word.map_or(Some(DEFAULT_MAX_DURATION), |word| self.duration("max_duration", word));
+        self.warn_long_exposure(mode, max_duration);
+        // An absent block is valid; an invalid block ends the reading.
+        let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
+        let waiting = waiting.map_or(Some(None), |read| read.map(Some))?;
+        let rules = LimiterConfig { limit: limit?, adaptive, queue: waiting };
+        let (max_duration, reject) = (max_duration?, reject?);
+        Some(ConcurrencySettings { rules, mode, on_backend_failure, max_duration, reject })
+    }
+
+    fn limit(&mut self) -> Option<u32> {
+        let Some(limit) = &self.raw.limit else {
+            let message = "a ceiling needs a `limit`".to_owned();
+            let cure = "`limit: 64` for example; with `adaptive` it is where the ceiling starts";
+            self.error(Code::OutOfRange, self.raw.span, message, cure);
+            return None;
+        };
+        let cure = "at least 1; to deny everything a `rate_limit` of 0 requests";
+        self.at_least_one("limit", limit, cure)
+    }
+
+    fn adaptive(&mut self, raw: &raw::Adaptive, limit: Option<u32>) -> Option<AdaptiveConfig> {
+        let mut ask = KeywordReader { file: self.file, findings: self.findings };
+        let law = ask.keyword(keywords::ALGORITHMS, "policy", raw.policy.as_ref());
+        let known = law.is_some() || raw.policy.is_none();
+        let cure = "at least 1: a ceiling of 0 could learn nothing";
+        let min = raw.min.as_ref().map_or(Some(1), |min| self.at_least_one("min", min, cure));
+        let max = raw.max.as_ref().map_or_else(
+            || Some(DEFAULT_ADAPTIVE_MAX.max(limit?)),
+            |max| self.at_least_one("max", max, "at least `min`"),
+        );
+        let (limit, min, max) = (limit?, min?, max?);
+        if limit < min || max < limit {
+            let message = format!("`limit: {limit}` is not between `min` {min} and `max` {max}");
+            let cure = "the ceiling starts at `limit`, and stays from `min` to `max`";
+            let span = self.raw.limit.as_ref().map_or(raw.span, |limit| limit.span);
+            self.error(Code::Contradiction, span, message, cure);
+            return None;
+        }
+        known.then(|| AdaptiveConfig { algorithm: law.unwrap_or_default(), min, max })
+    }
+
+    fn queue(&mut self, raw: &raw::Queue) -> Option<QueueConfig> {
+        let cure = "`queue: {size: 100, timeout: 300ms}` for example; without a queue one is \
+                    turned away at once";
+        let (Some(size), Some(timeout)) = (&raw.size, &raw.timeout) else {
+            let message = "a queue needs a `size` and a `timeout`".to_owned();
+            self.error(Code::OutOfRange, raw.span, message, cure);
+            return None;
+        };
+        let size = self.at_least_one("size", size, cure);
+        let timeout = self.duration("timeout", timeout);
+        Some(QueueConfig { size: size?, timeout: timeout? })
+    }
+
+    fn reject(&mut self, raw: Option<&raw::Reject>) -> Option<RejectReply> {
+        let Some(raw) = raw else { return Some(RejectReply::default()) };
+        let status = raw.status.as_ref().map_or(Some(RejectReply::default().status), |status| {
+            let known = u16::try_from(status.value).ok().filter(|it| (400..600).contains(it));
+            if known.is_none() {
+                let message = format!("`status: {}` does not reject", status.value);
+                let cure = "400 to 599: 503 by default, or 429";
+                self.error(Code::OutOfRange, status.span, message, cure);
+            }
+            known
+        });
+        let retry_after = match &raw.retry_after {
+            None => Some(None),
+            Some(wait) => self.duration("retry_after", wait).map(Some),
+        };
+        let body = raw.body.as_ref().map(|body| body.value.as_str()).unwrap_or_default();
+        Some(RejectReply { status: status?, retry_after: retry_after?, body: body.into() })
+    }
+
+    fn mode(&mut self) -> Option<ConcurrencyMode> {
+        let word = self.raw.mode.as_ref()?;
+        let mut ask = KeywordReader { file: self.file, findings: self.findings };
+        let mode = ask.keyword(keywords::CONCURRENCY_MODES, "mode", Some(word));
+        if let Some(adaptive) =
+            self.raw.adaptive.as_ref().filter(|_| mode == Some(ConcurrencyMode::Strict))
+        {
+            let message = "`adaptive` beside `mode: strict`, which holds one number".to_owned();
+            let cure = "`mode: leased`: each replica infers, and the fleet has one ceiling";
+            self.error(Code::Contradiction, adaptive.span, message, cure);
+        }
+        mode
+    }
+
+    fn warn_unsuitable_mode(&mut self, mode: Option<ConcurrencyMode>, limit: Option<u32>) {
+        let (Some(word), Some(limit)) = (&self.raw.limit, limit) else { return };
+        let is_fixed = self.raw.adaptive.is_none();
+        if mode == Some(ConcurrencyMode::Leased) && is_fixed && limit <= SMALL_LIMIT {
+            let message =
+                format!("`limit: {limit}` in shares: a replica without one admits nobody");
+            let cure = "`mode: strict` asks the store each time, and is exact for small ceilings";
+            self.error(Code::SmallShares, word.span, message, cure);
+        }
+        if mode == Some(ConcurrencyMode::Strict) && LARGE_LIMIT <= limit {
+            let message = format!("`limit: {limit}` with `mode: strict`: a call for each request");
+            let cure = "`mode: leased` holds so large a ceiling in shares, without a call";
+            self.error(Code::CostlyStrict, word.span, message, cure);
+        }
+    }
+
+    fn fallback(&mut self, mode: Option<ConcurrencyMode>) -> ConcurrencyFallback {
+        let Some(word) = &self.raw.on_backend_failure else {
+            return ConcurrencyFallback::default();
+        };
+        if mode == Some(ConcurrencyMode::Local) {
+            let message = "`on_backend_failure` beside `mode: local`, which asks no backend".into();
+            let cure = "leave one of them out";
+            self.error(Code::Contradiction, word.span, message, cure);
+        }
+        let mut ask = KeywordReader { file: self.file, findings: self.findings };
+        let found = ask.keyword(keywords::CONCURRENCY_FALLBACKS, "on_backend_failure", Some(word));
+        found.unwrap_or_default()
+    }
+
+    /// Warns about a fleet-wide limit with a long or missing `max_duration`.
+    ///
+    /// The share of a lost replica stays reserved for `max_duration`, because its requests
+    /// may continue. A limit without `mode` is fleet-wide if there is a shared store.
+    fn warn_long_exposure(&mut self, mode: Option<ConcurrencyMode>, max_duration: Option<Nanos>) {
+        let word = self.raw.max_duration.as_ref();
+        let is_long = max_duration.is_some_and(|it| LONG_MAX_DURATION < it);
+        let (span, message) = match (word, &self.raw.mode) {
+            (Some(word), said)
+                if is_long && (said.is_none() || mode == Some(ConcurrencyMode::Leased)) =>
+            {
+                (word.span, format!("a fleet's ceiling with `max_duration: {}`", word.value))
+            }
+            (None, said) if said.is_none() || mode == Some(ConcurrencyMode::Leased) => {
+                let span = said.as_ref().map_or(self.raw.span, |said| said.span);
+                (span, "a ceiling without `max_duration`, which is 60s then".to_owned())
+            }
+            _ => return,
+        };
+        let cure = "a fleet keeps the part of a replica that is lost so long: say the proxy's route \
+                    timeout, at most 5m";
+        self.error(Code::LongExposure, span, message, cure);
+    }
+
+    fn at_least_one(&mut self, word: &str, number: &Spanned<u32>, cure: &str) -> Option<u32> {
+        if number.value == 0 {
+            let message = format!("`{word}: 0` would let nobody pass");
+            self.error(Code::OutOfRange, number.span, message, cure);
+        }
+        (0 < number.value).then_some(number.value)
+    }
+
+    fn duration(&mut self, word: &str, text: &Spanned<String>) -> Option<Nanos> {
+        let example = "a whole number and `ms`, `s`, `m` or `h`, as in `300ms`";
+        let (message, cure) = match duration::parse(&text.value) {
+            Ok(Nanos(0)) => {
+                (format!("`{word}: {}` is no time at all", text.value), "at least `1ms`")
+            }
+            Ok(found) => return Some(found),
+            Err(wrong) => wrong.message_and_fix(word, &text.value, example),
+        };
+        self.error(Code::BadDuration, text.span, message, cure);
+        None
+    }
+
+    fn error(&mut self, code: Code, span: Span, message: String, cure: &str) {
+        self.findings.add(code, FileSpan { file: self.file, span }, message, cure);
+    }
+}

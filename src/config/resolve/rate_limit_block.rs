@@ -1,0 +1,548 @@
+//! Resolves one `rate_limit` block.
+//!
+//! Guarantees:
+//! - Applies envoyproxy/ratelimit's checks of a block.
+//! - No accepted field of Sluicegate's own is ignored.
+//! - All problems of a block are reported at once.
+//!
+//! Not covered:
+//! - The block's node in the tree (see [`super`]).
+
+use std::sync::Arc;
+
+use super::findings::{FileFindings, FileSpan};
+use super::keywords::{self, Keywords, ModeKeyword, StrategyKeyword};
+use super::overshoot::{self, OvershootAmount};
+use super::{calendar_block, duration};
+use crate::config::diagnostic::{Code, Span, Spanned};
+use crate::config::raw;
+use crate::config::{Calendar, FallbackMode, Limit, LimitWindow, Unit};
+use crate::kernel::lease::Overshoot;
+use crate::kernel::lease::sizer::{self, LeaseSizing};
+use crate::kernel::rate::Strategy;
+use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
+use crate::kernel::rate::gcra::Gcra;
+use crate::kernel::rate::limit::LimitError;
+use crate::kernel::rate::sliding_log::SlidingLog;
+use crate::kernel::rate::sliding_window::SlidingWindow;
+use crate::kernel::units::{Hits, Nanos};
+
+/// A burst of more than this many units' worth of hits is probably a mistake.
+const LARGE_BURST_FACTOR: u32 = 10;
+
+/// The default settings of a domain's limits.
+///
+/// `Err` means that a setting is unknown. Checks that depend
+/// on it are skipped, because the missing value may be valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DomainDefaults {
+    pub(super) strategy: Result<StrategyKeyword, InvalidSetting>,
+    pub(super) mode: Result<ModeKeyword, InvalidSetting>,
+    pub(super) overshoot: Result<Option<OvershootAmount>, InvalidSetting>,
+    pub(super) on_backend_failure: FallbackMode,
+}
+
+impl Default for DomainDefaults {
+    fn default() -> Self {
+        Self {
+            strategy: Ok(StrategyKeyword::default()),
+            mode: Ok(ModeKeyword::default()),
+            overshoot: Ok(None),
+            on_backend_failure: FallbackMode::default(),
+        }
+    }
+}
+
+impl DomainDefaults {
+    pub(super) fn unknown() -> Self {
+        let (strategy, mode, overshoot) =
+            (Err(InvalidSetting), Err(InvalidSetting), Err(InvalidSetting));
+        Self { strategy, mode, overshoot, on_backend_failure: FallbackMode::default() }
+    }
+}
+
+/// A setting or block is invalid; the findings contain the reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InvalidSetting;
+
+/// The counting settings of a block, with the domain's defaults applied.
+#[derive(Clone, Copy)]
+struct CountingSettings {
+    strategy: Result<StrategyKeyword, InvalidSetting>,
+    mode: Result<ModeKeyword, InvalidSetting>,
+    on_backend_failure: FallbackMode,
+}
+
+pub(super) struct RateLimitReader<'r, 'f, 'a> {
+    pub(super) file: usize,
+    pub(super) raw: &'r raw::RateLimit,
+    pub(super) defaults: DomainDefaults,
+    pub(super) findings: &'f mut FileFindings<'a>,
+}
+
+pub(super) fn read_defaults(
+    raw: &raw::Defaults,
+    file: usize,
+    findings: &mut FileFindings<'_>,
+) -> DomainDefaults {
+    let mut ask = KeywordReader { file, findings };
+    let DomainDefaults { strategy, mode, on_backend_failure, .. } = DomainDefaults::default();
+    let word = raw.on_backend_failure.as_ref();
+    let failure = ask.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
+    DomainDefaults {
+        strategy: ask.keyword_or(strategy, keywords::STRATEGIES, "strategy", raw.strategy.as_ref()),
+        mode: ask.keyword_or(mode, keywords::MODES, "mode", raw.mode.as_ref()),
+        overshoot: ask.default_overshoot_amount(raw.max_overshoot.as_ref()),
+        on_backend_failure: failure.unwrap_or(on_backend_failure),
+    }
+}
+
+impl RateLimitReader<'_, '_, '_> {
+    /// Returns the limit; `None` is `check_unlimited`.
+    pub(super) fn read(mut self) -> Result<Option<Limit>, InvalidSetting> {
+        if self.raw.unlimited.value {
+            return self.check_unlimited().map(|()| None);
+        }
+        self.read_limited().map(Some)
+    }
+
+    fn read_limited(&mut self) -> Result<Limit, InvalidSetting> {
+        let window = self.window();
+        let said = self.counting_settings();
+        let CountingSettings { strategy, mode, on_backend_failure } = said;
+        let window = self.calendar(strategy, window);
+        let (burst, overshoot) = (self.burst(strategy), self.overshoot(said));
+        // Run all checks before the first `?`, so that one problem does not hide another.
+        let (requests, borrows) = (self.check_zero_requests(strategy), self.check_lease_hits(mode));
+        let (window, burst, overshoot) =
+            (window.ok_or(InvalidSetting)?, burst.ok_or(InvalidSetting)?, overshoot?);
+        let strategy = requests.and(strategy)?;
+        let strategy = self.strategy(strategy, &window, burst).ok_or(InvalidSetting)?;
+        let size = borrows.and_then(|()| self.lease_size(&strategy))?;
+        let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
+        let requests = self.raw.requests_per_unit.value;
+        Ok(Limit { requests, window, strategy, mode, on_backend_failure })
+    }
+
+    fn counting_settings(&mut self) -> CountingSettings {
+        let (raw, defaults) = (self.raw, self.defaults);
+        let mut ask = KeywordReader { file: self.file, findings: self.findings };
+        let mode = ask.keyword_or(defaults.mode, keywords::MODES, "mode", raw.mode.as_ref());
+        let word = raw.on_backend_failure.as_ref();
+        let failure = ask.keyword(keywords::FALLBACK_MODES, "on_backend_failure", word);
+        let on_backend_failure = failure.unwrap_or(defaults.on_backend_failure);
+        let word = raw.strategy.as_ref();
+        let strategy = ask.keyword_or(defaults.strategy, keywords::STRATEGIES, "strategy", word);
+        CountingSettings { strategy, mode, on_backend_failure }
+    }
+
+    fn check_unlimited(&mut self) -> Result<(), InvalidSetting> {
+        let raw = self.raw;
+        let unit = &raw.unit;
+        let mut is_valid = true;
+        if keywords::parse_unit(&unit.value).is_some() {
+            let message = format!("`unit: {}` beside `unlimited: true`", unit.value);
+            self.error(Code::UnlimitedWithLimit, unit.span, message, "leave out one of the two");
+            is_valid = false;
+        }
+        let own_fields = [
+            ("per", raw.per.as_ref().map(|word| word.span)),
+            ("strategy", raw.strategy.as_ref().map(|word| word.span)),
+            ("burst", raw.burst.as_ref().map(|word| word.span)),
+            ("mode", raw.mode.as_ref().map(|word| word.span)),
+            ("max_overshoot", raw.max_overshoot.as_ref().map(|word| word.span)),
+            ("lease_hits", raw.lease_hits.as_ref().map(|word| word.span)),
+            ("on_backend_failure", raw.on_backend_failure.as_ref().map(|word| word.span)),
+            ("calendar", raw.calendar.as_ref().map(|block| block.span)),
+        ];
+        for (word, span) in own_fields.into_iter().filter_map(|(word, span)| Some((word, span?))) {
+            let message = format!("`{word}` beside `unlimited: true` would mean nothing");
+            self.error(Code::UnlimitedWithLimit, span, message, "leave out one of the two");
+            is_valid = false;
+        }
+        self.warn_ignored_beside_unlimited();
+        if is_valid { Ok(()) } else { Err(InvalidSetting) }
+    }
+
+    /// Warns about fields beside `check_unlimited` that envoyproxy/ratelimit accepts and ignores.
+    fn warn_ignored_beside_unlimited(&mut self) {
+        let raw = self.raw;
+        let (unit, requests) = (&raw.unit.value, raw.requests_per_unit.span);
+        let ignored = [
+            // A valid unit is an error instead, reported with the other contradictions.
+            ("unit", raw.unit.span, !unit.is_empty() && keywords::parse_unit(unit).is_none()),
+            ("requests_per_unit", requests, requests.start < requests.end),
+        ];
+        for (word, span, _) in ignored.into_iter().filter(|&(.., written)| written) {
+            let message = format!("`{word}` has no effect beside `unlimited: true`");
+            self.findings.add(Code::NoEffect, self.file_span(span), message, "leave it out");
+        }
+    }
+
+    fn window(&mut self) -> Option<LimitWindow> {
+        let raw = self.raw;
+        match &raw.per {
+            Some(per) if !raw.unit.value.is_empty() => {
+                let message = format!("`unit: {}` and `per: {}`", raw.unit.value, per.value);
+                self.error(Code::Contradiction, per.span, message, "leave out one of the two");
+                None
+            }
+            Some(per) => self.per(per),
+            None => self.unit().map(LimitWindow::Unit),
+        }
+    }
+
+    fn unit(&mut self) -> Option<Unit> {
+        let unit = &self.raw.unit;
+        let found = keywords::parse_unit(&unit.value);
+        if found.is_none() && unit.value.is_empty() {
+            let message = "a rate_limit needs a `unit`".to_owned();
+            let cure =
+                "`unit: minute` for example, or `unlimited: true`, or no `rate_limit` at all";
+            let span = if unit.span.end == 0 { self.raw.span } else { unit.span };
+            self.error(Code::UnknownUnit, span, message, cure);
+        } else if found.is_none() {
+            let message = format!("invalid unit `{}`", unit.value);
+            self.error(
+                Code::UnknownUnit,
+                unit.span,
+                message,
+                &keywords::suggest(keywords::UNITS, &unit.value),
+            );
+        }
+        found
+    }
+
+    fn per(&mut self, per: &Spanned<String>) -> Option<LimitWindow> {
+        let example = "a whole number and `ms`, `s`, `m`, `h` or `d`, as in `90s` or `1h30m`";
+        let period = match duration::parse(&per.value) {
+            Ok(period) => period,
+            Err(wrong) => {
+                let (message, cure) = wrong.message_and_fix("per", &per.value, example);
+                self.error(Code::BadDuration, per.span, message, cure);
+                return None;
+            }
+        };
+        if period < Nanos::MILLI {
+            let message = format!("`per: {}` is shorter than 1ms", per.value);
+            self.error(Code::BadDuration, per.span, message, "at least `1ms`");
+            return None;
+        }
+        Some(LimitWindow::Per(period))
+    }
+
+    fn calendar(
+        &mut self,
+        strategy: Result<StrategyKeyword, InvalidSetting>,
+        window: Option<LimitWindow>,
+    ) -> Option<LimitWindow> {
+        let Some(raw) = &self.raw.calendar else { return window };
+        let is_fixed = strategy == Ok(StrategyKeyword::FixedWindow);
+        if let Some(strategy) = strategy.ok().filter(|_| !is_fixed) {
+            let message = format!("`calendar` with `strategy: {strategy}`");
+            let cure = "only `fixed_window` has windows that a calendar can place";
+            self.error(Code::Contradiction, raw.span, message, cure);
+        }
+        if let Some(LimitWindow::Per(_)) = window {
+            let cure = "give a `unit` of day, week, month or year instead of `per`";
+            self.error(Code::Contradiction, raw.span, "`calendar` with `per`".to_owned(), cure);
+        }
+        let unit = if let Some(LimitWindow::Unit(unit)) = window { Some(unit) } else { None };
+        let calendar = calendar_block::read(raw, unit, self.file, self.findings)?;
+        Some(LimitWindow::Calendar(unit?, Arc::new(calendar))).filter(|_| is_fixed)
+    }
+
+    /// Returns the hits allowed at one instant; the default is `requests_per_unit`.
+    fn burst(&mut self, strategy: Result<StrategyKeyword, InvalidSetting>) -> Option<u32> {
+        let requests = self.raw.requests_per_unit.value;
+        let Some(burst) = &self.raw.burst else { return Some(requests) };
+        if let Some(strategy) = strategy.ok().filter(|word| *word != StrategyKeyword::Gcra) {
+            let message = format!("`burst` with `strategy: {strategy}`");
+            let cure =
+                "say `strategy: gcra`, the one strategy with a burst of its own, or leave it out";
+            self.error(Code::Contradiction, burst.span, message, cure);
+            return None;
+        }
+        if burst.value == 0 {
+            let message = "burst 0 would deny everything".to_owned();
+            let cure = format!("leave it out for a burst of `requests_per_unit` ({requests})");
+            self.error(Code::ZeroBurst, burst.span, message, &cure);
+            return None;
+        }
+        let is_large = requests != 0 && requests.saturating_mul(LARGE_BURST_FACTOR) < burst.value;
+        if is_large && strategy.is_ok() {
+            let message = format!(
+                "a burst of {} admits {} units' worth of hits at one instant",
+                burst.value,
+                burst.value / requests
+            );
+            let cure = format!("for a burst of `requests_per_unit` ({requests}) leave it out");
+            self.findings.add(Code::LargeBurst, self.file_span(burst.span), message, cure);
+        }
+        Some(burst.value)
+    }
+
+    /// Returns the maximum overshoot, or `None` if the limit is not leased.
+    fn overshoot(&mut self, said: CountingSettings) -> Result<Option<Overshoot>, InvalidSetting> {
+        let own = self.raw.max_overshoot.as_ref();
+        if let (Some(mode), Some(own)) =
+            (said.mode.ok().filter(|word| *word != ModeKeyword::Leased), own)
+        {
+            let message = format!("`max_overshoot` with `mode: {mode}`, which never overshoots");
+            let cure = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, own.span, message, cure);
+            return Err(InvalidSetting);
+        }
+        let amount =
+            KeywordReader { file: self.file, findings: self.findings }.overshoot_amount(own)?;
+        if said.mode? != ModeKeyword::Leased {
+            return Ok(None);
+        }
+        let amount = amount.map_or(self.defaults.overshoot, |own| Ok(Some(own)))?;
+        self.resolve_overshoot(amount, said.strategy).map(Some)
+    }
+
+    /// Converts `overshoot_amount` to this limit's maximum overshoot.
+    fn resolve_overshoot(
+        &mut self,
+        amount: Option<OvershootAmount>,
+        strategy: Result<StrategyKeyword, InvalidSetting>,
+    ) -> Result<Overshoot, InvalidSetting> {
+        let raw = self.raw;
+        let word = raw.max_overshoot.as_ref().or(raw.mode.as_ref());
+        let at = word.map_or(raw.span, |word| word.span);
+        let Some(amount) = amount else {
+            let message = "`mode: leased` without a `max_overshoot`".to_owned();
+            let cure = "say what the fleet may admit above the limit at most, as in `2%`";
+            self.error(Code::OutOfRange, at, message, cure);
+            return Err(InvalidSetting);
+        };
+        let (requests, strategy) = (raw.requests_per_unit.value, strategy?);
+        amount.for_limit(requests, strategy).map_err(|reason| {
+            let (code, message, cure) =
+                overshoot::error_message_and_fix(&reason, requests, strategy);
+            self.error(code, at, message, &cure);
+            InvalidSetting
+        })
+    }
+
+    /// Checks `lease_hits` against the mode and its minimum.
+    fn check_lease_hits(
+        &mut self,
+        mode: Result<ModeKeyword, InvalidSetting>,
+    ) -> Result<(), InvalidSetting> {
+        let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(()) };
+        if let Some(mode) = mode.ok().filter(|word| *word != ModeKeyword::Leased) {
+            let message = format!("`lease_hits` with `mode: {mode}`, which borrows nothing");
+            let cure = "say `mode: leased`, or leave it out";
+            self.error(Code::Contradiction, hits.span, message, cure);
+            return Err(InvalidSetting);
+        }
+        if hits.value == 0 {
+            let cure = "at least 1; left out, it is learned";
+            self.error(Code::OutOfRange, hits.span, "leases of 0 hits".to_owned(), cure);
+            return Err(InvalidSetting);
+        }
+        Ok(())
+    }
+
+    /// Returns the lease size, after a check against the largest lease.
+    fn lease_size(&mut self, strategy: &Strategy) -> Result<LeaseSizing, InvalidSetting> {
+        let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(LeaseSizing::Learned) };
+        let most = sizer::max_lease(strategy.max_at_once());
+        if most < Hits(hits.value.into()) {
+            let message = format!("leases of {} hits", hits.value);
+            let cure = format!(
+                "1 to {}, a tenth of what passes at one instant; left out, it is learned",
+                most.0
+            );
+            self.error(Code::OutOfRange, hits.span, message, &cure);
+            return Err(InvalidSetting);
+        }
+        Ok(LeaseSizing::Fixed(Hits(hits.value.into())))
+    }
+
+    fn strategy(
+        &mut self,
+        word: StrategyKeyword,
+        window: &LimitWindow,
+        burst: u32,
+    ) -> Option<Strategy> {
+        let requests = self.raw.requests_per_unit.value;
+        self.warn_denies_all();
+        match build_strategy(word, requests, window, burst) {
+            Ok(strategy) => {
+                self.warn_coarse_tick(&strategy);
+                Some(strategy)
+            }
+            Err(error) => {
+                self.report_limit_error(error);
+                None
+            }
+        }
+    }
+
+    /// Rejects a limit of zero, except with `fixed_window`, where it denies everything.
+    fn check_zero_requests(
+        &mut self,
+        strategy: Result<StrategyKeyword, InvalidSetting>,
+    ) -> Result<(), InvalidSetting> {
+        let requests = &self.raw.requests_per_unit;
+        let word = strategy.ok().filter(|word| *word != StrategyKeyword::FixedWindow);
+        let Some(word) = word.filter(|_| requests.value == 0) else { return Ok(()) };
+        let span = if self.has_requests() { requests.span } else { self.raw.span };
+        let message = format!("`{word}` of 0 requests never earns a hit");
+        let cure = "`requests_per_unit` of at least 1; to deny everything `strategy: fixed_window`";
+        self.error(Code::ZeroRequests, span, message, cure);
+        Err(InvalidSetting)
+    }
+
+    fn warn_denies_all(&mut self) {
+        if !self.has_requests() {
+            let message = "no `requests_per_unit`, so every hit is denied".to_owned();
+            let cure = "say how many, or `requests_per_unit: 0` if that is meant";
+            self.findings.add(Code::DeniesAll, self.file_span(self.raw.span), message, cure);
+        }
+    }
+
+    fn has_requests(&self) -> bool {
+        let requests = &self.raw.requests_per_unit;
+        requests.value != 0 || requests.span.start < requests.span.end
+    }
+
+    fn warn_coarse_tick(&mut self, strategy: &Strategy) {
+        let Some(worth) = strategy.refill_rate().filter(|_| strategy.is_coarse()) else { return };
+        let message = format!(
+            "one tick of {} is worth {worth} hits, more than 1 % of the {} that pass at one instant",
+            strategy.tick(),
+            strategy.max_at_once()
+        );
+        let cure = "answers are that coarse; a larger burst or fewer requests make them finer";
+        self.findings.add(Code::CoarseTick, self.file_span(self.raw.span), message, cure);
+    }
+
+    fn report_limit_error(&mut self, error: LimitError) {
+        let burst = self.raw.burst.as_ref();
+        let numbers = burst.map_or(self.raw.requests_per_unit.span, |burst| burst.span);
+        let cure = match error {
+            LimitError::TooLarge { largest, .. } => {
+                format!("at most {largest}, or a shorter period")
+            }
+            _ => "a smaller number or another period".to_owned(),
+        };
+        self.findings.add(Code::DoesNotFit, self.file_span(numbers), error.to_string(), cure);
+    }
+
+    fn file_span(&self, span: Span) -> FileSpan {
+        FileSpan { file: self.file, span }
+    }
+
+    fn error(&mut self, code: Code, span: Span, message: String, cure: &str) {
+        self.findings.add(code, self.file_span(span), message, cure);
+    }
+}
+
+fn build_strategy(
+    word: StrategyKeyword,
+    requests: u32,
+    window: &LimitWindow,
+    burst: u32,
+) -> Result<Strategy, LimitError> {
+    let period = match window {
+        LimitWindow::Unit(unit) | LimitWindow::Calendar(unit, _) => unit.length(),
+        LimitWindow::Per(period) => *period,
+    };
+    Ok(match word {
+        StrategyKeyword::Gcra => Strategy::Gcra(Gcra::new(requests, period, burst)?),
+        StrategyKeyword::SlidingWindow => {
+            Strategy::SlidingWindow(SlidingWindow::new(requests, period)?)
+        }
+        StrategyKeyword::SlidingLog => Strategy::SlidingLog(SlidingLog::new(requests, period)?),
+        StrategyKeyword::FixedWindow => {
+            Strategy::FixedWindow(FixedWindow::new(requests, windows(window, period))?)
+        }
+    })
+}
+
+/// Returns the windows of a fixed-window limit.
+///
+/// A calendar gets windows of the past as placeholders. Each charge must replace
+/// them with the windows around its own time; otherwise it fails with `Stale`.
+fn windows(window: &LimitWindow, period: Nanos) -> Windows {
+    match window {
+        LimitWindow::Calendar(_, calendar) => {
+            Windows::Calendar { starts: Calendar::past_starts(calendar) }
+        }
+        LimitWindow::Unit(_) | LimitWindow::Per(_) => Windows::Every(period),
+    }
+}
+
+pub(super) struct KeywordReader<'f, 'a> {
+    pub(super) file: usize,
+    pub(super) findings: &'f mut FileFindings<'a>,
+}
+
+impl KeywordReader<'_, '_> {
+    /// Returns the meaning of a keyword. Reports an unknown keyword and returns `None`.
+    pub(super) fn keyword<T: Copy>(
+        &mut self,
+        words: &Keywords<T>,
+        key: &str,
+        word: Option<&Spanned<String>>,
+    ) -> Option<T> {
+        let word = word?;
+        let found = keywords::parse_keyword(words, &word.value);
+        if found.is_none() {
+            let message = format!("`{key}: {}` is not known", word.value);
+            let at = FileSpan { file: self.file, span: word.span };
+            self.findings.add(
+                Code::UnknownWord,
+                at,
+                message,
+                keywords::suggest(words, &word.value),
+            );
+        }
+        found
+    }
+
+    fn keyword_or<T: Copy>(
+        &mut self,
+        default: Result<T, InvalidSetting>,
+        words: &Keywords<T>,
+        key: &str,
+        word: Option<&Spanned<String>>,
+    ) -> Result<T, InvalidSetting> {
+        if word.is_none() { default } else { self.keyword(words, key, word).ok_or(InvalidSetting) }
+    }
+
+    fn overshoot_amount(
+        &mut self,
+        word: Option<&Spanned<String>>,
+    ) -> Result<Option<OvershootAmount>, InvalidSetting> {
+        let Some(word) = word else { return Ok(None) };
+        let found = overshoot::parse(&word.value);
+        if found.is_none() {
+            let message = format!("`max_overshoot: {}` is no number of hits", word.value);
+            let cure =
+                "whole hits, as in `100`, or a percentage of the limit, as in `2%` or `0.5%`";
+            let at = FileSpan { file: self.file, span: word.span };
+            self.findings.add(Code::OutOfRange, at, message, cure);
+        }
+        found.map(Some).ok_or(InvalidSetting)
+    }
+
+    /// Reads a `max_overshoot` for several limits. Rejects an amount above every possible limit.
+    fn default_overshoot_amount(
+        &mut self,
+        word: Option<&Spanned<String>>,
+    ) -> Result<Option<OvershootAmount>, InvalidSetting> {
+        let amount = self.overshoot_amount(word)?;
+        if let Some(word) = word.filter(|_| amount.is_some_and(OvershootAmount::is_above_any)) {
+            let message = format!("`max_overshoot: {}` is above any limit itself", word.value);
+            let at = FileSpan { file: self.file, span: word.span };
+            self.findings.add(Code::OutOfRange, at, message, "at most `100%`");
+            return Err(InvalidSetting);
+        }
+        Ok(amount)
+    }
+}

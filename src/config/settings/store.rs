@@ -1,0 +1,321 @@
+//! The setting `store`: the store of the counters.
+//!
+//! Guarantees:
+//! - A URL is parsed as a whole or rejected.
+//! - Its password is never printed.
+//!
+//! Not covered:
+//! - Conflicts with other settings.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use super::value::{Value, quoted};
+
+const REDIS_PORT: u16 = 6379;
+
+const SENTINEL_PORT: u16 = 26379;
+
+/// The store of the counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreSetting {
+    /// The memory of this process.
+    Memory,
+    /// A Redis.
+    Redis(RedisUrl),
+}
+
+/// The address of a Redis deployment, and the credentials for it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedisUrl {
+    /// The address.
+    pub endpoint: RedisEndpoint,
+    /// `true` for TLS, also to the sentinels.
+    pub tls: bool,
+    /// The ACL user. Default: Redis' default user.
+    pub user: Option<String>,
+    /// The password.
+    pub password: Option<String>,
+    /// The number of the database.
+    pub database: u8,
+}
+
+/// The address of a Redis deployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RedisEndpoint {
+    /// A host and a port.
+    Tcp(HostPort),
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// The sentinels that monitor Redis, and the name of its primary.
+    Sentinel(Vec<HostPort>, String),
+    /// Some nodes of a Redis Cluster, which report the other nodes.
+    Cluster(Vec<HostPort>),
+}
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    /// The host name or IP address. An IPv6 address has no brackets here.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl RedisUrl {
+    /// Parses one of these URLs, with `rediss` for TLS:
+    ///
+    /// * `redis://user:password@host:port/database`
+    /// * `redis+parse_sentinel://user:password@host:port,host:port/primary/database`
+    /// * `redis+parse_cluster://user:password@host:port,host:port`
+    /// * `redis+parse_unix://user:password@/path?db=database`
+    ///
+    /// The user, the password and the path may contain `%` escapes.
+    /// A password without a user belongs to the default user.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        let (scheme, rest) = text.split_once("://")?;
+        let (credentials, rest) = split_credentials(rest)?;
+        let (scheme, tls) = match scheme.strip_prefix("rediss") {
+            Some(kind) => (kind, true),
+            None => (scheme.strip_prefix("redis")?, false),
+        };
+        let (endpoint, database) = match (scheme, tls) {
+            ("", _) => parse_tcp(rest)?,
+            ("+sentinel", _) => parse_sentinel(rest)?,
+            ("+cluster", _) => parse_cluster(rest)?,
+            ("+unix", false) => parse_unix(rest)?,
+            _ => return None,
+        };
+        let (user, password) = credentials;
+        Some(Self { endpoint, tls, user, password, database: digits(database)?.parse().ok()? })
+    }
+}
+
+fn parse_tcp(text: &str) -> Option<(RedisEndpoint, &str)> {
+    let (host, database) = text.split_once('/').unwrap_or((text, ""));
+    Some((RedisEndpoint::Tcp(parse_address(host, REDIS_PORT)?), database_or_zero(database)))
+}
+
+fn parse_sentinel(text: &str) -> Option<(RedisEndpoint, &str)> {
+    let (hosts, rest) = text.split_once('/')?;
+    let (primary, database) = rest.split_once('/').unwrap_or((rest, ""));
+    // Sentinel allows only these characters in the name of a primary.
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let is_name = !primary.is_empty() && primary.bytes().all(sound);
+    let endpoint =
+        RedisEndpoint::Sentinel(parse_addresses(hosts, SENTINEL_PORT)?, primary.to_owned());
+    is_name.then_some((endpoint, database_or_zero(database)))
+}
+
+fn parse_cluster(text: &str) -> Option<(RedisEndpoint, &str)> {
+    let (hosts, database) = text.split_once('/').unwrap_or((text, ""));
+    matches!(database, "" | "0").then_some(())?;
+    Some((RedisEndpoint::Cluster(parse_addresses(hosts, REDIS_PORT)?), "0"))
+}
+
+fn parse_unix(text: &str) -> Option<(RedisEndpoint, &str)> {
+    let (path, database) = text.split_once("?db=").unwrap_or((text, "0"));
+    let path = decode_percent(path)?;
+    let sound = path.starts_with('/') && !path.contains(['?', '#', '\0']);
+    sound.then(|| (RedisEndpoint::Unix(path.into()), database))
+}
+
+fn database_or_zero(database: &str) -> &str {
+    if database.is_empty() { "0" } else { database }
+}
+
+type Credentials = (Option<String>, Option<String>);
+
+/// Splits off the text before the last `@`. A password may contain `@`, a host may not.
+fn split_credentials(text: &str) -> Option<(Credentials, &str)> {
+    let end = text.find('/').unwrap_or(text.len());
+    let Some(at) = text.get(..end)?.rfind('@') else { return Some(((None, None), text)) };
+    let (credentials, rest) = (text.get(..at)?, text.get(at + 1..)?);
+    let Some((user, password)) = credentials.split_once(':') else {
+        return decode_percent(credentials)
+            .filter(|user| !user.is_empty())
+            .map(|user| ((Some(user), None), rest));
+    };
+    let (user, password) = (decode_percent(user)?, decode_percent(password)?);
+    let credentials = (Some(user).filter(|user| !user.is_empty()), Some(password));
+    credentials
+        .1
+        .as_ref()
+        .is_some_and(|password| !password.is_empty())
+        .then_some((credentials, rest))
+}
+
+fn parse_addresses(text: &str, port: u16) -> Option<Vec<HostPort>> {
+    text.split(',').map(|text| parse_address(text, port)).collect()
+}
+
+pub(super) fn parse_address(text: &str, default: u16) -> Option<HostPort> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            host.parse::<std::net::Ipv6Addr>().ok()?;
+            (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+        }
+        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+    };
+    let port = match port {
+        None => default,
+        Some(port) => digits(port)?.parse().ok().filter(|port| *port != 0)?,
+    };
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
+    let is_host = !host.is_empty() && host.bytes().all(sound);
+    is_host.then(|| HostPort { host: host.to_owned(), port })
+}
+
+/// Returns `text` if it contains only digits. `parse` alone would accept a sign.
+fn digits(text: &str) -> Option<&str> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text)
+}
+
+/// Decodes `%` escapes: `%41` becomes `A`.
+fn decode_percent(text: &str) -> Option<String> {
+    let mut bytes = text.bytes();
+    let mut plain = Vec::with_capacity(text.len());
+    let nibble = |byte: Option<u8>| char::from(byte?).to_digit(16);
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let code = nibble(bytes.next())? * 16 + nibble(bytes.next())?;
+            plain.push(u8::try_from(code).ok()?);
+        } else {
+            plain.push(byte);
+        }
+    }
+    String::from_utf8(plain).ok()
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// Writes the URL with `***` for the password.
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.endpoint {
+            RedisEndpoint::Tcp(_) => "",
+            RedisEndpoint::Unix(_) => "+unix",
+            RedisEndpoint::Sentinel(..) => "+sentinel",
+            RedisEndpoint::Cluster(_) => "+cluster",
+        };
+        write!(f, "redis{}{kind}://", if self.tls { "s" } else { "" })?;
+        match (&self.user, &self.password) {
+            (None, None) => {}
+            (user, Some(_)) => write!(f, "{}:***@", user.as_deref().unwrap_or_default())?,
+            (Some(user), None) => write!(f, "{user}@")?,
+        }
+        match &self.endpoint {
+            RedisEndpoint::Tcp(address) => address.fmt(f)?,
+            RedisEndpoint::Unix(path) => path.display().fmt(f)?,
+            RedisEndpoint::Sentinel(addresses, primary) => {
+                write!(f, "{}/{primary}", join_addresses(addresses))?
+            }
+            RedisEndpoint::Cluster(addresses) => join_addresses(addresses).fmt(f)?,
+        }
+        match (&self.endpoint, self.database) {
+            (_, 0) => Ok(()),
+            (RedisEndpoint::Unix(_), database) => write!(f, "?db={database}"),
+            (_, database) => write!(f, "/{database}"),
+        }
+    }
+}
+
+fn join_addresses(addresses: &[HostPort]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+impl fmt::Debug for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RedisUrl({self})")
+    }
+}
+
+/// A rough pattern for URLs, for the JSON Schema.
+const URLS: &str = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
+
+const ACCEPTED: &str = "redis://user:password@host:port/database, \
+     redis+sentinel://user:password@host:port,host:port/primary/database, \
+     redis+cluster://user:password@host:port,host:port, each with rediss for TLS, \
+     or redis+unix:///path";
+
+impl Value for StoreSetting {
+    const CHOICES: &'static [&'static str] = &["memory"];
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            ["memory"] => Some(Self::Memory),
+            [text] => RedisUrl::new(text).map(Self::Redis),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        format!("memory, {ACCEPTED}")
+    }
+    fn show(&self) -> String {
+        match self {
+            Self::Memory => "memory".to_owned(),
+            Self::Redis(url) => quoted(&url.to_string()),
+        }
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": format!("^(memory|{URLS})$")})
+    }
+    fn masked(text: &str) -> String {
+        masked(text)
+    }
+}
+
+impl Value for Option<RedisUrl> {
+    fn read(texts: &[&str]) -> Option<Self> {
+        match texts {
+            [""] => Some(None),
+            [text] => RedisUrl::new(text).map(Some),
+            _ => None,
+        }
+    }
+    fn accepts() -> String {
+        format!("{ACCEPTED}; or nothing for none")
+    }
+    fn show(&self) -> String {
+        quoted(&self.as_ref().map(ToString::to_string).unwrap_or_default())
+    }
+    fn schema() -> Json {
+        json!({"type": "string", "pattern": format!("^({URLS})?$")})
+    }
+    fn masked(text: &str) -> String {
+        masked(text)
+    }
+}
+
+/// Masks an invalid text that may contain a password. It keeps the scheme of a URL, and the
+/// host if an `@` marks it. Without an `@`, the text in the host's position may be a password.
+fn masked(text: &str) -> String {
+    let is_word = |text: &str| {
+        text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
+    };
+    if is_word(text) {
+        return text.to_owned();
+    }
+    let scheme = text.split_once("://").filter(|(scheme, _)| is_word(scheme));
+    let scheme = scheme.map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
+    // Text after a `?` may be a password that contains an `@`.
+    let host = text.rsplit_once('@').filter(|(who, _)| !who.contains('?'));
+    let host = host.and_then(|(_, host)| host.split(['/', '?']).next()).map(without_invalid_port);
+    format!("{scheme}…{}", host.map(|host| format!("@{host}")).unwrap_or_default())
+}
+
+/// Returns the host with its port. An invalid port may be a password and is removed.
+fn without_invalid_port(host: &str) -> &str {
+    let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.find(':') };
+    let (host_name, port) = host.split_at(end.unwrap_or(host.len()));
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    if port.strip_prefix(':').is_some_and(is_port) { host } else { host_name }
+}

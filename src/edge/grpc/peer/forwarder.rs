@@ -1,0 +1,267 @@
+//! Forwards releases and renewals to the replicas that own the permits.
+//!
+//! Guarantees:
+//! - A message with an owner is sent to that replica only.
+//! - A message without an owner is sent to all live replicas, for at most [`SEARCH_TIMEOUT`].
+//! - If none of them knows the id, all of them remember the early release.
+//! - Messages to an unknown owner wait briefly for the owner to appear.
+//! - Searches and waiting messages are bounded.
+//! - It connects only to addresses in `peer_networks`, and without trust only to loopback.
+//!
+//! Not covered:
+//! - Transport (see [`super::route`]).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::route::{BatchSender, PeerRoute, QueuedMessage, ResultReceiver};
+use super::trust::PeerTrust;
+use crate::config::settings::Networks;
+use crate::engine::forwarding::{ForwardedRelease, IdState, SEARCH_TIMEOUT};
+use crate::engine::membership::{FleetSnapshot, Peer};
+use crate::engine::{Engine, Membership};
+use crate::kernel::units::Nanos;
+use crate::telemetry::forwarding::ForwardingEvent;
+
+/// The time that a message to an owner is tried: two heartbeats
+/// and a pause. Afterwards the permit's own deadline frees it.
+const FORWARD_TIMEOUT: Nanos = Nanos::from_secs(3);
+
+/// The largest number of concurrent searches, and of messages to owners that are not live yet.
+const MAX_PENDING: usize = 10_000;
+
+const OWNER_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
+
+type FinishedSearch = (ForwardedRelease, IdState);
+
+/// The task that forwards messages.
+pub struct ReleaseForwarder {
+    sender: BatchSender,
+    networks: Networks,
+    queue: mpsc::Receiver<ForwardedRelease>,
+    routes: HashMap<Box<str>, PeerRoute>,
+    /// The replicas at addresses that are not allowed, by name.
+    disallowed: HashMap<Box<str>, Peer>,
+    /// The snapshot of the fleet that `routes` and `disallowed` are built from.
+    fleet: Option<Arc<FleetSnapshot>>,
+    searches: FuturesUnordered<BoxFuture<'static, FinishedSearch>>,
+    /// Messages to owners that are not live yet, each with its deadline.
+    waiting: VecDeque<(Nanos, ForwardedRelease)>,
+    last_warned: Option<Nanos>,
+}
+
+impl ReleaseForwarder {
+    /// Forwards the messages in `queue` to replicas in `networks`, authenticated by `trust`.
+    #[must_use]
+    pub fn new(
+        engine: Arc<Engine>,
+        posted: mpsc::Receiver<ForwardedRelease>,
+        trust: Arc<PeerTrust>,
+        networks: Networks,
+    ) -> Self {
+        Self {
+            sender: BatchSender { engine, trust, sequence: Arc::default() },
+            networks,
+            queue: posted,
+            routes: HashMap::new(),
+            disallowed: HashMap::new(),
+            fleet: None,
+            searches: FuturesUnordered::new(),
+            waiting: VecDeque::new(),
+            last_warned: None,
+        }
+    }
+
+    /// Forwards messages; never returns.
+    pub async fn run(mut self) {
+        let mut ticks = interval(OWNER_RETRY_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                Some(post) = self.queue.recv() => self.forward(post),
+                Some(searched) = self.searches.next() => self.finish_search(searched),
+                _ = ticks.tick() => self.retry_waiting(),
+            }
+        }
+    }
+
+    fn forward(&mut self, post: ForwardedRelease) {
+        self.update_routes();
+        if post.owner.is_none() {
+            return self.search_all(post);
+        }
+        let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
+        let Some(post) = self.send_to_owner(until, post) else { return };
+        if self.waiting.len() < MAX_PENDING {
+            self.waiting.push_back((until, post));
+        } else {
+            ForwardingEvent::Dropped.emit();
+        }
+    }
+
+    /// Sends `post` to its owner; returns it if the owner is not live yet.
+    fn send_to_owner(&mut self, until: Nanos, post: ForwardedRelease) -> Option<ForwardedRelease> {
+        let owner = post.owner.as_deref()?;
+        if let Some(peer) = self.disallowed.get(owner) {
+            ForwardingEvent::AddressNotAllowed.emit();
+            warn_disallowed(&mut self.last_warned, self.sender.engine.clock().steady(), peer);
+            return None;
+        }
+        let Some(route) = self.routes.get(owner) else { return Some(post) };
+        let answer = post.result_sender.map_or(ResultReceiver::Discard, ResultReceiver::Caller);
+        route.send(QueuedMessage {
+            message: post.update,
+            deadline: until,
+            receiver: answer,
+            is_broadcast: false,
+            pending: post.in_transit,
+        });
+        None
+    }
+
+    fn retry_waiting(&mut self) {
+        self.update_routes();
+        let now = self.sender.engine.clock().steady();
+        for (until, post) in std::mem::take(&mut self.waiting) {
+            if until <= now {
+                ForwardingEvent::TimedOut.emit();
+            } else if let Some(post) = self.send_to_owner(until, post) {
+                self.waiting.push_back((until, post));
+            }
+        }
+    }
+
+    /// Sends `post` to all replicas and waits for the first that knows the id.
+    fn search_all(&mut self, post: ForwardedRelease) {
+        if MAX_PENDING <= self.searches.len() || self.routes.is_empty() {
+            if !self.routes.is_empty() {
+                ForwardingEvent::Dropped.emit();
+            }
+            self.searches.push(async move { (post, IdState::Unknown) }.boxed());
+            return;
+        }
+        ForwardingEvent::Searched.emit();
+        let until = self.sender.engine.clock().steady().plus(SEARCH_TIMEOUT);
+        let asked: FuturesUnordered<_> =
+            self.routes.values().map(|route| query_replica(route, &post, until)).collect();
+        let search = async move {
+            let found = timeout(Duration::from_nanos(SEARCH_TIMEOUT.0), first_known_result(asked))
+                .await
+                .unwrap_or(IdState::Unknown);
+            (post, found)
+        };
+        self.searches.push(search.boxed());
+    }
+
+    /// Ends a search. If the id is unknown, all replicas remember the early release.
+    fn finish_search(&mut self, (post, mut found): FinishedSearch) {
+        let ForwardedRelease { update: told, result_sender: answer, in_transit: way, .. } = post;
+        if found == IdState::Unknown {
+            let told = told.into_unknown();
+            // Its acquire may have arrived at this replica during the search.
+            found = self.sender.engine.apply_forwarded(&told);
+            if found == IdState::Unknown {
+                ForwardingEvent::NotFound.emit();
+                let until = self.sender.engine.clock().steady().plus(FORWARD_TIMEOUT);
+                for route in self.routes.values() {
+                    let (told, way) = (told.clone(), Arc::clone(&way));
+                    let answer = ResultReceiver::Discard;
+                    route.send(QueuedMessage {
+                        message: told,
+                        deadline: until,
+                        receiver: answer,
+                        is_broadcast: true,
+                        pending: way,
+                    });
+                }
+            }
+        }
+        if let Some(answer) = answer {
+            // The caller may have stopped waiting.
+            answer.send(found == IdState::HadPermits).ok();
+        }
+    }
+
+    /// Updates the routes: one for each live replica at an allowed address.
+    fn update_routes(&mut self) {
+        let seen = self.sender.engine.membership().and_then(Membership::snapshot);
+        let is_same = match (&seen, &self.fleet) {
+            (Some(new), Some(old)) => Arc::ptr_eq(new, old),
+            (None, None) => true,
+            _ => false,
+        };
+        if is_same {
+            return;
+        }
+        let peers: Vec<_> = seen.iter().flat_map(|seen| seen.peers.clone()).collect();
+        let own = self.sender.engine.membership().and_then(Membership::address);
+        let (allowed, disallowed): (Vec<_>, Vec<_>) =
+            peers.into_iter().partition(|peer| self.is_allowed(peer) && Some(peer.address) != own);
+        self.disallowed =
+            disallowed.into_iter().map(|peer| (peer.incarnation_name.clone(), peer)).collect();
+        self.routes.retain(|name, route| {
+            !route.is_closed() && allowed.iter().any(|peer| peer.incarnation_name == *name)
+        });
+        for peer in allowed {
+            let from = &self.sender;
+            self.routes
+                .entry(peer.incarnation_name.clone())
+                .or_insert_with(|| PeerRoute::start(peer, from));
+        }
+        self.fleet = seen;
+    }
+
+    fn is_allowed(&self, peer: &Peer) -> bool {
+        let address = peer.address.ip();
+        self.networks.contains(address)
+            && self.sender.trust.can_authenticate(address.to_canonical())
+    }
+}
+
+fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
+    if last_warned.is_some_and(|told| now.since(told) < WARN_INTERVAL) {
+        return;
+    }
+    *last_warned = Some(now);
+    tracing::warn!(
+        node = &*peer.replica_name,
+        address = %peer.address,
+        "an end of a request is for a replica at an address that is not called: it must lie in `peer_networks`, be its own, \
+         and without `peer_secret` or certificates be this machine's; see docs/peers.md"
+    );
+}
+
+fn query_replica(
+    route: &PeerRoute,
+    post: &ForwardedRelease,
+    until: Nanos,
+) -> impl Future<Output = IdState> + Send + use<> {
+    let (search, found) = oneshot::channel();
+    let (told, way) = (post.update.clone(), Arc::clone(&post.in_transit));
+    route.send(QueuedMessage {
+        message: told,
+        deadline: until,
+        receiver: ResultReceiver::Search(search),
+        is_broadcast: true,
+        pending: way,
+    });
+    async move { found.await.unwrap_or(IdState::Unknown) }
+}
+
+async fn first_known_result(mut asked: FuturesUnordered<impl Future<Output = IdState>>) -> IdState {
+    while let Some(found) = asked.next().await {
+        if found != IdState::Unknown {
+            return found;
+        }
+    }
+    IdState::Unknown
+}

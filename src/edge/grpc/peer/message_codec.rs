@@ -1,0 +1,138 @@
+//! Converts forwarded messages between the engine's types and the wire, without I/O.
+//!
+//! Guarantees:
+//! - A converted message reads back as the same message.
+//! - An invalid message is refused.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use super::api::{self, Letter};
+use crate::engine::forwarding::{IdState, PermitEvent, PermitUpdate};
+use crate::engine::validate_id;
+use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::units::Nanos;
+
+pub(super) fn encode(told: &PermitUpdate<'_>) -> Letter {
+    let (about, how, rtt) = match told.event {
+        PermitEvent::Released(how, rtt) => (api::About::Ended, Some(how), rtt),
+        PermitEvent::ReleasedUnknown(how, rtt) => (api::About::UnknownEverywhere, Some(how), rtt),
+        PermitEvent::Renewed => (api::About::GoesOn, None, None),
+    };
+    let outcome = match how {
+        None => api::Outcome::Unspecified,
+        Some(RequestOutcome::Success) => api::Outcome::Success,
+        Some(RequestOutcome::Ignored) => api::Outcome::Ignored,
+        Some(RequestOutcome::Dropped) => api::Outcome::Dropped,
+    };
+    let source = match told.source {
+        None => Vec::new(),
+        Some(IpAddr::V4(address)) => address.octets().to_vec(),
+        Some(IpAddr::V6(address)) => address.octets().to_vec(),
+    };
+    Letter {
+        id: told.id.clone().into_owned(),
+        about: about.into(),
+        outcome: outcome.into(),
+        rtt_ns: rtt.map(|rtt| rtt.0),
+        source,
+    }
+}
+
+pub(super) fn decode(letter: &Letter) -> Option<PermitUpdate<'_>> {
+    validate_id(&letter.id).ok()?;
+    let rtt = letter.rtt_ns.map(Nanos);
+    let how = || match letter.outcome() {
+        api::Outcome::Success => Some(RequestOutcome::Success),
+        api::Outcome::Ignored => Some(RequestOutcome::Ignored),
+        api::Outcome::Dropped => Some(RequestOutcome::Dropped),
+        api::Outcome::Unspecified => None,
+    };
+    let about = match letter.about() {
+        api::About::Ended => PermitEvent::Released(how()?, rtt),
+        api::About::UnknownEverywhere => PermitEvent::ReleasedUnknown(how()?, rtt),
+        api::About::GoesOn => PermitEvent::Renewed,
+        api::About::Unspecified => return None,
+    };
+    Some(PermitUpdate {
+        id: Cow::Borrowed(&letter.id),
+        event: about,
+        source: parse_source(&letter.source)?,
+    })
+}
+
+/// Parses an optional address; the outer `None` means that the bytes are invalid.
+#[expect(clippy::option_option, reason = "none is an address that a letter may have")]
+fn parse_source(bytes: &[u8]) -> Option<Option<IpAddr>> {
+    if bytes.is_empty() {
+        return Some(None);
+    }
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let address = four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
+    address.ok().map(Some)
+}
+
+pub(super) const fn encode_result(found: IdState) -> api::Answer {
+    match found {
+        IdState::HadPermits => api::Answer::Held,
+        IdState::NoPermits => api::Answer::HeldNothing,
+        IdState::Unknown => api::Answer::Unknown,
+    }
+}
+
+/// Converts a wire value to a result; an unknown value is [`IdState::Unknown`].
+pub(super) fn decode_result(answer: i32) -> IdState {
+    match api::Answer::try_from(answer) {
+        Ok(api::Answer::Held) => IdState::HadPermits,
+        Ok(api::Answer::HeldNothing) => IdState::NoPermits,
+        Ok(api::Answer::Unknown | api::Answer::Malformed) | Err(_) => IdState::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0123456789abcdef";
+
+    #[test]
+    fn forwarded_releases_survive_encoding_and_decoding() {
+        let (rtt, outcomes) = (
+            Some(Nanos(7)),
+            [RequestOutcome::Success, RequestOutcome::Ignored, RequestOutcome::Dropped],
+        );
+        let ends = outcomes.into_iter().flat_map(|how| {
+            [
+                PermitEvent::Released(how, rtt),
+                PermitEvent::Released(how, None),
+                PermitEvent::ReleasedUnknown(how, rtt),
+            ]
+        });
+        for about in ends.chain([PermitEvent::Renewed]) {
+            for source in ["", "192.0.2.1", "2001:db8::1"] {
+                let told =
+                    PermitUpdate { id: ID.into(), event: about, source: source.parse().ok() };
+                assert_eq!(decode(&encode(&told)), Some(told));
+            }
+        }
+    }
+
+    #[test]
+    fn malformed_forwarded_releases_are_rejected() {
+        let told = PermitUpdate::release(ID, None, RequestOutcome::Success, None);
+        let spoilt: [fn(&mut Letter); 7] = [
+            |letter| letter.id.truncate(15),
+            |letter| letter.id.push(' '),
+            |letter| letter.about = 0,
+            |letter| letter.about = 9,
+            |letter| letter.outcome = 0,
+            |letter| letter.outcome = 9,
+            |letter| letter.source = vec![1; 5],
+        ];
+        for spoil in spoilt {
+            let mut letter = encode(&told);
+            spoil(&mut letter);
+            assert_eq!(decode(&letter), None, "{letter:?}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! One stream of a program's requests; its end releases the permits that were acquired on it.
+//!
+//! Guarantees:
+//! - A waiting acquire does not block later requests.
+//! - Every request gets one reply.
+//! - A release cancels a waiting acquire.
+//! - The stream's end releases all permits, unless this process is draining.
+//! - During a drain, permits of shared limits stay counted until `max_duration`.
+//! - Each acquire is a trace span, a child of the stream's span.
+//!
+//! Not covered:
+//! - The order of replies.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::{AbortHandle, Aborted, BoxFuture, FutureExt as _, abortable};
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc;
+use tonic::metadata::MetadataMap;
+use tonic::{Status, Streaming};
+
+use super::api::hold_request::Ask;
+use super::api::hold_response::Answer as Said;
+use super::api::{
+    AcquireRequest, Error, HoldRequest, HoldResponse, ReleaseRequest, ReleaseResponse,
+    RenewResponse,
+};
+use super::{
+    PermitsService, count_outcome, error_status, parse_outcome, shorter_timeout,
+    to_acquire_response, to_rate_limit_request,
+};
+use crate::edge::grpc::bounded_body::count_unreadable;
+use crate::edge::grpc::convert;
+use crate::edge::hook::{self, HookError};
+use crate::engine::{AdmissionOutcome, RequestPermits, validate_id};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{EdgeOutcome as Counted, Protocol, RequestCompleted};
+use crate::telemetry::trace;
+
+/// The largest number of ids on one stream that wait for permits or have them.
+pub const MAX_IDS: usize = 10_000;
+
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+type HoldReplySender = mpsc::Sender<Result<HoldResponse, Status>>;
+
+type FinishedAcquire = (String, Result<Result<AdmissionOutcome, HookError>, Aborted>);
+
+enum PermitState {
+    Waiting(AbortHandle),
+    InFlight(RequestPermits),
+}
+
+struct PermitStream<'s> {
+    service: &'s PermitsService,
+    headers: &'s MetadataMap,
+    states: HashMap<String, PermitState>,
+    acquiring: FuturesUnordered<BoxFuture<'s, FinishedAcquire>>,
+}
+
+pub(super) async fn run(
+    (service, headers): (&PermitsService, &MetadataMap),
+    mut messages: Streaming<HoldRequest>,
+    replies: &HoldReplySender,
+) {
+    let mut draining = service.draining.clone();
+    let (places, asking) = (HashMap::new(), FuturesUnordered::new());
+    let mut stream = PermitStream { service, headers, states: places, acquiring: asking };
+    loop {
+        let reply = tokio::select! {
+            _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
+            Some(acquired) = stream.acquiring.next() => Some(stream.finish_acquire(acquired)),
+            message = messages.message() => match message {
+                Ok(Some(HoldRequest { ask })) => stream.apply_request(ask),
+                Ok(None) => return,
+                Err(status) => {
+                    // The error is dropped if the client does not read earlier replies.
+                    let _told = replies.try_send(Err(count_unreadable(&status, Protocol::Permits)));
+                    return;
+                }
+            },
+        };
+        let Some(reply) = reply else { continue };
+        let is_sent = tokio::select! {
+            told = replies.send(Ok(reply)) => told.is_ok(),
+            _ = draining.wait_for(|leaving| *leaving) => return stream.leave_permits_to_deadline(&mut messages),
+            () = tokio::time::sleep(REPLY_TIMEOUT) => false,
+        };
+        if !is_sent {
+            return;
+        }
+    }
+}
+
+impl PermitStream<'_> {
+    /// Applies the releases that have arrived, then leaves the other permits to their deadlines.
+    fn leave_permits_to_deadline(mut self, messages: &mut Streaming<HoldRequest>) {
+        for _ in 0..MAX_IDS {
+            match messages.message().now_or_never() {
+                Some(Ok(Some(HoldRequest { ask: Some(Ask::Release(asked)) }))) => {
+                    let _said = self.release(&asked);
+                }
+                Some(Ok(Some(_))) => {}
+                _ => break,
+            }
+        }
+        for place in self.states.into_values() {
+            if let PermitState::InFlight(permits) = place {
+                permits.leave_to_deadlines();
+            }
+        }
+    }
+
+    /// Applies a request and returns its reply; the reply to an acquire comes later.
+    fn apply_request(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
+        let (id, said) = match ask {
+            None => {
+                let message = "neither an acquire, a release nor a renewal";
+                (String::new(), Err(Status::invalid_argument(message)))
+            }
+            Some(Ask::Acquire(asked)) => {
+                let id = asked.id.clone();
+                match self.start_acquire(asked) {
+                    Ok(()) => return None,
+                    Err(why) => (id, Err(why)),
+                }
+            }
+            Some(Ask::Release(asked)) => {
+                let said = self.release(&asked).map(Said::Release);
+                (asked.id, said)
+            }
+            Some(Ask::Renew(asked)) => {
+                let held = match self.states.get(&asked.id) {
+                    Some(PermitState::InFlight(permits)) => permits.renew(),
+                    Some(PermitState::Waiting(_)) | None => false,
+                };
+                (asked.id, Ok(Said::Renew(RenewResponse { held })))
+            }
+        };
+        Some(to_hold_response(id, said))
+    }
+
+    fn start_acquire(&mut self, asked: AcquireRequest) -> Result<(), Status> {
+        validate_id(&asked.id).map_err(Status::invalid_argument)?;
+        // Permits of this id that partly expired are released.
+        let is_over = |place: &PermitState| matches!(place, PermitState::InFlight(permits) if !permits.is_valid());
+        if self.states.get(&asked.id).is_some_and(is_over) {
+            self.states.remove(&asked.id);
+        }
+        if self.states.contains_key(&asked.id) {
+            return Err(Status::already_exists("this id waits or holds permits on this stream"));
+        }
+        if MAX_IDS <= self.states.len() {
+            let message = format!("{MAX_IDS} ids wait or hold permits on this stream: no more may");
+            return Err(Status::resource_exhausted(message));
+        }
+        check_request_size(&asked)?;
+        let header = |name: &str| self.headers.get(name)?.to_str().ok();
+        let span = trace::check_span(Protocol::Permits, &header);
+        let id = asked.id.clone();
+        let (acquire, handle) = abortable(span.scope(admit(self.service, asked)));
+        self.states.insert(id.clone(), PermitState::Waiting(handle));
+        self.acquiring.push(async move { (id, acquire.await) }.boxed());
+        Ok(())
+    }
+
+    fn finish_acquire(&mut self, (id, acquired): FinishedAcquire) -> HoldResponse {
+        let Ok(admitted) = acquired else {
+            // Its id is already removed, and may be in use again.
+            return to_hold_response(id, Err(Status::cancelled("released while it waited")));
+        };
+        self.states.remove(&id);
+        let said = match admitted {
+            Err(why) => Err(error_status(&why)),
+            Ok(admitted) => {
+                let held = renew_within(&admitted);
+                let shown = to_acquire_response(&admitted, held);
+                if let AdmissionOutcome::Decided(_, permits) = admitted
+                    && !permits.is_empty()
+                {
+                    self.states.insert(id.clone(), PermitState::InFlight(permits));
+                }
+                Ok(Said::Acquire(shown))
+            }
+        };
+        to_hold_response(id, said)
+    }
+
+    fn release(&mut self, asked: &ReleaseRequest) -> Result<ReleaseResponse, Status> {
+        let (outcome, rtt) = parse_outcome(asked)?;
+        RequestCompleted { protocol: Protocol::Permits, outcome: Counted::Allow }.emit();
+        let held = match self.states.remove(&asked.id) {
+            Some(PermitState::InFlight(permits)) => permits.release_all(outcome, rtt),
+            Some(PermitState::Waiting(handle)) => {
+                handle.abort();
+                false
+            }
+            None => false,
+        };
+        Ok(ReleaseResponse { held })
+    }
+}
+
+/// Checks the size before the acquire is queued: many
+/// small parts take many times their encoded bytes.
+fn check_request_size(asked: &AcquireRequest) -> Result<(), Status> {
+    let entries = asked.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
+    convert::check_counts(asked.descriptors.len(), entries).map_err(|why| {
+        let why = HookError::from(why);
+        RequestCompleted { protocol: Protocol::Permits, outcome: hook::hook_error_outcome(&why) }
+            .emit();
+        error_status(&why)
+    })
+}
+
+async fn admit(
+    service: &PermitsService,
+    asked: AcquireRequest,
+) -> Result<AdmissionOutcome, HookError> {
+    let wait = shorter_timeout(None, asked.max_wait_us);
+    let request = to_rate_limit_request(asked);
+    let admitted = match convert::to_check(&request, &service.reporting) {
+        Ok(question) => {
+            service.engine.admit_with_deadline(&question, wait).await.map_err(HookError::from)
+        }
+        Err(why) => Err(why.into()),
+    };
+    count_outcome(&admitted);
+    admitted
+}
+
+fn renew_within(admitted: &AdmissionOutcome) -> Option<Nanos> {
+    match admitted {
+        AdmissionOutcome::Decided(_, permits) => permits.shortest_lifetime(),
+        AdmissionOutcome::Rejected(_) => None,
+    }
+}
+
+fn to_hold_response(id: String, said: Result<Said, Status>) -> HoldResponse {
+    let refused = |status: Status| {
+        let code = u32::try_from(i32::from(status.code())).unwrap_or_default();
+        Said::Error(Error { code, message: status.message().to_owned() })
+    };
+    HoldResponse { id, answer: Some(said.unwrap_or_else(refused)) }
+}

@@ -1,0 +1,280 @@
+//! Reserved keys of a rate limit request:
+//! `sluicegate.acquire`, `sluicegate.release` and its details.
+//!
+//! Guarantees:
+//! - Reserved entries never match a rule.
+//! - A request has one id, of 16 to 128 characters of `[0-9A-Za-z._-]`.
+//! - A release is refused if the request also has ordinary descriptors.
+//!
+//! Not covered:
+//! - Acquiring and releasing, which the engine does.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+
+use crate::engine::{CheckError, validate_id};
+use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::units::Nanos;
+
+/// The purpose of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ReservedCall {
+    /// A check of rate limits only.
+    Plain,
+    /// An acquire: permits for the descriptors `covered`, and a check of all rate limits.
+    Acquire {
+        /// The request's id.
+        id: String,
+        /// The indexes of the descriptors that need permits, from 0, ascending.
+        covered: Vec<usize>,
+    },
+    /// A release of the permits of `shared_id`.
+    Release {
+        /// The request's id.
+        id: String,
+        /// The replica that owns the permits, if the request names it.
+        owner: Option<String>,
+        /// The outcome of the request.
+        outcome: RequestOutcome,
+        /// The upstream's latency, or the request's duration if the proxy measured only that.
+        rtt: Option<Nanos>,
+    },
+}
+
+/// A reserved key, which is valid in the last entry of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReservedKey {
+    Acquire,
+    Release,
+    Owner,
+    RttUs,
+    Status,
+    DurationMs,
+}
+
+/// A reserved entry; `hits` is the descriptor's `hits_addend`.
+struct ReservedEntry {
+    descriptor: usize,
+    key: ReservedKey,
+    value: String,
+    hits: u64,
+}
+
+impl ReservedKey {
+    fn parse(key: &str) -> Option<Self> {
+        Some(match key.strip_prefix("sluicegate.")? {
+            "acquire" => Self::Acquire,
+            "release" => Self::Release,
+            "owner" => Self::Owner,
+            "rtt_us" => Self::RttUs,
+            "status" => Self::Status,
+            "duration_ms" => Self::DurationMs,
+            _ => return None,
+        })
+    }
+}
+
+/// Removes the reserved entries from `request` and returns its purpose.
+///
+/// # Errors
+/// [`CheckError::BadId`]. The rest of `request` must not be checked then.
+pub fn take_reserved(request: &mut RateLimitRequest) -> Result<ReservedCall, CheckError> {
+    let found = reserved_entries(request);
+    let Some(first) = found.first() else { return Ok(ReservedCall::Plain) };
+    let id = shared_id(&found, first)?;
+    if found.iter().all(|found| found.key == ReservedKey::Acquire) {
+        let covered: Vec<_> = found.iter().map(|found| found.descriptor).collect();
+        for &descriptor in &covered {
+            let Some(of) = request.descriptors.get_mut(descriptor) else { continue };
+            of.entries.pop();
+            if of.entries.is_empty() {
+                return bad_id(descriptor, "nothing stands before sluicegate.acquire");
+            }
+        }
+        return Ok(ReservedCall::Acquire { id, covered });
+    }
+    if let Some(acquire) = found.iter().find(|found| found.key == ReservedKey::Acquire) {
+        return bad_id(acquire.descriptor, "sluicegate.acquire beside a release");
+    }
+    if found.len() < request.descriptors.len() {
+        return bad_id(first.descriptor, "a release beside descriptors of another kind");
+    }
+    let owner = found.iter().find(|found| found.key == ReservedKey::Owner);
+    let owner = owner.map(|found| found.value.clone());
+    let (outcome, rtt) = release_outcome(&found);
+    Ok(ReservedCall::Release { id, owner, outcome, rtt })
+}
+
+fn reserved_entries(request: &RateLimitRequest) -> Vec<ReservedEntry> {
+    let one = |(descriptor, of): (usize, &RateLimitDescriptor)| {
+        let last = of.entries.last()?;
+        let word = ReservedKey::parse(&last.key)?;
+        let number = of.hits_addend.as_ref().map_or(0, |hits| hits.value);
+        Some(ReservedEntry { descriptor, key: word, value: last.value.clone(), hits: number })
+    };
+    request.descriptors.iter().enumerate().filter_map(one).collect()
+}
+
+/// Returns the id, which all acquires and releases of the request must share.
+fn shared_id(found: &[ReservedEntry], first: &ReservedEntry) -> Result<String, CheckError> {
+    let with_id =
+        |found: &&ReservedEntry| matches!(found.key, ReservedKey::Acquire | ReservedKey::Release);
+    let mut ids = found.iter().filter(with_id);
+    let Some(one) = ids.next() else {
+        return bad_id(first.descriptor, "tells of a request, and no sluicegate.release names it");
+    };
+    if let Some(other) = ids.find(|other| other.value != one.value) {
+        return bad_id(other.descriptor, "a second id: one question is about one request");
+    }
+    match validate_id(&one.value) {
+        Ok(()) => Ok(one.value.clone()),
+        Err(why) => bad_id(one.descriptor, why),
+    }
+}
+
+/// Returns the request's outcome for its upstream, and its latency.
+///
+/// - A status of 500 or more is [`RequestOutcome::Dropped`].
+/// - A status from 100 to 499 with a duration is [`RequestOutcome::Success`].
+/// - An upstream latency without a status is a success: the upstream answered.
+/// - Status 0 is [`RequestOutcome::Ignored`]: the client disconnected before the response.
+/// - A status below 500 without a duration is ignored too.
+///
+/// The status arrives with the response's headers. If the body is cut off, Envoy sends
+/// no upstream latency, and the time until then would look like a fast response.
+fn release_outcome(found: &[ReservedEntry]) -> (RequestOutcome, Option<Nanos>) {
+    let number = |word| found.iter().find(|found| found.key == word).map(|found| found.hits);
+    let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
+    let upstream = measured(ReservedKey::RttUs, 1_000);
+    let took = upstream.or_else(|| measured(ReservedKey::DurationMs, Nanos::MILLI.0));
+    let outcome = match number(ReservedKey::Status) {
+        Some(500..) => RequestOutcome::Dropped,
+        Some(100..) if took.is_some() => RequestOutcome::Success,
+        None if upstream.is_some() => RequestOutcome::Success,
+        _ => RequestOutcome::Ignored,
+    };
+    (outcome, took)
+}
+
+fn bad_id<T>(descriptor: usize, why: &'static str) -> Result<T, CheckError> {
+    Err(CheckError::BadId { descriptor, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+    use envoy_types::pb::google::protobuf::UInt64Value;
+
+    use super::*;
+
+    const ID: &str = "0123456789abcdef";
+
+    type Written<'w> = (&'w [(&'w str, &'w str)], Option<u64>);
+
+    fn request(descriptors: &[Written<'_>]) -> RateLimitRequest {
+        let entry = |&(key, value): &(&str, &str)| Entry { key: key.into(), value: value.into() };
+        let descriptor = |(entries, hits): &Written<'_>| RateLimitDescriptor {
+            entries: entries.iter().map(entry).collect(),
+            hits_addend: hits.map(|value| UInt64Value { value }),
+            ..RateLimitDescriptor::default()
+        };
+        let descriptors = descriptors.iter().map(descriptor).collect();
+        RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }
+    }
+
+    fn refused_descriptor(descriptors: &[Written<'_>]) -> usize {
+        match take_reserved(&mut request(descriptors)) {
+            Err(CheckError::BadId { descriptor, .. }) => descriptor,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn requests_without_a_trailing_reserved_key_are_unchanged() {
+        let mut asked =
+            request(&[(&[("sluicegate.acquire", ID), ("k", "v")], None), (&[("k", "v")], None)]);
+        let before = asked.clone();
+        assert_eq!(take_reserved(&mut asked), Ok(ReservedCall::Plain));
+        assert_eq!(asked, before);
+    }
+
+    #[test]
+    fn acquire_entries_are_removed_and_cover_only_their_descriptors() {
+        let mut asked = request(&[
+            (&[("k", "v"), ("sluicegate.acquire", ID)], None),
+            (&[("other", "v")], None),
+            (&[("l", "v"), ("sluicegate.acquire", ID)], None),
+        ]);
+        let covered = vec![0, 2];
+        assert_eq!(take_reserved(&mut asked), Ok(ReservedCall::Acquire { id: ID.into(), covered }));
+        let wanted: [Written<'_>; 3] =
+            [(&[("k", "v")], None), (&[("other", "v")], None), (&[("l", "v")], None)];
+        assert_eq!(asked, request(&wanted));
+    }
+
+    #[test]
+    fn status_and_latency_entries_determine_the_release_outcome() {
+        let release = [("sluicegate.release", ID)];
+        let (rtt, status) = ([("sluicegate.rtt_us", "-")], [("sluicegate.status", "-")]);
+        let took = [("sluicegate.duration_ms", "-")];
+        let ended = |rest: &[Written<'_>]| {
+            let all: Vec<_> = [(&release[..], Some(7))].into_iter().chain(rest.to_vec()).collect();
+            match take_reserved(&mut request(&all)) {
+                Ok(ReservedCall::Release { outcome, rtt, .. }) => (outcome, rtt),
+                other => panic!("{other:?}"),
+            }
+        };
+        let micros = Some(Nanos(1_500_000));
+        assert_eq!(ended(&[]), (RequestOutcome::Ignored, None));
+        assert_eq!(ended(&[(&rtt, Some(1_500))]), (RequestOutcome::Success, micros));
+        assert_eq!(
+            ended(&[(&rtt, Some(1_500)), (&took, Some(9))]),
+            (RequestOutcome::Success, micros)
+        );
+        assert_eq!(ended(&[(&took, Some(9))]), (RequestOutcome::Ignored, Some(Nanos(9_000_000))));
+        // Without a duration the response was incomplete.
+        for (code, with_a_time, alone) in [
+            (0, RequestOutcome::Ignored, RequestOutcome::Ignored),
+            (200, RequestOutcome::Success, RequestOutcome::Ignored),
+            (499, RequestOutcome::Success, RequestOutcome::Ignored),
+            (500, RequestOutcome::Dropped, RequestOutcome::Dropped),
+            (503, RequestOutcome::Dropped, RequestOutcome::Dropped),
+        ] {
+            for time in [(&rtt[..], Some(9)), (&took[..], Some(9))] {
+                assert_eq!(ended(&[(&status, Some(code)), time]).0, with_a_time, "{code}");
+            }
+            assert_eq!(ended(&[(&status, Some(code))]), (alone, None), "{code}");
+        }
+    }
+
+    #[test]
+    fn only_a_release_may_name_an_owner() {
+        let (release, owner) = ([("sluicegate.release", ID)], [("sluicegate.owner", "x")]);
+        let named = |descriptors: &[Written<'_>]| match take_reserved(&mut request(descriptors)) {
+            Ok(ReservedCall::Release { owner, .. }) => owner,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(named(&[(&release, None)]), None);
+        assert_eq!(named(&[(&owner, None), (&release, None)]), Some("x".into()));
+        assert_eq!(refused_descriptor(&[(&owner, None)]), 0, "of nothing");
+        let acquire = [("k", "v"), ("sluicegate.acquire", ID)];
+        assert_eq!(refused_descriptor(&[(&owner, None), (&acquire, None)]), 1);
+    }
+
+    #[test]
+    fn malformed_ids_and_misplaced_reserved_keys_are_rejected() {
+        let long = "x".repeat(129);
+        for id in ["", "0123456789abcde", "0123456789abcde!", "0123456789abcdé", &long] {
+            assert_eq!(refused_descriptor(&[(&[("k", "v"), ("sluicegate.acquire", id)], None)]), 0);
+            assert_eq!(refused_descriptor(&[(&[("sluicegate.release", id)], None)]), 0);
+        }
+        let acquire = [("k", "v"), ("sluicegate.acquire", ID)];
+        let other = [("k", "v"), ("sluicegate.acquire", "another-0123456789")];
+        let release = [("sluicegate.release", ID)];
+        assert_eq!(refused_descriptor(&[(&acquire, None), (&other, None)]), 1);
+        assert_eq!(refused_descriptor(&[(&acquire, None), (&release, None)]), 0);
+        assert_eq!(refused_descriptor(&[(&[("k", "v")], None), (&release, None)]), 1);
+        assert_eq!(refused_descriptor(&[(&[("sluicegate.acquire", ID)], None)]), 0);
+        assert_eq!(refused_descriptor(&[(&[("sluicegate.status", "-")], Some(200))]), 0);
+    }
+}

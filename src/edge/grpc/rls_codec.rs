@@ -1,0 +1,143 @@
+//! The codec of the rate limit service: it counts a request's parts before it decodes them.
+//!
+//! Guarantees:
+//! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries.
+//! - Decoding takes little more memory than the message itself.
+//!
+//! Not covered:
+//! - The meaning of a request.
+//! - Messages of other services.
+//!
+//! Two million empty descriptors fit in a message of 4 MiB, and take about 100 MiB when
+//! decoded. A message that is too short to exceed a bound is not counted, so it costs nothing.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use prost::bytes::Buf as _;
+use prost::{DecodeError, Message as _};
+use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::{Grpc, UnaryService};
+use tonic::{Code, Status};
+use tonic_prost::ProstEncoder;
+
+use super::bounded_body::BoundedBody;
+use super::convert::{MAX_DESCRIPTORS, MAX_ENTRIES, check_counts};
+use super::protobuf_fields::ProtobufFields;
+use super::rls::RateLimitService;
+use crate::engine::CheckError;
+
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// The smallest size of a descriptor or an entry, in bytes: a tag and a length of zero.
+const MIN_FIELD_BYTES: usize = 2;
+const DESCRIPTORS_FIELD: u64 = 2;
+const ENTRIES_FIELD: u64 = 1;
+
+/// A request, or the error for a request that has too many parts to decode.
+pub type BoundedRequest = Result<RateLimitRequest, CheckError>;
+
+/// Decodes `message`; the inner error means that it has too many descriptors or entries.
+///
+/// # Errors
+/// `message` is not a valid `RateLimitRequest`.
+pub fn decode_request(message: &[u8]) -> Result<BoundedRequest, DecodeError> {
+    match check_bounds(message) {
+        Ok(()) => RateLimitRequest::decode(message).map(Ok),
+        Err(refusal) => Ok(Err(refusal)),
+    }
+}
+
+fn check_bounds(message: &[u8]) -> Result<(), CheckError> {
+    if message.len() <= MIN_FIELD_BYTES * MAX_DESCRIPTORS.min(MAX_ENTRIES) {
+        return Ok(());
+    }
+    let (mut descriptors, mut entries) = (0, 0);
+    for (_, descriptor) in
+        ProtobufFields::new(message).filter(|(number, _)| *number == DESCRIPTORS_FIELD)
+    {
+        descriptors += 1;
+        entries +=
+            ProtobufFields::new(descriptor).filter(|(number, _)| *number == ENTRIES_FIELD).count();
+    }
+    check_counts(descriptors, entries)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RlsCodec;
+
+impl Codec for RlsCodec {
+    type Encode = RateLimitResponse;
+    type Decode = BoundedRequest;
+    type Encoder = ProstEncoder<RateLimitResponse>;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Decoder for RlsCodec {
+    type Item = BoundedRequest;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<BoundedRequest>, Status> {
+        // tonic passes the whole message in one chunk.
+        let arrived =
+            decode_request(from.chunk()).map_err(|error| Status::internal(error.to_string()))?;
+        from.advance(from.remaining());
+        Ok(Some(arrived))
+    }
+}
+
+/// The service at its path. tonic's generated service would decode every message without counting.
+#[derive(Clone, Debug)]
+pub(super) struct RateLimitEndpoint(Arc<RateLimitService>);
+
+impl RateLimitEndpoint {
+    pub(super) fn new(limits: RateLimitService) -> Self {
+        Self(Arc::new(limits))
+    }
+}
+
+impl Service<Request<BoundedBody>> for RateLimitEndpoint {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<BoundedBody>) -> Self::Future {
+        if request.uri().path() != METHOD {
+            return Box::pin(ready(Ok(Status::new(Code::Unimplemented, "").into_http())));
+        }
+        let limits = self.clone();
+        Box::pin(async move { Ok(Grpc::new(RlsCodec).unary(limits, request).await) })
+    }
+}
+
+impl UnaryService<BoundedRequest> for RateLimitEndpoint {
+    type Response = RateLimitResponse;
+    type Future = BoxFuture<tonic::Response<RateLimitResponse>, Status>;
+
+    fn call(&mut self, request: tonic::Request<BoundedRequest>) -> Self::Future {
+        let Self(limits) = self.clone();
+        let (metadata, _, arrived) = request.into_parts();
+        match arrived {
+            Ok(request) => Box::pin(async move { limits.decide_call(&metadata, request).await }),
+            Err(refusal) => Box::pin(ready(limits.reject(refusal))),
+        }
+    }
+}

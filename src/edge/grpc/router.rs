@@ -1,0 +1,106 @@
+//! Routes the calls of one connection: rate limits
+//! by a fast path, other services by tonic's router.
+//!
+//! Guarantees:
+//! - An unknown service or method gets `UNIMPLEMENTED`.
+//! - A message has a size limit and a time limit ([`BoundedBody`]).
+//!
+//! Not covered:
+//! - A caller's `grpc-timeout`, which each service applies itself.
+//!
+//! The fast path saves the router's allocations and the map that would contain the peer's address.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
+use hyper::body::Incoming;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::{BoxFuture, Service as _};
+use tonic::service::Routes;
+use tonic::transport::server::TcpConnectInfo;
+
+use super::bounded_body::{BoundedBody, MAX_MESSAGE_BYTES};
+use super::incoming::ShortIdleHandle;
+use super::rls::RateLimitService;
+use super::rls_codec::RateLimitEndpoint;
+use super::status_codes::{MappedResponse, StatusCodeMapper};
+use crate::telemetry::event::Protocol;
+
+/// Streaming methods: the path, the largest message in bytes, and true if its end releases permits.
+const STREAMING_METHODS: [(&str, usize, bool); 5] = [
+    ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MAX_MESSAGE_BYTES, true),
+    // Entries are decoded one at a time, so only tonic's own message limit applies.
+    ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX, false),
+    ("/sluicegate.v1.Permits/Hold", MAX_MESSAGE_BYTES, true),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
+];
+
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionRouter {
+    rate_limits: StatusCodeMapper<RateLimitEndpoint>,
+    routes: Routes,
+    peer: TcpConnectInfo,
+    idle_handle: ShortIdleHandle,
+}
+
+impl ConnectionRouter {
+    /// Creates the router for a client at `peer`. `idle_handle` creates the guards of permit streams.
+    pub(super) fn new(
+        limits: &RateLimitService,
+        others: &Routes,
+        (peer, holding): (TcpConnectInfo, ShortIdleHandle),
+    ) -> Self {
+        let limits = limits.for_source(peer.remote_addr().map(|address| address.ip()));
+        let limits = StatusCodeMapper(RateLimitEndpoint::new(limits), Protocol::Grpc);
+        Self { rate_limits: limits, routes: others.clone(), peer, idle_handle: holding }
+    }
+
+    fn route(&self, mut request: Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> {
+        request.extensions_mut().insert(self.peer.clone());
+        let stream = STREAMING_METHODS.into_iter().find(|(path, ..)| *path == request.uri().path());
+        let request = request.map(|body| match stream {
+            Some((_, max_bytes, is_permit_stream)) => {
+                let guard = is_permit_stream.then(|| self.idle_handle.create_guard()).flatten();
+                BoundedBody::stream(body, max_bytes, guard)
+            }
+            None => BoundedBody::buffered(body),
+        });
+        Box::pin(self.routes.clone().call(request))
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for ConnectionRouter {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = RouteFuture;
+
+    fn call(&self, request: Request<Incoming>) -> RouteFuture {
+        let service = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
+        if service.is_some_and(|(service, _)| service == SERVICE_NAME) {
+            return RouteFuture::RateLimit(
+                self.rate_limits.clone().call(request.map(BoundedBody::unbuffered)),
+            );
+        }
+        RouteFuture::Routed(self.route(request))
+    }
+}
+
+pub(super) enum RouteFuture {
+    RateLimit(MappedResponse<Body>),
+    Routed(BoxFuture<Response<Body>, Infallible>),
+}
+
+impl Future for RouteFuture {
+    type Output = Result<Response<Body>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Self::RateLimit(answer) => Pin::new(answer).poll(cx),
+            Self::Routed(answer) => answer.as_mut().poll(cx),
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! Acquires and releases the permits of this replica's
+//! concurrency limits, and waits in their queues.
+//!
+//! Guarantees:
+//! - A permit is released once: [`PermitGuard`] releases it when dropped.
+//! - A canceled acquire leaves the queue, or releases a permit just granted.
+//! - A request waits no longer than its timeout.
+//! - Buckets are bounded. Idle ones are removed after a while or for new ones.
+//!
+//! Not covered:
+//! - The decisions: see [`Limiter`](crate::kernel::concurrency::Limiter).
+//! - Request ids: see [`Register`](crate::kernel::concurrency::Register).
+//! - The buckets of a check: see [`super::ceilings`].
+//!
+//! Cost: an acquire takes two locks, and a release takes
+//! one. The lock of the map lasts only for the look-up.
+
+mod bucket;
+mod bucket_map;
+pub mod fleet;
+mod permit_reporter;
+mod queue_time;
+mod replica_share;
+pub mod share_totals;
+mod strict;
+mod usage;
+
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+
+use crate::clock::Clock;
+use crate::kernel::concurrency::limiter::{
+    AcquireDenial, LimiterConfig, LimiterEffect, LimiterEvent,
+};
+use crate::kernel::concurrency::{Permit, RequestOutcome};
+use crate::kernel::units::{Nanos, Revision};
+use crate::telemetry::trace;
+use bucket::{AcquireStep, Bucket};
+use bucket_map::BucketMap;
+use fleet::FleetReporter;
+pub use queue_time::{with_queue_slots, with_queue_time};
+pub use replica_share::{ShareSnapshot, SharedLimit};
+pub use strict::{StrictLimit, StrictSnapshot};
+
+/// The longest delay between a permit's deadline and
+/// its release, in a bucket without other traffic.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// The time for which an idle bucket is kept. Its adaptive limit is lost with it.
+const IDLE_BUCKET_LIFETIME: Nanos = Nanos::from_secs(600);
+
+/// The limit of a bucket that no concurrency limit covers any longer: every request is allowed.
+const NO_LIMIT: u32 = u32::MAX;
+
+/// The name of a bucket. Two different buckets have different names.
+pub type BucketName = Box<[u8]>;
+
+/// All concurrency limits of this replica.
+#[derive(Debug)]
+pub struct ConcurrencyLimits {
+    clock: Arc<Clock>,
+    buckets: RwLock<BucketMap>,
+    jitter: u64,
+    fleet_reporter: Option<Arc<FleetReporter>>,
+}
+
+/// A request for one permit.
+#[derive(Clone, Copy, Debug)]
+pub struct PermitRequest<'a> {
+    /// The name of the bucket.
+    pub bucket: &'a [u8],
+    /// The revision of the configuration that defines the limit.
+    pub revision: Revision,
+    /// The rules of the limit. They replace the bucket's
+    /// rules, unless those come from a later revision.
+    pub rules: &'a LimiterConfig,
+    /// The longest time until the release. `None` if the
+    /// end of the request is always seen, as for a stream.
+    pub permit_lifetime: Option<Nanos>,
+    /// The longest wait in the queue. Zero: the request does not queue.
+    pub queue_timeout: Nanos,
+    /// The longest wait for the store, if a store call is needed.
+    /// Zero: the call is sent, and its reply is not awaited.
+    pub store_timeout: Nanos,
+    /// The parameters of a fleet-wide limit. `None` for a limit of this replica alone.
+    pub shared: Option<SharedLimit>,
+}
+
+/// The reason why a request got no permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AcquireError {
+    /// The limit is reached, and the request cannot queue.
+    #[error("the ceiling on requests in flight is reached")]
+    Full,
+    /// The limit is reached, and the queue is full.
+    #[error("the ceiling on requests in flight is reached, and its queue is full")]
+    QueueFull,
+    /// The queue timeout passed before a permit was free.
+    #[error("no permit became free in the time to wait for one")]
+    QueueTimeout,
+    /// The number or the total size of the buckets is
+    /// at its maximum, and no examined bucket is idle.
+    #[error("there are as many ceilings in use as may be")]
+    TooManyBuckets,
+}
+
+impl ConcurrencyLimits {
+    /// Creates an empty set of at most `max_buckets` buckets.
+    ///
+    /// Their names have at most 512 bytes per bucket in total, and at least 1 MiB is
+    /// allowed. Beyond that, a new bucket replaces an idle one. `jitter` is any number
+    /// that differs between replicas. It spreads the recalibrations of adaptive limits.
+    #[must_use]
+    pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
+        Self { clock, buckets: RwLock::new(BucketMap::new(most)), jitter, fleet_reporter: None }
+    }
+
+    /// Adds the connection to the fleet, for fleet-wide limits.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<FleetReporter>) -> Self {
+        Self { fleet_reporter: Some(fleet), ..self }
+    }
+
+    /// Returns the fleet reporter, if this replica belongs to a fleet.
+    #[must_use]
+    pub fn fleet_reporter(&self) -> Option<&FleetReporter> {
+        self.fleet_reporter.as_deref()
+    }
+
+    /// Acquires a permit, and waits in the queue if the request allows it. Safe to
+    /// cancel: a dropped future leaves neither a queue entry nor a permit behind.
+    ///
+    /// # Errors
+    /// The reason of the rejection. No permit is taken then.
+    pub async fn acquire(&self, mut ask: PermitRequest<'_>) -> Result<PermitGuard, AcquireError> {
+        let mut waited = false;
+        loop {
+            let bucket = self.find_or_create_bucket(&ask)?;
+            let fleet = self.fleet_reporter();
+            // `None`: the bucket was removed in the meantime,
+            // and the next look-up finds its successor.
+            let Some(place) = bucket.try_acquire(&self.clock, &ask, fleet, waited) else {
+                continue;
+            };
+            return match place {
+                AcquireStep::ShareUnknown(answers) => {
+                    waited = true;
+                    let begun = self.clock.steady();
+                    if let Some(fleet) = fleet {
+                        fleet.wait_for_reply(answers, ask.store_timeout).await;
+                    }
+                    ask.queue_timeout = ask.queue_timeout.since(self.clock.steady().since(begun));
+                    continue;
+                }
+                AcquireStep::Allowed(permit) => Ok(self.guard(bucket, permit, ask.permit_lifetime)),
+                AcquireStep::Rejected(AcquireDenial::LimitReached) => Err(AcquireError::Full),
+                AcquireStep::Rejected(AcquireDenial::QueueFull) => Err(AcquireError::QueueFull),
+                AcquireStep::Queued(waiting) => {
+                    let queued = (
+                        trace::stage_span(trace::CheckStage::Queue),
+                        queue_time::start_queue_timer(&self.clock),
+                    );
+                    let permit =
+                        waiting.wait_for_permit().await.ok_or(AcquireError::QueueTimeout)?;
+                    drop(queued);
+                    Ok(self.guard(bucket, permit, ask.permit_lifetime))
+                }
+            };
+        }
+    }
+
+    /// Applies the rules of configuration `revision` to every bucket.
+    ///
+    /// `rules` returns the rules of a bucket and its fleet parameters, or `None` if no limit covers
+    /// it any longer. Adaptive limits are kept. Waiting requests that the new rules allow are
+    /// woken. A later acquire with other rules replaces these, unless it has an earlier revision.
+    pub fn reload_all(
+        &self,
+        revision: Revision,
+        rules: impl Fn(&[u8]) -> Option<(LimiterConfig, Option<SharedLimit>)>,
+    ) {
+        for (name, bucket) in self.named_buckets() {
+            let free = (LimiterConfig::fixed(NO_LIMIT), None);
+            let (rules, shared) = rules(&name).unwrap_or(free);
+            let terms = |shared: SharedLimit| {
+                Some((shared, self.fleet_reporter()?.terms(shared.max_duration)))
+            };
+            bucket.reload(&self.clock, revision, &rules, shared.and_then(terms));
+        }
+    }
+
+    /// Sets this replica's share of a limit.
+    pub fn set_share(&self, bucket: &[u8], share: u32) {
+        self.apply_event(bucket, LimiterEvent::Share(share));
+    }
+
+    /// Releases the permits whose deadline has passed,
+    /// and removes buckets that have been idle for long.
+    pub fn sweep(&self) {
+        // Only for the idle times: each bucket reads the clock again under its lock.
+        let now = self.clock.steady();
+        let all = self.all_buckets();
+        let is_idle =
+            |bucket: &&Arc<Bucket>| bucket.sweep(&self.clock).is_some_and(is_idle_too_long(now));
+        let idle = all.iter().filter(is_idle).count();
+        if 0 < idle {
+            self.buckets.write().retire_idle(is_idle_too_long(now));
+        }
+    }
+
+    /// Runs [`Self::sweep`] forever. This is the only timer behind the deadlines of permits.
+    pub async fn sweep_forever(&self) {
+        let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.sweep();
+        }
+    }
+
+    /// Returns the number of buckets.
+    #[must_use]
+    pub fn bucket_count(&self) -> usize {
+        self.buckets.read().len()
+    }
+
+    /// Returns the requests in flight, the queue length and the
+    /// limit of `find_or_create_bucket`. `None` if there is no such bucket.
+    #[must_use]
+    pub fn load(&self, bucket: &[u8]) -> Option<BucketLoad> {
+        self.buckets.read().get(bucket).map(|bucket| bucket.load())
+    }
+
+    /// Returns a snapshot of every bucket. The snapshots are taken one after another.
+    #[must_use]
+    pub fn snapshots(&self) -> Vec<(BucketName, BucketMetrics)> {
+        self.named_buckets().into_iter().map(|(name, bucket)| (name, bucket.snapshot())).collect()
+    }
+
+    /// Returns a snapshot of one bucket. `None` if there is no such bucket.
+    #[must_use]
+    pub fn snapshot(&self, bucket: &[u8]) -> Option<BucketMetrics> {
+        let bucket = self.buckets.read().get(bucket).cloned();
+        bucket.map(|bucket| bucket.snapshot())
+    }
+
+    /// Returns the `max_buckets` oldest permits, each with its bucket and its age, oldest first.
+    #[must_use]
+    pub fn oldest_permits(&self, most: usize) -> Vec<(BucketName, Nanos)> {
+        // The youngest of them is on top, so that an older one can replace it.
+        let mut oldest = BinaryHeap::new();
+        for (name, bucket) in self.named_buckets() {
+            for since in bucket.acquire_instants() {
+                oldest.push((since, name.clone()));
+                if most < oldest.len() {
+                    oldest.pop();
+                }
+            }
+        }
+        let now = self.clock.steady();
+        let age = |(since, name): (Nanos, BucketName)| (name, now.since(since));
+        oldest.into_sorted_vec().into_iter().map(age).collect()
+    }
+
+    /// Returns the sums over all buckets.
+    #[must_use]
+    pub fn totals(&self) -> BucketTotals {
+        let (all, most) = (self.all_buckets(), self.buckets.read().max_buckets());
+        let mut total =
+            BucketTotals { buckets: all.len(), max_buckets: most, ..BucketTotals::default() };
+        for load in all.iter().map(|bucket| bucket.load()) {
+            total.in_flight = total.in_flight.saturating_add(load.in_flight.into());
+            total.waiting = total.waiting.saturating_add(load.waiting);
+        }
+        total
+    }
+
+    fn named_buckets(&self) -> Vec<(BucketName, Arc<Bucket>)> {
+        let buckets = self.buckets.read();
+        buckets.entries().map(|(name, bucket)| (name.into(), Arc::clone(bucket))).collect()
+    }
+
+    fn all_buckets(&self) -> Vec<Arc<Bucket>> {
+        self.buckets.read().entries().map(|(_, bucket)| Arc::clone(bucket)).collect()
+    }
+
+    fn apply_event(&self, bucket: &[u8], event: LimiterEvent) {
+        let bucket = self.buckets.read().get(bucket).cloned();
+        if let Some(bucket) = bucket {
+            bucket.step(&self.clock, event);
+        }
+    }
+
+    fn guard(&self, bucket: Arc<Bucket>, permit: Permit, keep: Option<Nanos>) -> PermitGuard {
+        PermitGuard {
+            bucket,
+            permit,
+            lifetime: keep,
+            clock: Arc::clone(&self.clock),
+            is_released: false,
+        }
+    }
+
+    fn find_or_create_bucket(&self, ask: &PermitRequest<'_>) -> Result<Arc<Bucket>, AcquireError> {
+        if let Some(bucket) = self.buckets.read().get(ask.bucket) {
+            return Ok(Arc::clone(bucket));
+        }
+        let make = |number| Bucket::new(ask.revision, ask.rules, self.jitter.wrapping_add(number));
+        self.buckets.write().get_or_create(ask.bucket, make).ok_or(AcquireError::TooManyBuckets)
+    }
+}
+
+/// The load of one bucket at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketLoad {
+    /// The number of requests in flight.
+    pub in_flight: u32,
+    /// The number of waiting requests.
+    pub waiting: usize,
+    /// The limit. `u32::MAX` if no concurrency limit covers the bucket any longer.
+    pub limit: u32,
+}
+
+impl BucketLoad {
+    /// Returns the limit. `None` if no concurrency limit covers the bucket any longer.
+    #[must_use]
+    pub fn limit(&self) -> Option<u32> {
+        Some(self.limit).filter(|limit| *limit != NO_LIMIT)
+    }
+}
+
+/// A snapshot of one bucket: its load and the latency of its backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketMetrics {
+    /// The load.
+    pub load: BucketLoad,
+    /// The smoothed latency of successful requests. `None` before the first one.
+    pub rtt: Option<Nanos>,
+    /// The latency without queueing, if the adaptive algorithm has an estimate.
+    pub min_rtt: Option<Nanos>,
+}
+
+impl BucketMetrics {
+    /// Returns min RTT / RTT in millionths. 1,000,000
+    /// means no queueing; a smaller value means queueing.
+    #[must_use]
+    pub fn gradient(&self) -> Option<u64> {
+        let (min_rtt, rtt) = (u128::from(self.min_rtt?.0), u128::from(self.rtt?.0.max(1)));
+        u64::try_from(min_rtt.saturating_mul(1_000_000).checked_div(rtt)?).ok()
+    }
+}
+
+/// The sums over all buckets. Each bucket is read at its own instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BucketTotals {
+    /// The number of buckets.
+    pub buckets: usize,
+    /// The largest number of buckets.
+    pub max_buckets: usize,
+    /// The number of requests in flight.
+    pub in_flight: u64,
+    /// The number of waiting requests.
+    pub waiting: usize,
+}
+
+/// A permit that is released when dropped. A drop counts as no latency sample.
+#[derive(Debug)]
+pub struct PermitGuard {
+    bucket: Arc<Bucket>,
+    permit: Permit,
+    lifetime: Option<Nanos>,
+    clock: Arc<Clock>,
+    is_released: bool,
+}
+
+impl PermitGuard {
+    /// Releases the permit. `rtt` is the latency of the request, if the
+    /// caller measured it better than from acquire to release. Returns
+    /// `false` if the permit's deadline has already released it.
+    #[must_use]
+    pub fn release(mut self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
+        self.end_permit(outcome, rtt)
+    }
+
+    /// Leaves the permit to its deadline: the request continues, but its end will not be seen here.
+    pub fn leave_to_deadline(mut self) {
+        self.is_released = true;
+        self.bucket.leave_to_deadline(&self.clock, self.permit);
+    }
+
+    /// Returns the instant of the acquire. `None` if the deadline has released the permit.
+    #[must_use]
+    pub fn acquired_at(&self) -> Option<Nanos> {
+        self.bucket.acquired_at(&self.clock, self.permit)
+    }
+
+    /// Returns the time since the acquire. `None` if the deadline has released the permit.
+    #[must_use]
+    pub fn age(&self) -> Option<Nanos> {
+        self.acquired_at().map(|since| self.clock.steady().since(since))
+    }
+
+    /// Returns `true` if requests wait in the permit's bucket.
+    #[must_use]
+    pub fn has_waiters(&self) -> bool {
+        0 < self.bucket.load().waiting
+    }
+
+    /// Returns the longest time until the release. `None` if the end of the request is always seen.
+    #[must_use]
+    pub const fn lifetime(&self) -> Option<Nanos> {
+        self.lifetime
+    }
+
+    /// Restarts the deadline of the permit, because the request is still
+    /// active. Returns `false` if the deadline has already released the permit.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        let Some(keep) = self.lifetime else { return true };
+        let event = LimiterEvent::Renew { permit: self.permit, lifetime: keep };
+        !self.bucket.step(&self.clock, event).contains(&LimiterEffect::Unknown)
+    }
+
+    fn end_permit(&mut self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
+        self.is_released = true;
+        let event = LimiterEvent::Release { permit: self.permit, outcome, rtt };
+        !self.bucket.step(&self.clock, event).contains(&LimiterEffect::Unknown)
+    }
+}
+
+impl Drop for PermitGuard {
+    fn drop(&mut self) {
+        if !self.is_released {
+            self.end_permit(RequestOutcome::Ignored, None);
+        }
+    }
+}
+
+fn is_idle_too_long(now: Nanos) -> impl Fn(Nanos) -> bool {
+    move |since| IDLE_BUCKET_LIFETIME <= now.since(since)
+}

@@ -1,0 +1,500 @@
+//! One concurrency limit behind a lock, with its waiting requests.
+//!
+//! Guarantees:
+//! - Effects are applied under the lock of their step: no request is woken twice.
+//! - A permit whose request was canceled goes to the next waiting request.
+//! - Rules of a later configuration win over requests that still carry earlier rules.
+//!
+//! Not covered:
+//! - The name of the bucket.
+
+mod strict;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+
+use super::fleet::FleetReporter;
+use super::replica_share::{ReplicaShare, ReportAction, ShareSnapshot, SharedLimit};
+use super::{BucketLoad, BucketMetrics, PermitRequest};
+use crate::clock::Clock;
+use crate::kernel::concurrency::adaptive::{FleetShare, ProbeSchedule};
+use crate::kernel::concurrency::limiter::{
+    AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
+};
+use crate::kernel::concurrency::{Limiter, Permit, QueueTicket, RequestOutcome};
+use crate::kernel::coordinator::{Heartbeat, HeartbeatReply, ShareTiming};
+use crate::kernel::units::{Incarnation, Nanos, Revision, Share};
+pub(super) use strict::AcquireReply;
+use strict::StrictPermits;
+
+#[derive(Debug)]
+pub(super) struct Bucket(Mutex<BucketState>);
+
+#[derive(Debug)]
+struct BucketState {
+    limiter: Limiter,
+    revision: Revision,
+    rules: LimiterConfig,
+    /// The smoothed latency of successful requests. Each request has a weight of 1/8.
+    rtt: Option<Nanos>,
+    /// Set while the limit is shared with the fleet.
+    replica_share: Option<Box<ReplicaShare>>,
+    /// Set while every acquire asks the store.
+    strict_permits: Option<Box<StrictPermits>>,
+    waiters: HashMap<QueueTicket, oneshot::Sender<Permit>>,
+    /// Removed from the map. A request that still finds this bucket must look it up again.
+    is_retired: bool,
+}
+
+pub(super) enum AcquireStep {
+    Allowed(Permit),
+    Queued(QueuedRequest),
+    Rejected(AcquireDenial),
+    /// The share is not known yet. The request retries after the next reply.
+    ShareUnknown(watch::Receiver<()>),
+}
+
+/// A request in the queue. Dropping it leaves the queue.
+pub(super) struct QueuedRequest {
+    bucket: Arc<Bucket>,
+    clock: Arc<Clock>,
+    ticket: QueueTicket,
+    patience: Nanos,
+    permit: oneshot::Receiver<Permit>,
+}
+
+impl Bucket {
+    pub(super) fn new(revision: Revision, rules: &LimiterConfig, jitter: u64) -> Self {
+        let limiter = Limiter::new(rules, jitter);
+        let (rules, waiters) = (*rules, HashMap::new());
+        let (rtt, leased, strict, retired) = (None, None, None, false);
+        let state = BucketState {
+            limiter,
+            revision,
+            rules,
+            rtt,
+            replica_share: leased,
+            strict_permits: strict,
+            waiters,
+            is_retired: retired,
+        };
+        Self(Mutex::new(state))
+    }
+
+    /// Tries to acquire a permit for `ask`. A request that already `has_waited` for a reply is
+    /// decided by the current share. Returns `None` if the bucket was removed from the map.
+    pub(super) fn try_acquire(
+        self: &Arc<Self>,
+        clock: &Arc<Clock>,
+        ask: &PermitRequest<'_>,
+        fleet: Option<&FleetReporter>,
+        has_waited: bool,
+    ) -> Option<AcquireStep> {
+        let mut state = self.0.lock();
+        if state.is_retired {
+            return None;
+        }
+        // Under the lock, so that the steps of a bucket see increasing times.
+        let now = clock.steady();
+        state.reload(now, ask.revision, ask.rules);
+        if let Some(fleet) = fleet.filter(|_| state.has_to_join(ask))
+            && let Some(answers) = state.join_fleet(now, ask, fleet, self)
+            && !has_waited
+        {
+            return Some(AcquireStep::ShareUnknown(answers));
+        }
+        let PermitRequest { permit_lifetime: keep, queue_timeout: patience, .. } = *ask;
+        let mut effects =
+            state.step(now, LimiterEvent::Acquire { lifetime: keep, timeout: patience });
+        Some(match effects.pop()? {
+            LimiterEffect::Admit(permit) => AcquireStep::Allowed(permit),
+            LimiterEffect::Queue(ticket) => {
+                AcquireStep::Queued(self.enqueue(&mut state, clock, ticket, patience))
+            }
+            LimiterEffect::Deny(refusal) => AcquireStep::Rejected(refusal),
+            _ => return None,
+        })
+    }
+
+    /// Applies `event`, and returns the effects that are left to the caller.
+    pub(super) fn step(&self, clock: &Clock, event: LimiterEvent) -> LimiterEffects {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.record_latency(now, event);
+        state.step(now, event)
+    }
+
+    /// Applies the rules of `revision`. Without `shared_limit` the limit belongs to this replica alone.
+    pub(super) fn reload(
+        &self,
+        clock: &Clock,
+        revision: Revision,
+        rules: &LimiterConfig,
+        shared: Option<(SharedLimit, ShareTiming)>,
+    ) {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.reload(now, revision, rules);
+        match shared {
+            Some((shared, terms)) => state.apply_fleet_terms(shared, terms),
+            None => state.leave_fleet(now),
+        }
+        if let Some(strict) = &state.strict_permits {
+            strict.queue.wake_first();
+        }
+    }
+
+    /// Returns the acquire instant of `wait_for_permit`. `None`
+    /// if it was released or its deadline has passed.
+    pub(super) fn acquired_at(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.step(now, LimiterEvent::Expire);
+        state.limiter.admitted_at(permit)
+    }
+
+    /// Releases permits whose deadline has passed.
+    /// Returns the instant since when the bucket is idle.
+    pub(super) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.step(now, LimiterEvent::Expire);
+        state.limiter.idle_since()
+    }
+
+    /// Returns the instant since when the bucket has no requests, no share and no pending reports.
+    pub(super) fn unused_since(&self) -> Option<Nanos> {
+        self.0.lock().unused_since()
+    }
+
+    /// Marks the bucket as removed if it is idle since an instant that satisfies `old`.
+    pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
+        let mut state = self.0.lock();
+        state.is_retired = state.unused_since().is_some_and(old);
+        state.is_retired
+    }
+
+    pub(super) fn load(&self) -> BucketLoad {
+        self.snapshot().load
+    }
+
+    pub(super) fn snapshot(&self) -> BucketMetrics {
+        let state = self.0.lock();
+        let (limiter, rtt) = (&state.limiter, state.rtt);
+        let (in_flight, waiting) =
+            (limiter.in_flight(), limiter.queue_len() + state.queue_length());
+        let load = BucketLoad { in_flight, waiting, limit: limiter.limit() };
+        BucketMetrics { load, rtt, min_rtt: limiter.adaptive_limit().min_rtt() }
+    }
+
+    pub(super) fn acquire_instants(&self) -> Vec<Nanos> {
+        self.0.lock().limiter.permits().map(|(_, since)| since).collect()
+    }
+
+    fn enqueue(
+        self: &Arc<Self>,
+        state: &mut BucketState,
+        clock: &Arc<Clock>,
+        ticket: QueueTicket,
+        patience: Nanos,
+    ) -> QueuedRequest {
+        let (sender, permit) = oneshot::channel();
+        state.waiters.insert(ticket, sender);
+        let timeout = state.rules.queue.map_or(patience, |queue| queue.timeout);
+        let (patience, clock) = (timeout.min(patience), Arc::clone(clock));
+        QueuedRequest { bucket: Arc::clone(self), clock, ticket, patience, permit }
+    }
+}
+
+impl BucketState {
+    fn unused_since(&self) -> Option<Nanos> {
+        let seated = self.replica_share.as_ref().is_some_and(|leased| leased.is_in_use());
+        let asks = self.strict_permits.as_ref().is_some_and(|strict| strict.is_in_use());
+        self.limiter.idle_since().filter(|_| !seated && !asks)
+    }
+
+    /// Ignores earlier revisions: a check that started before a reload may arrive after it.
+    fn reload(&mut self, now: Nanos, revision: Revision, rules: &LimiterConfig) {
+        if revision < self.revision {
+            return;
+        }
+        self.revision = revision;
+        if self.rules != *rules {
+            self.rules = *rules;
+            self.step(now, LimiterEvent::Reload(*rules));
+        }
+    }
+
+    /// Updates the smoothed latency. Must run before the limiter forgets the permit.
+    fn record_latency(&mut self, now: Nanos, event: LimiterEvent) {
+        let LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt } = event else {
+            return;
+        };
+        let Some(since) = self.limiter.admitted_at(permit) else { return };
+        let (new, old) = (rtt.unwrap_or(now.since(since)), self.rtt);
+        let smoothed =
+            |old: Nanos| Nanos(old.0.saturating_sub(old.0 / 8).saturating_add(new.0 / 8));
+        self.rtt = Some(old.map_or(new, smoothed));
+    }
+
+    /// Applies `event`, wakes or rejects waiting requests, and returns the other effects in order.
+    fn step(&mut self, now: Nanos, event: LimiterEvent) -> LimiterEffects {
+        if let LimiterEvent::Release { permit, .. } = event {
+            self.end_strict_permit(now, permit);
+        }
+        if let Some(leased) = &mut self.replica_share {
+            leased.usage.accumulate(now, self.limiter.in_flight(), self.limiter.queue_len());
+            if leased.fence(now) {
+                let todo = self.limiter.step(now, LimiterEvent::Fence);
+                // The effects of a fence concern waiting requests only.
+                self.apply_effects(now, todo);
+            }
+        }
+        let todo = self.limiter.step(now, event);
+        if let Some(leased) = &mut self.replica_share {
+            leased.usage.count_event(event, &todo, self.limiter.in_flight());
+        }
+        // The usual case.
+        if todo.iter().all(is_for_the_caller) { todo } else { self.apply_effects(now, todo) }
+    }
+
+    fn apply_effects(&mut self, now: Nanos, mut todo: LimiterEffects) -> LimiterEffects {
+        let mut mine = LimiterEffects::new();
+        while !todo.is_empty() {
+            let mut refused = LimiterEffects::new();
+            for effect in todo.drain(..) {
+                match effect {
+                    LimiterEffect::Wake(ticket, permit) => {
+                        refused.extend(self.wake(ticket, permit).into_iter().flat_map(|permit| {
+                            let outcome = RequestOutcome::Ignored;
+                            self.limiter
+                                .step(now, LimiterEvent::Release { permit, outcome, rtt: None })
+                        }));
+                    }
+                    // Dropping the sender ends the wait.
+                    LimiterEffect::TimedOut(ticket) => drop(self.waiters.remove(&ticket)),
+                    // Its `Held` learns of it at its release.
+                    LimiterEffect::Expired(permit) => self.end_strict_permit(now, permit),
+                    other => mine.push(other),
+                }
+            }
+            todo = refused;
+        }
+        mine
+    }
+
+    /// Sends `wait_for_permit` to the waiting request. Returns it if the request was canceled.
+    fn wake(&mut self, ticket: QueueTicket, permit: Permit) -> Option<Permit> {
+        match self.waiters.remove(&ticket) {
+            Some(waiter) => waiter.send(permit).err(),
+            None => Some(permit),
+        }
+    }
+}
+
+const fn is_for_the_caller(effect: &LimiterEffect) -> bool {
+    !matches!(
+        effect,
+        LimiterEffect::Wake(..) | LimiterEffect::TimedOut(_) | LimiterEffect::Expired(_)
+    )
+}
+
+/// Calls of the fleet reporter.
+impl Bucket {
+    /// Returns the next action of the reporter. Calls `on_idle` under
+    /// the lock if there is nothing to report until the next request.
+    pub(super) fn next_report(&self, clock: &Clock, on_idle: impl FnOnce()) -> ReportAction {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.step(now, LimiterEvent::Expire);
+        if state.is_retired {
+            // A retired bucket has no requests in flight and no share. If its goodbye was lost,
+            // the store keeps the share until it expires, and a new bucket waits for that.
+            on_idle();
+            state.replica_share = None;
+            return ReportAction::Idle;
+        }
+        let BucketState { replica_share: leased, limiter, .. } = &mut *state;
+        let Some(leased) = leased else {
+            on_idle();
+            return ReportAction::Idle;
+        };
+        let speak = leased.next_report(now, limiter);
+        match &speak {
+            ReportAction::Idle => {
+                on_idle();
+                if leased.is_local() {
+                    state.replica_share = None;
+                }
+            }
+            // New requests join the fleet again before this.
+            // After the replica has left, they cannot.
+            ReportAction::Send { report: said, .. } if said.is_leaving && !leased.is_local() => {
+                state.step(now, LimiterEvent::Share(0));
+            }
+            _ => {}
+        }
+        speak
+    }
+
+    /// Returns `true` if `report` is still worth sending.
+    /// A goodbye is not if the bucket has joined again.
+    pub(super) fn is_pending(&self, report: &Heartbeat) -> bool {
+        self.0.lock().replica_share.as_ref().is_some_and(|leased| leased.is_newest(report))
+    }
+
+    /// Applies the store's reply to `report`, or counts a missed report if there was none.
+    pub(super) fn apply_reply(
+        &self,
+        clock: &Clock,
+        report: &Heartbeat,
+        reply: Option<&HeartbeatReply>,
+        looks: ProbeSchedule,
+        outage_share: impl FnOnce(u32) -> Share,
+    ) {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        // Before the reply, so that the limiter also drops an expired share.
+        state.step(now, LimiterEvent::Expire);
+        let BucketState { replica_share: Some(leased), rules, .. } = &mut *state else { return };
+        let alone = outage_share(rules.limit);
+        let Some(share) = leased.apply_reply(now, report, reply, looks.heartbeat_clock(), alone)
+        else {
+            return;
+        };
+        let number = |share: Share| u32::try_from(share.0).unwrap_or(u32::MAX);
+        let event = match reply {
+            Some(HeartbeatReply::Grant(grant)) => {
+                let (share, ceiling) = (number(share), number(grant.limit));
+                LimiterEvent::FleetShare(FleetShare { share, limit: ceiling, probes: looks })
+            }
+            _ => LimiterEvent::Share(number(share)),
+        };
+        state.step(now, event);
+    }
+
+    pub(super) fn return_share(&self, clock: &Clock) {
+        let mut state = self.0.lock();
+        let Some(leased) = &mut state.replica_share else { return };
+        leased.return_share();
+        if !leased.is_local() {
+            state.step(clock.steady(), LimiterEvent::Fence);
+        }
+    }
+
+    pub(super) fn granted_by(&self, now: Nanos) -> Result<Option<Incarnation>, ()> {
+        let state = self.0.lock();
+        state
+            .replica_share
+            .as_ref()
+            .map_or(Ok(None), |leased| leased.granted_by(now, &state.limiter))
+    }
+
+    pub(super) fn longest_use(&self) -> Nanos {
+        self.0.lock().replica_share.as_ref().map_or(Nanos(0), |leased| leased.longest_use())
+    }
+
+    pub(super) fn share_snapshot(&self, clock: &Clock) -> Option<ShareSnapshot> {
+        let state = self.0.lock();
+        state.replica_share.as_ref().map(|leased| leased.snapshot(clock.steady(), &state.limiter))
+    }
+}
+
+impl BucketState {
+    /// Applies new fleet parameters without waiting for a request. Otherwise
+    /// the reports would use the old ones for as long as the share lasts.
+    fn apply_fleet_terms(&mut self, shared: SharedLimit, terms: ShareTiming) {
+        let leased = self.replica_share.as_mut().filter(|leased| !leased.is_local());
+        if let Some(leased) = leased.filter(|leased| leased.shared != shared) {
+            leased.reload(shared, terms);
+        }
+    }
+
+    fn leave_fleet(&mut self, now: Nanos) {
+        if let Some(leased) = self.replica_share.as_mut().filter(|leased| !leased.is_local()) {
+            leased.become_local(now);
+            self.step(now, LimiterEvent::Share(u32::MAX));
+        }
+    }
+
+    /// Returns the fleet parameters of `ask`, unless they come from an earlier revision.
+    fn shared_limit(&self, ask: &PermitRequest<'_>) -> Option<SharedLimit> {
+        if self.revision <= ask.revision {
+            return ask.shared;
+        }
+        self.replica_share.as_ref().filter(|leased| !leased.is_local()).map(|leased| leased.shared)
+    }
+
+    /// Returns `false` on the usual path: the fleet
+    /// parameters are unchanged and the share is known.
+    fn has_to_join(&self, ask: &PermitRequest<'_>) -> bool {
+        match &self.replica_share {
+            Some(leased) => {
+                ask.shared.is_none_or(|shared| leased.shared != shared) || leased.is_share_unknown()
+            }
+            None => ask.shared.is_some(),
+        }
+    }
+
+    /// Joins or leaves the fleet as `ask` requires. If the share is not
+    /// known yet, returns a receiver that is notified of the next reply.
+    fn join_fleet(
+        &mut self,
+        now: Nanos,
+        ask: &PermitRequest<'_>,
+        fleet: &FleetReporter,
+        bucket: &Arc<Bucket>,
+    ) -> Option<watch::Receiver<()>> {
+        let Some(shared) = self.shared_limit(ask) else {
+            self.leave_fleet(now);
+            return None;
+        };
+        if self.replica_share.is_none() {
+            let (terms, totals) = (fleet.terms(shared.max_duration), Arc::clone(fleet.totals()));
+            self.replica_share = Some(Box::new(ReplicaShare::new(shared, terms, now, totals)));
+            self.step(now, LimiterEvent::Share(0));
+        }
+        let leased = self.replica_share.as_mut()?;
+        if leased.shared != shared {
+            leased.reload(shared, fleet.terms(shared.max_duration));
+        }
+        if !leased.is_in_fleet() && !fleet.has_left() {
+            leased.join(now, fleet.replica(), fleet.next_incarnation());
+            fleet.add_bucket(ask.bucket, bucket);
+            self.step(now, LimiterEvent::Share(0));
+        }
+        let leased = self.replica_share.as_mut()?;
+        leased.is_share_unknown().then(|| leased.subscribe())
+    }
+}
+
+impl QueuedRequest {
+    pub(super) async fn wait_for_permit(mut self) -> Option<Permit> {
+        let patience = Duration::from_nanos(self.patience.0);
+        // A shorter queue timeout ends the wait by dropping the sender.
+        match tokio::time::timeout(patience, &mut self.permit).await {
+            Ok(permit) => permit.ok(),
+            Err(_) => None,
+        }
+    }
+}
+
+impl Drop for QueuedRequest {
+    fn drop(&mut self) {
+        let mut state = self.bucket.0.lock();
+        let now = self.clock.steady();
+        if state.waiters.remove(&self.ticket).is_some() {
+            state.step(now, LimiterEvent::Cancel(self.ticket));
+        } else if let Ok(permit) = self.permit.try_recv() {
+            // Woken, but the request was canceled before it took the permit.
+            state.step(
+                now,
+                LimiterEvent::Release { permit, outcome: RequestOutcome::Ignored, rtt: None },
+            );
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! This replica's permits of one strict limit, which the store counts.
+//!
+//! Guarantees:
+//! - Every permit that the store may know is reported as released once it ends here.
+//! - Only permits that the store granted, or `on_backend_failure` allowed, are reported as in use.
+//!
+//! Not covered:
+//! - Acquire calls and queueing: see `admit::strict_permits`.
+//! - Sending the reports: see `admit::reporter`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Bucket, BucketState};
+use crate::backend::StoreFailure;
+use crate::backend::permits::{AcquireOutcome, LimitPermitsReply, PermitId, StrictPermitReply};
+use crate::clock::Clock;
+use crate::engine::concurrency::PermitRequest;
+use crate::engine::concurrency::permit_reporter::{PermitReporter, ReleasedPermit};
+use crate::engine::concurrency::strict::{StrictLimit, StrictQueue, StrictSnapshot};
+use crate::kernel::concurrency::Permit;
+use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
+use crate::kernel::units::{Nanos, Share};
+use crate::telemetry::event::StrictPermitEvent;
+
+#[derive(Debug)]
+pub(super) struct StrictPermits {
+    name: Arc<[u8]>,
+    reporter: Arc<PermitReporter>,
+    pub(super) queue: Arc<StrictQueue>,
+    permits: HashMap<Permit, StrictPermit>,
+    /// `true` while the reporter has this bucket in its list.
+    is_reported: bool,
+    limit: u32,
+    max_duration: Nanos,
+    fleet_permits: Option<Share>,
+    closed_for: Nanos,
+    is_outage: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct StrictPermit {
+    id: PermitId,
+    /// The time for which the store keeps the permit without a report.
+    store_lifetime: Nanos,
+    is_granted: bool,
+    known: StoreKnowledge,
+    /// The latest end of a request whose release will not be seen here.
+    latest_end: Option<Nanos>,
+}
+
+/// The store's knowledge of a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StoreKnowledge {
+    No,
+    /// An acquire call is pending and may still reach the store.
+    Pending,
+    Yes,
+}
+
+impl Bucket {
+    /// Applies the rules of `ask` unless the bucket has later ones, and returns
+    /// the bucket's queue. Returns `None` if the bucket was removed from the map.
+    pub(in crate::engine::concurrency) fn register_request(
+        &self,
+        clock: &Clock,
+        ask: &PermitRequest<'_>,
+        max_duration: Nanos,
+        teller: &Arc<PermitReporter>,
+    ) -> Option<Arc<StrictQueue>> {
+        let mut state = self.0.lock();
+        if state.is_retired {
+            return None;
+        }
+        let now = clock.steady();
+        state.reload(now, ask.revision, ask.rules);
+        if state.revision <= ask.revision {
+            state.leave_fleet(now);
+        }
+        let limit = state.rules.limit;
+        let made = || Box::new(StrictPermits::new(ask.bucket, teller));
+        let strict = state.strict_permits.get_or_insert_with(made);
+        (strict.limit, strict.max_duration) = (limit, max_duration);
+        Some(Arc::clone(&strict.queue))
+    }
+
+    /// Takes a local permit. Returns it with the id and the limit for the
+    /// store call. The store keeps the permit for `store_lifetime` without a report.
+    pub(in crate::engine::concurrency) fn take_local_permit(
+        self: &Arc<Self>,
+        clock: &Clock,
+        keep: Option<Nanos>,
+        store_lifetime: Nanos,
+    ) -> Result<(Permit, PermitId, Share), AcquireDenial> {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        let arrives = LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0) };
+        let permit = match state.step(now, arrives).pop() {
+            Some(LimiterEffect::Admit(permit)) => permit,
+            Some(LimiterEffect::Deny(refusal)) => return Err(refusal),
+            _ => return Err(AcquireDenial::LimitReached),
+        };
+        let limit = Share(state.rules.limit.into());
+        let strict = state.strict_permits.as_mut().ok_or(AcquireDenial::LimitReached)?;
+        let id = strict.add_permit(permit, store_lifetime);
+        if !std::mem::replace(&mut strict.is_reported, true) {
+            strict.reporter.add_bucket(&strict.name, self);
+        }
+        Ok((permit, id, limit))
+    }
+
+    /// Applies the store's answer to the acquire call that was sent at
+    /// `sent`. Returns `false` if the caller must release `permit`.
+    pub(in crate::engine::concurrency) fn apply_acquire_reply(
+        &self,
+        clock: &Clock,
+        permit: Permit,
+        sent: Nanos,
+        answer: AcquireReply,
+        strictly: &StrictLimit,
+    ) -> bool {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.step(now, LimiterEvent::Expire);
+        let in_flight = state.limiter.in_flight();
+        let Some(strict) = &mut state.strict_permits else { return false };
+        let late = strict.reporter.heartbeat() <= now.since(sent);
+        strict.record_reply(permit, answer, in_flight <= strictly.outage_limit, late)
+    }
+
+    /// Returns the permits to report as in use, each with the time for which the
+    /// store keeps it. If there is none, removes the bucket from the reporter's list.
+    pub(in crate::engine::concurrency) fn permits_to_report(
+        &self,
+        clock: &Clock,
+    ) -> Vec<(PermitId, Nanos)> {
+        let mut state = self.0.lock();
+        let now = clock.steady();
+        state.step(now, LimiterEvent::Expire);
+        let BucketState { strict_permits: Some(strict), limiter, .. } = &mut *state else {
+            return Vec::new();
+        };
+        if strict.permits.is_empty() {
+            strict.is_reported = false;
+            strict.reporter.remove_bucket(&strict.name);
+        }
+        let held = strict.permits.iter_mut().filter(|(_, entry)| entry.is_granted);
+        let told = held.map(|(permit, entry)| {
+            if entry.known == StoreKnowledge::No {
+                entry.known = StoreKnowledge::Yes;
+            }
+            let until = limiter.deadline(*permit).or(entry.latest_end);
+            let keep = until.map(|until| until.since(now));
+            (entry.id, strict.reporter.store_lifetime(keep))
+        });
+        told.collect()
+    }
+
+    /// Reports `permit` until its longest duration is
+    /// over, because its release will not be seen here.
+    pub(in crate::engine::concurrency) fn leave_to_deadline(&self, clock: &Clock, permit: Permit) {
+        let mut state = self.0.lock();
+        let Some(strict) = &mut state.strict_permits else { return };
+        let ends = clock.steady().plus(strict.max_duration);
+        if let Some(entry) = strict.permits.get_mut(&permit) {
+            entry.latest_end = Some(ends);
+        }
+    }
+
+    /// Does the same for all permits, because this replica will see no more releases.
+    pub(in crate::engine::concurrency) fn leave_all_to_deadlines(&self, clock: &Clock) {
+        let mut state = self.0.lock();
+        let Some(strict) = &mut state.strict_permits else { return };
+        let ends = clock.steady().plus(strict.max_duration);
+        for entry in strict.permits.values_mut() {
+            entry.latest_end.get_or_insert(ends);
+        }
+    }
+
+    pub(in crate::engine::concurrency) fn apply_report_reply(
+        &self,
+        heard: Result<LimitPermitsReply, StoreFailure>,
+    ) {
+        let mut state = self.0.lock();
+        let Some(strict) = &mut state.strict_permits else { return };
+        strict.is_outage = heard.is_err();
+        if let Ok(heard) = heard {
+            strict.fleet_permits = Some(heard.held);
+        }
+    }
+
+    pub(in crate::engine::concurrency) fn strict_snapshot(&self) -> Option<StrictSnapshot> {
+        let state = self.0.lock();
+        let strict = state.strict_permits.as_ref()?;
+        Some(StrictSnapshot {
+            limit: strict.limit,
+            in_flight: state.limiter.in_flight(),
+            fleet_permits: strict.fleet_permits,
+            waiting: strict.queue.waiting(),
+            closed_for: strict.closed_for,
+            is_outage: strict.is_outage,
+        })
+    }
+}
+
+impl BucketState {
+    pub(super) fn end_strict_permit(&mut self, now: Nanos, permit: Permit) {
+        if let Some(strict) = &mut self.strict_permits {
+            strict.end_permit(now, permit);
+        }
+    }
+
+    pub(super) fn queue_length(&self) -> usize {
+        self.strict_permits.as_ref().map_or(0, |strict| strict.queue.waiting())
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine::concurrency) enum AcquireReply {
+    Replied(StrictPermitReply),
+    /// The call was sent and got no reply.
+    NoReply,
+    /// The call was not sent.
+    No,
+}
+
+impl StrictPermits {
+    fn new(name: &[u8], teller: &Arc<PermitReporter>) -> Self {
+        Self {
+            name: name.into(),
+            reporter: Arc::clone(teller),
+            queue: Arc::default(),
+            permits: HashMap::new(),
+            is_reported: false,
+            limit: 0,
+            max_duration: Nanos(0),
+            fleet_permits: None,
+            closed_for: Nanos(0),
+            is_outage: false,
+        }
+    }
+
+    /// Returns `true` while a request acquires or waits here, or a report is pending. A
+    /// second bucket of the same name would otherwise replace this one in the reporter.
+    pub(super) fn is_in_use(&self) -> bool {
+        // Each request, and each release that is not reported yet, has a reference to the queue.
+        self.is_reported || 1 < Arc::strong_count(&self.queue)
+    }
+
+    fn add_permit(&mut self, permit: Permit, keep: Nanos) -> PermitId {
+        let id = self.reporter.next_id();
+        self.permits.insert(
+            permit,
+            StrictPermit {
+                id,
+                store_lifetime: keep,
+                is_granted: false,
+                known: StoreKnowledge::Pending,
+                latest_end: None,
+            },
+        );
+        id
+    }
+
+    /// Records the reply, and returns `true` if the request has its permit.
+    ///
+    /// - `outage_limit`: the requests in flight are within this replica's limit for store outages.
+    /// - `late`: the reply took a heartbeat or more, so the granted permit may expire too soon.
+    fn record_reply(
+        &mut self,
+        permit: Permit,
+        answer: AcquireReply,
+        alone: bool,
+        late: bool,
+    ) -> bool {
+        let Some(entry) = self.permits.get_mut(&permit) else { return false };
+        let AcquireReply::Replied(StrictPermitReply { result: acquired, held }) = answer else {
+            self.is_outage = true;
+            if matches!(answer, AcquireReply::No) {
+                entry.known = StoreKnowledge::No;
+            }
+            entry.is_granted = alone;
+            StrictPermitEvent::NoReply.emit(1);
+            return alone;
+        };
+        (self.is_outage, self.fleet_permits) = (false, Some(held));
+        self.closed_for = match acquired {
+            AcquireOutcome::Closed(closed_for) => closed_for,
+            AcquireOutcome::Acquired | AcquireOutcome::LimitReached => Nanos(0),
+        };
+        let is_held = acquired == AcquireOutcome::Acquired;
+        entry.known = if is_held { StoreKnowledge::Yes } else { StoreKnowledge::No };
+        entry.is_granted = is_held && !late;
+        match acquired {
+            AcquireOutcome::Acquired => StrictPermitEvent::Granted,
+            AcquireOutcome::LimitReached => StrictPermitEvent::LimitReached,
+            AcquireOutcome::Closed(_) => StrictPermitEvent::GrantsPaused,
+        }
+        .emit(1);
+        entry.is_granted
+    }
+
+    fn end_permit(&mut self, now: Nanos, permit: Permit) {
+        let Some(StrictPermit { id, store_lifetime: keep, is_granted: is_held, known, .. }) =
+            self.permits.remove(&permit)
+        else {
+            return;
+        };
+        if known == StoreKnowledge::No {
+            if is_held {
+                self.queue.wake_first();
+            }
+            return;
+        }
+        let (bucket, line) = (Arc::clone(&self.name), Arc::clone(&self.queue));
+        let repeats = known == StoreKnowledge::Pending;
+        self.reporter.queue_release(
+            now,
+            ReleasedPermit {
+                bucket,
+                queue: line,
+                id,
+                due: now,
+                store_deadline: now.plus(keep),
+                is_repeated: repeats,
+            },
+        );
+    }
+}

@@ -1,0 +1,650 @@
+//! Sends this replica's share reports to the store and applies the replies.
+//!
+//! Guarantees:
+//! - Rounds never overlap.
+//! - A call has at most [`reports_per_round`] reports and the store's own deadline.
+//! - A request never waits for a report, except the first requests of a limit.
+//! - Limits with waiting requests are reported first, then the shares that expire soonest.
+//! - A round accepts new limits for a quarter of a heartbeat, so it ends.
+//! - Idle replicas report too, so that a store that lost its data starts to recover.
+//! - A draining replica frees its shares within two seconds if the store replies.
+//!
+//! Not covered:
+//! - The content of a report: see `admit::replica_share`.
+//! - The store.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use siphasher::sip::SipHasher24;
+use tokio::sync::{Mutex as Turn, Notify, watch};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::bucket::Bucket;
+use super::permit_reporter::PermitReporter;
+use super::replica_share::{ReportAction, ShareSnapshot, SharedLimit};
+use super::share_totals::ShareTotals;
+use super::strict::{StrictLimit, StrictSnapshot};
+use super::{BucketName, ConcurrencyLimits};
+use crate::backend::heartbeat::{
+    MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply, reports_per_round,
+};
+use crate::backend::{Backend, StoreFailure, StoreReply};
+use crate::clock::Clock;
+use crate::config::concurrency::{ConcurrencyFallback, ConcurrencyLimit, ConcurrencyMode};
+use crate::engine::Membership;
+use crate::engine::local_share::{FleetDivision, divide};
+use crate::kernel::concurrency::adaptive::ProbeSchedule;
+use crate::kernel::coordinator::config::CoordinatorConfigError;
+use crate::kernel::coordinator::incarnation::IncarnationRecord;
+use crate::kernel::coordinator::{ClockReading, Grant, HeartbeatReply as Answer, ShareTiming};
+use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
+
+/// The largest difference in rate between two clocks, in ppm. NTP slews a clock by at most 500 ppm.
+const DRIFT_PPM: u32 = 1_000;
+
+/// The longest time that a leaving replica waits for the current round.
+const LEAVE_ROUND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The longest time for leaving. Shares and permits that are not returned by then expire.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A round accepts new limits for this part of a heartbeat: 1/4.
+const ACCEPT_DIVISOR: u64 = 4;
+
+/// The largest number of polls for due reports in one heartbeat.
+const POLLS_PER_HEARTBEAT: u64 = 100;
+
+/// The largest number of limits for which every tick polls.
+const FAST_POLL_LIMITS: usize = 64;
+
+/// With more limits, every fifth tick polls: once in the shortest pause between two reports.
+const SLOW_POLL_TICKS: u64 = 5;
+
+/// The heartbeats between two reports of an idle replica. A store that
+/// lost its data starts to recover after this time at the latest.
+const IDLE_REPORT_HEARTBEATS: u64 = 60;
+
+/// The timing of share reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharePace {
+    /// The time between two reports when nothing is urgent.
+    pub heartbeat: Nanos,
+    /// The time for which a share is valid, from the report that requested it.
+    pub share_duration: Nanos,
+}
+
+impl Default for SharePace {
+    fn default() -> Self {
+        Self { heartbeat: Nanos::SECOND, share_duration: Nanos::from_secs(5) }
+    }
+}
+
+/// Reports the shares of one replica incarnation, and keeps track of its fleet-wide limits.
+#[derive(Debug)]
+pub struct FleetReporter {
+    replica: ReplicaId,
+    incarnation: Incarnation,
+    last_share_incarnation: AtomicU64,
+    pace: SharePace,
+    first_reply_timeout: Duration,
+    membership: Arc<Membership>,
+    reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
+    /// Limits with a waiting request that have not been reported since it arrived.
+    awaited: Mutex<HashMap<BucketName, Arc<Bucket>>>,
+    wake: Notify,
+    /// Locked during a round.
+    round_lock: Turn<()>,
+    store_status: Mutex<StoreStatus>,
+    has_left: AtomicBool,
+    /// The longest time that a share or its requests can last, in
+    /// nanoseconds, over all configurations so far. 0 if nothing was
+    /// shared. Limits that only other replicas use have the same bound.
+    longest_use: AtomicU64,
+    permit_reporter: Arc<PermitReporter>,
+    totals: Arc<ShareTotals>,
+}
+
+#[derive(Debug, Default)]
+struct StoreStatus {
+    incarnation: Option<Incarnation>,
+    /// The instant of the last reply. `None` if the store has no record of this replica.
+    replied_at: Option<Nanos>,
+    called_at: Option<Nanos>,
+    clock: ClockReading,
+    is_failing: bool,
+    /// The store incarnation whose recovery was logged.
+    recovering: Option<Incarnation>,
+}
+
+struct DueReport {
+    bucket: Arc<Bucket>,
+    beat: ShareReport,
+    /// The number of replicas that share the limit. The
+    /// size of the fleet if the store has not sent it yet.
+    replicas: u64,
+    /// The time until the report must be sent, see [`ReportAction::Beat`].
+    time_left: Nanos,
+}
+
+struct DueReports {
+    /// Reports that requests wait for.
+    awaited: VecDeque<DueReport>,
+    /// The other reports. The share that expires first comes first.
+    others: VecDeque<DueReport>,
+    /// The longest time from now for which an examined share or its requests may last.
+    longest_use: Nanos,
+}
+
+impl DueReports {
+    /// Returns the reports of the next call. Takes both
+    /// kinds in turn, so that neither delays the other.
+    fn next_call(&mut self) -> Vec<DueReport> {
+        let turns = (0..MAX_REPORTS_PER_ROUND).map_while(|turn| self.take_report(turn % 2 == 0));
+        let mut call: Vec<(bool, DueReport)> = turns.collect();
+        let most = reports_per_round(call.iter().map(|(_, spoken)| spoken.replicas));
+        for (is_first, spoken) in call.split_off(most).into_iter().rev() {
+            self.queue_of(is_first).push_front(spoken);
+        }
+        call.into_iter().map(|(_, spoken)| spoken).collect()
+    }
+
+    /// Takes one report of the given kind, or of the other
+    /// kind if there is none. Returns its kind as well.
+    fn take_report(&mut self, is_first: bool) -> Option<(bool, DueReport)> {
+        let kinds = [is_first, !is_first];
+        kinds.into_iter().find_map(|is_first| {
+            let kind = self.queue_of(is_first);
+            while let Some(spoken) = kind.pop_front() {
+                if spoken.bucket.is_pending(&spoken.beat.heartbeat) {
+                    return Some((is_first, spoken));
+                }
+            }
+            None
+        })
+    }
+
+    const fn queue_of(&mut self, is_first: bool) -> &mut VecDeque<DueReport> {
+        if is_first { &mut self.awaited } else { &mut self.others }
+    }
+}
+
+impl FleetReporter {
+    /// Creates a reporter that has sent nothing yet.
+    ///
+    /// `incarnation` must be larger than for every earlier process of this name. `first_reply_timeout`
+    /// is the longest time that the first request of a limit waits for its share.
+    #[must_use]
+    pub fn new(
+        membership: Arc<Membership>,
+        life: Nanos,
+        pace: SharePace,
+        patience: Duration,
+    ) -> Self {
+        // In microseconds, and 52 bits of a hash: the numbers of the store are exact up to 2^53.
+        let life = life.0 / Nanos::MICRO.0;
+        let member = SipHasher24::new().hash(membership.replica_name().as_bytes()) >> 12;
+        Self {
+            replica: ReplicaId(member),
+            incarnation: Incarnation(life),
+            last_share_incarnation: AtomicU64::new(life),
+            pace,
+            first_reply_timeout: patience,
+            membership,
+            reported: Mutex::default(),
+            awaited: Mutex::default(),
+            wake: Notify::new(),
+            round_lock: Turn::default(),
+            store_status: Mutex::default(),
+            has_left: AtomicBool::new(false),
+            longest_use: AtomicU64::new(0),
+            permit_reporter: Arc::new(PermitReporter::new(member, life, pace.heartbeat)),
+            totals: Arc::default(),
+        }
+    }
+
+    /// Returns the fleet parameters of `ceiling`. `None` for modes `local` and `strict`.
+    #[must_use]
+    pub fn shared_limit(&self, ceiling: &ConcurrencyLimit) -> Option<SharedLimit> {
+        if matches!(ceiling.mode, Some(ConcurrencyMode::Local | ConcurrencyMode::Strict)) {
+            return None;
+        }
+        let start = ceiling.rules.limit;
+        let (min, max) = ceiling.rules.adaptive.map_or((start, start), |it| (it.min, it.max));
+        let (max_duration, on_failure) = (ceiling.max_duration, ceiling.on_backend_failure);
+        Some(SharedLimit { min, start, max, max_duration, on_failure })
+    }
+
+    /// Returns the parameters of `ceiling` in mode `strict`. `None` for other modes.
+    #[must_use]
+    pub fn strict_limit(&self, ceiling: &ConcurrencyLimit) -> Option<StrictLimit> {
+        let waiting = ceiling.rules.queue;
+        let alone = match ceiling.on_backend_failure {
+            ConcurrencyFallback::Deny => 0,
+            ConcurrencyFallback::Local => {
+                u32::try_from(self.outage_share(ceiling.rules.limit).0).unwrap_or(0)
+            }
+            ConcurrencyFallback::Allow => u32::MAX,
+        };
+        let max_duration = ceiling.max_duration;
+        (ceiling.mode == Some(ConcurrencyMode::Strict)).then_some(StrictLimit {
+            queue: waiting,
+            max_duration,
+            outage_limit: alone,
+        })
+    }
+
+    /// Switches the reports of strict limits on or off.
+    /// Switched on, they are sent every heartbeat, even without permits.
+    pub fn expect_strict(&self, some: bool) {
+        self.permit_reporter.expect_strict(some);
+    }
+
+    /// Records the longest duration of the shared limits
+    /// among `ceilings`, before the first request uses them.
+    pub fn expect_shared<'c>(&self, ceilings: impl Iterator<Item = &'c ConcurrencyLimit>) {
+        let shared = ceilings.filter_map(|ceiling| self.shared_limit(ceiling));
+        let longest = shared.map(|it| self.terms(it.max_duration).longest_use()).max();
+        self.longest_use.fetch_max(longest.unwrap_or_default().0, Relaxed);
+    }
+
+    /// Returns snapshots of at most `most` strict limits in use, by name.
+    #[must_use]
+    pub fn strict_snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
+        self.permit_reporter.snapshots(most)
+    }
+
+    pub(super) const fn permit_reporter(&self) -> &Arc<PermitReporter> {
+        &self.permit_reporter
+    }
+
+    pub(super) const fn replica(&self) -> ReplicaId {
+        self.replica
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Relaxed)
+    }
+
+    /// Returns an incarnation for a new share: larger than every earlier one.
+    pub(super) fn next_incarnation(&self) -> Incarnation {
+        Incarnation(self.last_share_incarnation.fetch_add(1, Relaxed).saturating_add(1))
+    }
+
+    /// Returns the terms of a limit. A long `max_duration` needs
+    /// a longer term, because the safety margin grows with it.
+    pub(super) fn terms(&self, max_duration: Nanos) -> ShareTiming {
+        let SharePace { heartbeat, share_duration: term } = self.pace;
+        let mut longer = term;
+        loop {
+            match ShareTiming::new(heartbeat, longer, max_duration, DRIFT_PPM) {
+                Ok(terms) => return terms,
+                Err(CoordinatorConfigError::LifetimeTooShort { least, .. }) if longer < least => {
+                    longer = least.plus(Nanos(least.0 / 100));
+                }
+                // A share that never comes into force is harmless.
+                Err(_) => {
+                    return ShareTiming {
+                        heartbeat,
+                        share_lifetime: term,
+                        margin: term,
+                        max_duration,
+                    };
+                }
+            }
+        }
+    }
+
+    /// Adds the bucket to the reports, and wakes the reporter for the first one.
+    pub(super) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
+        self.reported.lock().insert(name.into(), Arc::clone(bucket));
+        self.awaited.lock().insert(name.into(), Arc::clone(bucket));
+        self.wake.notify_one();
+    }
+
+    fn take_awaited(&self) -> HashMap<BucketName, Arc<Bucket>> {
+        std::mem::take(&mut self.awaited.lock())
+    }
+
+    /// Removes `bucket` from the reports, unless the name belongs to a newer bucket.
+    pub(super) fn remove_bucket(&self, name: &[u8], bucket: &Bucket) {
+        let mut active = self.reported.lock();
+        if active.get(name).is_some_and(|known| std::ptr::eq(&raw const **known, bucket)) {
+            active.remove(name);
+        }
+    }
+
+    /// Waits for the next reply, at most for `most` and for the timeout of this reporter.
+    pub(super) async fn wait_for_reply(&self, mut answers: watch::Receiver<()>, most: Nanos) {
+        let patience = self.first_reply_timeout.min(Duration::from_nanos(most.0));
+        if !patience.is_zero() {
+            // After a timeout the bucket decides by its current share.
+            drop(timeout(patience, answers.changed()).await);
+        }
+    }
+
+    /// Returns the share during an outage if the store never sent a fair share.
+    fn outage_share(&self, start: u32) -> Share {
+        Share(u64::from(start / self.membership.replicas()))
+    }
+
+    /// Returns this replica's part of the limit `whole`, for metrics
+    /// that add up all replicas. It is not enforced. The remainder of
+    /// the division goes to different replicas for different names.
+    pub(in crate::engine) fn metric_part(&self, name: &[u8], whole: u32) -> u32 {
+        let FleetDivision { replicas, rank } = self.membership.division();
+        let turn = SipHasher24::new().hash(name) % u64::from(replicas.get());
+        let turned = |rank: u32| (u64::from(rank) + turn) % u64::from(replicas.get());
+        let rank = rank.and_then(|rank| u32::try_from(turned(rank)).ok());
+        divide(whole, FleetDivision { replicas, rank })
+    }
+
+    /// Returns snapshots of at most `most` shared limits, by name.
+    #[must_use]
+    pub fn share_snapshots(&self, clock: &Clock, most: usize) -> Vec<(BucketName, ShareSnapshot)> {
+        let mut all: Vec<_> = self.reported.lock().clone().into_iter().collect();
+        all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let shown =
+            |(name, bucket): (BucketName, Arc<Bucket>)| Some((name, bucket.share_snapshot(clock)?));
+        all.into_iter().filter_map(shown).take(most).collect()
+    }
+
+    /// Returns the expired shares and handoffs, including limits that are no longer reported.
+    #[must_use]
+    pub const fn totals(&self) -> &Arc<ShareTotals> {
+        &self.totals
+    }
+
+    /// Returns the store's incarnation from the last
+    /// reply, and this replica's number and incarnation.
+    #[must_use]
+    pub fn incarnations(&self) -> (Option<Incarnation>, ReplicaId, Incarnation) {
+        (self.store_status.lock().incarnation, self.replica, self.incarnation)
+    }
+}
+
+impl ConcurrencyLimits {
+    /// Sends reports forever. Without a fleet, does nothing and never returns.
+    pub async fn report_forever(&self, backend: &dyn Backend) {
+        tokio::join!(self.report_shares_forever(backend), self.report_permits_forever(backend));
+    }
+
+    async fn report_shares_forever(&self, backend: &dyn Backend) {
+        let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
+        let often =
+            Duration::from_nanos(fleet.pace.heartbeat.0.div_ceil(POLLS_PER_HEARTBEAT).max(1));
+        let mut ticks = interval(often);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for tick in 0_u64.. {
+            tokio::select! {
+                _ = ticks.tick() => if !fleet.is_poll_tick(tick) { continue },
+                () = fleet.wake.notified() => {}
+            }
+            self.report_due_shares(backend).await;
+        }
+    }
+
+    /// Sends everything that is due now, and applies the replies.
+    pub async fn report_once(&self, backend: &dyn Backend) {
+        self.report_due_shares(backend).await;
+        self.report_permits_once(backend).await;
+    }
+
+    async fn report_due_shares(&self, backend: &dyn Backend) {
+        let Some(fleet) = self.fleet_reporter() else { return };
+        let _turn = fleet.round_lock.lock().await;
+        // The replica may have left during the wait for the lock.
+        if !fleet.has_left() {
+            self.run_round(fleet, backend).await;
+        }
+    }
+
+    /// Frees all shares if the store replies, and stops the reports.
+    ///
+    /// Waits one second for the current round, and two seconds
+    /// in total. After that the remaining shares expire.
+    pub async fn leave_fleet(&self, backend: &dyn Backend) {
+        let Some(fleet) = self.fleet_reporter().filter(|fleet| !fleet.has_left.swap(true, Relaxed))
+        else {
+            return;
+        };
+        for bucket in reported_buckets(fleet).values() {
+            bucket.return_share(&self.clock);
+        }
+        // Concurrently, so that neither uses up the time of the other.
+        let both = async {
+            tokio::join!(self.return_shares(fleet, backend), self.report_permits_finally(backend))
+        };
+        drop(timeout(LEAVE_TIMEOUT, both).await);
+    }
+
+    async fn return_shares(&self, fleet: &FleetReporter, backend: &dyn Backend) {
+        let Ok(_turn) = timeout(LEAVE_ROUND_TIMEOUT, fleet.round_lock.lock()).await else { return };
+        self.run_round(fleet, backend).await;
+        // The first round returned the shares. The second removes the replica's record.
+        self.run_round(fleet, backend).await;
+    }
+
+    /// Sends everything that is due. The caller has locked `round_lock`.
+    async fn run_round(&self, fleet: &FleetReporter, backend: &dyn Backend) {
+        let active = reported_buckets(fleet);
+        let under = common_store_incarnation(fleet, &active, self.clock.steady());
+        let record = IncarnationRecord {
+            replica: fleet.replica,
+            incarnation: fleet.incarnation,
+            coordinator_incarnation: under,
+        };
+        let longest = Nanos(fleet.longest_use.load(Relaxed));
+        let mut due =
+            DueReports { awaited: VecDeque::new(), others: VecDeque::new(), longest_use: longest };
+        self.collect_due(fleet, fleet.take_awaited(), true, &mut due);
+        self.collect_due(fleet, active, false, &mut due);
+        // The last report of many waits long if the store is slow.
+        due.others.make_contiguous().sort_by_key(|spoken| spoken.time_left);
+        let began = self.clock.steady();
+        loop {
+            let call = due.next_call();
+            if call.is_empty() {
+                break;
+            }
+            self.send_reports(fleet, backend, (record, due.longest_use), call).await;
+            // Later limits have woken the next round. A round that accepted all of them
+            // might never end, and shares that were not due at its start would expire.
+            if self.clock.steady().since(began).0 < fleet.pace.heartbeat.0 / ACCEPT_DIVISOR {
+                self.collect_due(fleet, fleet.take_awaited(), true, &mut due);
+            }
+        }
+        let (answered, longest) = (fleet.last_store_time(), due.longest_use);
+        let last = ShareRound {
+            record,
+            last_reply_at: answered,
+            longest_use: longest,
+            is_leaving: false,
+            reports: vec![],
+        };
+        self.renew_record(fleet, backend, last).await;
+    }
+
+    fn collect_due(
+        &self,
+        fleet: &FleetReporter,
+        buckets: HashMap<BucketName, Arc<Bucket>>,
+        is_first: bool,
+        due: &mut DueReports,
+    ) {
+        for (name, bucket) in buckets {
+            due.longest_use = due.longest_use.max(bucket.longest_use());
+            if let ReportAction::Send { law, report: said, replicas: members, time_left: left } =
+                bucket.next_report(&self.clock, || fleet.remove_bucket(&name, &bucket))
+            {
+                let members = members.unwrap_or(fleet.membership.replicas().get().into());
+                let beat = ShareReport { bucket: name, law, heartbeat: said };
+                due.queue_of(is_first).push_back(DueReport {
+                    bucket,
+                    beat,
+                    replicas: members,
+                    time_left: left,
+                });
+            }
+        }
+    }
+
+    async fn send_reports(
+        &self,
+        fleet: &FleetReporter,
+        backend: &dyn Backend,
+        (record, longest): (IncarnationRecord, Nanos),
+        call: Vec<DueReport>,
+    ) {
+        let (buckets, beats): (Vec<_>, Vec<_>) =
+            call.into_iter().map(|spoken| (spoken.bucket, spoken.beat)).unzip();
+        let round = ShareRound {
+            record,
+            last_reply_at: fleet.last_store_time(),
+            longest_use: longest,
+            is_leaving: false,
+            reports: beats,
+        };
+        let heard = self.send_round(fleet, backend, &round).await;
+        let store = fleet.store_status.lock().clock;
+        for (at, (bucket, beat)) in buckets.iter().zip(&round.reports).enumerate() {
+            let reply = heard.as_ref().and_then(|heard| heard.replies.get(at)?.as_ref());
+            let looks = probe_schedule(store, beat);
+            bucket.apply_reply(&self.clock, &beat.heartbeat, reply, looks, |start| {
+                fleet.outage_share(start)
+            });
+        }
+    }
+
+    /// Sends the replica's record if no other report has been sent for
+    /// a heartbeat. Removes the record if the replica has no shares.
+    async fn renew_record(&self, fleet: &FleetReporter, backend: &dyn Backend, round: ShareRound) {
+        let is_away = backend.current_failure().is_some();
+        let Some(leaves) = fleet.due_record_change(self.clock.steady(), is_away) else { return };
+        let heard =
+            self.send_round(fleet, backend, &ShareRound { is_leaving: leaves, ..round }).await;
+        if leaves && heard.is_some() {
+            fleet.store_status.lock().replied_at = None;
+        }
+    }
+
+    async fn send_round(
+        &self,
+        fleet: &FleetReporter,
+        backend: &dyn Backend,
+        round: &ShareRound,
+    ) -> Option<ShareRoundReply> {
+        let sent = self.clock.steady();
+        let heard = match backend.report_shares(sent, round) {
+            StoreReply::Ready(heard) => heard,
+            StoreReply::Pending(heard) => heard.await,
+        };
+        fleet.record_reply(heard.as_ref(), sent, self.clock.steady());
+        heard.ok()
+    }
+}
+
+impl FleetReporter {
+    /// Returns `true` if this tick polls for due reports. A
+    /// poll visits all limits, so with many limits it is rarer.
+    fn is_poll_tick(&self, tick: u64) -> bool {
+        tick.is_multiple_of(SLOW_POLL_TICKS) || self.reported.lock().len() <= FAST_POLL_LIMITS
+    }
+
+    /// Returns the due change of the replica's record: `true` removes it, `false` renews it.
+    fn due_record_change(&self, now: Nanos, is_away: bool) -> Option<bool> {
+        let holds_nothing = self.reported.lock().is_empty();
+        let told = self.store_status.lock();
+        let is_known = told.replied_at.is_some();
+        let is_new =
+            !is_known && self.longest_use.load(Relaxed) != 0 && !is_away && !self.has_left();
+        let rarely =
+            if is_known || told.incarnation.is_none() { 1 } else { IDLE_REPORT_HEARTBEATS };
+        let pause = Nanos(self.pace.heartbeat.0.saturating_mul(rarely));
+        let is_due = told.called_at.is_none_or(|spoken| pause <= now.since(spoken));
+        let leaves = is_known && holds_nothing;
+        ((is_known || is_new) && is_due || leaves && self.has_left()).then_some(leaves)
+    }
+
+    fn last_store_time(&self) -> Option<Nanos> {
+        let told = self.store_status.lock();
+        told.incarnation.map(|_| told.clock.coordinator_time)
+    }
+
+    fn record_reply(
+        &self,
+        heard: Result<&ShareRoundReply, &StoreFailure>,
+        sent: Nanos,
+        now: Nanos,
+    ) {
+        let mut told = self.store_status.lock();
+        told.called_at = Some(now);
+        match heard {
+            Ok(heard) => {
+                if told.incarnation.is_some_and(|under| under != heard.incarnation) {
+                    told.recovering = Some(heard.incarnation);
+                    tracing::warn!(
+                        "the store has forgotten the ceilings' shares: until all have spoken again, or \
+                         their last requests are over, nobody is given more than it holds"
+                    );
+                }
+                (told.incarnation, told.replied_at, told.is_failing) =
+                    (Some(heard.incarnation), Some(now), false);
+                // The middle between sending and reply has the smallest possible error.
+                let here = sent.plus(Nanos(now.since(sent).0 / 2));
+                told.clock = ClockReading { local_time: here, coordinator_time: heard.store_time };
+                let mut grants = heard.replies.iter().flatten().filter_map(as_grant);
+                let doubts = grants.any(|grant| grant.is_recovering);
+                if doubts && told.recovering.replace(heard.incarnation) != Some(heard.incarnation) {
+                    tracing::warn!(
+                        "the store does not know yet what is in flight: until a ceiling's fleet_term and \
+                         max_duration are over, nobody is given more of it than it holds"
+                    );
+                }
+            }
+            Err(cause) => {
+                if !told.is_failing {
+                    let cause = cause.as_str();
+                    tracing::warn!(cause, "no answer to a heartbeat: shares end with their terms");
+                }
+                told.is_failing = true;
+            }
+        }
+    }
+}
+
+const fn as_grant(reply: &Answer) -> Option<&Grant> {
+    match reply {
+        Answer::Grant(grant) => Some(grant),
+        _ => None,
+    }
+}
+
+/// Returns when all replicas reduce their use of this limit to measure its min RTT.
+/// Each limit has its own instants, so that the load does not drop everywhere at once.
+fn probe_schedule(store: ClockReading, beat: &ShareReport) -> ProbeSchedule {
+    let apart = Nanos(SipHasher24::new().hash(&beat.bucket) >> 24);
+    ProbeSchedule { clock: store.advanced_by(apart), heartbeat: beat.law.timing.heartbeat }
+}
+
+fn reported_buckets(fleet: &FleetReporter) -> HashMap<BucketName, Arc<Bucket>> {
+    fleet.reported.lock().clone()
+}
+
+/// Returns the store incarnation that granted everything in use here. `None` if
+/// something in use was not granted by it. No report may be pending during this call.
+fn common_store_incarnation(
+    fleet: &FleetReporter,
+    active: &HashMap<BucketName, Arc<Bucket>>,
+    now: Nanos,
+) -> Option<Incarnation> {
+    let known = fleet.store_status.lock().incarnation?;
+    let is_under = |bucket: &Arc<Bucket>| match bucket.granted_by(now) {
+        Ok(under) => under.is_none_or(|under| under == known),
+        Err(()) => false,
+    };
+    active.values().all(is_under).then_some(known)
+}

@@ -1,0 +1,424 @@
+//! Reports this replica's permits of strict limits to the store.
+//!
+//! Guarantees:
+//! - Rounds never overlap, so a released permit is never reported as in use afterwards.
+//! - All permits in use are reported once per heartbeat, and when the replica leaves.
+//! - Releases are reported as soon as possible, in as few calls as possible.
+//! - An unconfirmed release is reported again until the permit's deadline.
+//! - A release that a delayed acquire may undo is repeated for three heartbeats.
+//! - Every list is bounded.
+//!
+//! Not covered:
+//! - The permits themselves: see [`super::bucket`].
+//!
+//! Cost: a round costs its due permits. Releases that wait for a later report cost nothing.
+
+use std::collections::vec_deque::Drain;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use siphasher::sip::SipHasher24;
+use tokio::sync::{Mutex as Turn, Notify};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::bucket::Bucket;
+use super::strict::{StrictQueue, StrictSnapshot};
+use super::{BucketName, ConcurrencyLimits};
+use crate::backend::permits::{
+    LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
+    PermitReportReply, PermitTiming,
+};
+use crate::backend::{Backend, StoreReply};
+use crate::clock::Clock;
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::StrictPermitEvent;
+
+/// The heartbeats after which the store releases an unreported permit.
+const PERMIT_HEARTBEATS: u64 = 3;
+/// The heartbeats without any report after which the store stops granting permits. One less
+/// than the lifetime of a permit, because replicas report at different times in a heartbeat.
+const SILENT_HEARTBEATS: u64 = 2;
+/// The longest time to reconnect to a store that is available again, in addition to the heartbeats.
+const RECONNECT_TIME: Nanos = Nanos::SECOND;
+/// The largest number of unreported releases. Further permits end by their deadlines.
+const MAX_PENDING_RELEASES: usize = 65_536;
+
+#[derive(Debug)]
+pub(super) struct PermitReporter {
+    /// Identifies this process. Unique in the fleet.
+    incarnation: u64,
+    next_number: AtomicU64,
+    heartbeat: Nanos,
+    reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
+    released: Mutex<PendingReleases>,
+    wake: Notify,
+    /// `true` if there are strict limits. The store must
+    /// then learn of this replica before the first acquire.
+    has_strict_limits: AtomicBool,
+    last_round: Mutex<RoundState>,
+    round_lock: Turn<()>,
+}
+
+/// A released permit that the store may still count.
+#[derive(Debug)]
+pub(super) struct ReleasedPermit {
+    /// Shared with the bucket, because many releases may wait and a name may be long.
+    pub(super) bucket: Arc<[u8]>,
+    pub(super) queue: Arc<StrictQueue>,
+    pub(super) id: PermitId,
+    /// The instant of the next report.
+    pub(super) due: Nanos,
+    /// The deadline of the permit in the store.
+    pub(super) store_deadline: Nanos,
+    /// A pending call may acquire the permit again.
+    pub(super) is_repeated: bool,
+}
+
+/// The unreported releases, at most [`MAX_PENDING_RELEASES`].
+#[derive(Debug, Default)]
+struct PendingReleases {
+    /// Not reported yet.
+    fresh: VecDeque<ReleasedPermit>,
+    /// To be reported again, in the order of `due`.
+    repeated: VecDeque<ReleasedPermit>,
+}
+
+impl PendingReleases {
+    fn add(&mut self, one: ReleasedPermit) {
+        if !self.is_full() {
+            self.fresh.push_back(one);
+        }
+    }
+
+    /// Callers pass increasing `due` instants.
+    fn add_repeated(&mut self, one: ReleasedPermit) {
+        if !self.is_full() {
+            self.repeated.push_back(one);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        MAX_PENDING_RELEASES <= self.fresh.len() + self.repeated.len()
+    }
+
+    /// Takes the due releases. Stops at the first that is
+    /// not due, because every release waits for this lock.
+    fn take_due(&mut self, now: Nanos) -> Vec<ReleasedPermit> {
+        let both = [&mut self.fresh, &mut self.repeated];
+        both.into_iter().flat_map(|list| first_due(list, now)).collect()
+    }
+}
+
+fn first_due(list: &mut VecDeque<ReleasedPermit>, now: Nanos) -> Drain<'_, ReleasedPermit> {
+    let due = list.iter().take_while(|one| one.due <= now).count();
+    list.drain(..due)
+}
+
+#[derive(Debug, Default)]
+struct RoundState {
+    heartbeat_at: Option<Nanos>,
+    failed_at: Option<Nanos>,
+    is_failing: bool,
+}
+
+impl PermitReporter {
+    pub(super) fn new(member: u64, life: u64, beat: Nanos) -> Self {
+        let name = [member.to_le_bytes(), life.to_le_bytes()].concat();
+        Self {
+            incarnation: SipHasher24::new().hash(&name),
+            next_number: AtomicU64::new(0),
+            heartbeat: beat,
+            reported: Mutex::default(),
+            released: Mutex::default(),
+            wake: Notify::new(),
+            has_strict_limits: AtomicBool::new(false),
+            last_round: Mutex::default(),
+            round_lock: Turn::default(),
+        }
+    }
+
+    pub(super) const fn heartbeat(&self) -> Nanos {
+        self.heartbeat
+    }
+
+    /// Returns the time for which the store keeps an unreported permit.
+    pub(super) const fn unreported_lifetime(&self) -> Nanos {
+        Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
+    }
+
+    /// Returns the times that all replicas with the same
+    /// heartbeat use for a limit with this `max_duration`.
+    pub(super) fn times(&self, max_duration: Nanos) -> PermitTiming {
+        PermitTiming {
+            grace: self.unreported_lifetime().plus(RECONNECT_TIME),
+            max_silence: Nanos(self.heartbeat.0.saturating_mul(SILENT_HEARTBEATS)),
+            max_lifetime: self.store_lifetime(Some(max_duration)).max(self.unreported_lifetime()),
+        }
+    }
+
+    /// Returns the time for which the store keeps a permit with the local deadline `keep`.
+    /// One heartbeat longer, because a renewal is reported with the next heartbeat.
+    pub(super) fn store_lifetime(&self, keep: Option<Nanos>) -> Nanos {
+        keep.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat))
+    }
+
+    pub(super) fn next_id(&self) -> PermitId {
+        PermitId(self.incarnation, self.next_number.fetch_add(1, Relaxed))
+    }
+
+    /// Returns a number below `sides`, for jitter.
+    pub(super) fn random_below(&self, sides: u64) -> u64 {
+        let PermitId(life, number) = self.next_id();
+        SipHasher24::new().hash(&(life ^ number).to_le_bytes()) % sides.max(1)
+    }
+
+    /// Switches reports without permits on or off. They are needed if there are strict limits.
+    pub(super) fn expect_strict(&self, some: bool) {
+        self.has_strict_limits.store(some, Relaxed);
+    }
+
+    pub(super) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
+        self.reported.lock().insert(name.into(), Arc::clone(bucket));
+    }
+
+    pub(super) fn remove_bucket(&self, name: &[u8]) {
+        self.reported.lock().remove(name);
+    }
+
+    /// Queues a released permit for the next report.
+    pub(super) fn queue_release(&self, now: Nanos, one: ReleasedPermit) {
+        let failed = self.last_round.lock().failed_at;
+        let lately = failed.is_some_and(|failed| now.since(failed) < self.unreported_lifetime());
+        let repeats = one.is_repeated || lately;
+        let until = if repeats {
+            one.store_deadline.max(now.plus(self.unreported_lifetime()))
+        } else {
+            one.store_deadline
+        };
+        self.released.lock().add(ReleasedPermit {
+            store_deadline: until,
+            is_repeated: repeats,
+            ..one
+        });
+        self.wake.notify_one();
+    }
+
+    /// Returns `true` if a heartbeat is due, and starts it.
+    fn start_due_heartbeat(&self, now: Nanos) -> bool {
+        let mut last = self.last_round.lock();
+        let is_due = last.heartbeat_at.is_none_or(|at| self.heartbeat <= now.since(at));
+        if is_due {
+            last.heartbeat_at = Some(now);
+        }
+        is_due
+    }
+
+    fn buckets(&self) -> Vec<(BucketName, Arc<Bucket>)> {
+        let active = self.reported.lock();
+        active.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
+    }
+
+    /// Returns snapshots of at most `most` limits in use, by name.
+    pub(super) fn snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
+        let mut all = self.buckets();
+        all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let seen =
+            |(name, bucket): (BucketName, Arc<Bucket>)| Some((name, bucket.strict_snapshot()?));
+        all.into_iter().filter_map(seen).take(most).collect()
+    }
+}
+
+impl ConcurrencyLimits {
+    /// Sends reports forever. Without a fleet, does nothing and never returns.
+    pub(super) async fn report_permits_forever(&self, backend: &dyn Backend) {
+        let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
+        let teller = fleet.permit_reporter();
+        let period = std::time::Duration::from_nanos(teller.heartbeat.0.div_ceil(20).max(1));
+        let mut ticks = interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = teller.wake.notified() => {}
+            }
+            self.report_permits_once(backend).await;
+        }
+    }
+
+    /// Sends everything that is due now, and applies the replies.
+    pub(super) async fn report_permits_once(&self, backend: &dyn Backend) {
+        self.report_due_permits(backend, false).await;
+    }
+
+    /// Sends the final report: all permits in use and all releases.
+    pub(super) async fn report_permits_finally(&self, backend: &dyn Backend) {
+        self.report_due_permits(backend, true).await;
+    }
+
+    async fn report_due_permits(&self, backend: &dyn Backend, is_last: bool) {
+        let Some(fleet) = self.fleet_reporter() else { return };
+        let teller = fleet.permit_reporter();
+        let _turn = teller.round_lock.lock().await;
+        let now = self.clock.steady();
+        let is_beat = teller.start_due_heartbeat(now) || is_last;
+        let mut said = PermitBatch::default();
+        if is_beat {
+            for (name, bucket) in teller.buckets() {
+                if is_last {
+                    bucket.leave_all_to_deadlines(&self.clock);
+                }
+                said.add_in_use(name, bucket.permits_to_report(&self.clock), bucket);
+            }
+        }
+        let due = teller.released.lock().take_due(now);
+        said.add_released(due);
+        let everywhere = is_beat && teller.has_strict_limits.load(Relaxed);
+        for round in
+            pack_rounds(std::mem::take(&mut said.by_bucket), teller.times(Nanos(0)), everywhere)
+        {
+            let heard = match backend.report_strict_permits(now, &round) {
+                StoreReply::Ready(heard) => heard,
+                StoreReply::Pending(heard) => heard.await,
+            };
+            teller.apply_replies(&self.clock, &mut said, round, heard);
+        }
+    }
+}
+
+#[derive(Default)]
+struct PermitBatch {
+    by_bucket: BTreeMap<BucketName, LimitPermits>,
+    buckets: HashMap<BucketName, Arc<Bucket>>,
+    released: HashMap<PermitId, ReleasedPermit>,
+}
+
+impl PermitBatch {
+    fn add_in_use(&mut self, name: BucketName, held: Vec<(PermitId, Nanos)>, bucket: Arc<Bucket>) {
+        if !held.is_empty() {
+            self.entry(&name).in_use = held;
+            self.buckets.insert(name, bucket);
+        }
+    }
+
+    fn add_released(&mut self, ended: Vec<ReleasedPermit>) {
+        for one in ended {
+            self.entry(&one.bucket).released.push(one.id);
+            self.released.insert(one.id, one);
+        }
+    }
+
+    fn entry(&mut self, name: &[u8]) -> &mut LimitPermits {
+        let nothing =
+            || LimitPermits { bucket: name.into(), in_use: Vec::new(), released: Vec::new() };
+        self.by_bucket.entry(name.into()).or_insert_with(nothing)
+    }
+}
+
+/// Packs the report into as few calls as possible. With
+/// `to_all_nodes` there is at least one call, even without permits.
+fn pack_rounds(
+    told: BTreeMap<BucketName, LimitPermits>,
+    times: PermitTiming,
+    everywhere: bool,
+) -> Vec<PermitReport> {
+    let empty = |everywhere| PermitReport { times, to_all_nodes: everywhere, limits: Vec::new() };
+    let mut rounds: Vec<PermitReport> = everywhere.then(|| empty(true)).into_iter().collect();
+    for piece in told.into_values().flat_map(split_report) {
+        let size = piece.in_use.len() + piece.released.len();
+        match rounds.last_mut() {
+            Some(round) if round.permit_count() + size <= MAX_PERMITS_PER_REPORT => {
+                round.limits.push(piece)
+            }
+            _ => rounds.push(PermitReport { limits: vec![piece], ..empty(false) }),
+        }
+    }
+    rounds
+}
+
+/// Splits the report of one limit into pieces that fit a call.
+fn split_report(told: LimitPermits) -> Vec<LimitPermits> {
+    let LimitPermits { bucket, in_use: held, released: over } = told;
+    if held.len() + over.len() <= MAX_PERMITS_PER_REPORT {
+        return vec![LimitPermits { bucket, in_use: held, released: over }];
+    }
+    let of = |held: &[_], over: &[_]| LimitPermits {
+        bucket: bucket.clone(),
+        in_use: held.to_vec(),
+        released: over.to_vec(),
+    };
+    let held = held.chunks(MAX_PERMITS_PER_REPORT).map(|held| of(held, &[]));
+    held.chain(over.chunks(MAX_PERMITS_PER_REPORT).map(|over| of(&[], over))).collect()
+}
+
+impl PermitReporter {
+    fn apply_replies(
+        &self,
+        clock: &Clock,
+        said: &mut PermitBatch,
+        round: PermitReport,
+        heard: PermitReportReply,
+    ) {
+        let now = clock.steady();
+        self.record_result(now, &heard);
+        for (told, heard) in round.limits.into_iter().zip(heard) {
+            if let Some(bucket) = said.buckets.get(&told.bucket) {
+                bucket.apply_report_reply(heard);
+            }
+            count_events(&told, heard.ok());
+            for one in told.released.iter().filter_map(|id| said.released.remove(id)) {
+                self.finish_or_repeat(now, one, heard.is_ok());
+            }
+        }
+    }
+
+    fn finish_or_repeat(&self, now: Nanos, one: ReleasedPermit, is_heard: bool) {
+        if is_heard {
+            one.queue.wake_first();
+        }
+        if now < one.store_deadline && (one.is_repeated || !is_heard) {
+            // A call without a reply may still be executed later.
+            let until = if is_heard {
+                one.store_deadline.min(now.plus(self.unreported_lifetime()))
+            } else {
+                one.store_deadline
+            };
+            // Always one heartbeat from now, so the list stays sorted.
+            let due = now.plus(self.heartbeat);
+            self.released.lock().add_repeated(ReleasedPermit {
+                due,
+                store_deadline: until,
+                is_repeated: true,
+                ..one
+            });
+        }
+    }
+
+    fn record_result(&self, now: Nanos, heard: &PermitReportReply) {
+        let mut last = self.last_round.lock();
+        match heard.iter().find_map(|heard| heard.err()) {
+            Some(cause) => {
+                // Retries a quarter of a heartbeat later: an available
+                // store that gets no reports stops granting permits.
+                let sooner = Nanos(now.0.saturating_sub(self.heartbeat.0 / 4 * 3));
+                last.heartbeat_at = last.heartbeat_at.map(|at| at.min(sooner));
+                if !std::mem::replace(&mut last.is_failing, true) {
+                    let cause = cause.as_str();
+                    tracing::warn!(cause, "permits could not be told to the store");
+                }
+                last.failed_at = Some(now);
+            }
+            None if !heard.is_empty() => last.is_failing = false,
+            None => {}
+        }
+    }
+}
+
+fn count_events(told: &LimitPermits, heard: Option<LimitPermitsReply>) {
+    let Some(heard) = heard else { return };
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    StrictPermitEvent::Renewed.emit(number(told.in_use.len()));
+    StrictPermitEvent::Restored.emit(heard.changes.restored);
+    StrictPermitEvent::Released.emit(heard.changes.freed);
+}

@@ -1,0 +1,465 @@
+//! This replica's share of one fleet-wide concurrency limit.
+//!
+//! Guarantees:
+//! - The values of a report are read at one instant, under the bucket's lock.
+//! - Without a valid share no request is allowed, except by `on_backend_failure` during an outage.
+//! - A returned share can be taken up again until the store confirms the return.
+//!
+//! Not covered:
+//! - Sending the reports: see [`super::fleet`].
+//! - Permits: see the limiter.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::share_totals::ShareTotals;
+use super::usage::UsageMeter;
+use crate::config::concurrency::ConcurrencyFallback;
+use crate::kernel::concurrency::Limiter;
+use crate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
+use crate::kernel::coordinator::{
+    ClockReading, CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareClient, ShareTiming,
+};
+use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
+use crate::telemetry::event::ShareEvent;
+
+/// The idle heartbeats after which a replica returns its
+/// share, so that an unused limit costs the store nothing.
+const IDLE_HEARTBEATS: u64 = 10;
+
+/// The fleet parameters of a concurrency limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedLimit {
+    /// The smallest limit.
+    pub min: u32,
+    /// The initial limit.
+    pub start: u32,
+    /// The largest limit.
+    pub max: u32,
+    /// The longest duration of a request.
+    pub max_duration: Nanos,
+    /// The behavior during a store outage.
+    pub on_failure: ConcurrencyFallback,
+}
+
+#[derive(Debug)]
+pub(super) struct ReplicaShare {
+    pub(super) shared: SharedLimit,
+    law: CoordinatorConfig,
+    incarnation: Incarnation,
+    /// `None` without a share and without requests in flight.
+    member: Option<ShareClient>,
+    intent: ShareIntent,
+    joined_at: Nanos,
+    /// Set since the limit belongs to this replica alone.
+    /// Only the return of its share is still open.
+    local_since: Option<Nanos>,
+    pub(super) usage: UsageMeter,
+    /// The last reported load, its law and its instant.
+    last_report: Option<(LoadReport, CoordinatorConfig, Nanos)>,
+    /// The number of the newest report since the last join. Replies to earlier reports are ignored.
+    newest_number: Option<u64>,
+    last_grant: Option<Grant>,
+    outage: bool,
+    /// The requests that arrived before the first reply.
+    waiting_requests: u64,
+    reply_notifier: watch::Sender<()>,
+    fences: u64,
+    handoffs: u64,
+    totals: Arc<ShareTotals>,
+    /// The instant since when the share is below the fair share.
+    below_fair_since: Option<Nanos>,
+    handoff_took: Option<Nanos>,
+}
+
+/// The intention to keep or to return the share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShareIntent {
+    Keep,
+    /// The return has not been reported yet.
+    Return,
+    /// The return has been reported.
+    ReturnReported,
+    /// The return was reported, but there was no reply or a refusal. The reports continue.
+    ReturnUnconfirmed,
+}
+
+/// The next action for one limit.
+pub(super) enum ReportAction {
+    NotDue,
+    /// No action until the next request.
+    Idle,
+    /// Send this report.
+    Send {
+        law: CoordinatorConfig,
+        report: Heartbeat,
+        /// The number of replicas that share the limit, from the last grant.
+        replicas: Option<u64>,
+        /// The time until the report must be sent: the remaining
+        /// time of the share. For a return, the time of a new share.
+        time_left: Nanos,
+    },
+}
+
+/// A snapshot of one fleet-wide limit at this replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareSnapshot {
+    /// The newest grant.
+    pub grant: Option<Grant>,
+    /// The valid share. During an outage, the limit that applies at this replica instead.
+    pub share: Share,
+    /// The remaining time of the share.
+    pub time_left: Nanos,
+    /// The requests in flight.
+    pub in_flight: u32,
+    /// The permits that this replica could use.
+    pub wanted: Share,
+    /// The number of shares that expired.
+    pub fences: u64,
+    /// The number of times that the share grew by permits from other replicas.
+    pub handoffs: u64,
+    /// The duration of the last handoff: from the first grant
+    /// below the fair share to a grant that reached it.
+    pub handoff_duration: Option<Nanos>,
+    /// `true` while the store is unavailable and `on_backend_failure` applies.
+    pub is_outage: bool,
+}
+
+impl ReplicaShare {
+    pub(super) fn new(
+        shared: SharedLimit,
+        terms: ShareTiming,
+        now: Nanos,
+        totals: Arc<ShareTotals>,
+    ) -> Self {
+        Self {
+            shared,
+            law: make_law(&shared, terms),
+            incarnation: Incarnation(0),
+            member: None,
+            intent: ShareIntent::Keep,
+            joined_at: now,
+            local_since: None,
+            usage: UsageMeter::new(now),
+            last_report: None,
+            newest_number: None,
+            last_grant: None,
+            outage: false,
+            waiting_requests: 0,
+            reply_notifier: watch::Sender::new(()),
+            fences: 0,
+            handoffs: 0,
+            totals,
+            below_fair_since: None,
+            handoff_took: None,
+        }
+    }
+
+    pub(super) fn reload(&mut self, shared: SharedLimit, terms: ShareTiming) {
+        (self.shared, self.law) = (shared, make_law(&shared, terms));
+        if let Some(member) = &mut self.member {
+            member.reload(terms);
+        }
+    }
+
+    /// Joins the fleet, as incarnation `incarnation` unless the previous return is still unconfirmed.
+    pub(super) fn join(&mut self, now: Nanos, id: ReplicaId, life: Incarnation) {
+        if let Some(member) = &mut self.member {
+            // A new incarnation would have to wait for its own
+            // old share, like for the share of a lost replica.
+            member.cancel_leave();
+        } else {
+            self.incarnation = life;
+            self.member = Some(ShareClient::new(id, life, self.law.timing));
+        }
+        (self.joined_at, self.newest_number) = (now, None);
+        (self.intent, self.local_since, self.outage) = (ShareIntent::Keep, None, false);
+        (self.last_report, self.last_grant, self.below_fair_since, self.waiting_requests) =
+            (None, None, None, 0);
+    }
+
+    /// Returns `true` if this replica is in the fleet and intends to stay.
+    pub(super) const fn is_in_fleet(&self) -> bool {
+        self.member.is_some() && !self.is_leaving()
+    }
+
+    /// Returns `true` if the store may still list the share: a new incarnation
+    /// would wait for it like for a lost replica. `false` after a return without a
+    /// reply, because an unavailable store must not fill the map with idle buckets.
+    pub(super) const fn is_in_use(&self) -> bool {
+        self.member.is_some() && !matches!(self.intent, ShareIntent::ReturnUnconfirmed)
+    }
+
+    /// Returns `true` until the first reply. A new request should wait for it.
+    pub(super) const fn is_share_unknown(&self) -> bool {
+        self.member.is_none() || self.is_leaving() || (self.last_grant.is_none() && !self.outage)
+    }
+
+    /// Counts a request that waits, and returns a receiver that is notified of the next reply.
+    pub(super) fn subscribe(&mut self) -> watch::Receiver<()> {
+        self.waiting_requests = self.waiting_requests.saturating_add(1);
+        self.reply_notifier.subscribe()
+    }
+
+    /// Turns the limit into one of this replica alone, and returns the share.
+    pub(super) const fn become_local(&mut self, now: Nanos) {
+        self.local_since = Some(now);
+        self.return_share();
+    }
+
+    pub(super) const fn is_local(&self) -> bool {
+        self.local_since.is_some()
+    }
+
+    /// Returns the share with the next report.
+    pub(super) const fn return_share(&mut self) {
+        if !self.is_leaving() {
+            self.intent = ShareIntent::Return;
+        }
+    }
+
+    const fn is_leaving(&self) -> bool {
+        !matches!(self.intent, ShareIntent::Keep)
+    }
+
+    /// Returns `true` if a share expired just now. A limit of this replica alone has no share.
+    pub(super) fn fence(&mut self, now: Nanos) -> bool {
+        let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
+        let fenced = is_over && !self.is_local();
+        if fenced {
+            self.fences = self.fences.saturating_add(1);
+            self.totals.count_fence();
+            ShareEvent::Fenced.emit();
+        }
+        fenced
+    }
+
+    /// Returns the store incarnation that granted everything
+    /// in use here. `Ok(None)` if nothing is in use.
+    ///
+    /// # Errors
+    /// Something in use has no valid grant.
+    pub(super) fn granted_by(
+        &self,
+        now: Nanos,
+        limiter: &Limiter,
+    ) -> Result<Option<Incarnation>, ()> {
+        match self.member.as_ref().and_then(|member| member.coordinator_incarnation(now)) {
+            Some(life) => Ok(Some(life)),
+            None if requests_in_share(limiter, self.local_since) == Share(0) => Ok(None),
+            None => Err(()),
+        }
+    }
+
+    /// Returns the longest time from now for which the share or its requests may last.
+    pub(super) const fn longest_use(&self) -> Nanos {
+        self.law.timing.longest_use()
+    }
+
+    /// Returns the next report if it is due.
+    pub(super) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
+        self.usage.accumulate(now, limiter.in_flight(), limiter.queue_len());
+        let load = self.measure_load(now, limiter);
+        let terms = self.law.timing;
+        let Some(member) = &mut self.member else { return ReportAction::Idle };
+        let idle = limiter.idle_since().map(|since| now.since(since.max(self.joined_at)));
+        if self.intent == ShareIntent::Keep
+            && idle.is_some_and(|idle| terms.heartbeat.0.saturating_mul(IDLE_HEARTBEATS) <= idle.0)
+        {
+            self.intent = ShareIntent::Return;
+        }
+        let since = self.last_report.map(|(_, _, at)| now.since(at));
+        let (said, left) = if self.intent == ShareIntent::Keep {
+            let left = member.expires_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
+            let fresh = terms.usable_lifetime().0 < left.0.saturating_mul(2);
+            // A new law must be reported, because the store
+            // keeps the share of a lost replica by its last law.
+            let same =
+                self.last_report.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
+            // A waiting replica already pauses longer and longer, up to the duration of a request.
+            // With another half term of silence it would learn too late that permits are free.
+            let has_none = member.current_grant(now).is_none_or(|grant| grant.share == Share(0));
+            let waits = member.early_heartbeat_at(now, &load).is_some()
+                || has_none && load.demand != Share(0);
+            if now < member.next_heartbeat_at(now, &load) || !waits && same && fresh {
+                return ReportAction::NotDue;
+            }
+            (member.next_heartbeat(now, &load), left)
+        } else {
+            // Reported at once, then every heartbeat until the store confirms.
+            if self.intent == ShareIntent::Return {
+                self.intent = ShareIntent::ReturnReported;
+            } else if since.is_some_and(|since| since < terms.heartbeat) {
+                return ReportAction::NotDue;
+            }
+            (
+                member.last_heartbeat(now, requests_in_share(limiter, self.local_since)),
+                terms.usable_lifetime(),
+            )
+        };
+        (self.last_report, self.newest_number) = (Some((load, self.law, now)), Some(said.number));
+        self.usage.start_window(now, &terms);
+        ReportAction::Send {
+            law: self.law,
+            report: said,
+            replicas: self.last_grant.map(|grant| grant.replicas),
+            time_left: left,
+        }
+    }
+
+    /// Returns `true` if `report` is the newest report of the current incarnation.
+    pub(super) fn is_newest(&self, report: &Heartbeat) -> bool {
+        (report.incarnation, Some(report.number)) == (self.incarnation, self.newest_number)
+    }
+
+    /// Applies the reply to the report `report`. Returns
+    /// the share that comes into force, if it changes.
+    pub(super) fn apply_reply(
+        &mut self,
+        now: Nanos,
+        report: &Heartbeat,
+        reply: Option<&HeartbeatReply>,
+        clock: ClockReading,
+        outage_share: Share,
+    ) -> Option<Share> {
+        if !self.is_newest(report) {
+            return None;
+        }
+        let member = self.member.as_mut()?;
+        member.set_clock(clock);
+        if report.is_leaving {
+            let is_heard = reply == Some(&HeartbeatReply::Left);
+            self.intent =
+                if is_heard { ShareIntent::ReturnReported } else { ShareIntent::ReturnUnconfirmed };
+        }
+        let share = match reply {
+            Some(HeartbeatReply::Grant(grant)) => match member.apply_grant(now, grant) {
+                GrantOutcome::Applied(before) => {
+                    self.record_grant(now, before, *grant);
+                    Some(grant.share)
+                }
+                GrantOutcome::Ignored => None,
+            },
+            Some(HeartbeatReply::Left) => {
+                if report.in_flight == Share(0) {
+                    (self.member, self.last_grant) = (None, None);
+                    (self.intent, self.outage) = (ShareIntent::Keep, false);
+                }
+                None
+            }
+            // The store replied, so the outage is over, although it granted no share.
+            Some(_) => {
+                member.discard_reply();
+                std::mem::take(&mut self.outage).then_some(Share(0))
+            }
+            None => {
+                member.discard_reply();
+                self.outage_share(now, outage_share)
+            }
+        };
+        self.reply_notifier.send_replace(());
+        share.filter(|_| !self.is_local() && !self.is_leaving())
+    }
+
+    fn record_grant(&mut self, now: Nanos, before: Share, grant: Grant) {
+        let others = self.last_grant.is_some_and(|last| last.share < last.fair_share);
+        match before.cmp(&grant.share) {
+            Ordering::Less if others => {
+                self.handoffs = self.handoffs.saturating_add(1);
+                self.totals.count_handoff();
+                ShareEvent::HandedOver.emit();
+            }
+            Ordering::Less => ShareEvent::Grown.emit(),
+            Ordering::Greater => ShareEvent::Shrunk.emit(),
+            Ordering::Equal => {}
+        }
+        if grant.fair_share <= grant.share {
+            let took = self.below_fair_since.take().map(|since| now.since(since));
+            self.handoff_took = took.or(self.handoff_took);
+        } else {
+            self.below_fair_since = self.below_fair_since.or(Some(now));
+        }
+        if before != grant.share {
+            self.usage.set_share(grant.share);
+        }
+        (self.last_grant, self.outage) = (Some(grant), false);
+    }
+
+    /// Returns the share during an outage. `None` while a granted share is valid.
+    fn outage_share(&mut self, now: Nanos, alone: Share) -> Option<Share> {
+        if self.member.as_ref().is_some_and(|member| member.current_grant(now).is_some()) {
+            return None;
+        }
+        if !std::mem::replace(&mut self.outage, true) {
+            ShareEvent::Outage.emit();
+        }
+        Some(match self.shared.on_failure {
+            ConcurrencyFallback::Deny => Share(0),
+            // Other replicas still use the permits that they have not returned.
+            // The sum of shares that were valid at the same time never exceeds the
+            // limit. A sum of fair shares from different instants can exceed it.
+            ConcurrencyFallback::Local => {
+                self.last_grant.map_or(alone, |last| last.fair_share.min(last.share))
+            }
+            ConcurrencyFallback::Allow => Share(u64::MAX),
+        })
+    }
+
+    pub(super) fn snapshot(&self, now: Nanos, limiter: &Limiter) -> ShareSnapshot {
+        let member = self.member.as_ref();
+        let grant = member.and_then(|member| member.current_grant(now)).copied();
+        let alone = if self.outage { limiter.limit() } else { 0 };
+        ShareSnapshot {
+            grant: grant.or(self.last_grant),
+            share: grant.map_or(Share(alone.into()), |grant| grant.share),
+            time_left: member
+                .and_then(ShareClient::expires_at)
+                .map_or(Nanos(0), |ends_at| ends_at.since(now)),
+            in_flight: limiter.in_flight(),
+            wanted: self.last_report.map_or(Share(0), |(load, ..)| load.demand),
+            fences: self.fences,
+            handoffs: self.handoffs,
+            handoff_duration: self.handoff_took,
+            is_outage: self.outage,
+        }
+    }
+
+    fn measure_load(&self, now: Nanos, limiter: &Limiter) -> LoadReport {
+        let (in_flight, waiting) = (limiter.in_flight(), limiter.queue_len());
+        let least = Share(
+            self.waiting_requests
+                .min(u64::from(self.last_report.is_none()).saturating_mul(u64::MAX)),
+        );
+        let wanted = self.usage.wanted(now, in_flight, waiting, &self.law.timing).max(least);
+        let policy = limiter.adaptive_limit();
+        let vote = (self.shared.min < self.shared.max)
+            .then(|| self.usage.vote(policy.wanted_limit()?))
+            .flatten();
+        LoadReport { in_flight: Share(in_flight.into()), demand: wanted, vote }
+    }
+}
+
+/// Returns the requests in flight that use the share. Requests that started since
+/// `outage_share` do not count, because a busy limit could otherwise never return its share.
+fn requests_in_share(limiter: &Limiter, alone: Option<Nanos>) -> Share {
+    let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
+    let before = limiter.permits().filter(|(_, since)| *since <= alone).count();
+    Share(u64::try_from(before).unwrap_or(u64::MAX))
+}
+
+fn make_law(shared: &SharedLimit, terms: ShareTiming) -> CoordinatorConfig {
+    let [min, start, max] = [shared.min, shared.start, shared.max].map(|it| Share(it.into()));
+    let max = max.min(crate::kernel::coordinator::config::MOST);
+    let whole = CoordinatorConfig::new(terms, min.min(max), start.min(max), max);
+    // Never happens with a validated configuration. A limit of 1 is the safe choice.
+    whole.unwrap_or(CoordinatorConfig {
+        timing: terms,
+        min: Share(1),
+        start: Share(1),
+        max: Share(1),
+        aggregate: crate::kernel::coordinator::aggregate::VoteAggregate::default(),
+        split: crate::kernel::coordinator::split::SplitMode::default(),
+    })
+}

@@ -1,0 +1,210 @@
+//! Acquires permits of strict limits from the store, and waits in this replica's queue.
+//!
+//! Guarantees:
+//! - An attempt is one store call; none if this replica alone reached the limit.
+//! - Requests of this replica are served in the order of arrival.
+//! - Only the first request in the queue retries: after a local release, or periodically.
+//! - A canceled acquire leaves no queue entry and no permit, locally or in the store.
+//! - A request waits for the store no longer than its timeout.
+//!
+//! Not covered:
+//! - An order among replicas: the first call after a release gets the permit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, Notify};
+use tokio::time::timeout;
+
+use super::bucket::{AcquireReply, Bucket};
+use super::fleet::FleetReporter;
+use super::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, queue_time};
+use crate::backend::permits::{StrictAcquire as Wanted, StrictPermitRequest};
+use crate::backend::{Backend, StoreReply};
+use crate::kernel::concurrency::limiter::QueueConfig;
+use crate::kernel::units::{Nanos, Share};
+use crate::telemetry::trace;
+
+/// The shortest pause between two attempts of the first request, and the largest
+/// random addition. The store does not report releases of other replicas.
+const RETRY_PAUSE: Duration = Duration::from_millis(40);
+const RETRY_JITTER_MS: u64 = 20;
+
+/// The parameters of a strict limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrictLimit {
+    /// The queue. `None`: requests do not wait.
+    pub queue: Option<QueueConfig>,
+    /// The longest duration of a request.
+    pub max_duration: Nanos,
+    /// The largest number of requests in flight at this replica during a store outage.
+    pub outage_limit: u32,
+}
+
+/// A snapshot of one strict limit at this replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrictSnapshot {
+    /// The limit.
+    pub limit: u32,
+    /// The requests in flight at this replica.
+    pub in_flight: u32,
+    /// The permits of the whole fleet, from the last reply.
+    pub fleet_permits: Option<Share>,
+    /// The number of waiting requests at this replica.
+    pub waiting: usize,
+    /// The time for which the store grants no permits, from the last acquire.
+    pub closed_for: Nanos,
+    /// `true` if the last call got no reply.
+    pub is_outage: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct StrictQueue {
+    /// Locked by the first request. The lock is fair, so the order of arrival is kept.
+    front: Mutex<()>,
+    waiting: AtomicUsize,
+    wake_up: Notify,
+}
+
+/// A queue entry. Dropping it leaves the queue.
+struct QueueEntry<'l>(&'l StrictQueue);
+
+impl StrictQueue {
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Relaxed)
+    }
+
+    /// Wakes the first request, because a permit may be free.
+    pub(super) fn wake_first(&self) {
+        self.wake_up.notify_one();
+    }
+
+    fn join(&self, most: u32) -> Option<QueueEntry<'_>> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let one_more = |waiting| (waiting < most).then(|| waiting + 1);
+        let joined = self.waiting.fetch_update(Relaxed, Relaxed, one_more);
+        // Not constructed on failure: its drop would remove another request's entry.
+        joined.is_ok().then(|| QueueEntry(self))
+    }
+}
+
+impl Drop for QueueEntry<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct StoreAcquire<'a> {
+    request: &'a PermitRequest<'a>,
+    limit: &'a StrictLimit,
+    fleet: &'a FleetReporter,
+    backend: &'a dyn Backend,
+}
+
+impl ConcurrencyLimits {
+    /// Acquires a permit that the store counts, and waits in the queue if the request
+    /// allows it. Without a fleet the bucket belongs to this replica alone. Safe to cancel.
+    ///
+    /// # Errors
+    /// The reason of the rejection. No permit is taken then.
+    pub async fn acquire_strict(
+        &self,
+        ask: PermitRequest<'_>,
+        strictly: StrictLimit,
+        backend: &dyn Backend,
+    ) -> Result<PermitGuard, AcquireError> {
+        let Some(fleet) = self.fleet_reporter() else { return self.acquire(ask).await };
+        let asking = StoreAcquire { request: &ask, limit: &strictly, fleet, backend };
+        let (bucket, line) = loop {
+            let bucket = self.find_or_create_bucket(&ask)?;
+            // `None`: the bucket was removed in the meantime,
+            // and the next look-up finds its successor.
+            if let Some(line) = bucket.register_request(
+                &self.clock,
+                &ask,
+                strictly.max_duration,
+                fleet.permit_reporter(),
+            ) {
+                break (bucket, line);
+            }
+        };
+        let begun = self.clock.steady();
+        if line.waiting() == 0 {
+            // A timeout drops the permit, which reports its release. `on_backend_failure`
+            // does not apply: this caller did not wait for the store.
+            let answer = Duration::from_nanos(ask.store_timeout.0);
+            let asked = timeout(answer, self.try_store(&bucket, asking)).await;
+            let asked = asked.unwrap_or(Err(AcquireError::QueueTimeout));
+            if asked.as_ref().err() != Some(&AcquireError::Full) {
+                return asked;
+            }
+        }
+        let left = ask.queue_timeout.since(self.clock.steady().since(begun));
+        let queue = strictly.queue.filter(|_| Nanos(0) < left).ok_or(AcquireError::Full)?;
+        let _place = line.join(queue.size).ok_or(AcquireError::QueueFull)?;
+        let patience = Duration::from_nanos(queue.timeout.min(left).0);
+        let queued = (
+            trace::stage_span(trace::CheckStage::Queue),
+            queue_time::start_queue_timer(&self.clock),
+        );
+        let waited = timeout(patience, self.wait_in_queue(&line, &bucket, asking)).await;
+        drop(queued);
+        waited.unwrap_or(Err(AcquireError::QueueTimeout))
+    }
+
+    async fn wait_in_queue(
+        &self,
+        line: &StrictQueue,
+        bucket: &Arc<Bucket>,
+        asking: StoreAcquire<'_>,
+    ) -> Result<PermitGuard, AcquireError> {
+        let at_once = line.front.try_lock().ok();
+        // A request that is first at once has just got `Full`.
+        let mut pauses = at_once.is_some();
+        let _front = match at_once {
+            Some(front) => front,
+            None => line.front.lock().await,
+        };
+        loop {
+            if pauses {
+                let again = RETRY_PAUSE
+                    + Duration::from_millis(
+                        asking.fleet.permit_reporter().random_below(RETRY_JITTER_MS),
+                    );
+                // Retries after a wake-up or a timeout.
+                drop(timeout(again, line.wake_up.notified()).await);
+            }
+            match self.try_store(bucket, asking).await {
+                Err(AcquireError::Full) => pauses = true,
+                asked => return asked,
+            }
+        }
+    }
+
+    async fn try_store(
+        &self,
+        bucket: &Arc<Bucket>,
+        asking: StoreAcquire<'_>,
+    ) -> Result<PermitGuard, AcquireError> {
+        let StoreAcquire { request: ask, limit: strictly, fleet, backend } = asking;
+        let keep = fleet.permit_reporter().store_lifetime(ask.permit_lifetime);
+        let begun = bucket.take_local_permit(&self.clock, ask.permit_lifetime, keep);
+        let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
+        // From here on, a drop reports the release.
+        let held = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
+        let times = fleet.permit_reporter().times(strictly.max_duration);
+        let wanted = Wanted { id, limit, lifetime: keep, timing: times };
+        let asked = StrictPermitRequest { bucket: ask.bucket.into(), permit: wanted };
+        let sent = self.clock.steady();
+        let answer = match backend.acquire_strict_permit(sent, &asked) {
+            StoreReply::Ready(answer) => answer.map_or(AcquireReply::No, AcquireReply::Replied),
+            StoreReply::Pending(answer) => {
+                answer.await.map_or(AcquireReply::NoReply, AcquireReply::Replied)
+            }
+        };
+        let is_held = bucket.apply_acquire_reply(&self.clock, permit, sent, answer, strictly);
+        is_held.then_some(held).ok_or(AcquireError::Full)
+    }
+}

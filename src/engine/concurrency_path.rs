@@ -1,0 +1,547 @@
+//! Acquires the permits of a check before its rate limits are decided.
+//!
+//! Guarantees:
+//! - All checks acquire permits in the same order, so they cannot deadlock.
+//! - A check gets all of its permits or none.
+//! - If a permit expires during the wait, the check restarts while time is left.
+//! - A check that a concurrency limit rejects changes no counter.
+//! - A check that a rate limit denies keeps no permit.
+//! - Dropping the future or [`RequestPermits`] releases everything.
+//! - After a wait, the next limit is taken from the current configuration.
+//!
+//! Not covered:
+//! - The end of a request: each protocol reports it.
+//! - Checks of [`Engine::decide`]: they need no permits, because they have no end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::concurrency::{
+    AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
+    SharedLimit, StrictLimit,
+};
+use super::path::validate;
+use super::{CheckError, Decision, Engine};
+use crate::config::Config;
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use crate::config::tree::ConcurrencyMatch;
+use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::concurrency::adaptive::AdaptiveConfig;
+use crate::kernel::concurrency::limiter::LimiterConfig;
+use crate::kernel::decision::{Check, Cost, Reason, Verdict};
+use crate::kernel::key::CounterKey;
+use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded};
+
+/// The default for the largest number of buckets.
+pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
+
+/// The result of a check that needs permits.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
+pub enum AdmissionOutcome {
+    /// The check has its permits and a decision. After a denial the permits are empty.
+    Decided(Decision, RequestPermits),
+    /// A concurrency limit rejected the check. No counter changed.
+    Rejected(ConcurrencyRejection),
+}
+
+/// The response to a check that a concurrency limit rejects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConcurrencyRejection {
+    /// The status, `Retry-After` and body.
+    pub reject: RejectReply,
+    /// The reason of the rejection.
+    pub reason: Reason,
+    /// The path of the limit.
+    pub path: Box<str>,
+}
+
+/// The permits of a request in flight. Dropping them releases them without a latency sample.
+#[derive(Debug, Default)]
+#[must_use = "what is dropped is given back"]
+pub struct RequestPermits(SmallVec<[PermitGuard; 1]>);
+
+impl RequestPermits {
+    /// Releases all permits. `rtt` is the latency of the request, if
+    /// the caller measured it better than from acquire to release.
+    pub fn release(self, outcome: RequestOutcome, rtt: Option<Nanos>) {
+        // `false` only means that deadlines have released the permits.
+        let _held = self.release_all(outcome, rtt);
+    }
+
+    /// Releases all permits. Returns `false` if there
+    /// were none, or deadlines had released all of them.
+    #[must_use]
+    pub fn release_all(self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
+        let rtt = rtt.or_else(|| self.common_age());
+        self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
+    }
+
+    /// Restarts the deadlines, because the request is still active. Returns
+    /// `false` if there are no permits, or a deadline has released one.
+    #[must_use]
+    pub fn renew(&self) -> bool {
+        // Renew all permits: `into_permits()` would stop at the first expired one.
+        self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
+    }
+
+    /// Returns `true` if there are permits and none has been released by its deadline.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.is_empty() && self.0.iter().all(|held| held.acquired_at().is_some())
+    }
+
+    /// Returns the latest acquire instant of the permits that are still valid.
+    #[must_use]
+    pub fn last_acquired_at(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::acquired_at).max()
+    }
+
+    /// Returns the time since the last acquire. With several permits, an earlier one also measured
+    /// the wait in a later queue. `None` for a single permit, which measures its own latency.
+    fn common_age(&self) -> Option<Nanos> {
+        let several = self.0.get(1).is_some();
+        several.then(|| self.0.iter().filter_map(PermitGuard::age).min()).flatten()
+    }
+
+    /// Returns the longest `max_duration` of the permits. After this time all of them have expired.
+    #[must_use]
+    pub fn longest_lifetime(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::lifetime).max()
+    }
+
+    /// Returns the shortest `max_duration` of the permits.
+    /// All of them must be renewed within this time.
+    #[must_use]
+    pub fn shortest_lifetime(&self) -> Option<Nanos> {
+        self.0.iter().filter_map(PermitGuard::lifetime).min()
+    }
+
+    /// Returns `true` if a request waits in a queue for one of these permits.
+    #[must_use]
+    pub fn has_waiters(&self) -> bool {
+        self.0.iter().any(PermitGuard::has_waiters)
+    }
+
+    /// Leaves the permits to their deadlines, because this process stops
+    /// while the requests continue. They count while the process runs.
+    /// Permits of a fleet-wide limit count until `max_duration` is over.
+    pub fn leave_to_deadlines(self) {
+        self.0.into_iter().for_each(PermitGuard::leave_to_deadline);
+    }
+
+    /// Returns `true` if there are no permits: no concurrency limit covers the check.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The permits that a check has acquired so far.
+#[derive(Default)]
+struct PermitCollector {
+    permits: RequestPermits,
+    /// Permits of limits in shadow mode. Losing one has no effect.
+    shadow: Vec<PermitGuard>,
+}
+
+impl PermitCollector {
+    /// Adds a permit, and restarts the deadlines of the earlier ones:
+    /// the caller learns the duration only after this wait. Returns
+    /// `false` if a deadline has released one in the meantime.
+    fn add(&mut self, held: Option<PermitGuard>, shadow: bool) -> bool {
+        self.shadow.retain(PermitGuard::renew);
+        let lost = self.permits.0.iter().filter(|held| !held.renew()).count();
+        if shadow {
+            self.shadow.extend(held);
+        } else {
+            self.permits.0.extend(held);
+        }
+        lost == 0
+    }
+
+    fn into_permits(mut self) -> RequestPermits {
+        self.permits.0.extend(self.shadow);
+        self.permits
+    }
+}
+
+/// The result of one pass over the limits of a check.
+enum AcquirePass {
+    Acquired(RequestPermits),
+    /// A deadline released a permit, and the others were released
+    /// too. The check starts again and waits until this instant.
+    Restart(Nanos),
+}
+
+/// The time after which a permit expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PermitLifetime {
+    /// Never: the end of the request is always seen.
+    UntilReleased,
+    /// After `max_duration`, because the end of the request may never be reported.
+    MaxDuration,
+}
+
+/// The start and the deadlines of a check's waits.
+#[derive(Clone, Copy, Debug)]
+struct WaitDeadlines {
+    started_at: Nanos,
+    queue_deadline: Option<Nanos>,
+    store_deadline: Option<Nanos>,
+}
+
+impl WaitDeadlines {
+    /// Creates the deadlines of a check that starts at `started_at`. A timeout
+    /// of zero disables queueing, but does not limit store calls.
+    fn starting_at(begun: Nanos, patience: Option<Nanos>) -> Self {
+        let end = patience.map(|patience| begun.plus(patience));
+        Self {
+            started_at: begun,
+            queue_deadline: end,
+            store_deadline: end.filter(|end| begun < *end),
+        }
+    }
+}
+
+fn time_left(now: Nanos, end: Option<Nanos>) -> Nanos {
+    end.map_or(Nanos(u64::MAX), |end| end.since(now))
+}
+
+type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
+
+impl Engine {
+    /// Acquires the permits of the check, then decides its rate limits.
+    ///
+    /// `queue_timeout` limits the waits in queues and for the store,
+    /// all together. Zero disables queueing. Safe to cancel.
+    ///
+    /// # Errors
+    /// As [`Engine::decide_within`]. No permit is taken then.
+    pub async fn admit(
+        &self,
+        question: &Check<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        self.admit_covered(question, question, patience, PermitLifetime::UntilReleased).await
+    }
+
+    /// Does the same for a caller that may never report the end. Each permit
+    /// expires after the `max_duration` of its limit unless it is renewed.
+    ///
+    /// # Errors
+    /// As [`Engine::concurrency`].
+    pub async fn admit_with_deadline(
+        &self,
+        question: &Check<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        self.admit_covered(question, question, patience, PermitLifetime::MaxDuration).await
+    }
+
+    /// Does the same with the given `keep`. Only the descriptors of `covered` need permits.
+    pub(super) async fn admit_covered(
+        &self,
+        covered: &Check<'_>,
+        question: &Check<'_>,
+        patience: Option<Nanos>,
+        keep: PermitLifetime,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        validate(question)?;
+        let begun = self.clock().steady();
+        let mut wait = WaitDeadlines::starting_at(begun, patience);
+        let end = wait.queue_deadline;
+        let permits = loop {
+            let config = self.config().ok_or(CheckError::NoConfig)?;
+            match self.acquire_all(&config, covered, wait, keep).await {
+                Ok(AcquirePass::Acquired(permits)) => break permits,
+                Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
+                Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
+            }
+        };
+        let left = end.map(|end| end.since(self.clock().steady()));
+        let answer = self.decide_within(question, left).await?;
+        let held =
+            if answer.verdict == Verdict::Allow { permits } else { RequestPermits::default() };
+        Ok(AdmissionOutcome::Decided(answer, held))
+    }
+
+    async fn acquire_all(
+        &self,
+        config: &Arc<Config>,
+        covered: &Check<'_>,
+        wait: WaitDeadlines,
+        keep: PermitLifetime,
+    ) -> Result<AcquirePass, ConcurrencyRejection> {
+        let asked = required_limits(config, covered);
+        let mut taking = PermitCollector::default();
+        for (bucket, ceiling) in &asked {
+            let newer = self.newer_than(config);
+            let ceiling = match &newer {
+                None => Some((config.revision, *ceiling)),
+                Some(newer) => {
+                    let ceiling = limit_of_bucket(newer, bucket.as_bytes());
+                    ceiling.map(|ceiling| (newer.revision, ceiling))
+                }
+            };
+            // The newer configuration has no limit for this bucket.
+            let Some((revision, ceiling)) = ceiling else { continue };
+            let held = self.acquire_one(bucket, (revision, ceiling), wait, keep).await?;
+            if !taking.add(held, self.is_shadow(ceiling)) {
+                return self.restart_or_reject(&asked, ceiling, wait);
+            }
+        }
+        Ok(AcquirePass::Acquired(taking.into_permits()))
+    }
+
+    /// Decides about a check that lost a permit while it waited for `ceiling`. It
+    /// starts again unless the timeouts of all queues, or of the caller, have passed.
+    fn restart_or_reject(
+        &self,
+        asked: &[(CounterKey, &ConcurrencyLimit)],
+        ceiling: &ConcurrencyLimit,
+        wait: WaitDeadlines,
+    ) -> Result<AcquirePass, ConcurrencyRejection> {
+        let last = wait.started_at.plus(total_queue_timeout(asked));
+        let last = wait.queue_deadline.map_or(last, |end| end.min(last));
+        if last <= self.clock().steady() {
+            return Err(count_rejection(ceiling, Reason::QueueTimeout));
+        }
+        Ok(AcquirePass::Restart(last))
+    }
+
+    /// Returns the current configuration if it differs from
+    /// `config`. The usual path writes no shared memory.
+    fn newer_than(&self, config: &Arc<Config>) -> Option<Arc<Config>> {
+        let newest = self.config.load();
+        Option::as_ref(&newest).filter(|newest| !Arc::ptr_eq(newest, config)).cloned()
+    }
+
+    /// Returns the longest total time that the check may wait in queues, including restarts.
+    #[must_use]
+    pub fn longest_queue_wait(&self, question: &Check<'_>) -> Nanos {
+        let Some(config) = self.config() else { return Nanos(0) };
+        total_queue_timeout(&required_limits(&config, question))
+    }
+
+    /// Returns a snapshot of the bucket that covers a
+    /// descriptor. `None` if there is no such limit or bucket.
+    #[must_use]
+    pub fn concurrency_snapshot(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+    ) -> Option<BucketMetrics> {
+        let config = self.config()?;
+        let tree = &config.domains.get(domain)?.tree;
+        let ConcurrencyMatch { shared, .. } =
+            tree.lookup_concurrency_limit(entries.iter().copied())?;
+        let named = entries.iter().enumerate().map(|(position, &(key, value))| {
+            let pattern = shared.iter().find(|(at, _)| *at == position);
+            (key, pattern.map_or(value, |(_, pattern)| *pattern))
+        });
+        self.concurrency_limits.snapshot(CounterKey::concurrency_bucket(domain, named).as_bytes())
+    }
+
+    /// Returns the limits in use by path, each summed over its buckets.
+    ///
+    /// For a strict limit, each replica shows its part of
+    /// the limit, so that sums over replicas are correct.
+    #[must_use]
+    pub fn concurrency_in_use(&self) -> HashMap<Box<str>, ConcurrencyUsage> {
+        let Some(config) = self.config() else { return HashMap::new() };
+        let mut in_use: HashMap<Box<str>, ConcurrencyUsage> = HashMap::new();
+        for (name, look) in self.concurrency_limits.snapshots() {
+            if let Some(ceiling) = limit_of_bucket(&config, &name) {
+                let limit = self.metric_limit(ceiling, &name, look.load.limit);
+                in_use.entry(ceiling.path.clone()).or_default().add(look, limit);
+            }
+        }
+        in_use
+    }
+
+    fn metric_limit(&self, ceiling: &ConcurrencyLimit, name: &[u8], limit: u32) -> u32 {
+        let fleet = self
+            .concurrency_limits
+            .fleet_reporter()
+            .filter(|_| ceiling.mode == Some(ConcurrencyMode::Strict));
+        fleet.map_or(limit, |fleet| fleet.metric_part(name, limit))
+    }
+
+    /// Applies the concurrency limits of `config` to existing buckets and their waiting requests.
+    pub(super) fn reload_concurrency_limits(&self, config: &Config) {
+        if let Some(fleet) = self.concurrency_limits.fleet_reporter() {
+            let all =
+                || config.domains.values().flat_map(|domain| domain.tree.concurrency_limits());
+            fleet.expect_strict(all().any(|ceiling| ceiling.mode == Some(ConcurrencyMode::Strict)));
+            fleet.expect_shared(all());
+        }
+        self.concurrency_limits.reload_all(config.revision, |name| {
+            let ceiling = limit_of_bucket(config, name)?;
+            Some((self.local_rules(ceiling), self.shared_limit(ceiling)))
+        });
+    }
+
+    /// Returns the concurrency limits of this replica.
+    #[must_use]
+    pub const fn concurrency_limits(&self) -> &ConcurrencyLimits {
+        &self.concurrency_limits
+    }
+
+    fn shared_limit(&self, ceiling: &ConcurrencyLimit) -> Option<SharedLimit> {
+        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.shared_limit(ceiling))
+    }
+
+    fn strict_limit(&self, ceiling: &ConcurrencyLimit) -> Option<StrictLimit> {
+        self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.strict_limit(ceiling))
+    }
+
+    /// Returns the local rules of a limit. `min` applies to the whole fleet,
+    /// and one replica may need less. Strict limits have another queue.
+    fn local_rules(&self, ceiling: &ConcurrencyLimit) -> LimiterConfig {
+        let shared = self.shared_limit(ceiling).is_some();
+        let own = |adaptive: AdaptiveConfig| {
+            if shared { AdaptiveConfig { min: 1, ..adaptive } } else { adaptive }
+        };
+        let waiting = ceiling.rules.queue.filter(|_| self.strict_limit(ceiling).is_none());
+        LimiterConfig { adaptive: ceiling.rules.adaptive.map(own), queue: waiting, ..ceiling.rules }
+    }
+
+    /// Returns `true` if a rejection by `ceiling` is only reported.
+    fn is_shadow(&self, ceiling: &ConcurrencyLimit) -> bool {
+        ceiling.shadow || self.policy.is_shadow
+    }
+
+    /// Acquires one permit. In shadow mode a check neither queues nor waits for an unknown
+    /// share. With a strict limit it waits for the store, which alone knows the count.
+    async fn acquire_one(
+        &self,
+        bucket: &CounterKey,
+        (revision, ceiling): (Revision, &ConcurrencyLimit),
+        wait: WaitDeadlines,
+        keep: PermitLifetime,
+    ) -> Result<Option<PermitGuard>, ConcurrencyRejection> {
+        let shadow = self.is_shadow(ceiling);
+        let (shared, rules, strictly) =
+            (self.shared_limit(ceiling), self.local_rules(ceiling), self.strict_limit(ceiling));
+        let now = self.clock().steady();
+        let patience = if shadow { Nanos(0) } else { time_left(now, wait.queue_deadline) };
+        let answer = if shadow && strictly.is_none() {
+            Nanos(0)
+        } else {
+            time_left(now, wait.store_deadline)
+        };
+        let (bucket, rules) = (bucket.as_bytes(), &rules);
+        let keep = (keep == PermitLifetime::MaxDuration).then_some(ceiling.max_duration);
+        let ask = PermitRequest {
+            bucket,
+            revision,
+            rules,
+            permit_lifetime: keep,
+            queue_timeout: patience,
+            store_timeout: answer,
+            shared,
+        };
+        let acquired = match strictly {
+            // Boxed, to keep the future of the other modes small.
+            Some(strictly) => {
+                Box::pin(self.concurrency_limits.acquire_strict(ask, strictly, self.store())).await
+            }
+            None => self.concurrency_limits.acquire(ask).await,
+        };
+        match acquired {
+            Ok(held) => Ok(Some(held)),
+            Err(denied) if shadow => {
+                ConcurrencyLimitExceeded { reason: reason_of(denied), is_enforced: false }.emit();
+                Ok(None)
+            }
+            Err(denied) => Err(count_rejection(ceiling, reason_of(denied))),
+        }
+    }
+}
+
+/// One concurrency limit, summed over its buckets.
+#[derive(Clone, Debug, Default)]
+pub struct ConcurrencyUsage {
+    /// The number of buckets.
+    pub buckets: u64,
+    /// The number of requests in flight.
+    pub in_flight: u64,
+    /// The number of waiting requests.
+    pub waiting: u64,
+    /// The sum of the limits. For a strict limit, this replica's part.
+    pub limit: u64,
+    /// The bucket with the most requests in flight.
+    pub busiest: Option<BucketMetrics>,
+}
+
+impl ConcurrencyUsage {
+    fn add(&mut self, look: BucketMetrics, limit: u32) {
+        let BucketLoad { in_flight, waiting, .. } = look.load;
+        self.buckets = self.buckets.saturating_add(1);
+        self.in_flight = self.in_flight.saturating_add(in_flight.into());
+        self.waiting = self.waiting.saturating_add(u64::try_from(waiting).unwrap_or(u64::MAX));
+        self.limit = self.limit.saturating_add(limit.into());
+        if self.busiest.is_none_or(|busiest| busiest.load.in_flight < in_flight) {
+            self.busiest = Some(look);
+        }
+    }
+}
+
+/// Counts the rejection, and returns the response.
+fn count_rejection(ceiling: &ConcurrencyLimit, reason: Reason) -> ConcurrencyRejection {
+    ConcurrencyLimitExceeded { reason, is_enforced: true }.emit();
+    let reasons = std::iter::once(reason);
+    CheckDecided { verdict: Verdict::Deny, is_shadowed: false, reasons, near_limit: 0 }.emit();
+    let (reject, path) = (ceiling.reject.clone(), ceiling.path.clone());
+    ConcurrencyRejection { reject, reason, path }
+}
+
+fn total_queue_timeout(asked: &[(CounterKey, &ConcurrencyLimit)]) -> Nanos {
+    let waits = asked.iter().filter_map(|(_, ceiling)| ceiling.rules.queue);
+    waits.fold(Nanos(0), |sum, waiting| sum.plus(waiting.timeout))
+}
+
+fn limit_of_bucket<'c>(config: &'c Config, name: &[u8]) -> Option<&'c ConcurrencyLimit> {
+    let (domain, entries) = CounterKey::parse_concurrency_bucket(name)?;
+    let covered = config.domains.get(domain)?.tree.lookup_concurrency_limit(entries)?;
+    Some(covered.limit)
+}
+
+const fn reason_of(denied: AcquireError) -> Reason {
+    match denied {
+        AcquireError::Full => Reason::ConcurrencyLimitReached,
+        AcquireError::QueueFull => Reason::QueueFull,
+        AcquireError::QueueTimeout => Reason::QueueTimeout,
+        AcquireError::TooManyBuckets => Reason::TooManyBuckets,
+    }
+}
+
+/// Returns the limits that cover the check, each once,
+/// sorted by bucket name. Peeks and refunds need no permit.
+fn required_limits<'c>(config: &'c Config, question: &Check<'_>) -> RequiredLimits<'c> {
+    let Some(domain) = config.domains.get(question.domain) else { return RequiredLimits::new() };
+    let mut asked = RequiredLimits::new();
+    for descriptor in &question.descriptors {
+        if matches!(descriptor.cost, Cost::Charge(Hits(0)) | Cost::Refund(_)) {
+            continue;
+        }
+        let entries = || descriptor.entries.iter().copied();
+        let Some(ConcurrencyMatch { limit: ceiling, shared }) =
+            domain.tree.lookup_concurrency_limit(entries())
+        else {
+            continue;
+        };
+        let entries = entries().enumerate().map(|(position, (key, value))| {
+            let pattern = shared.iter().find(|(at, _)| *at == position);
+            (key, pattern.map_or(value, |(_, pattern)| *pattern))
+        });
+        asked.push((CounterKey::concurrency_bucket(&domain.name, entries), ceiling));
+    }
+    asked.sort_by(|(a, _), (b, _)| a.as_bytes().cmp(b.as_bytes()));
+    asked.dedup_by(|(a, _), (b, _)| a == b);
+    asked
+}

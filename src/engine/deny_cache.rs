@@ -1,0 +1,382 @@
+//! The deny cache: remembers denials of shared counters, so that retries need no store call.
+//!
+//! Guarantees:
+//! - Only limits with `mode: cached_deny` are cached.
+//! - The store would deny too, unless another replica refunded hits or changed the limit.
+//! - A denial ends when its hits would be allowed, counted from the time of sending.
+//! - If reserved hits may have caused it, it ends with the longest reservation.
+//! - It applies to checks of as many hits or more, never to 0 hits or refunds.
+//! - A new configuration ends it, and so does a refund through this replica.
+//! - The cache has at most 65,536 counters, about 12 MB: [`SHARDS`] shards of [`COUNTERS_PER_SHARD`].
+//! - A full shard evicts the denial that ends first.
+//!
+//! Not covered:
+//! - `mode: strict`, which needs no lookup.
+//! - Store calls (see [`super::path`]).
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+use smallvec::SmallVec;
+
+use super::fallback::ChargeDecision;
+use super::plan::{CheckPlan, DescriptorPlan};
+use super::stale_charges::ChargeSubset;
+use crate::backend::{Charge, ChargeMode, ChargeOutcome, Outcomes, StoreFailure};
+use crate::config::LimitMode;
+use crate::kernel::decision::{Cost, VoteGroup};
+use crate::kernel::key::CounterKey;
+use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
+use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::telemetry::event::DenialsFromCache;
+
+const SHARDS: usize = 4096;
+
+/// The largest number of counters in a shard, small enough for a linear search.
+const COUNTERS_PER_SHARD: usize = 16;
+
+/// The cached denials of all counters.
+#[derive(Debug)]
+pub(super) struct DenyCache {
+    shards: Box<[Mutex<DenialShard>]>,
+    /// `true` after the first cached denial. Before that, refunds have nothing to remove.
+    has_denials: AtomicBool,
+    /// Random for each process, so that no client can choose keys that fall into one shard.
+    secret: [u8; 16],
+}
+
+pub(super) enum DenyLookup {
+    All(SmallVec<[ChargeDecision; 2]>),
+    /// The cached denials, and the charges to send to the store.
+    Partial(Box<PartialDecision>),
+}
+
+pub(super) struct PartialDecision {
+    /// One outcome for each charge; a failure if no denial is cached.
+    pub(super) outcomes: Outcomes,
+    pub(super) to_send: ChargeSubset,
+}
+
+#[derive(Debug, Default)]
+struct DenialShard {
+    denials: Vec<CounterDenial>,
+    /// The last refund to a counter of this shard. A denial of a check
+    /// that was sent before may predate the refund, so it is not cached.
+    last_refund: Nanos,
+}
+
+#[derive(Debug)]
+struct CounterDenial {
+    hash: [u64; 2],
+    /// The revision and the strategy that denied.
+    under: (Revision, Strategy),
+    denial: RememberedDenial,
+}
+
+/// A denial; all instants are of this process's clock.
+#[derive(Clone, Copy, Debug)]
+struct RememberedDenial {
+    hits: Hits,
+    /// The earliest instant at which the hits may be allowed. It counts from the
+    /// time of sending, and reserved hits may be released. The denial ends here.
+    ends_at: Nanos,
+    /// The latest instant at which the hits are allowed. Clients
+    /// receive this one, so that none retries too early.
+    allowed_at: Nanos,
+    remaining: Hits,
+    resets_at: Nanos,
+}
+
+/// The times of a store call, and the revision of its check.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoreCallTimes {
+    pub(super) sent_at: Nanos,
+    pub(super) replied_at: Nanos,
+    pub(super) revision: Revision,
+}
+
+impl DenyCache {
+    pub(super) fn new() -> Self {
+        let random = RandomState::new();
+        let mut secret = [0; 16];
+        secret[..8].copy_from_slice(&random.hash_one(0_u8).to_le_bytes());
+        secret[8..].copy_from_slice(&random.hash_one(1_u8).to_le_bytes());
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { shards, has_denials: AtomicBool::new(false), secret }
+    }
+
+    /// Returns `true` if the check has a cached limit, or a refund that may end a cached denial.
+    pub(super) fn needs_lookup(&self, plan: &CheckPlan<'_>) -> bool {
+        let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
+        plan.descriptors.iter().any(is_cached) || self.has_denials.load(Relaxed) && refunds()
+    }
+
+    /// Looks up the charges of `plan`. A refund ends the cached denial of its counter.
+    pub(super) fn look_up(
+        &self,
+        plan: &CheckPlan<'_>,
+        revision: Revision,
+        now: Nanos,
+    ) -> DenyLookup {
+        let known: SmallVec<[Option<ChargeOutcome>; 2]> = charges_with_parts(plan)
+            .map(|(part, charge)| self.cached_denial(part, charge, revision, now))
+            .collect();
+        let spent = match plan.charges.mode {
+            ChargeMode::Each | ChargeMode::Preview => with_misses(plan, &known),
+            ChargeMode::AllOrNothing { quota_for_all, .. } => {
+                deny_whole_check(plan, &known, quota_for_all)
+                    .unwrap_or_else(|| with_misses(plan, &[]))
+            }
+        };
+        let denials = spent.denial_count();
+        if denials != 0 {
+            DenialsFromCache { denials }.emit();
+        }
+        spent
+    }
+
+    /// Caches the denials of a store call. `sent` are the charges that
+    /// were sent. `reserved_for` returns how long another check's reservation
+    /// may have caused a denial; with `charge: each` none can.
+    pub(super) fn record_outcomes(
+        &self,
+        plan: &CheckPlan<'_>,
+        sent: &ChargeSubset,
+        outcomes: &[ChargeOutcome],
+        call: StoreCallTimes,
+        reserved_for: impl Fn(&Charge) -> Option<Nanos>,
+    ) {
+        let is_for_itself = matches!(plan.charges.mode, ChargeMode::Each);
+        let reserved_for =
+            |charge: &Charge| if is_for_itself { None } else { reserved_for(charge) };
+        for (index, (part, charge)) in charges_with_parts(plan).enumerate() {
+            let outcome = outcomes.get(index);
+            match (charge.cost, outcome) {
+                (Cost::Refund(_), _) => self.remove(&charge.key, call.replied_at),
+                (
+                    Cost::Charge(hits),
+                    Some(
+                        ChargeOutcome::Decided(CounterDecision::Deny {
+                            retry_after,
+                            headroom: room,
+                        })
+                        | ChargeOutcome::Counted(
+                            CounterDecision::Deny { retry_after, headroom: room },
+                            _,
+                        ),
+                    ),
+                ) if is_cached(part) && sent.contains(index) && hits != Hits(0) => {
+                    let denied_hits = hits_denied_at(plan, index, hits);
+                    let denial = RememberedDenial::new(denied_hits, *retry_after, *room, call);
+                    self.insert(
+                        charge,
+                        denial.end_with_reservation(reserved_for(charge), call),
+                        call,
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn cached_denial(
+        &self,
+        part: &DescriptorPlan<'_>,
+        charge: &Charge,
+        revision: Revision,
+        now: Nanos,
+    ) -> Option<ChargeOutcome> {
+        match charge.cost {
+            Cost::Refund(_) => {
+                self.remove(&charge.key, now);
+                None
+            }
+            Cost::Charge(Hits(0)) => None,
+            Cost::Charge(hits) if is_cached(part) => {
+                let hash = self.hash_key(&charge.key);
+                let shard = self.lock_shard(hash);
+                let ledger = shard.denials.iter().find(|ledger| ledger.hash == hash)?;
+                ledger.decide((revision, charge.strategy), hits, now).map(ChargeOutcome::Decided)
+            }
+            Cost::Charge(_) => None,
+        }
+    }
+
+    fn insert(&self, charge: &Charge, denial: RememberedDenial, call: StoreCallTimes) {
+        let hash = self.hash_key(&charge.key);
+        let mut shard = self.lock_shard(hash);
+        if denial.ends_at <= call.replied_at || call.sent_at <= shard.last_refund {
+            return;
+        }
+        self.has_denials.store(true, Relaxed);
+        let under = (call.revision, charge.strategy);
+        shard.insert(CounterDenial { hash, under, denial }, call.replied_at);
+    }
+
+    fn remove(&self, key: &CounterKey, now: Nanos) {
+        let hash = self.hash_key(key);
+        let mut shard = self.lock_shard(hash);
+        shard.denials.retain(|ledger| ledger.hash != hash);
+        shard.last_refund = shard.last_refund.max(now);
+    }
+
+    fn lock_shard(&self, hash: [u64; 2]) -> MutexGuard<'_, DenialShard> {
+        let index = usize::try_from(hash[0] % SHARDS as u64).unwrap_or(0);
+        self.shards[index].lock()
+    }
+
+    fn hash_key(&self, key: &CounterKey) -> [u64; 2] {
+        let mut hasher = SipHasher13::new_with_key(&self.secret);
+        hasher.write(key.as_bytes());
+        let hash = hasher.finish128();
+        [hash.h1, hash.h2]
+    }
+}
+
+impl DenyLookup {
+    fn denial_count(&self) -> u64 {
+        let known = |outcome: &ChargeOutcome| matches!(outcome, ChargeOutcome::Decided(_));
+        let count = match self {
+            Self::All(settled) => settled
+                .iter()
+                .filter(|one| matches!(one, ChargeDecision::Store(outcome) if known(outcome)))
+                .count(),
+            Self::Partial(rest) => rest.outcomes.iter().filter(|outcome| known(outcome)).count(),
+        };
+        u64::try_from(count).unwrap_or(u64::MAX)
+    }
+}
+
+impl DenialShard {
+    /// Inserts `new`. Between two denials of a counter,
+    /// the one for fewer hits applies to more checks.
+    fn insert(&mut self, new: CounterDenial, now: Nanos) {
+        let is_same_counter = |held: &CounterDenial| held.hash == new.hash;
+        if let Some(cached) = self.denials.iter_mut().find(|held| is_same_counter(held)) {
+            let stays = cached.under == new.under
+                && now < cached.denial.ends_at
+                && cached.denial.hits < new.denial.hits;
+            if !stays {
+                *cached = new;
+            }
+            return;
+        }
+        if self.denials.len() < COUNTERS_PER_SHARD {
+            self.denials.push(new);
+        } else if let Some(first) = self.denials.iter_mut().min_by_key(|held| held.denial.ends_at) {
+            *first = new;
+        }
+    }
+}
+
+impl CounterDenial {
+    /// Returns the decision for `hits`, if this denial applies.
+    fn decide(
+        &self,
+        under: (Revision, Strategy),
+        hits: Hits,
+        now: Nanos,
+    ) -> Option<CounterDecision> {
+        if self.under != under || self.denial.ends_at <= now || hits < self.denial.hits {
+            return None;
+        }
+        let RememberedDenial { allowed_at: passes, remaining, resets_at: rested, .. } = self.denial;
+        let room = Headroom { remaining, reset_after: rested.since(now) };
+        if u64::from(under.1.max_at_once()) < hits.0 {
+            return Some(CounterDecision::ExceedsLimit(room));
+        }
+        let extra_wait = under.1.extra_wait(hits.less(self.denial.hits))?;
+        Some(CounterDecision::Deny {
+            retry_after: passes.since(now).plus(extra_wait),
+            headroom: room,
+        })
+    }
+}
+
+impl RememberedDenial {
+    fn new(hits: Hits, retry_after: Nanos, room: Headroom, call: StoreCallTimes) -> Self {
+        Self {
+            hits,
+            ends_at: call.sent_at.plus(retry_after),
+            allowed_at: call.replied_at.plus(retry_after),
+            remaining: room.remaining,
+            resets_at: call.replied_at.plus(room.reset_after),
+        }
+    }
+
+    /// Limits the denial to `reserved_for` after sending, because a reservation may have caused it.
+    fn end_with_reservation(self, reserved_for: Option<Nanos>, call: StoreCallTimes) -> Self {
+        let over = reserved_for
+            .map_or(self.ends_at, |held_for| call.sent_at.plus(held_for).min(self.ends_at));
+        Self { ends_at: over, ..self }
+    }
+}
+
+fn is_cached(part: &DescriptorPlan<'_>) -> bool {
+    part.mode() == LimitMode::CachedDeny
+}
+
+fn charges_with_parts<'p>(
+    plan: &'p CheckPlan<'_>,
+) -> impl Iterator<Item = (&'p DescriptorPlan<'p>, &'p Charge)> {
+    let parts = plan.descriptors.iter().filter(|part| part.is_charged());
+    parts.zip(&plan.charges.list)
+}
+
+/// Returns the hits that were denied at `index`. An all-or-nothing check is decided
+/// on the sum of its hits for a counter, so earlier hits for the same counter are added.
+fn hits_denied_at(plan: &CheckPlan<'_>, index: usize, hits: Hits) -> Hits {
+    match plan.charges.mode {
+        ChargeMode::Each => return hits,
+        ChargeMode::AllOrNothing { .. } | ChargeMode::Preview => {}
+    }
+    let (earlier, rest) = plan.charges.list.split_at(index.min(plan.charges.list.len()));
+    let same = earlier.iter().filter(|charge| rest.first().is_some_and(|c| c.key == charge.key));
+    let before = same.filter_map(|charge| match charge.cost {
+        Cost::Charge(hits) => Some(hits),
+        Cost::Refund(_) => None,
+    });
+    before.fold(hits, Hits::plus)
+}
+
+/// Returns the cached outcomes, and the charges without one.
+fn with_misses(plan: &CheckPlan<'_>, known: &[Option<ChargeOutcome>]) -> DenyLookup {
+    let cached = |place: usize| known.get(place).copied().flatten();
+    let unknown = ChargeOutcome::Failed(StoreFailure::InvalidReply);
+    let outcomes = (0..plan.charges.list.len()).map(|place| cached(place).unwrap_or(unknown));
+    let missing =
+        ChargeSubset::select(&plan.charges, |place| cached(place).is_none(), plan.charges.mode);
+    DenyLookup::Partial(Box::new(PartialDecision {
+        outcomes: outcomes.collect(),
+        to_send: missing,
+    }))
+}
+
+/// Denies an all-or-nothing check if the cached denial of one limit is enough for that.
+///
+/// Otherwise returns `None`:
+/// - With a refund, because refunds are made in any case.
+/// - If only shadow-mode or quota limits have a cached denial.
+fn deny_whole_check(
+    plan: &CheckPlan<'_>,
+    known: &[Option<ChargeOutcome>],
+    quota_for_all: bool,
+) -> Option<DenyLookup> {
+    let list = &plan.charges.list;
+    let refunds = list.iter().any(|charge| matches!(charge.cost, Cost::Refund(_)));
+    let denies = |(charge, outcome): (&Charge, &Option<ChargeOutcome>)| {
+        outcome.is_some() && charge.standing.group == VoteGroup::Enforced && !charge.standing.shadow
+    };
+    if refunds || quota_for_all || !list.iter().zip(known).any(denies) {
+        return None;
+    }
+    let settled = known
+        .iter()
+        .map(|outcome| outcome.map_or(ChargeDecision::NotCharged, ChargeDecision::Store));
+    Some(DenyLookup::All(settled.collect()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! The fallback: decides the charges without a reply from the store.
+//!
+//! Guarantees:
+//! - The `on_backend_failure` of each limit decides its own charge.
+//! - `error` on an unanswered limit refuses the whole check, before any local charge.
+//! - A forced denial takes precedence over `error`.
+//!
+//! Not covered:
+//! - The reason of the store failure.
+//! - Local counters: see [`super::local_fallback`].
+
+use smallvec::SmallVec;
+
+use super::CheckError;
+use super::local_fallback::{FailedCharge, LocalFallback, NO_SHARE_OUTCOME};
+use super::plan::{CheckPlan, DescriptorPlan};
+use crate::backend::ChargeOutcome;
+use crate::config::FallbackMode;
+use crate::kernel::decision::{Cost, Reason, StoreFailure, Verdict};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::ChargesFailed;
+
+/// The outcome of a charge, with its source.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ChargeDecision {
+    Store(ChargeOutcome),
+    /// `on_backend_failure: allow` or `deny`.
+    Fallback(Verdict, Reason),
+    /// This replica's local share.
+    Local(ChargeOutcome),
+    /// Not charged: another limit is known to deny the check.
+    NotCharged,
+}
+
+/// Returns `true` if the store failed to reply to a charge.
+pub(super) fn is_needed(outcomes: &[ChargeOutcome]) -> bool {
+    outcomes.iter().any(|outcome| failure_of(*outcome).is_some())
+}
+
+/// Decides every charge of `plan`.
+///
+/// # Errors
+/// [`CheckError::StoreUnavailable`] if an unanswered charge has `on_backend_failure:
+/// error`. Not if the check is denied anyway, unless the charge is a refund.
+#[cold]
+pub(super) fn apply_fallback(
+    plan: &CheckPlan<'_>,
+    outcomes: &[ChargeOutcome],
+    local: Option<&LocalFallback>,
+    now: Nanos,
+    quota_for_all: bool,
+) -> Result<SmallVec<[ChargeDecision; 2]>, CheckError> {
+    let rules = || plan.descriptors.iter().filter_map(DescriptorPlan::fallback);
+    for cause in outcomes.iter().filter_map(|outcome| failure_of(*outcome)) {
+        ChargesFailed { cause, charges: 1 }.emit();
+    }
+    let refuses = |rule| match rule {
+        FallbackMode::Error => true,
+        FallbackMode::Local => local.is_none(),
+        FallbackMode::Allow | FallbackMode::Deny => false,
+    };
+    let asked = plan.charges.list.iter().zip(rules().zip(outcomes));
+    let mut refusing = asked.filter_map(|(charge, (rule, outcome))| {
+        failure_of(*outcome).filter(|_| refuses(rule)).map(|cause| (charge.cost, cause))
+    });
+    // A lost refund is a loss for the caller, even if the check is denied.
+    let refusing = if plan.has_forced_denial(quota_for_all) {
+        refusing.find(|(cost, _)| matches!(cost, Cost::Refund(_)))
+    } else {
+        refusing.next()
+    };
+    if let Some((_, cause)) = refusing {
+        return Err(CheckError::StoreUnavailable(cause));
+    }
+    let counts = |(charge, (rule, outcome)): (_, (_, &ChargeOutcome))| {
+        failure_of(*outcome).filter(|_| rule == FallbackMode::Local).map(|cause| (charge, cause))
+    };
+    let charges = plan.charges.list.iter().zip(rules().zip(outcomes));
+    let ours: SmallVec<[FailedCharge<'_>; 2]> = charges.filter_map(counts).collect();
+    let counted = local.filter(|_| !ours.is_empty());
+    let counted = counted.map(|local| local.charge(&ours, plan.charges.mode, now));
+    let counted = counted.unwrap_or_default();
+    let mut counted = counted.into_iter();
+    let settled = rules().zip(outcomes).map(|(rule, outcome)| match (failure_of(*outcome), rule) {
+        (None, _) => ChargeDecision::Store(*outcome),
+        (_, FallbackMode::Allow) => {
+            ChargeDecision::Fallback(Verdict::Allow, Reason::StoreDownAllowed)
+        }
+        (_, FallbackMode::Deny) => ChargeDecision::Fallback(Verdict::Deny, Reason::StoreDownDenied),
+        (_, FallbackMode::Error) => ChargeDecision::NotCharged,
+        (_, FallbackMode::Local) if local.is_none() => ChargeDecision::NotCharged,
+        (_, FallbackMode::Local) => {
+            ChargeDecision::Local(counted.next().unwrap_or(NO_SHARE_OUTCOME))
+        }
+    });
+    Ok(settled.collect())
+}
+
+const fn failure_of(outcome: ChargeOutcome) -> Option<StoreFailure> {
+    match outcome {
+        ChargeOutcome::Failed(cause) => Some(cause),
+        ChargeOutcome::Stale(_) => Some(StoreFailure::OutsideWindows),
+        ChargeOutcome::Decided(_)
+        | ChargeOutcome::Counted(..)
+        | ChargeOutcome::Refunded(_)
+        | ChargeOutcome::StoreFull(_) => None,
+    }
+}

@@ -1,0 +1,276 @@
+//! Fallback debt: hits that this replica allowed during
+//! a store outage and charges to the store afterwards.
+//!
+//! Guarantees:
+//! - At most [`MAX_KEYS`] counters with [`MAX_KEY_BYTES`] of
+//!   keys have debt. Hits beyond that are counted as lost.
+//! - Debt is charged one call at a time when its store node is available again.
+//! - Hits that the counter has forgotten in the meantime are not charged.
+//! - Attempts at an unavailable node never overlap, and take a tenth of the time.
+//! - Without debt and after [`CALM_TIME`] of replies, the local counters are cleared.
+//!
+//! Not covered:
+//! - A restart of the process: its debt is lost.
+//!
+//! Outages less than [`CALM_TIME`] apart count as one, so their hits share the local counters.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
+
+use super::Engine;
+use super::local_fallback::LocalFallback;
+use crate::backend::{Backend, Charge, ChargeMode, ChargeOutcome, Charges, StoreReply};
+use crate::kernel::decision::{Cost, StoreFailure};
+use crate::kernel::key::CounterKey;
+use crate::kernel::rate::{CounterDecision, Strategy};
+use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::{FallbackDebtEnded, FallbackDebtOutcome};
+
+const MAX_KEYS: usize = 65_536;
+
+/// The largest total size of their keys.
+const MAX_KEY_BYTES: usize = 16 << 20;
+
+/// The shortest pause between two attempts during an outage.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
+/// The pause is this multiple of the last attempt's duration, up to the longest pause.
+const PAUSE_FACTOR: u32 = 10;
+
+/// The time for which the store must be available before an outage has ended.
+const CALM_TIME: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug)]
+pub(super) struct FallbackDebt {
+    /// The last charge, for the counter and the strategy of the store.
+    charge: Charge,
+    /// The strategy of the local counter.
+    pub(super) local_strategy: Strategy,
+    pub(super) hits: Hits,
+}
+
+impl FallbackDebt {
+    pub(super) fn charge_of(&self, hits: Hits) -> Charge {
+        Charge { cost: Cost::Charge(hits), ..self.charge.clone() }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct FallbackDebts {
+    table: Mutex<DebtTable>,
+    /// Notified after each local charge.
+    charged_locally: Notify,
+}
+
+#[derive(Debug, Default)]
+struct DebtTable {
+    debts: HashMap<CounterKey, FallbackDebt>,
+    bytes: usize,
+}
+
+impl FallbackDebts {
+    /// Starts the repayment after a local charge.
+    pub(super) fn wake(&self) {
+        self.charged_locally.notify_one();
+    }
+
+    /// Adds an allowed charge to the debt, or subtracts a refund.
+    pub(super) fn record(&self, charge: &Charge, part: Strategy) {
+        let mut book = self.table.lock();
+        match charge.cost {
+            Cost::Charge(Hits(0)) => {}
+            Cost::Charge(hits) => {
+                book.add(FallbackDebt { charge: charge.clone(), local_strategy: part, hits });
+            }
+            Cost::Refund(hits) => {
+                if let Some(debt) = book.debts.get_mut(&charge.key) {
+                    debt.hits = debt.hits.less(hits);
+                }
+            }
+        }
+    }
+
+    fn keys(&self) -> Vec<CounterKey> {
+        self.table.lock().debts.keys().cloned().collect()
+    }
+
+    fn with_charge<T>(&self, key: &CounterKey, of: impl FnOnce(&Charge) -> T) -> Option<T> {
+        self.table.lock().debts.get(key).map(|debt| of(&debt.charge))
+    }
+
+    /// Takes the debt of one counter. The others stay in
+    /// the table, where refunds can still reduce them.
+    fn take(&self, key: &CounterKey) -> Option<FallbackDebt> {
+        let mut book = self.table.lock();
+        let debt = book.debts.remove(key)?;
+        book.bytes = book.bytes.saturating_sub(key.as_bytes().len());
+        Some(debt)
+    }
+
+    /// Adds to debt that was recorded in the meantime, and keeps the newer limit.
+    fn put_back(&self, debt: FallbackDebt) {
+        let mut book = self.table.lock();
+        match book.debts.get_mut(&debt.charge.key) {
+            Some(newer) => newer.hits = newer.hits.plus(debt.hits),
+            None => book.add(debt),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.table.lock().debts.is_empty()
+    }
+}
+
+impl DebtTable {
+    fn add(&mut self, debt: FallbackDebt) {
+        if let Some(held) = self.debts.get_mut(&debt.charge.key) {
+            let hits = held.hits.plus(debt.hits);
+            *held = FallbackDebt { hits, ..debt };
+            return;
+        }
+        let bytes = self.bytes.saturating_add(debt.charge.key.as_bytes().len());
+        if MAX_KEYS <= self.debts.len() || MAX_KEY_BYTES < bytes {
+            FallbackDebtEnded { hits: debt.hits, outcome: FallbackDebtOutcome::Lost }.emit();
+            return;
+        }
+        self.bytes = bytes;
+        self.debts.insert(debt.charge.key.clone(), debt);
+    }
+}
+
+/// At least one store node is unavailable. Contains the start of the attempt.
+struct NodeUnavailable {
+    started_at: Nanos,
+}
+
+enum Repayment {
+    /// The debt is settled.
+    Settled,
+    /// The node is unavailable, and nothing was charged.
+    Unavailable,
+    /// Unknown after a timeout. Counted as lost, because a retry might count the hits twice.
+    Unknown,
+}
+
+/// The debts between two yields. Needed because debts
+/// of unavailable nodes are skipped without an await.
+const DEBTS_PER_YIELD: usize = 64;
+
+impl Engine {
+    /// Repays fallback debt whenever the store is available again. Never returns.
+    pub async fn repay_forever(&self) {
+        let Some(local) = self.local_fallback() else { return std::future::pending().await };
+        loop {
+            local.debts.charged_locally.notified().await;
+            while let Err(NodeUnavailable { started_at: began }) =
+                self.repay_until_calm(local).await
+            {
+                let took = Duration::from_nanos(self.clock().steady().since(began).0);
+                sleep(took.saturating_mul(PAUSE_FACTOR).clamp(MIN_PAUSE, MAX_PAUSE)).await;
+            }
+        }
+    }
+
+    /// Repays all debt. Clears the local counters once the store has been available for [`CALM_TIME`].
+    async fn repay_until_calm(&self, local: &LocalFallback) -> Result<(), NodeUnavailable> {
+        loop {
+            self.repay_all(local).await?;
+            match timeout(CALM_TIME, local.debts.charged_locally.notified()).await {
+                Ok(()) => sleep(MIN_PAUSE).await,
+                Err(_calm)
+                    if local.debts.is_empty() && self.store().current_failure().is_none() =>
+                {
+                    local.memory.clear();
+                    return Ok(());
+                }
+                Err(_calm) => {}
+            }
+        }
+    }
+
+    async fn repay_all(&self, local: &LocalFallback) -> Result<(), NodeUnavailable> {
+        let began = self.clock().steady();
+        let mut away = HashSet::new();
+        for (at, key) in local.debts.keys().into_iter().enumerate() {
+            if at % DEBTS_PER_YIELD == DEBTS_PER_YIELD - 1 {
+                yield_now().await;
+            }
+            let place = |charge: &Charge| self.store().node_of(self.clock().now(), charge);
+            let Some(place) = local.debts.with_charge(&key, place) else { continue };
+            if away.contains(&place) {
+                continue;
+            }
+            let Some(mut debt) = local.debts.take(&key) else { continue };
+            let hits = local.remaining_debt(&debt, self.clock().now());
+            count(FallbackDebtOutcome::NotNeeded, debt.hits.less(hits));
+            debt.hits = hits;
+            match self.repay_one(&mut debt).await {
+                Repayment::Settled => continue,
+                Repayment::Unavailable => local.debts.put_back(debt),
+                Repayment::Unknown => count(FallbackDebtOutcome::Lost, debt.hits),
+            }
+            away.insert(place);
+        }
+        if away.is_empty() { Ok(()) } else { Err(NodeUnavailable { started_at: began }) }
+    }
+
+    /// Charges the hits that fit, so that debt never raises the counter above its limit.
+    async fn repay_one(&self, debt: &mut FallbackDebt) -> Repayment {
+        // A second attempt, because the remaining hits may have changed since the first reply.
+        for _ in 0..2 {
+            if debt.hits == Hits(0) {
+                return Repayment::Settled;
+            }
+            match charge_debt(self.store(), self.clock().now(), debt).await {
+                ChargeOutcome::Decided(
+                    CounterDecision::Deny { headroom: room, .. }
+                    | CounterDecision::ExceedsLimit(room),
+                ) if !matches!(debt.charge.strategy, Strategy::FixedWindow(_)) => {
+                    count(FallbackDebtOutcome::NotNeeded, debt.hits.less(room.remaining));
+                    debt.hits = room.remaining;
+                }
+                // A fixed window counts the hits even if it denies them.
+                ChargeOutcome::Decided(_)
+                | ChargeOutcome::Counted(..)
+                | ChargeOutcome::Refunded(_) => {
+                    count(FallbackDebtOutcome::Charged, debt.hits);
+                    return Repayment::Settled;
+                }
+                ChargeOutcome::Failed(StoreFailure::TimedOut | StoreFailure::ConnectionLost) => {
+                    return Repayment::Unknown;
+                }
+                ChargeOutcome::Failed(cause) if !cause.is_unsafe_to_repeat() => {
+                    return Repayment::Unavailable;
+                }
+                ChargeOutcome::Failed(_)
+                | ChargeOutcome::StoreFull(_)
+                | ChargeOutcome::Stale(_) => break,
+            }
+        }
+        count(FallbackDebtOutcome::Lost, debt.hits);
+        Repayment::Settled
+    }
+}
+
+async fn charge_debt(backend: &dyn Backend, now: Nanos, debt: &FallbackDebt) -> ChargeOutcome {
+    let charges =
+        Charges { list: [debt.charge_of(debt.hits)].into_iter().collect(), mode: ChargeMode::Each };
+    let outcomes = match backend.charge(now, &charges) {
+        StoreReply::Ready(outcomes) => outcomes,
+        StoreReply::Pending(outcomes) => outcomes.await,
+    };
+    outcomes.into_iter().next().unwrap_or(ChargeOutcome::Failed(StoreFailure::InvalidReply))
+}
+
+fn count(outcome: FallbackDebtOutcome, hits: Hits) {
+    if hits != Hits(0) {
+        FallbackDebtEnded { hits, outcome }.emit();
+    }
+}

@@ -1,0 +1,303 @@
+//! Sends releases and renewals of permits to the replica that owns them.
+//!
+//! Guarantees:
+//! - A release of a permit of this replica is applied at once.
+//! - A release that names its owner goes to that incarnation, and is remembered nowhere.
+//! - A release without an owner goes to all replicas; an unknown one is remembered.
+//! - A release from another replica is not forwarded again.
+//! - The queue of forwarded releases is bounded. A release beyond the bound is counted.
+//!
+//! Not covered:
+//! - Calls between replicas and their authentication: see `edge::grpc::peer`.
+//! - An owner that has left: its permits end by their deadlines.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use siphasher::sip::SipHasher24;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::{Engine, Membership};
+use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::units::Nanos;
+use crate::telemetry::forwarding::ForwardingEvent;
+
+/// The longest search for the owner of a release that names none.
+pub const SEARCH_TIMEOUT: Nanos = Nanos(100 * Nanos::MILLI.0);
+
+/// The longest wait for the result of a forwarded release: one search and two network hops.
+const RESULT_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// The poll interval of [`Engine::flush_forwarded`].
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The capacity of the forwarding queue: a burst of a
+/// tenth of a second at 160,000 releases per second.
+const QUEUE_CAPACITY: usize = 16_384;
+
+/// A release or renewal of one request's permits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PermitUpdate<'i> {
+    /// The request id.
+    pub id: Cow<'i, str>,
+    /// The event to apply.
+    pub event: PermitEvent,
+    /// The address that sent it, for the bounds on early releases.
+    pub source: Option<IpAddr>,
+}
+
+/// The kind of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PermitEvent {
+    /// The request has ended. Contains the upstream latency if it was measured.
+    Released(RequestOutcome, Option<Nanos>),
+    /// The request has ended, and no replica knows its id.
+    ReleasedUnknown(RequestOutcome, Option<Nanos>),
+    /// The request is still active.
+    Renewed,
+}
+
+/// The state of a request id at this replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdState {
+    /// The id had permits.
+    HadPermits,
+    /// The id had no permits: its request was rejected, or needed none.
+    NoPermits,
+    /// The id is unknown.
+    Unknown,
+}
+
+/// The replica that settles an update.
+enum UpdateTarget {
+    /// This replica. `true` if the id had permits.
+    Local(bool),
+    /// This replica, where the id had permits, and the owner as well.
+    LocalAndOwner,
+    /// Another replica.
+    Remote,
+}
+
+/// An update on its way to another replica.
+#[derive(Debug)]
+pub struct ForwardedRelease {
+    /// The update.
+    pub update: PermitUpdate<'static>,
+    /// The name of the owner's incarnation. `None`: send it to all replicas.
+    pub owner: Option<Box<str>>,
+    /// Receives `true` if the id had permits.
+    pub result_sender: Option<oneshot::Sender<bool>>,
+    /// Dropped when the update has arrived or was given up.
+    pub in_transit: Arc<()>,
+}
+
+/// The queue of updates for other replicas.
+#[derive(Debug)]
+pub(super) struct ForwardingQueue {
+    membership: Arc<Membership>,
+    sender: mpsc::Sender<ForwardedRelease>,
+    /// Each update on its way has a reference to it.
+    way: Arc<()>,
+}
+
+/// Returns the public name of a replica incarnation: 16 hexadecimal
+/// digits of a hash, which reveal neither name nor number.
+#[must_use]
+pub fn incarnation_name(node: &str, incarnation: u64) -> Box<str> {
+    let mut bytes = node.as_bytes().to_vec();
+    // A separator: a node name contains no zero byte.
+    bytes.push(0);
+    bytes.extend(incarnation.to_be_bytes());
+    format!("{:016x}", SipHasher24::new().hash(&bytes)).into()
+}
+
+/// Returns `true` if `text` has the format of [`incarnation_name`].
+#[must_use]
+pub fn is_incarnation_name(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+impl<'i> PermitUpdate<'i> {
+    /// Creates the release of `id`.
+    #[must_use]
+    pub fn release(
+        id: &'i str,
+        source: Option<IpAddr>,
+        how: RequestOutcome,
+        rtt: Option<Nanos>,
+    ) -> Self {
+        Self { id: Cow::Borrowed(id), event: PermitEvent::Released(how, rtt), source }
+    }
+
+    /// Creates the renewal of `id`.
+    #[must_use]
+    pub const fn renewal(id: &'i str) -> Self {
+        Self { id: Cow::Borrowed(id), event: PermitEvent::Renewed, source: None }
+    }
+
+    /// Marks a release as unknown to all replicas.
+    #[must_use]
+    pub fn into_unknown(self) -> Self {
+        let about = match self.event {
+            PermitEvent::Released(how, rtt) => PermitEvent::ReleasedUnknown(how, rtt),
+            other => other,
+        };
+        Self { event: about, ..self }
+    }
+
+    fn into_owned(self) -> PermitUpdate<'static> {
+        PermitUpdate { id: Cow::Owned(self.id.into_owned()), ..self }
+    }
+}
+
+impl Engine {
+    /// Enables forwarding, and returns the queue of forwarded releases. Returns no queue
+    /// if the store belongs to this replica alone, because there is no fleet then.
+    #[must_use]
+    pub fn with_forwarding(mut self) -> (Self, Option<mpsc::Receiver<ForwardedRelease>>) {
+        let Some(local) = self.local_fallback() else { return (self, None) };
+        let (post, posted) = mpsc::channel(QUEUE_CAPACITY);
+        self.forwarding = Some(ForwardingQueue {
+            membership: Arc::clone(&local.membership),
+            sender: post,
+            way: Arc::default(),
+        });
+        (self, Some(posted))
+    }
+
+    /// Returns this replica's name in replies, if forwarding is enabled.
+    #[must_use]
+    pub fn owner(&self) -> Option<&str> {
+        Some(self.forwarding.as_ref()?.membership.incarnation_name())
+    }
+
+    /// Applies an update here, or forwards it to `owner`.
+    /// A release without an owner is sent to all replicas.
+    pub fn apply_or_forward(&self, told: PermitUpdate<'_>, owner: Option<&str>) {
+        let owner = owner.filter(|owner| is_incarnation_name(owner));
+        if !matches!(self.apply_and_route(&told, owner), UpdateTarget::Local(_)) {
+            self.forward(told, owner, None);
+        }
+    }
+
+    /// Does the same, and returns `true` if the id had permits.
+    /// Returns `false` if the result is unknown after 250 ms.
+    pub async fn apply_or_forward_and_wait(
+        &self,
+        told: PermitUpdate<'_>,
+        owner: Option<&str>,
+    ) -> bool {
+        let owner = owner.filter(|owner| is_incarnation_name(owner));
+        match self.apply_and_route(&told, owner) {
+            UpdateTarget::Local(held) => return held,
+            UpdateTarget::LocalAndOwner => {
+                self.forward(told, owner, None);
+                return true;
+            }
+            UpdateTarget::Remote => {}
+        }
+        let (answer, heard) = oneshot::channel();
+        self.forward(told, owner, Some(answer));
+        matches!(timeout(RESULT_TIMEOUT, heard).await, Ok(Ok(true)))
+    }
+
+    /// Applies an update from another replica. Remembers a release only if no replica knows its id.
+    pub fn apply_forwarded(&self, told: &PermitUpdate<'_>) -> IdState {
+        match told.event {
+            PermitEvent::Released(how, rtt) => self.release_known(&told.id, how, rtt),
+            PermitEvent::ReleasedUnknown(how, rtt) => {
+                let held = self.release(&told.id, told.source, how, rtt);
+                if held { IdState::HadPermits } else { IdState::Unknown }
+            }
+            PermitEvent::Renewed if self.renew(&told.id) => IdState::HadPermits,
+            PermitEvent::Renewed => IdState::Unknown,
+        }
+    }
+
+    /// Waits until all forwarded updates have arrived, at most for `patience`.
+    pub async fn flush_forwarded(&self, patience: Duration) {
+        let Some(peers) = &self.forwarding else { return };
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        let arrived = async {
+            while 1 < Arc::strong_count(&peers.way) {
+                ticks.tick().await;
+            }
+        };
+        // The remaining permits end by their deadlines.
+        timeout(patience, arrived).await.ok();
+    }
+
+    fn apply_and_route(&self, told: &PermitUpdate<'_>, owner: Option<&str>) -> UpdateTarget {
+        let (found, ours) = (self.apply_forwarded(told), self.owner());
+        // Two replicas can know an id: the first rejected the request
+        // or its reply was lost, and the retry reached another replica.
+        let is_anothers = ours.is_some() && owner.is_some() && owner != ours;
+        match found {
+            IdState::HadPermits if is_anothers => UpdateTarget::LocalAndOwner,
+            IdState::HadPermits => UpdateTarget::Local(true),
+            _ if is_anothers => UpdateTarget::Remote,
+            IdState::NoPermits => UpdateTarget::Local(false),
+            IdState::Unknown if ours.is_none() => {
+                UpdateTarget::Local(self.remember_early_release(told))
+            }
+            // The caller got this replica's name with a reply, so the request was here and is over.
+            IdState::Unknown if owner.is_some() => UpdateTarget::Local(false),
+            IdState::Unknown if told.event == PermitEvent::Renewed => UpdateTarget::Local(false),
+            IdState::Unknown if self.is_alone() => {
+                UpdateTarget::Local(self.remember_early_release(told))
+            }
+            IdState::Unknown => UpdateTarget::Remote,
+        }
+    }
+
+    fn is_alone(&self) -> bool {
+        let seen = self.forwarding.as_ref().and_then(|peers| peers.membership.snapshot());
+        seen.is_none_or(|seen| seen.peers.is_empty())
+    }
+
+    fn remember_early_release(&self, told: &PermitUpdate<'_>) -> bool {
+        self.apply_forwarded(&told.clone().into_unknown()) == IdState::HadPermits
+    }
+
+    fn forward(
+        &self,
+        told: PermitUpdate<'_>,
+        owner: Option<&str>,
+        answer: Option<oneshot::Sender<bool>>,
+    ) {
+        let Some(peers) = &self.forwarding else { return };
+        let (told, owner, way) = (told.into_owned(), owner.map(Box::from), Arc::clone(&peers.way));
+        let post = ForwardedRelease { update: told, owner, result_sender: answer, in_transit: way };
+        let Err(refused) = peers.sender.try_send(post) else { return };
+        ForwardingEvent::Dropped.emit();
+        let post = refused.into_inner();
+        if post.owner.is_none() {
+            self.remember_early_release(&post.update);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_incarnation_has_its_own_opaque_name() {
+        let of = incarnation_name("host-1", 1);
+        assert!(is_incarnation_name(&of), "{of}");
+        let others = [
+            incarnation_name("host-1", 2),
+            incarnation_name("host-2", 1),
+            incarnation_name("host-1\0", 1),
+            incarnation_name("", 1),
+        ];
+        assert!(others.iter().all(|other| *other != of));
+        assert_eq!(incarnation_name("host-1", 1), of, "every replica comes to the same");
+        for text in ["", "-", "0123456789abcde", "0123456789abcdeF", "0123456789abcdef0"] {
+            assert!(!is_incarnation_name(text), "{text}");
+        }
+    }
+}

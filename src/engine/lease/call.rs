@@ -1,0 +1,110 @@
+//! A lease call in flight.
+//!
+//! Guarantees:
+//! - It continues after its check is canceled, because its grant is charged.
+//! - Its end wakes the waiting checks, with or without a reply.
+//!
+//! Not covered:
+//! - The content of the message.
+//! - The deadline, which the store enforces.
+//! - A runtime that shuts down: the call is then dropped.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use futures_util::future::JoinAll;
+use tokio::runtime::Handle;
+
+use super::{LeaseKeyHash, LeaseManager};
+use crate::backend::lease::{LeaseMessage, LeaseOutcome};
+use crate::backend::{Backend, StoreFailure};
+use crate::kernel::lease::{BorrowReply, MessageNumber};
+
+/// The call of a check. If it is dropped before its end, it continues in the background.
+pub(super) struct LeaseCall(Option<Pin<Box<dyn Future<Output = LeaseOutcome> + Send>>>);
+
+impl LeaseCall {
+    pub(super) fn new(sending: impl Future<Output = LeaseOutcome> + Send + 'static) -> Self {
+        Self(Some(Box::pin(sending)))
+    }
+}
+
+impl Future for LeaseCall {
+    type Output = LeaseOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseOutcome> {
+        // Taken out, so that a future that panicked is not polled again in the background.
+        let Some(mut sending) = self.0.take() else { return Poll::Pending };
+        let polled = sending.as_mut().poll(context);
+        if polled.is_pending() {
+            self.0 = Some(sending);
+        }
+        polled
+    }
+}
+
+impl Drop for LeaseCall {
+    fn drop(&mut self) {
+        // A runtime that shuts down drops the spawned future.
+        if let (Some(sending), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(sending);
+        }
+    }
+}
+
+/// Runs `sends` such that their messages share a store call.
+pub(super) async fn share_store_call<F: Future>(
+    backend: &dyn Backend,
+    sends: JoinAll<F>,
+) -> Vec<F::Output> {
+    let (mut sends, mut has_begun) = (pin!(sends), false);
+    poll_fn(|context| {
+        if has_begun {
+            return sends.as_mut().poll(context);
+        }
+        let mut begun = Poll::Pending;
+        backend.batch_calls(&mut || begun = sends.as_mut().poll(context));
+        has_begun = true;
+        begun
+    })
+    .await
+}
+
+/// Settles its message when it is dropped.
+pub(super) struct SettleOnDrop<'l> {
+    leases: &'l LeaseManager,
+    key_hash: LeaseKeyHash,
+    number: MessageNumber,
+    reply: Result<BorrowReply, Option<StoreFailure>>,
+}
+
+impl<'l> SettleOnDrop<'l> {
+    pub(super) fn new(leases: &'l LeaseManager, message: &LeaseMessage) -> Self {
+        let (place, number) = (leases.hash_key(&message.key), message.borrow.number);
+        Self { leases, key_hash: place, number, reply: Err(None) }
+    }
+
+    pub(super) const fn set_reply(&mut self, lent: LeaseOutcome) {
+        self.reply = match lent {
+            LeaseOutcome::Applied(answer) => Ok(answer),
+            LeaseOutcome::Failed(cause) => Err(Some(cause)),
+            LeaseOutcome::Superseded | LeaseOutcome::StoreFull(_) | LeaseOutcome::Stale(_) => {
+                Err(None)
+            }
+        };
+    }
+}
+
+impl Drop for SettleOnDrop<'_> {
+    fn drop(&mut self) {
+        let now = self.leases.clock.now();
+        let mut shard = self.leases.lock_shard(self.key_hash);
+        if let Some(lease) = shard.get_mut(&self.key_hash) {
+            lease.settle(now, self.number, self.reply);
+            if lease.is_returning() && !lease.has_pending() {
+                self.leases.delayed_return.notify_one();
+            }
+        }
+    }
+}

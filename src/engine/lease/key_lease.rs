@@ -1,0 +1,309 @@
+//! The lease of one key in this replica, and the checks that wait for its pending message.
+//!
+//! Guarantees:
+//! - Hits of a denied check return only to the lease that they came from.
+//! - They return only while the store lists them, so it never lists less than the balance.
+//!
+//! Not covered:
+//! - The choice of the key.
+//! - Sending messages.
+
+use tokio::sync::watch;
+
+use super::LeasedCounter;
+use crate::backend::{Charge, ChargeOutcome, StoreFailure};
+use crate::kernel::lease::balance::{LeaseBalance, SpendResult};
+use crate::kernel::lease::sizer;
+use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber};
+use crate::kernel::rate::{CounterDecision, Headroom};
+use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
+
+/// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.
+const IDLE_SPANS: u64 = 2;
+
+/// The number of bits for the epochs of one lease.
+const EPOCH_BITS: u32 = 20;
+
+#[derive(Debug)]
+pub(super) struct KeyLease {
+    lease_balance: LeaseBalance,
+    pub(super) charge: Charge,
+    pub(super) terms: LeaseTerms,
+    last_check: Nanos,
+    /// The first epoch of this lease; every lease of the key has its own range.
+    first_epoch: u64,
+    pending: Option<MessageNumber>,
+    /// `true` if all hits are to be returned after the pending reply.
+    is_returning: bool,
+    /// Wakes the waiting checks when a message is settled.
+    /// The value is the failure, if there was one.
+    settled: watch::Sender<Option<StoreFailure>>,
+}
+
+impl KeyLease {
+    /// Creates an empty lease. `number` must be unique in this process.
+    pub(super) fn new(leased: LeasedCounter<'_>, now: Nanos, number: MessageNumber) -> Self {
+        let LeasedCounter { charge, terms } = leased;
+        let ledger = LeaseBalance::new(
+            terms.sizing,
+            terms.duration,
+            sizer::max_lease(charge.strategy.max_at_once()),
+        );
+        Self {
+            lease_balance: ledger.with_strategy(charge.strategy),
+            charge: charge.clone(),
+            terms,
+            last_check: now,
+            first_epoch: number.0 << EPOCH_BITS,
+            pending: None,
+            is_returning: false,
+            settled: watch::Sender::default(),
+        }
+    }
+
+    /// Returns `true` if this lease has the limit and the settings of `leased`.
+    pub(super) fn is_for(&self, leased: LeasedCounter<'_>) -> bool {
+        self.terms == leased.terms && self.charge.strategy == leased.charge.strategy
+    }
+
+    pub(super) const fn leased(&self) -> LeasedCounter<'_> {
+        LeasedCounter { charge: &self.charge, terms: self.terms }
+    }
+
+    /// Records a check as demand, also if it is denied.
+    pub(super) fn record_check(&mut self, now: Nanos, hits: Hits) {
+        self.last_check = now;
+        self.lease_balance.record_check(now, hits);
+    }
+
+    /// Returns the outcome if the balance or a remembered denial decides. A
+    /// check of more hits than the remembered one gets a longer retry-after.
+    pub(super) fn decide(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
+        self.expire(now);
+        let step = match self.lease_balance.decide(now, hits) {
+            SpendResult::Spent(room) => CounterDecision::Allow(room),
+            SpendResult::Denied { headroom: room, .. }
+                if u64::from(self.charge.strategy.max_at_once()) < hits.0 =>
+            {
+                CounterDecision::ExceedsLimit(room)
+            }
+            SpendResult::Denied { retry_after, additional_hits: more, headroom: room } => {
+                let longer = self.charge.strategy.extra_wait(more)?;
+                CounterDecision::Deny { retry_after: retry_after.plus(longer), headroom: room }
+            }
+            SpendResult::NeedsStore => return None,
+        };
+        Some(ChargeOutcome::Decided(step))
+    }
+
+    /// Decides like [`KeyLease::decide`]. Hits that are allowed stay
+    /// undecided until [`KeyLease::put_back`] or [`KeyLease::mark_spent`].
+    pub(super) fn take(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
+        let outcome = self.decide(now, hits)?;
+        if !outcome.is_denial() {
+            self.lease_balance.mark_undecided(hits);
+        }
+        Some(outcome)
+    }
+
+    /// Returns the epoch of the undecided hits. They can be put back until it changes.
+    pub(super) const fn epoch(&self) -> u64 {
+        self.first_epoch + self.lease_balance.undecided_epoch()
+    }
+
+    /// Puts back hits that were taken in `epoch`, unless they were voided since.
+    pub(super) fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
+        self.expire(now);
+        if epoch == self.epoch() {
+            self.lease_balance.put_back(now, hits, self.lease_balance.undecided_epoch());
+        }
+    }
+
+    pub(super) fn mark_spent(&mut self, hits: Hits, epoch: u64) {
+        if epoch == self.epoch() {
+            self.lease_balance.mark_spent(hits, self.lease_balance.undecided_epoch());
+        }
+    }
+
+    pub(super) fn headroom(&self, now: Nanos) -> Headroom {
+        self.lease_balance.headroom(now)
+    }
+
+    pub(super) fn balance(&self, now: Nanos) -> Hits {
+        self.lease_balance.balance(now)
+    }
+
+    pub(super) fn forget_denial(&mut self, now: Nanos) {
+        self.lease_balance.forget_denial(now);
+    }
+
+    pub(super) fn refill(
+        &mut self,
+        now: Nanos,
+        number: impl Fn() -> MessageNumber,
+    ) -> Option<BorrowRequest> {
+        if self.pending.is_some() || !self.lease_balance.may_need_refill(now) {
+            return None;
+        }
+        let ahead = self.lease_balance.refill(now, number());
+        self.set_pending_message(ahead)
+    }
+
+    /// Returns the message of an early refill, if a refill would be due within `time`.
+    pub(super) fn refill_early(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        time: Nanos,
+    ) -> Option<BorrowRequest> {
+        let message = self.lease_balance.refill_early(now, number, time);
+        self.set_pending_message(message)
+    }
+
+    /// Returns the message of a check; `None` while another message is pending.
+    pub(super) fn borrow(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        hits: Hits,
+    ) -> Option<BorrowRequest> {
+        self.expire(now);
+        let borrow = self.lease_balance.borrow(now, number, hits);
+        self.set_pending_message(borrow)
+    }
+
+    pub(super) fn return_surplus(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+    ) -> Option<BorrowRequest> {
+        self.expire(now);
+        let idle_for = now.since(self.last_check);
+        let surplus = self.lease_balance.return_if_idle(now, number, idle_for);
+        let surplus = surplus.or_else(|| self.lease_balance.return_surplus(now, number));
+        self.set_pending(surplus, self.pending)
+    }
+
+    pub(super) fn return_all(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+    ) -> Option<BorrowRequest> {
+        self.expire(now);
+        let message = self.lease_balance.return_all(now, number);
+        self.set_pending(message, None)
+    }
+
+    /// Returns the message that returns all hits. Marks the lease instead while a reply is
+    /// pending: the store may have granted hits, which can be returned only after the reply.
+    pub(super) fn start_return(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+    ) -> Option<BorrowRequest> {
+        self.is_returning = self.has_pending();
+        if self.is_returning { None } else { self.return_all(now, number) }
+    }
+
+    /// Returns the message that returns all hits of a marked lease. A lease with a
+    /// new pending message has checks under the current configuration, so it stays.
+    pub(super) fn finish_return(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+    ) -> Option<BorrowRequest> {
+        let leaves = std::mem::take(&mut self.is_returning);
+        if leaves && !self.has_pending() { self.return_all(now, number) } else { None }
+    }
+
+    /// Returns a receiver for the pending reply. Its caller
+    /// returns the hits in place of [`KeyLease::finish_return`].
+    pub(super) fn take_over_return(&mut self) -> Option<watch::Receiver<Option<StoreFailure>>> {
+        self.is_returning = false;
+        self.pending_reply()
+    }
+
+    pub(super) const fn is_returning(&self) -> bool {
+        self.is_returning
+    }
+
+    pub(super) fn undo_unsent(&mut self, now: Nanos, number: MessageNumber) {
+        self.lease_balance.undo_unsent(now, number);
+    }
+
+    /// Applies the reply to message `number`, or its failure, and wakes the waiting checks.
+    pub(super) fn settle(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        reply: Result<BorrowReply, Option<StoreFailure>>,
+    ) {
+        self.expire(now);
+        let failure = match reply {
+            Ok(answer) => {
+                self.lease_balance.settle(now, &answer);
+                None
+            }
+            Err(cause) => {
+                self.lease_balance.give_up(number);
+                cause
+            }
+        };
+        // Checks that wait for a newer message ignore the end of an older one.
+        if self.pending.is_none_or(|awaited| awaited == number) {
+            self.pending = None;
+            self.settled.send_replace(failure);
+        }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Option<StoreFailure>> {
+        self.settled.subscribe()
+    }
+
+    pub(super) const fn has_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    pub(super) fn pending_reply(&self) -> Option<watch::Receiver<Option<StoreFailure>>> {
+        self.has_pending().then(|| self.subscribe())
+    }
+
+    /// Returns the time of the last check; `None` while a reply is pending.
+    pub(super) const fn evictable_since(&self) -> Option<Nanos> {
+        if self.has_pending() { None } else { Some(self.last_check) }
+    }
+
+    pub(super) fn is_idle(&self, now: Nanos) -> bool {
+        let idle_time =
+            Nanos(self.terms.duration.min(sizer::MAX_SPAN).0.saturating_mul(IDLE_SPANS));
+        let is_empty = self.lease_balance.total(now) == Hits(0);
+        self.pending.is_none() && is_empty && idle_time < now.since(self.last_check)
+    }
+
+    fn set_pending_message(&mut self, message: Option<BorrowRequest>) -> Option<BorrowRequest> {
+        let number = message.as_ref().map(|message| message.number);
+        self.set_pending(message, number)
+    }
+
+    fn set_pending(
+        &mut self,
+        message: Option<BorrowRequest>,
+        awaits: Option<MessageNumber>,
+    ) -> Option<BorrowRequest> {
+        if message.is_some() {
+            self.pending = awaits;
+        }
+        message
+    }
+
+    fn expire(&mut self, now: Nanos) {
+        let hits = self.lease_balance.expire(now);
+        if hits != Hits(0) {
+            LeasedHits { hits, event: LeasedHitsEvent::Expired }.emit();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

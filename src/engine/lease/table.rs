@@ -1,0 +1,126 @@
+//! The leases of one shard.
+//!
+//! Guarantees:
+//! - At most [`LEASES_PER_SHARD`] leases, and at most [`MAX_SHARD_KEY_BYTES`] bytes of keys.
+//! - A full shard evicts the leases without a check for the longest time.
+//! - It evicts none if that does not make enough room.
+//!
+//! Not covered:
+//! - Returning the hits of an evicted lease.
+//! - The choice of the shard.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use smallvec::SmallVec;
+
+use super::key_lease::KeyLease;
+
+pub(super) const LEASES_PER_SHARD: usize = 256;
+
+/// The largest total size of the keys in a shard, in bytes: 512 for each lease.
+pub(super) const MAX_SHARD_KEY_BYTES: usize = 128 << 10;
+
+/// A keyed hash of a counter's key. The first half selects the shard.
+pub(super) type LeaseKeyHash = [u64; 2];
+
+#[derive(Debug, Default)]
+pub(super) struct LeaseShard {
+    leases: HashMap<LeaseKeyHash, KeyLease, BuildHasherDefault<KeyHashHasher>>,
+    key_bytes: usize,
+}
+
+impl LeaseShard {
+    pub(super) fn len(&self) -> usize {
+        self.leases.len()
+    }
+
+    pub(super) fn get(&self, place: &LeaseKeyHash) -> Option<&KeyLease> {
+        self.leases.get(place)
+    }
+
+    pub(super) fn get_mut(&mut self, place: &LeaseKeyHash) -> Option<&mut KeyLease> {
+        self.leases.get_mut(place)
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &KeyLease> {
+        self.leases.values()
+    }
+
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut KeyLease> {
+        self.leases.values_mut()
+    }
+
+    pub(super) fn remove(&mut self, place: &LeaseKeyHash) -> Option<KeyLease> {
+        let removed = self.leases.remove(place)?;
+        self.key_bytes -= key_bytes(&removed);
+        Some(removed)
+    }
+
+    pub(super) fn retain(&mut self, keep: impl Fn(&KeyLease) -> bool) {
+        let bytes = &mut self.key_bytes;
+        self.leases.retain(|_, held| {
+            let is_kept = keep(held);
+            *bytes -= if is_kept { 0 } else { key_bytes(held) };
+            is_kept
+        });
+    }
+
+    /// Inserts `new` for a key without a lease, and returns the evicted leases.
+    /// If eviction cannot make enough room, evicts nothing and drops `new`.
+    pub(super) fn insert(&mut self, place: LeaseKeyHash, new: KeyLease) -> SmallVec<[KeyLease; 1]> {
+        let (mut evicted, new_bytes) = (SmallVec::new(), key_bytes(&new));
+        if !self.can_make_room(new_bytes) {
+            return evicted;
+        }
+        while !has_room(self.len(), self.key_bytes, new_bytes) {
+            let idle = self
+                .leases
+                .iter()
+                .filter_map(|(place, held)| Some((held.evictable_since()?, *place)));
+            let Some((_, oldest)) = idle.min() else { return evicted };
+            evicted.extend(self.remove(&oldest));
+        }
+        self.key_bytes += new_bytes;
+        self.leases.insert(place, new);
+        evicted
+    }
+
+    /// Returns `true` if a key of this size fits after evicting all leases without a pending reply.
+    fn can_make_room(&self, bytes: usize) -> bool {
+        if has_room(self.len(), self.key_bytes, bytes) {
+            return true;
+        }
+        let pending = self.leases.values().filter(|held| held.evictable_since().is_none());
+        let (lease_count, used_bytes) =
+            pending.fold((0, 0), |(count, sum), held| (count + 1, sum + key_bytes(held)));
+        has_room(lease_count, used_bytes, bytes)
+    }
+}
+
+const fn has_room(lease_count: usize, used_bytes: usize, bytes: usize) -> bool {
+    lease_count < LEASES_PER_SHARD && used_bytes.saturating_add(bytes) <= MAX_SHARD_KEY_BYTES
+}
+
+fn key_bytes(lease: &KeyLease) -> usize {
+    lease.charge.key.as_bytes().len()
+}
+
+/// Uses the second half of a [`LeaseKeyHash`] as it is, because it is already a hash.
+#[derive(Debug, Default)]
+pub(super) struct KeyHashHasher(u64);
+
+impl Hasher for KeyHashHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _bytes: &[u8]) {}
+
+    fn write_u64(&mut self, half: u64) {
+        self.0 = half;
+    }
+}
+
+#[cfg(test)]
+mod tests;

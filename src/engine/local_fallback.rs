@@ -1,0 +1,159 @@
+//! Decides charges from this replica's memory during a store outage (`on_backend_failure: local_fallback`).
+//!
+//! Guarantees:
+//! - Allowed hits are within this replica's local share.
+//! - Allowed hits become fallback debt, unless the store may have counted them already.
+//!
+//! Not covered:
+//! - The size of a local share: see [`super::local_share`].
+//! - Fallback debt: see [`super::debts`].
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::fallback_debt::{FallbackDebt, FallbackDebts};
+use super::local_share::{FleetDivision, local_share, rank};
+use super::membership::Membership;
+use super::stale_charges::is_check_denied;
+use crate::backend::memory::MemoryStore;
+use crate::backend::{
+    Backend as _, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreReply,
+};
+use crate::kernel::decision::{Cost, StoreFailure, Verdict, VoteGroup, combine};
+use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
+use crate::kernel::units::{Hits, Nanos};
+
+/// The local counters and the fallback debt of this replica.
+#[derive(Debug)]
+pub struct LocalFallback {
+    pub(super) memory: Arc<MemoryStore>,
+    pub(super) membership: Arc<Membership>,
+    pub(super) debts: FallbackDebts,
+}
+
+/// A charge without a reply from the store, and the failure.
+pub(super) type FailedCharge<'p> = (&'p Charge, StoreFailure);
+
+/// The outcome of a local share of zero hits.
+pub(super) const NO_SHARE_OUTCOME: ChargeOutcome =
+    ChargeOutcome::Decided(CounterDecision::ExceedsLimit(Headroom {
+        remaining: Hits(0),
+        reset_after: Nanos(0),
+    }));
+
+impl LocalFallback {
+    /// Creates counters in `memory`. The list of replicas
+    /// in `membership` determines the local shares.
+    #[must_use]
+    pub fn new(memory: Arc<MemoryStore>, membership: Arc<Membership>) -> Self {
+        Self { memory, membership, debts: FallbackDebts::default() }
+    }
+
+    /// Charges the local shares. Returns one outcome for each charge, in order.
+    pub(super) fn charge(
+        &self,
+        charges: &[FailedCharge<'_>],
+        rule: ChargeMode,
+        now: Nanos,
+    ) -> Outcomes {
+        let parts: SmallVec<[Option<Strategy>; 2]> =
+            charges.iter().map(|(charge, _)| self.local_share_of(charge)).collect();
+        let (asked, spared) = local_charges(charges, &parts, rule);
+        let answered = match self.memory.charge(now, &asked) {
+            StoreReply::Ready(outcomes) => outcomes,
+            // The memory store always replies at once.
+            StoreReply::Pending(_) => Outcomes::new(),
+        };
+        let passed = !spared && !is_check_denied(&asked, &answered);
+        let mut answered = answered.into_iter();
+        let outcome = |((charge, cause), part): (&FailedCharge<'_>, &Option<Strategy>)| {
+            let Some(part) = part else { return outcome_without_share(charge.cost) };
+            let outcome = answered.next().unwrap_or(NO_SHARE_OUTCOME);
+            let made = passed || matches!(charge.cost, Cost::Refund(_));
+            let owes = made && !cause.is_unsafe_to_repeat();
+            if owes
+                && matches!(
+                    outcome,
+                    ChargeOutcome::Decided(CounterDecision::Allow(_)) | ChargeOutcome::Refunded(_)
+                )
+            {
+                self.debts.record(charge, *part);
+            }
+            outcome
+        };
+        let outcomes = charges.iter().zip(&parts).map(outcome).collect();
+        self.debts.wake();
+        outcomes
+    }
+
+    /// Returns this replica's local share of the charge's limit. `None` if it has no hits.
+    pub(super) fn local_share_of(&self, charge: &Charge) -> Option<Strategy> {
+        let replicas = self.membership.replicas();
+        let mut division = FleetDivision { replicas, rank: None };
+        if !charge.strategy.max_at_once().is_multiple_of(replicas.get()) {
+            let me = self.membership.replica_name();
+            let seen = self.membership.snapshot();
+            let members = |seen: &super::membership::FleetSnapshot| {
+                rank(&charge.key, me, seen.replicas.iter().map(|member| &*member.node))
+            };
+            division.rank = seen.as_deref().map(members);
+        }
+        local_share(&charge.strategy, division)
+    }
+
+    /// Returns the part of `debt` that the local counter
+    /// still counts. Windows end and GCRA debts drain.
+    pub(super) fn remaining_debt(&self, debt: &FallbackDebt, now: Nanos) -> Hits {
+        let FallbackDebt { local_strategy: part, hits, .. } = debt;
+        let peek = Charge { strategy: *part, ..debt.charge_of(Hits(0)) };
+        let peek = Charges { list: [peek].into_iter().collect(), mode: ChargeMode::Each };
+        let StoreReply::Ready(outcomes) = self.memory.charge(now, &peek) else { return Hits(0) };
+        match outcomes.first() {
+            Some(ChargeOutcome::Decided(
+                CounterDecision::Allow(room)
+                | CounterDecision::Deny { headroom: room, .. }
+                | CounterDecision::ExceedsLimit(room),
+            )) => Hits(part.max_at_once().into()).less(room.remaining).min(*hits),
+            _ => Hits(0),
+        }
+    }
+}
+
+/// Returns the charges for the local counters. If a limit without a local
+/// share denies the whole check, they become peeks and the flag is `true`.
+fn local_charges(
+    charges: &[FailedCharge<'_>],
+    parts: &[Option<Strategy>],
+    rule: ChargeMode,
+) -> (Charges, bool) {
+    let votes = charges.iter().zip(parts).map(|((charge, _), part)| {
+        let denies = part.is_none() && outcome_without_share(charge.cost).is_denial();
+        (charge.standing.group, charge.standing.enforced_verdict(denies))
+    });
+    let spared = match rule {
+        ChargeMode::Each | ChargeMode::Preview => false,
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+            let passes = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
+            combine(votes.chain(passes), quota_for_all) == Verdict::Deny
+        }
+    };
+    let list = charges.iter().zip(parts).filter_map(|((charge, _), part)| {
+        let cost = match charge.cost {
+            Cost::Charge(_) if spared => Cost::Charge(Hits(0)),
+            cost => cost,
+        };
+        part.map(|strategy| Charge { strategy, cost, ..(*charge).clone() })
+    });
+    (Charges { list: list.collect(), mode: rule }, spared)
+}
+
+const fn outcome_without_share(cost: Cost) -> ChargeOutcome {
+    const NO_ROOM: CounterDecision =
+        CounterDecision::Allow(Headroom { remaining: Hits(0), reset_after: Nanos(0) });
+    match cost {
+        Cost::Charge(Hits(0)) => ChargeOutcome::Decided(NO_ROOM),
+        Cost::Charge(_) => NO_SHARE_OUTCOME,
+        Cost::Refund(_) => ChargeOutcome::Refunded(NO_ROOM),
+    }
+}

@@ -1,0 +1,112 @@
+//! Computes the retry-after of a denied check.
+//!
+//! Guarantees:
+//! - A whole check that returns after the wait is allowed, if no other check came.
+//! - The wait includes the hits that the denied check itself was charged.
+//! - There is no retry-after if its hits on one counter can never fit together.
+//! - Limits that a remembered denial skipped count as allowed.
+//!
+//! Not covered:
+//! - The retry-after of one limit: see `kernel::rate`.
+//! - The limits that must allow a check: see `kernel::decision`.
+//!
+//! Cost: no allocation for up to two descriptors.
+
+use smallvec::SmallVec;
+
+use super::LimitStatuses;
+use super::local_fallback::LocalFallback;
+use super::plan::{CheckPlan, DescriptorPlan};
+use crate::backend::{Charge, ChargeMode};
+use crate::kernel::decision::{self, Cost, DescriptorDecision, Reason, Verdict};
+use crate::kernel::rate::{Headroom, Strategy};
+use crate::kernel::units::{Hits, Nanos};
+
+#[derive(Clone, Copy)]
+struct DecidedCharge<'p> {
+    index: usize,
+    charge: &'p Charge,
+    decision: &'p DescriptorDecision,
+    /// The strategy that counted the charge. `None` if it was not counted.
+    strategy: Option<Strategy>,
+}
+
+/// Returns the wait after which `plan`, with the decisions `statuses`,
+/// would be allowed if no other check came. `None` if no wait helps.
+pub(super) fn retry_after(
+    plan: &CheckPlan<'_>,
+    statuses: &LimitStatuses,
+    local: Option<&LocalFallback>,
+    quota_for_all: bool,
+) -> Option<Nanos> {
+    let findings = statuses.iter().map(|status| &status.decision);
+    let mut waits: SmallVec<[_; 2]> =
+        findings.map(|finding| (finding.enforcement.group, finding.time_until_allowed())).collect();
+    // A denied all-or-nothing check was not charged, and a single charge has no earlier ones.
+    if matches!(plan.charges.mode, ChargeMode::Each) && 1 < plan.charges.list.len() {
+        let mut charged = decided_charges(plan, statuses, local);
+        charged.sort_by(|a, b| a.charge.key.as_bytes().cmp(b.charge.key.as_bytes()));
+        for same in charged.chunk_by(|a, b| a.charge.key == b.charge.key) {
+            correct_waits(same, |place, wait| {
+                if let Some((_, waits)) = waits.get_mut(place) {
+                    *waits = wait;
+                }
+            });
+        }
+    }
+    decision::combined_wait(waits.into_iter(), quota_for_all)
+}
+
+fn decided_charges<'p>(
+    plan: &'p CheckPlan<'_>,
+    statuses: &'p LimitStatuses,
+    local: Option<&LocalFallback>,
+) -> SmallVec<[DecidedCharge<'p>; 2]> {
+    let places = plan.descriptors.iter().zip(statuses).enumerate();
+    let places = places.filter(|(_, (part, _))| DescriptorPlan::is_charged(part));
+    let charged = places.zip(&plan.charges.list).map(|((place, (_, status)), charge)| {
+        let finding = &status.decision;
+        let strategy = match finding.reason {
+            Reason::StoreDownLocal => local.and_then(|local| local.local_share_of(charge)),
+            _ => finding.is_counted().then_some(charge.strategy),
+        };
+        DecidedCharge { index: place, charge, decision: finding, strategy }
+    });
+    charged.collect()
+}
+
+/// Calls `set_wait` with the wait of each charge to one
+/// counter. A charge waits for the earlier ones too.
+fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Option<Nanos>)) {
+    let counted = |one: &DecidedCharge<'_>| Some((one.strategy?, one.decision.headroom));
+    let Some(last) = same.iter().rev().find_map(counted) else { return };
+    let mut before = Hits(0);
+    for one in same {
+        let Some(strategy) = one.strategy else { continue };
+        let hits = match one.charge.cost {
+            Cost::Charge(hits) => hits,
+            Cost::Refund(hits) => {
+                before = before.less(hits);
+                continue;
+            }
+        };
+        let together = before.plus(hits);
+        let wait = strategy.time_until_allowed(room_for(last, strategy), together);
+        // Hits that can never fit are not charged, except in a fixed window.
+        if wait.is_some() || matches!(strategy, Strategy::FixedWindow(_)) {
+            before = together;
+        }
+        let own = one.decision.time_until_allowed();
+        // The counter's own retry-after is more exact than one derived from its remaining hits.
+        let is_known = same.len() == 1 && one.decision.verdict == Verdict::Deny;
+        if !one.decision.enforcement.shadow && !is_known {
+            set_wait(one.index, own.zip(wait).map(|(own, wait)| own.max(wait)));
+        }
+    }
+}
+
+/// Returns the remaining hits of the counter after its last charge. Zero
+/// for another strategy than that charge's, because its count is unknown.
+fn room_for((last, room): (Strategy, Headroom), strategy: Strategy) -> Headroom {
+    if last == strategy { room } else { Headroom { remaining: Hits(0), ..room } }
+}

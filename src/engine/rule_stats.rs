@@ -1,0 +1,137 @@
+//! Counts the statistics of each rule like envoyproxy/ratelimit.
+//!
+//! Guarantees:
+//! - Hits are counted before the store call, results after it.
+//! - Amounts equal those of envoyproxy/ratelimit if the store returns its counter.
+//! - Otherwise the amounts are derived from the reply.
+//!
+//! Not covered:
+//! - Names and bounds: see [`crate::telemetry::stats`].
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::decision::near_limit_threshold;
+use super::fallback::ChargeDecision;
+use super::plan::{CheckPlan, DescriptorPlan};
+use crate::backend::{ChargeOutcome, CounterHits};
+use crate::config::{Config, Domain};
+use crate::kernel::decision::{Check, Cost, Descriptor, Verdict};
+use crate::kernel::rate::CounterDecision;
+use crate::kernel::rate::limit::EXACT_BOUND;
+use crate::kernel::units::Hits;
+use crate::telemetry::stats::{RuleCharge as Told, RuleStats, RuleStatsKey, Stats};
+
+/// The statistics of the rule behind one charge.
+#[derive(Clone, Debug)]
+pub(super) struct ChargeStats {
+    rule: Arc<RuleStats>,
+    limit: u32,
+    shadow: bool,
+}
+
+/// Counts the hits of `plan`. Returns the statistics of each charge.
+pub(super) fn count_hits(
+    stats: &Stats,
+    config: &Config,
+    question: &Check<'_>,
+    plan: &CheckPlan<'_>,
+) -> SmallVec<[ChargeStats; 2]> {
+    let Some(domain) = config.domains.get(question.domain) else {
+        let descriptors = u64::try_from(question.descriptors.len()).unwrap_or(u64::MAX);
+        stats.count_unknown_domain(question.domain, descriptors);
+        return SmallVec::new();
+    };
+    let charged =
+        plan.descriptors.iter().zip(&question.descriptors).filter(|(part, _)| part.is_charged());
+    let counted = charged.zip(&plan.charges.list).map(|((part, descriptor), charge)| {
+        let rule = rule_stats(stats, domain, part, descriptor);
+        match descriptor.cost {
+            Cost::Charge(Hits(hits)) => rule.hits(hits),
+            // The largest refund empties the counter, and the number of its hits is unknown.
+            Cost::Refund(Hits(EXACT_BOUND..)) => {}
+            Cost::Refund(Hits(hits)) => rule.refund(hits),
+        }
+        // For GCRA, the remaining hits belong to the burst.
+        let limit = charge.strategy.max_at_once();
+        let shadow = matches!(part, DescriptorPlan::Charged(rule, _) if rule.shadow);
+        ChargeStats { rule, limit, shadow }
+    });
+    counted.collect()
+}
+
+fn rule_stats(
+    stats: &Stats,
+    domain: &Domain,
+    part: &DescriptorPlan<'_>,
+    descriptor: &Descriptor<'_>,
+) -> Arc<RuleStats> {
+    let entries = || descriptor.entries.iter().copied();
+    if let DescriptorPlan::Charged(rule, _) = part {
+        let made = domain.tree.metric_key(&domain.name, entries(), rule);
+        let is_written = *made == *rule.path;
+        return stats.rule_stats(if is_written {
+            RuleStatsKey::FromFile(&made)
+        } else {
+            RuleStatsKey::FromRequest(&made)
+        });
+    }
+    // A limit override has no rule, so its key is the list of entries.
+    let mut key = String::from(&*domain.name);
+    for (name, value) in entries() {
+        let joint = if value.is_empty() { "" } else { "_" };
+        key.extend([".", name, joint, value]);
+    }
+    if descriptor.entries.is_empty() {
+        key.push('.');
+    }
+    stats.rule_stats(RuleStatsKey::FromRequest(&key))
+}
+
+impl ChargeStats {
+    pub(super) fn count(&self, cost: Cost, settled: &ChargeDecision, near_limit_ratio: f32) {
+        let Cost::Charge(Hits(hits)) = cost else { return };
+        let limit = u64::from(self.limit);
+        let (held, is_remembered) = match settled {
+            ChargeDecision::NotCharged | ChargeDecision::Store(ChargeOutcome::Refunded(_)) => {
+                return;
+            }
+            ChargeDecision::Store(ChargeOutcome::Counted(
+                _,
+                CounterHits { hits: held, is_cached_denial: is_remembered },
+            )) => (*held, *is_remembered),
+            ChargeDecision::Store(outcome) | ChargeDecision::Local(outcome) => {
+                (counter_value(*outcome, limit, hits), false)
+            }
+            ChargeDecision::Fallback(Verdict::Allow, _) => (0, false),
+            ChargeDecision::Fallback(Verdict::Deny, _) => (over_limit_value(limit, hits), false),
+        };
+        let near = near_limit_threshold(self.limit, near_limit_ratio);
+        let told = Told {
+            hits,
+            counter: held,
+            limit,
+            near_limit: near,
+            is_cached_denial: is_remembered,
+            is_shadow: self.shadow,
+        };
+        self.rule.count_result(told);
+    }
+}
+
+/// Derives the value of the counter from the reply. After a denial the
+/// excess is unknown, and the whole charge counts as over the limit.
+fn counter_value(outcome: ChargeOutcome, limit: u64, hits: u64) -> u64 {
+    match outcome {
+        ChargeOutcome::Decided(CounterDecision::Allow(room)) => {
+            limit.saturating_sub(room.remaining.0)
+        }
+        ChargeOutcome::StoreFull(Verdict::Allow) => 0,
+        _ => over_limit_value(limit, hits),
+    }
+}
+
+const fn over_limit_value(limit: u64, hits: u64) -> u64 {
+    limit.saturating_add(hits).saturating_add(1)
+}

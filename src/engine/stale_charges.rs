@@ -1,0 +1,127 @@
+//! Selects the charges to repeat after a plan for another calendar window than the store's.
+//!
+//! Guarantees:
+//! - A charge that the store made is never repeated.
+//! - Pure: no I/O and no clock.
+//!
+//! Not covered:
+//! - The second plan and the second store call (see [`super::path`]).
+
+use smallvec::SmallVec;
+
+use crate::backend::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
+use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
+use crate::kernel::units::Nanos;
+
+/// Returns the store's time if a charge was planned for calendar windows that are not open then.
+pub(super) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> {
+    outcomes.iter().find_map(|outcome| match outcome {
+        ChargeOutcome::Stale(store_now) => Some(*store_now),
+        _ => None,
+    })
+}
+
+/// Marks charges as failed that are stale after the second call too.
+pub(super) fn fail_stale(outcomes: &mut [ChargeOutcome]) {
+    for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, ChargeOutcome::Stale(_)))
+    {
+        *outcome = ChargeOutcome::Failed(StoreFailure::OutsideWindows);
+    }
+}
+
+/// A subset of a check's charges, with their indexes in the check.
+pub(super) struct ChargeSubset {
+    pub(super) charges: Charges,
+    indexes: SmallVec<[usize; 2]>,
+}
+
+impl ChargeSubset {
+    pub(super) fn select(
+        charges: &Charges,
+        is_missing: impl Fn(usize) -> bool,
+        rule: ChargeMode,
+    ) -> Self {
+        let indexes: SmallVec<[usize; 2]> =
+            (0..charges.list.len()).filter(|&place| is_missing(place)).collect();
+        let list = indexes.iter().map(|&place| charges.list[place].clone()).collect();
+        Self { charges: Charges { list, mode: rule }, indexes }
+    }
+
+    pub(super) fn contains(&self, index: usize) -> bool {
+        self.indexes.contains(&index)
+    }
+
+    /// Returns the elements of `all` at the indexes of these charges.
+    pub(super) fn select_from<T: Copy>(&self, all: &[T]) -> SmallVec<[T; 2]>
+    where
+        [T; 2]: smallvec::Array<Item = T>,
+    {
+        self.indexes.iter().filter_map(|&place| all.get(place).copied()).collect()
+    }
+
+    /// Copies the store's outcomes to their indexes in `outcomes`.
+    pub(super) fn copy_outcomes(&self, answered: Outcomes, outcomes: &mut Outcomes) {
+        for (&index, new_outcome) in self.indexes.iter().zip(answered) {
+            if let Some(outcome) = outcomes.get_mut(index) {
+                *outcome = new_outcome;
+            }
+        }
+    }
+}
+
+/// Returns the charges of the second plan `replanned` to send, after `sent` met a stale charge.
+///
+/// - `charge: each`: the stale ones.
+/// - `charge: all_or_nothing`: a stale charge counts as a denial. If it denied the
+///   check, the store charged nothing except refunds. Then all charges are sent again.
+/// - [`ChargeMode::Preview`]: the stale ones. The check is denied
+///   in any case, so the other outcomes stay valid.
+pub(super) fn charges_to_repeat(
+    sent: &Charges,
+    outcomes: &[ChargeOutcome],
+    replanned: &Charges,
+) -> ChargeSubset {
+    let was_denied =
+        matches!(sent.mode, ChargeMode::AllOrNothing { .. }) && is_check_denied(sent, outcomes);
+    let is_missing = |index: usize| {
+        let is_stale = matches!(outcomes.get(index), Some(ChargeOutcome::Stale(_)));
+        let is_charge = matches!(sent.list.get(index).map(|c| c.cost), Some(Cost::Charge(_)));
+        is_stale || was_denied && is_charge
+    };
+    let rule = match sent.mode {
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } if was_denied => {
+            // A refund is not repeated, but its vote for the quota group still counts.
+            let allows_quota_group =
+                |index: usize| match sent.list.get(index).map(|c| c.standing.group) {
+                    Some(VoteGroup::Quota) => true,
+                    Some(VoteGroup::Enforced) => quota_for_all,
+                    Some(VoteGroup::Unlimited) | None => false,
+                };
+            let has_allowing_refund =
+                (0..sent.list.len()).any(|index| !is_missing(index) && allows_quota_group(index));
+            ChargeMode::AllOrNothing {
+                quota_for_all,
+                quota_cannot_deny: rescued || has_allowing_refund,
+            }
+        }
+        ChargeMode::Preview => ChargeMode::Preview,
+        ChargeMode::Each | ChargeMode::AllOrNothing { .. } => ChargeMode::Each,
+    };
+    ChargeSubset::select(replanned, is_missing, rule)
+}
+
+/// Returns `true` if the store denied the whole check, and thus charged nothing except refunds.
+pub(super) fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutcome]) -> bool {
+    let (quota_for_all, rescued) = match sent.mode {
+        ChargeMode::Each => return false,
+        ChargeMode::Preview => return true,
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+            (quota_for_all, rescued)
+        }
+    };
+    let votes = sent.list.iter().zip(outcomes).map(|(charge, outcome)| {
+        (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
+    });
+    let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
+    combine(votes.chain(passed), quota_for_all) == Verdict::Deny
+}

@@ -1,0 +1,110 @@
+//! The metric series of single concurrency limits.
+//!
+//! Guarantees:
+//! - At most [`MAX_LIMIT_SERIES`] limits have separate series; the rest are summed as `other`.
+//! - They are the first by path, independent of load.
+//! - A label is a path of the limits file, never a value from a request.
+//!
+//! Not covered:
+//! - The buckets of a limit, which the admin endpoint `/permits` shows.
+
+use std::fmt;
+
+use super::{DecimalSeconds, write_head};
+use crate::kernel::units::Nanos;
+
+/// The maximum number of concurrency limits with separate series.
+pub const MAX_LIMIT_SERIES: usize = 100;
+
+/// The label of the remaining limits. It equals no path, because a path contains a dot.
+const OTHER: &str = "other";
+
+/// The state of one concurrency limit, summed over its buckets.
+#[derive(Clone, Debug, Default)]
+pub struct ConcurrencyGauges {
+    /// The path of the limit in the configuration.
+    pub path: Box<str>,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Requests that wait for a permit.
+    pub waiting: u64,
+    /// Requests that may be in flight.
+    pub limit: u64,
+    /// The smoothed RTT of the busiest bucket.
+    pub rtt: Option<Nanos>,
+    /// The min RTT of the busiest bucket.
+    pub min_rtt: Option<Nanos>,
+    /// `min_rtt / rtt`, in millionths.
+    pub gradient: Option<u64>,
+}
+
+/// A strict limit applies to the fleet, but the metric shows this replica's part.
+const LIMIT_HELP: &str =
+    "Requests that may be in flight, of a strict ceiling this replica's part of it";
+
+type CountField = fn(&ConcurrencyGauges) -> u64;
+
+type DurationField = fn(&ConcurrencyGauges) -> Option<Nanos>;
+
+pub(super) fn write_series(
+    page: &mut fmt::Formatter<'_>,
+    in_use: &[ConcurrencyGauges],
+) -> fmt::Result {
+    let mut sorted: Vec<_> = in_use.iter().collect();
+    sorted.sort_by(|a, b| a.path.cmp(&b.path));
+    let (own, rest) = sorted.split_at(sorted.len().min(MAX_LIMIT_SERIES));
+    let counts: [(&str, &str, CountField); 3] = [
+        ("sluicegate_ceiling_requests_in_flight", "Requests that hold a permit", |c| c.in_flight),
+        ("sluicegate_ceiling_requests_queued", "Requests that wait for a permit", |c| c.waiting),
+        ("sluicegate_ceiling_limit", LIMIT_HELP, |c| c.limit),
+    ];
+    for (name, help, count) in counts {
+        write_head(page, name, "gauge", &[help, ", by ceiling"].concat())?;
+        for ceiling in own {
+            writeln!(
+                page,
+                "{name}{{ceiling=\"{}\"}} {}",
+                EscapedLabel(&ceiling.path),
+                count(ceiling)
+            )?;
+        }
+        let rest = rest.iter().map(|ceiling| count(ceiling)).fold(0, u64::saturating_add);
+        writeln!(page, "{name}{{ceiling=\"{OTHER}\"}} {rest}")?;
+    }
+    write_latencies(page, own)
+}
+
+fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) -> fmt::Result {
+    let times: [(&str, &str, DurationField); 2] = [
+        ("sluicegate_ceiling_rtt_seconds", "Latency of successes, smoothed", |c| c.rtt),
+        ("sluicegate_ceiling_min_rtt_seconds", "Latency without a queue", |c| c.min_rtt),
+    ];
+    for (name, help, time) in times {
+        write_head(page, name, "gauge", help)?;
+        for (ceiling, time) in own.iter().filter_map(|ceiling| Some((ceiling, time(ceiling)?))) {
+            let path = EscapedLabel(&ceiling.path);
+            writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", DecimalSeconds(time))?;
+        }
+    }
+    let name = "sluicegate_ceiling_gradient";
+    write_head(page, name, "gauge", "Latency without a queue over latency, 1 without a queue")?;
+    for (ceiling, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
+        let (whole, part) = (gradient / 1_000_000, gradient % 1_000_000);
+        writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", EscapedLabel(&ceiling.path))?;
+    }
+    Ok(())
+}
+
+/// The value of a label with the escapes of the text format.
+struct EscapedLabel<'t>(&'t str);
+
+impl fmt::Display for EscapedLabel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '\\' => f.write_str("\\\\"),
+            '"' => f.write_str("\\\""),
+            '\n' => f.write_str("\\n"),
+            c => write!(f, "{c}"),
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! Renders one metrics page for each export and shares it among all families.
+//!
+//! Guarantees:
+//! - Each export renders the page once, in any order of the families.
+//! - A family never reads the same page twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use super::RenderPage;
+
+pub(super) struct PageCache {
+    render: RenderPage,
+    last: Mutex<CachedPage>,
+}
+
+struct CachedPage {
+    /// The number of the page, from 1. 0 before the first.
+    number: u64,
+    text: Arc<str>,
+}
+
+/// The reader of one family.
+pub(super) struct PageReader {
+    shared: Arc<PageCache>,
+    /// The number of the last page that this reader returned, 0 before the first.
+    last_seen: AtomicU64,
+}
+
+impl PageCache {
+    pub(super) fn new(make: RenderPage) -> Self {
+        Self { render: make, last: Mutex::new(CachedPage { number: 0, text: Arc::default() }) }
+    }
+}
+
+impl PageReader {
+    pub(super) fn new(shared: &Arc<PageCache>) -> Self {
+        Self { shared: Arc::clone(shared), last_seen: AtomicU64::new(0) }
+    }
+
+    /// Returns a page that is newer than the last one. The first reader of an export renders it.
+    pub(super) fn next_page(&self) -> Arc<str> {
+        let mut last = self.shared.last.lock();
+        if last.number == self.last_seen.load(Relaxed) {
+            *last = CachedPage { number: last.number + 1, text: (self.shared.render)().into() };
+        }
+        self.last_seen.store(last.number, Relaxed);
+        Arc::clone(&last.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_readers_share_one_page_per_round() {
+        let made = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&made);
+        let page = move || (counted.fetch_add(1, Relaxed) + 1).to_string();
+        let shared = Arc::new(PageCache::new(Arc::new(page)));
+        let (a, b) = (PageReader::new(&shared), PageReader::new(&shared));
+        assert_eq!([a.next_page(), b.next_page()].map(|text| text.to_string()), ["1", "1"]);
+        assert_eq!([b.next_page(), a.next_page()].map(|text| text.to_string()), ["2", "2"]);
+        assert_eq!(made.load(Relaxed), 2);
+        // A reader that missed a page returns the newest one without rendering another.
+        assert_eq!(
+            [a.next_page(), a.next_page(), b.next_page()].map(|text| text.to_string()),
+            ["3", "4", "4"]
+        );
+    }
+}
