@@ -26,15 +26,15 @@
 //! # One check, step by step
 //!
 //! 1. `edge::grpc::rls` reads the message. `edge::grpc::convert` builds a
-//!    [`Question`](kernel::decision::Question), or rejects the message.
+//!    [`Check`](kernel::decision::Check), or rejects the message.
 //! 2. [`Engine::decide_within`](engine::Engine::decide_within)
 //!    reads the clock and the configuration once.
 //! 3. `engine::plan` finds each descriptor's limit ([`config::tree`]),
 //!    its counter key ([`kernel::key`]), and the effect of its denial.
-//! 4. With a shared store, `engine::ledgers` returns remembered denials, if the limit allows it.
+//! 4. With a shared store, `engine::deny_cache` returns remembered denials, if the limit allows it.
 //! 5. [`Backend::charge`](backend::Backend::charge) runs the strategy on
 //!    each counter: under a shard lock in memory, or in one script in Redis.
-//! 6. `engine::degrade` decides by each limit's `on_backend_failure` if the store call failed.
+//! 6. `engine::fallback` decides by each limit's `on_backend_failure` if the store call failed.
 //! 7. [`kernel::decision::combine`] applies shadow mode and quota group, and returns the verdict.
 //! 8. `edge::grpc::convert` and [`edge::headers`] write the reply.
 //! 9. [`telemetry::event`] counts the decision.
@@ -42,23 +42,25 @@
 //! `/json` replaces the steps 1 and 8 with its own. Hooks without descriptors (`ext_authz`, NGINX)
 //! use [`edge::hook`], which builds the message that Envoy's rate limit filter would have sent.
 //!
-//! **Leased limits.** [`engine::leases`] takes the place of step 5. It spends from a
-//! balance borrowed with [`Backend::borrow`](backend::Backend::borrow) ([`kernel::lease`]).
+//! **Leased limits.** [`engine::lease`] takes the place of step 5. It spends from a
+//! balance borrowed with a lease call
+//! ([`exchange_lease_message`](backend::Backend::exchange_lease_message), [`kernel::lease`]).
 //! If balances cover the whole check, the decision is made without waiting.
 //!
-//! **Concurrency limits.** [`engine::ceilings`] leads a check through its concurrency
-//! limits before step 2; `edge::grpc::ext_proc` calls it. [`engine::admit`] acquires a
+//! **Concurrency limits.** [`engine::concurrency_path`] leads a check through its concurrency
+//! limits before step 2; `edge::grpc::ext_proc` calls it. [`engine::concurrency`] acquires a
 //! permit from [`kernel::concurrency`], or waits in its queue. At the end of the request
 //! it releases the permit with the latency, from which an adaptive limit is inferred.
 //!
 //! **Shared limits.** The concurrency limit is this replica's share of a limit of the
-//! fleet. [`engine::admit::fleet`] reports for all of them
-//! ([`Backend::heartbeat`](backend::Backend::heartbeat)), and [`kernel::coordinator`]
+//! fleet. [`engine::concurrency::fleet`] reports for all of them
+//! ([`report_shares`](backend::Backend::report_shares)), and [`kernel::coordinator`]
 //! splits the limit. Only the first request of a new limit waits for a report.
 //!
-//! **Strict limits.** The store counts the permits ([`kernel::concurrency::permits`]).
-//! Every request calls [`Backend::acquire`](backend::Backend::acquire).
-//! [`Backend::tell`](backend::Backend::tell) reports renewed and released permits.
+//! **Strict limits.** The store counts the permits ([`kernel::concurrency::permit_table`]).
+//! Every request calls
+//! [`acquire_strict_permit`](backend::Backend::acquire_strict_permit).
+//! [`report_strict_permits`](backend::Backend::report_strict_permits) reports renewed and released permits.
 
 pub mod backend;
 pub mod cli;

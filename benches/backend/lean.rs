@@ -21,7 +21,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{CONNECTIONS, KEYS, at_random, question};
 
-/// Connection preface, empty SETTINGS, and a WINDOW_UPDATE to the largest receive window.
+/// Connection preface, empty SETTINGS, and a `WINDOW_UPDATE` to the largest receive window.
 const HELLO: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x04\x08\0\0\0\0\0\x7f\xff\0\0";
 const SETTINGS_ARE_HEARD: &[u8] = &[0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0];
@@ -36,7 +36,7 @@ const ACK: u8 = 1;
 const FRAME: usize = 9;
 /// Checks that become due within this time are sent together.
 const TICK: Duration = Duration::from_millis(1);
-/// Send window in bytes before the server's first WINDOW_UPDATE (RFC 9113, 6.9.2).
+/// Send window in bytes before the server's first `WINDOW_UPDATE` (RFC 9113, 6.9.2).
 const ROOM: i64 = 65_535;
 /// Preallocated entries per connection. Growing a list of half a million entries copies it for
 /// tens of milliseconds, on all connections at about the same time.

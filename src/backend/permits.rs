@@ -6,7 +6,7 @@
 //!
 //! Not covered:
 //! - When a replica acquires and reports (`engine::admit`).
-//! - How the store counts ([`crate::kernel::concurrency::permit_count`]).
+//! - How the store counts ([`crate::kernel::concurrency::permit_table`]).
 
 use super::StoreFailure;
 use super::heartbeat::BucketKey;

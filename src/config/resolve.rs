@@ -261,7 +261,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             let at = FileSpan { file, span };
             match &agreed {
                 Some((first, first_at)) if *first != value => {
-                    self.report_disagreement(word, at, *first_at)
+                    self.report_disagreement(word, at, *first_at);
                 }
                 _ => agreed = Some((value, at)),
             }

@@ -9,7 +9,7 @@
 //! Not covered:
 //! - Reading the command line, the environment and the file: see [`crate::cli`].
 //! - The `OTEL_*` variables: see [`crate::telemetry::otlp`].
-//! - The clock offset for fleet tests: see [`crate::clock::SHIFT`].
+//! - The clock offset for fleet tests: see [`crate::clock::SHIFT_VARIABLE`].
 
 mod address;
 mod choices;

@@ -9,8 +9,8 @@
 //!
 //! Not covered:
 //! - The decisions: see [`Limiter`](crate::kernel::concurrency::Limiter).
-//! - Request ids: see [`Register`](crate::kernel::concurrency::Register).
-//! - The buckets of a check: see [`super::ceilings`].
+//! - Request ids: see [`Register`](crate::kernel::concurrency::PermitRegistry).
+//! - The buckets of a check: see [`super::concurrency_path`].
 //!
 //! Cost: an acquire takes two locks, and a release takes
 //! one. The lock of the map lasts only for the look-up.

@@ -233,7 +233,7 @@ impl Engine {
     /// expires after the `max_duration` of its limit unless it is renewed.
     ///
     /// # Errors
-    /// As [`Engine::concurrency`].
+    /// As [`Engine::admit`].
     pub async fn admit_with_deadline(
         &self,
         question: &Check<'_>,

@@ -138,7 +138,7 @@ fn write_status<'p>(
     match part {
         DescriptorPlan::NoRule => {}
         DescriptorPlan::Unlimited(_) => {
-            *finding = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited)
+            *finding = DescriptorDecision::uncounted(Reason::Unlimited, VoteGroup::Unlimited);
         }
         DescriptorPlan::Replaced => finding.reason = Reason::Replaced,
         DescriptorPlan::Forced(rule, _, verdict) => {
@@ -173,7 +173,7 @@ fn write_settled(finding: &mut DescriptorDecision, settled: ChargeDecision) {
 fn write_outcome(finding: &mut DescriptorDecision, outcome: ChargeOutcome) {
     match outcome {
         ChargeOutcome::Decided(step) | ChargeOutcome::Counted(step, _) => {
-            finding.apply_counter(step)
+            finding.apply_counter(step);
         }
         ChargeOutcome::Refunded(step) => {
             finding.apply_counter(CounterDecision::Allow(headroom_in(step)));

@@ -6,7 +6,7 @@
 //!
 //! Not covered:
 //! - The size of a local share: see [`super::local_share`].
-//! - Fallback debt: see [`super::debts`].
+//! - Fallback debt: see [`super::fallback_debt`].
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@
 //!
 //! Not covered:
 //! - The list of replicas: see [`super::membership`].
-//! - Counting: see [`super::local`].
+//! - Counting: see [`super::local_fallback`].
 
 use std::num::NonZeroU32;
 

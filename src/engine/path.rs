@@ -37,6 +37,7 @@ struct PreparedCheck<'a, 'q> {
     plan: CheckPlan<'a>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
 enum StartedCheck<'a> {
     Decided(CheckResult),
     Pending(PendingCheck<'a>),
@@ -55,7 +56,7 @@ impl Engine {
     ///
     /// # Errors
     /// The [`CheckError`]s of an empty domain, an empty list and an absent configuration, in this
-    /// order; no counter has changed then. [`CheckError::BackendDown`] if the store did not reply and
+    /// order; no counter has changed then. [`CheckError::StoreUnavailable`] if the store did not reply and
     /// the fallback of a limit is `error`.
     pub async fn decide_within(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
         let config = self.config.load();
@@ -72,7 +73,7 @@ impl Engine {
         check: &'a Check<'_>,
         timeout: Option<Nanos>,
     ) -> StartedCheck<'a> {
-        let mut prepared = match self.prepare(config, check) {
+        let prepared = match self.prepare(config, check) {
             Ok(prepared) => prepared,
             Err(refusal) => return StartedCheck::Decided(Err(refusal)),
         };
@@ -85,7 +86,7 @@ impl Engine {
         }
         match self.deny_cache.look_up(&prepared.plan, prepared.config.revision, prepared.now) {
             DenyLookup::All(settled) => {
-                StartedCheck::Decided(Ok(self.decision(&mut prepared, settled.into_iter())))
+                StartedCheck::Decided(Ok(self.decision(&prepared, settled.into_iter())))
             }
             DenyLookup::Partial(rest) => {
                 StartedCheck::Pending(Box::pin(self.resolve_rest(prepared, *rest, deadline)))

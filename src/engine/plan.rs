@@ -245,18 +245,18 @@ impl<'c> CheckPlan<'c> {
 
     /// Removes the charges of rules that other rules of the check replace.
     fn remove_replaced(&mut self) {
-        let replaces =
+        let has_replacements =
             |part: &DescriptorPlan<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
-        if !self.descriptors.iter().any(replaces) {
+        if !self.descriptors.iter().any(has_replacements) {
             return;
         }
-        let is_replaced = |part: &DescriptorPlan<'_>| match part {
+        let is_dropped = |part: &DescriptorPlan<'_>| match part {
             DescriptorPlan::Charged(rule, _) | DescriptorPlan::Forced(rule, ..) => {
                 is_replaced(rule, &self.descriptors)
             }
             _ => false,
         };
-        let replaced: SmallVec<[bool; 2]> = self.descriptors.iter().map(is_replaced).collect();
+        let replaced: SmallVec<[bool; 2]> = self.descriptors.iter().map(is_dropped).collect();
         let charged = self.descriptors.iter().zip(&replaced).filter(|(part, _)| part.is_charged());
         let mut next_replaced = charged.map(|(_, spared)| *spared);
         self.charges.list.retain(|_| !next_replaced.next().unwrap_or(false));

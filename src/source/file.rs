@@ -8,7 +8,7 @@
 //! - Reading and parsing never block the runtime's threads.
 //!
 //! Not covered:
-//! - Signals: their handler calls [`ReloadRequest::now`].
+//! - Signals: their handler calls [`ReloadRequest::request`].
 
 mod tree;
 mod watches;
@@ -159,7 +159,7 @@ impl FileLoader {
             PollResult::Unchanged => {}
             PollResult::AlreadyLoaded => self.record_unchanged(at),
             PollResult::StillFailing => {
-                self.publish(|published| published.status.failed_loads += 1)
+                self.publish(|published| published.status.failed_loads += 1);
             }
             PollResult::Failed(why) => self.record_failure(FailedLoad { at, reason: why }),
             PollResult::Loaded(accepted) => self.publish_config(at, accepted),
@@ -211,7 +211,7 @@ impl FileLoader {
                 tracing::error!(in_force, why, "limits are refused; what is in force stays");
             }
             LoadFailure::ParserPanicked => {
-                tracing::error!(in_force, "the loader broke; what is in force stays")
+                tracing::error!(in_force, "the loader broke; what is in force stays");
             }
         }
         self.publish(|published| {

@@ -176,7 +176,7 @@ impl Driver {
                 self.queue.insert(ticket, (until, keep));
             }
             [LimiterEffect::Deny(AcquireDenial::LimitReached)] => {
-                assert!(!room && patience == Nanos(0))
+                assert!(!room && patience == Nanos(0));
             }
             [LimiterEffect::Deny(AcquireDenial::QueueFull)] => assert!(!room && full),
             _ => panic!("an arrival was answered by {effects:?}"),

@@ -166,7 +166,7 @@ fn a_fractional_emission_interval_accumulates_no_error() {
         match limit.charge(&mut state, now, Hits(1)) {
             CounterDecision::Allow(_) => passed += 1,
             CounterDecision::Deny { retry_after, .. } => {
-                now = now.plus(retry_after.max(Nanos::MICRO))
+                now = now.plus(retry_after.max(Nanos::MICRO));
             }
             step => panic!("{step:?}"),
         }

@@ -1,10 +1,10 @@
-//! One call of [`super::CHARGE`] for several checks, and the split of its reply among them.
+//! One call of [`super::CHARGE_SCRIPT`] for several checks, and the split of its reply among them.
 //!
 //! Guarantees:
 //! - Pure.
 //! - The result equals that of sequential calls at one instant.
-//! - Checks with [`Rule::Each`](crate::backend::Rule) come first; each kind keeps its order.
-//! - A key that several [`Rule::Each`](crate::backend::Rule) checks share is sent once.
+//! - Checks with [`ChargeMode::Each`](crate::backend::ChargeMode) come first; each kind keeps its order.
+//! - A key that several [`ChargeMode::Each`](crate::backend::ChargeMode) checks share is sent once.
 //! - A record is sent once.
 //! - A reply of the wrong length is rejected as a whole.
 //!

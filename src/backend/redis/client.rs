@@ -7,7 +7,7 @@
 //! - Error texts contain no command arguments ([`describe_error`], [`without_arguments`]).
 //!
 //! Not covered:
-//! - Replacing a lost connection ([`super::keep`]).
+//! - Replacing a lost connection ([`super::keeper`]).
 //! - Choosing the process ([`super::sentinel`], [`super::cluster`]).
 //!
 //! The reconnect of the client library is off. It would queue unsent

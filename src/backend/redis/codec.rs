@@ -1,4 +1,4 @@
-//! Encodes one check for [`super::CHARGE`], and decodes the reply into outcomes.
+//! Encodes one check for [`super::CHARGE_SCRIPT`], and decodes the reply into outcomes.
 //!
 //! Guarantees:
 //! - Pure.

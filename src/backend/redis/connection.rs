@@ -10,7 +10,7 @@
 //! - Without a connection, the error that Redis returned is the cause.
 //!
 //! Not covered:
-//! - Opening and watching the connection ([`super::keep`]).
+//! - Opening and watching the connection ([`super::keeper`]).
 //! - Timeouts of single calls.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

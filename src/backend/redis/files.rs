@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - A replaced or rotated file takes effect at the next connection, also behind a link.
 //! - No error contains a file's content.
-//! - At most [`pem::LARGEST`] bytes are read.
+//! - At most [`pem::MAX_FILE_BYTES`] bytes are read.
 //!
 //! Not covered:
 //! - Requirements on certificates ([`super::tls`]).

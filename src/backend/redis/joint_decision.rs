@@ -7,7 +7,7 @@
 //! Not covered:
 //! - Making the calls.
 //!
-//! A charge is reserved in the first step if possible ([`super::holding`]).
+//! A charge is reserved in the first step if possible ([`super::reservations`]).
 //! The second step only commits it. For all other charges another check may
 //! come between the two steps, so the second step may deny.
 

@@ -62,7 +62,7 @@ impl ServerLocation {
     async fn wait_moved(&self, at: &ServerAddress, pauses: &mut Backoff) {
         match (self, at) {
             (Self::Sentinel(watchers), ServerAddress::Tcp(address)) => {
-                watchers.wait_replaced(address, pauses).await
+                watchers.wait_replaced(address, pauses).await;
             }
             _ => std::future::pending().await,
         }

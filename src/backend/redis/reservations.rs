@@ -7,9 +7,9 @@
 //! - The charges of one slot share a call, up to [`MAX_CHARGES_PER_CALL`].
 //!
 //! Not covered:
-//! - The decision ([`super::steps`]).
+//! - The decision ([`super::joint_decision`]).
 //! - Expired reservations of an idle counter: the next
-//!   reservation or recheck returns them ([`super::overdue`]).
+//!   reservation or recheck returns them ([`super::recheck`]).
 
 use std::mem::take;
 use std::sync::Arc;

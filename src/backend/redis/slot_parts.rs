@@ -6,7 +6,7 @@
 //!
 //! Not covered:
 //! - Calling the slots.
-//! - Joint decisions of several slots ([`super::steps`]).
+//! - Joint decisions of several slots ([`super::joint_decision`]).
 
 use smallvec::SmallVec;
 

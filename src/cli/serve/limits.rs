@@ -250,28 +250,28 @@ struct CountedLoads {
 
 impl CountedLoads {
     fn count(&mut self, latest: &PublishedConfig, stats: Option<&Stats>) {
-        let status = &latest.status;
-        for _ in self.loads..status.successful_loads {
-            let at = status.loaded_at.unwrap_or_default();
-            event::ConfigLoaded { revision: status.revision, loaded_at: at }.emit();
+        let loads = &latest.status;
+        for _ in self.loads..loads.successful_loads {
+            let at = loads.loaded_at.unwrap_or_default();
+            event::ConfigLoaded { revision: loads.revision, loaded_at: at }.emit();
         }
-        for _ in self.refused..status.failed_loads {
+        for _ in self.refused..loads.failed_loads {
             event::ConfigRejected.emit();
         }
         if let Some(stats) = stats {
             let (accepted, refused) =
-                (status.successful_loads - self.loads, status.failed_loads - self.refused);
+                (loads.successful_loads - self.loads, loads.failed_loads - self.refused);
             stats.add(StatCounter::ConfigLoadSuccess, accepted);
             stats.add(StatCounter::RuntimeLoadAttempts, accepted + refused);
             let is_unread =
                 |error: &Arc<FailedLoad>| matches!(error.reason, LoadFailure::Unreadable(_));
-            if status.last_error.as_ref().is_some_and(is_unread) {
+            if loads.last_error.as_ref().is_some_and(is_unread) {
                 stats.add(StatCounter::RuntimeLoadFailures, refused);
             } else {
                 stats.add(StatCounter::ConfigLoadError, refused);
             }
         }
-        (self.loads, self.refused) = (status.successful_loads, status.failed_loads);
+        (self.loads, self.refused) = (loads.successful_loads, loads.failed_loads);
     }
 }
 

@@ -116,7 +116,7 @@ impl<'a, 's> FileReader<'a, 's> {
                 }
             } else if let Some(word) = self.field_name(key) {
                 self.visit(value, |reader, value| {
-                    take(reader, FieldValue { name: word, value }, out)
+                    take(reader, FieldValue { name: word, value }, out);
                 });
             }
         }
@@ -144,7 +144,7 @@ impl<'a, 's> FileReader<'a, 's> {
             FieldName::Charge => self.read_optional(field, &mut file.charge, Self::read_text),
             FieldName::Colocate => self.read_optional(field, &mut file.colocate, Self::read_text),
             FieldName::Defaults => {
-                self.read_block(field, &mut file.defaults, Self::set_defaults_field)
+                self.read_block(field, &mut file.defaults, Self::set_defaults_field);
             }
             _ => {}
         }
@@ -153,11 +153,11 @@ impl<'a, 's> FileReader<'a, 's> {
     fn set_defaults_field(&mut self, field: FieldValue, defaults: &mut Defaults) {
         match field.name {
             FieldName::Strategy => {
-                self.read_optional(field, &mut defaults.strategy, Self::read_text)
+                self.read_optional(field, &mut defaults.strategy, Self::read_text);
             }
             FieldName::Mode => self.read_optional(field, &mut defaults.mode, Self::read_text),
             FieldName::MaxOvershoot => {
-                self.read_optional(field, &mut defaults.max_overshoot, Self::read_text)
+                self.read_optional(field, &mut defaults.max_overshoot, Self::read_text);
             }
             FieldName::OnBackendFailure => {
                 self.read_optional(field, &mut defaults.on_backend_failure, Self::read_text);
@@ -217,16 +217,16 @@ impl<'a, 's> FileReader<'a, 's> {
             FieldName::Burst => self.read_optional(field, &mut limit.burst, Self::read_count),
             FieldName::Mode => self.read_optional(field, &mut limit.mode, Self::read_text),
             FieldName::MaxOvershoot => {
-                self.read_optional(field, &mut limit.max_overshoot, Self::read_text)
+                self.read_optional(field, &mut limit.max_overshoot, Self::read_text);
             }
             FieldName::LeaseHits => {
-                self.read_optional(field, &mut limit.lease_hits, Self::read_count)
+                self.read_optional(field, &mut limit.lease_hits, Self::read_count);
             }
             FieldName::OnBackendFailure => {
                 self.read_optional(field, &mut limit.on_backend_failure, Self::read_text);
             }
             FieldName::Calendar => {
-                self.read_block(field, &mut limit.calendar, Self::set_calendar_field)
+                self.read_block(field, &mut limit.calendar, Self::set_calendar_field);
             }
             _ => {}
         }
@@ -241,10 +241,10 @@ impl<'a, 's> FileReader<'a, 's> {
     fn set_calendar_field(&mut self, field: FieldValue, calendar: &mut Calendar) {
         match field.name {
             FieldName::TimeZone => {
-                self.read_optional(field, &mut calendar.time_zone, Self::read_text)
+                self.read_optional(field, &mut calendar.time_zone, Self::read_text);
             }
             FieldName::StartsOn => {
-                self.read_optional(field, &mut calendar.starts_on, Self::read_text)
+                self.read_optional(field, &mut calendar.starts_on, Self::read_text);
             }
             _ => {}
         }
@@ -254,20 +254,20 @@ impl<'a, 's> FileReader<'a, 's> {
         match field.name {
             FieldName::Limit => self.read_optional(field, &mut concurrency.limit, Self::read_count),
             FieldName::Adaptive => {
-                self.read_block(field, &mut concurrency.adaptive, Self::set_adaptive_field)
+                self.read_block(field, &mut concurrency.adaptive, Self::set_adaptive_field);
             }
             FieldName::Mode => self.read_optional(field, &mut concurrency.mode, Self::read_text),
             FieldName::OnBackendFailure => {
                 self.read_optional(field, &mut concurrency.on_backend_failure, Self::read_text);
             }
             FieldName::Queue => {
-                self.read_block(field, &mut concurrency.queue, Self::set_queue_field)
+                self.read_block(field, &mut concurrency.queue, Self::set_queue_field);
             }
             FieldName::MaxDuration => {
-                self.read_optional(field, &mut concurrency.max_duration, Self::read_text)
+                self.read_optional(field, &mut concurrency.max_duration, Self::read_text);
             }
             FieldName::Reject => {
-                self.read_block(field, &mut concurrency.reject, Self::set_reject_field)
+                self.read_block(field, &mut concurrency.reject, Self::set_reject_field);
             }
             _ => {}
         }
@@ -294,7 +294,7 @@ impl<'a, 's> FileReader<'a, 's> {
         match field.name {
             FieldName::Status => self.read_optional(field, &mut reject.status, Self::read_count),
             FieldName::RetryAfter => {
-                self.read_optional(field, &mut reject.retry_after, Self::read_text)
+                self.read_optional(field, &mut reject.retry_after, Self::read_text);
             }
             FieldName::Body => self.read_optional(field, &mut reject.body, Self::read_text),
             _ => {}

@@ -200,7 +200,7 @@ impl<'de> DeserializeSeed<'de> for LiteralSeed<'_> {
         match self.0 {
             Some(SettingNode::Scalar(text, _)) => *text = String::deserialize(deserializer)?,
             Some(SettingNode::List(items)) => {
-                deserializer.deserialize_seq(LiteralListVisitor(items))?
+                deserializer.deserialize_seq(LiteralListVisitor(items))?;
             }
             _ => {
                 IgnoredAny::deserialize(deserializer)?;

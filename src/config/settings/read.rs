@@ -184,7 +184,7 @@ impl SettingsReader {
             let origin = SettingOrigin::Environment(variable.clone());
             match table().iter().find(|setting| setting.variable == *variable) {
                 Some(setting) => {
-                    self.assign(setting, origin, Some(&split_variable(setting.shape, text)))
+                    self.assign(setting, origin, Some(&split_variable(setting.shape, text)));
                 }
                 None => self.report_unknown(origin, &name.to_lowercase(), text),
             }

@@ -217,7 +217,7 @@ impl fmt::Display for RedisUrl {
             RedisEndpoint::Tcp(address) => address.fmt(f)?,
             RedisEndpoint::Unix(path) => path.display().fmt(f)?,
             RedisEndpoint::Sentinel(addresses, primary) => {
-                write!(f, "{}/{primary}", join_addresses(addresses))?
+                write!(f, "{}/{primary}", join_addresses(addresses))?;
             }
             RedisEndpoint::Cluster(addresses) => join_addresses(addresses).fmt(f)?,
         }

@@ -266,7 +266,7 @@ pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
     }
 }
 
-/// Returns the outcome for the upstream. It is [`Outcome::Ignored`]
+/// Returns the outcome for the upstream. It is [`RequestOutcome::Ignored`]
 /// if the client disconnected or Envoy itself responded.
 fn upstream_outcome(
     entry: &HttpAccessLogEntry,

@@ -49,12 +49,12 @@ pub(super) async fn serve(
         let Some(connection) = connection else { break };
         let Ok(connection) = connection else { continue };
         let idle_handle = connection.idle_handle();
-        let router = ConnectionRouter::new(
+        let services = ConnectionRouter::new(
             &rate_limits,
             &routes,
             (connection.connect_info(), idle_handle.clone()),
         );
-        tokio::spawn(serve_one((connection, idle_handle), router, most, draining.clone()));
+        tokio::spawn(serve_one((connection, idle_handle), services, most, draining.clone()));
     }
     drop(incoming);
     drain.send_replace(());

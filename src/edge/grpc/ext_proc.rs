@@ -110,7 +110,7 @@ impl ExternalProcessor for ExtProcService {
         let (service, messages) = (self.clone(), request.into_inner());
         let (replies, stream) = mpsc::channel(1);
         tokio::spawn(async move {
-            service.serve_request((name.as_deref(), span), messages, &replies).await
+            service.serve_request((name.as_deref(), span), messages, &replies).await;
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }

@@ -8,7 +8,7 @@
 //! - A message is delivered at least once, or expires. Applying it twice has no effect.
 //!
 //! Not covered:
-//! - The effect of a message (see [`crate::engine::peers`]).
+//! - The effect of a message (see [`crate::engine::forwarding`]).
 //! - The list of live replicas, which the store contains.
 //!
 //! A batch is a `Parcel` on the wire, and a message in it is a `Letter`.

@@ -108,9 +108,9 @@ impl ServerTls {
 
     /// Returns the current configuration: the files as they are now, or their last valid state.
     pub async fn current(tls: &Arc<Self>) -> Arc<ServerConfig> {
-        let reloader = Arc::clone(tls);
-        let reloaded = spawn_blocking(move || reloader.reload_if_changed()).await;
-        reloaded.unwrap_or_else(|_| Arc::clone(&tls.loaded.lock().config))
+        let certificates = Arc::clone(tls);
+        let config = spawn_blocking(move || certificates.reload_if_changed()).await;
+        config.unwrap_or_else(|_| Arc::clone(&tls.loaded.lock().config))
     }
 
     fn reload_if_changed(&self) -> Arc<ServerConfig> {

@@ -65,7 +65,7 @@ fn prefers_openmetrics(headers: &HeaderMap) -> bool {
         let weight = parameter("q").map_or(1000, parse_weight);
         match (&*kind, parameter("version")) {
             ("application/openmetrics-text", None | Some("1.0.0")) => {
-                open_weight = open_weight.max(weight)
+                open_weight = open_weight.max(weight);
             }
             ("text/plain", None | Some("0.0.4")) => text_weight = text_weight.max(weight),
             _ => {}

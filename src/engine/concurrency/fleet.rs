@@ -126,7 +126,7 @@ struct DueReport {
     /// The number of replicas that share the limit. The
     /// size of the fleet if the store has not sent it yet.
     replicas: u64,
-    /// The time until the report must be sent, see [`ReportAction::Beat`].
+    /// The time until the report must be sent, see [`ReportAction::Send`].
     time_left: Nanos,
 }
 

@@ -329,7 +329,7 @@ fn pack_rounds(
         let size = piece.in_use.len() + piece.released.len();
         match rounds.last_mut() {
             Some(round) if round.permit_count() + size <= MAX_PERMITS_PER_REPORT => {
-                round.limits.push(piece)
+                round.limits.push(piece);
             }
             _ => rounds.push(PermitReport { limits: vec![piece], ..empty(false) }),
         }

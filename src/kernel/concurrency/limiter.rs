@@ -173,7 +173,7 @@ impl Limiter {
         self.expire(now, &mut effects);
         match event {
             LimiterEvent::Acquire { lifetime, timeout } => {
-                effects.push(self.acquire(now, lifetime, timeout))
+                effects.push(self.acquire(now, lifetime, timeout));
             }
             LimiterEvent::Release { permit, outcome, rtt } => {
                 self.release(now, permit, outcome, rtt, &mut effects);

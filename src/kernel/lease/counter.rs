@@ -4,7 +4,7 @@
 //! - A refund undoes at most the part of a charge that the counter still contains.
 //!
 //! Not covered:
-//! - Permission to refund (see [`super::book`]).
+//! - Permission to refund (see [`super::table`]).
 
 use crate::kernel::rate::fixed_window::{FixedWindow, WindowCount};
 use crate::kernel::rate::gcra::{Gcra, Tat};

@@ -21,7 +21,7 @@
 //! - O(1), no allocation.
 //!
 //! Not covered:
-//! - The hits that the limit and the budget have left (see [`super::book`]).
+//! - The hits that the limit and the budget have left (see [`super::table`]).
 
 use crate::kernel::units::{Hits, Nanos};
 

@@ -134,7 +134,7 @@ pub enum LimitError {
         /// The invalid period.
         period: Nanos,
     },
-    /// A window shorter than [`super::fixed_window::SHORTEST`].
+    /// A window shorter than [`super::fixed_window::MIN_WINDOW`].
     #[error("window {window} is shorter than {shortest}")]
     ShortWindow {
         /// The invalid window.

@@ -114,7 +114,7 @@ impl SlidingWindow {
     pub fn charge(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
         let mut seen = self.advance(*state, now);
         let step = self.decide(&mut seen, hits);
-        *state = self.to_state(&seen);
+        *state = self.state_of(&seen);
         step
     }
 
@@ -122,7 +122,7 @@ impl SlidingWindow {
     pub fn refund(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
         let mut seen = self.advance(*state, now);
         seen.cur = seen.cur.saturating_sub(saturating_u32(hits));
-        *state = self.to_state(&seen);
+        *state = self.state_of(&seen);
         CounterDecision::Allow(self.headroom(&seen))
     }
 
@@ -234,7 +234,7 @@ impl SlidingWindow {
         boundary.saturating_add(self.period.get())
     }
 
-    fn to_state(&self, seen: &CurrentWindows) -> WindowPair {
+    fn state_of(&self, seen: &CurrentWindows) -> WindowPair {
         WindowPair { start: self.tick.nanos(seen.since), prev: seen.prev, cur: seen.cur }
     }
 }

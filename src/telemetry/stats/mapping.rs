@@ -169,7 +169,7 @@ impl StatMapping {
     ///
     /// # Errors
     /// - [`MappingError::Unreadable`] if the file is not YAML or has an unknown structure.
-    /// - [`MappingError::MappingRule`] for the first invalid rule.
+    /// - [`MappingError::InvalidRule`] for the first invalid rule.
     pub fn parse(text: &str) -> Result<Self, MappingError> {
         let file: MappingFile = serde_saphyr::from_str(text)
             .map_err(|error| MappingError::Unreadable(error.to_string()))?;

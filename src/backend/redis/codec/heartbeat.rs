@@ -1,5 +1,5 @@
 //! Encodes a round of share reports for
-//! [`HEARTBEAT`](super::super::HEARTBEAT), and decodes the reply.
+//! [`HEARTBEAT`](super::super::HEARTBEAT_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
 //! - Pure.

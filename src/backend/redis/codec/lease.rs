@@ -1,4 +1,4 @@
-//! Encodes lease messages for [`BORROW`](super::super::BORROW), and decodes the reply.
+//! Encodes lease messages for [`BORROW`](super::super::LEASE_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
 //! - Pure.

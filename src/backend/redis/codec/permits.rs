@@ -1,5 +1,5 @@
-//! Encodes permit calls for [`ACQUIRE`](super::super::ACQUIRE)
-//! and [`TELL`](super::super::TELL), and decodes the replies.
+//! Encodes permit calls for [`ACQUIRE`](super::super::ACQUIRE_SCRIPT)
+//! and [`PERMIT_REPORT_SCRIPT`](super::super::PERMIT_REPORT_SCRIPT), and decodes the replies.
 //!
 //! Guarantees:
 //! - Pure.

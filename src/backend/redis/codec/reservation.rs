@@ -1,5 +1,5 @@
 //! Encodes reservations, commits and cancellations for
-//! [`HOLD`](super::super::HOLD), and decodes the reply.
+//! [`HOLD`](super::super::RESERVATION_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
 //! - Pure.

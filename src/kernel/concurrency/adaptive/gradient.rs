@@ -193,7 +193,7 @@ impl Gradient {
         match (fleet_share, &mut self.fleet) {
             (Some(part), Some(together)) => together.set_share(now, part),
             (Some(part), none) => {
-                *none = Some(Box::new(FleetGradient::new(now, part, self.min_rtt)))
+                *none = Some(Box::new(FleetGradient::new(now, part, self.min_rtt)));
             }
             (None, None) => {}
             (None, Some(together)) => {
