@@ -13,6 +13,7 @@ COPY Cargo.toml Cargo.lock ./
 # Cargo.toml requires these files.
 COPY benches benches
 COPY tests/all.rs tests/all.rs
+COPY crates crates
 COPY proto proto
 COPY src src
 

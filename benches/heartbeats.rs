@@ -37,14 +37,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::heartbeat::{ShareReport, ShareRound, reports_per_round};
-use sluicegate::backend::redis::codec::decode_doubles;
-use sluicegate::backend::redis::codec::heartbeat::{pack, read};
-use sluicegate::backend::redis::{CHARGE_SCRIPT, HEARTBEAT_SCRIPT};
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::{CoordinatorConfig, Heartbeat, HeartbeatReply, ShareTiming};
 use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
+use sluicegate::store::heartbeat::{ShareReport, ShareRound, reports_per_round};
+use sluicegate::store::redis::codec::decode_doubles;
+use sluicegate::store::redis::codec::heartbeat::{pack, read};
+use sluicegate::store::redis::{CHARGE_SCRIPT, HEARTBEAT_SCRIPT};
 
 const CEILINGS: u64 = 1_000;
 const REPLICAS: u64 = 20;

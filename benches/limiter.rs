@@ -16,10 +16,6 @@ use std::time::{Duration, Instant};
 
 use divan::{AllocProfiler, Bencher, black_box};
 use parking_lot::Mutex;
-use sluicegate::backend::heartbeat::{ShareRound, ShareRoundReply};
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config::concurrency::ConcurrencyFallback;
 use sluicegate::engine::Membership;
@@ -31,6 +27,10 @@ use sluicegate::kernel::concurrency::limiter::{
 };
 use sluicegate::kernel::concurrency::{Permit, RequestOutcome};
 use sluicegate::kernel::units::{Nanos, Revision};
+use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
@@ -264,7 +264,7 @@ struct Counting {
     calls: AtomicU32,
 }
 
-impl Backend for Counting {
+impl CounterStore for Counting {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.calls.fetch_add(1, SeqCst);
         self.memory.charge(now, charges)

@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{Charges, CounterStore, Outcomes, StoreReply};
 use sluicegate::telemetry::stats::mapping::StatMapping;
 use sluicegate::telemetry::stats::{Stats, TimedMethod};
 
@@ -60,7 +60,7 @@ fn main() {
 #[derive(Debug)]
 struct Far(MemoryStore);
 
-impl Backend for Far {
+impl CounterStore for Far {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.0.charge(now, charges)
     }
@@ -176,7 +176,7 @@ fn engine_of(max_keys: usize) -> Engine {
     engine_with(Arc::new(MemoryStore::new(max_keys, WhenFull::Deny, [7; 16])), LIMITS)
 }
 
-fn engine_with(backend: Arc<dyn Backend>, limits: &str) -> Engine {
+fn engine_with(backend: Arc<dyn CounterStore>, limits: &str) -> Engine {
     let engine = Engine::new(Clock::system(), backend, DecisionPolicy::default());
     let limits = limits.as_bytes();
     let (config, _warnings) = load([("shop.yaml", limits)], Revision(1), false).unwrap();

@@ -28,7 +28,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use prost::Message as _;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::cli::{self, Terminal};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
@@ -37,6 +36,7 @@ use sluicegate::edge::grpc::rls::RateLimitService;
 use sluicegate::edge::grpc::rls_codec::decode_request;
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::units::Revision;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tonic::metadata::MetadataMap;
 
 use service::{ARGUMENTS, LIMITS, Server, on_processor, question, tokio};

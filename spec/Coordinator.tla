@@ -1,7 +1,7 @@
 ---------------------------- MODULE Coordinator ----------------------------
 (* One concurrency limit for a fleet: the cap on shares, acknowledgement by number,
    self-fencing, incarnations of the replicas and the coordinator, and the grace after a loss
-   of state, as in src/kernel/coordinator.
+   of state, as in crates/kernel/src/coordinator.
 
    Fairness is left open: a grant may be any share that the cap allows. The invariants
    therefore cover every split.

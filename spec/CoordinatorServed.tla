@@ -1,7 +1,7 @@
 -------------------------- MODULE CoordinatorServed --------------------------
 (* The same coordinator with immediate messages, for liveness: a handoff ends. If the limit is
    smaller than the fleet, every replica with demand gets a turn. The order is as in
-   src/kernel/coordinator/split.rs: replicas in their turn, then waiting replicas, longest
+   crates/kernel/src/coordinator/split.rs: replicas in their turn, then waiting replicas, longest
    first, then replicas after their turn. Coordinator.tla covers safety, for any split. *)
 EXTENDS Naturals, FiniteSets
 

@@ -1,6 +1,7 @@
 //! Sluicegate, a rate limiting service for Envoy and NGINX.
 //!
-//! The crate has layers. Each layer uses only the layers below it, which `tests/tidy.rs` checks:
+//! The crate has layers. Each layer uses only the layers below it, which `tests/tidy.rs` checks. The
+//! kernel is a crate of its own:
 //!
 //! ```text
 //! cli → edge, source, engine → config, clock, backend, telemetry → kernel, pem
@@ -14,7 +15,7 @@
 //!   A configuration is loaded whole or rejected with all its errors.
 //! * [`pem`] reads certificates and keys for TLS. No error contains part of a key.
 //! * [`clock`] is the only reader of time, and never runs backwards.
-//! * [`backend`] stores counters, in memory or in a Redis that
+//! * [`store`] stores counters, in memory or in a Redis that
 //!   replicas share. It returns one outcome per charge, in order.
 //! * [`engine`] turns a check into a decision, under one configuration and
 //!   one instant. An invalid check is rejected before any counter changes.
@@ -32,7 +33,7 @@
 //! 3. `engine::plan` finds each descriptor's limit ([`config::tree`]),
 //!    its counter key ([`kernel::key`]), and the effect of its denial.
 //! 4. With a shared store, `engine::deny_cache` returns remembered denials, if the limit allows it.
-//! 5. [`Backend::charge`](backend::Backend::charge) runs the strategy on
+//! 5. [`Backend::charge`](store::Backend::charge) runs the strategy on
 //!    each counter: under a shard lock in memory, or in one script in Redis.
 //! 6. `engine::fallback` decides by each limit's `on_backend_failure` if the store call failed.
 //! 7. [`kernel::decision::combine`] applies shadow mode and quota group, and returns the verdict.
@@ -44,7 +45,7 @@
 //!
 //! **Leased limits.** [`engine::lease`] takes the place of step 5. It spends from a
 //! balance borrowed with a lease call
-//! ([`exchange_lease_message`](backend::Backend::exchange_lease_message), [`kernel::lease`]).
+//! ([`exchange_lease_message`](store::Backend::exchange_lease_message), [`kernel::lease`]).
 //! If balances cover the whole check, the decision is made without waiting.
 //!
 //! **Concurrency limits.** [`engine::concurrency_path`] leads a check through its concurrency
@@ -54,21 +55,22 @@
 //!
 //! **Shared limits.** The concurrency limit is this replica's share of a limit of the
 //! fleet. [`engine::concurrency::fleet`] reports for all of them
-//! ([`report_shares`](backend::Backend::report_shares)), and [`kernel::coordinator`]
+//! ([`report_shares`](store::Backend::report_shares)), and [`kernel::coordinator`]
 //! splits the limit. Only the first request of a new limit waits for a report.
 //!
 //! **Strict limits.** The store counts the permits ([`kernel::concurrency::permit_table`]).
 //! Every request calls
-//! [`acquire_strict_permit`](backend::Backend::acquire_strict_permit).
-//! [`report_strict_permits`](backend::Backend::report_strict_permits) reports renewed and released permits.
+//! [`acquire_strict_permit`](store::Backend::acquire_strict_permit).
+//! [`report_strict_permits`](store::Backend::report_strict_permits) reports renewed and released permits.
 
-pub mod backend;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod edge;
 pub mod engine;
-pub mod kernel;
 pub mod pem;
 pub mod source;
+pub mod store;
 pub mod telemetry;
+
+pub use sluicegate_kernel as kernel;

@@ -1,6 +1,6 @@
 //! The cost of a shared Redis store: server CPU, caller latency and Redis CPU.
 //!
-//! `cargo bench --bench backend` prints a table. Select parts with `-- server`, `-- latency`,
+//! `cargo bench --bench store` prints a table. Select parts with `-- server`, `-- latency`,
 //! `-- redis` and `-- hot`. Two more parts run only if selected: `-- leased` measures leased
 //! limits, and `-- stall` stops Redis for a minute.
 //!
@@ -42,10 +42,10 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::{
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use sluicegate::backend::redis::{self, Batching, RedisStore};
-use sluicegate::backend::{Backend, ChargeOutcome, Outcomes, StoreReply};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::redis::{self, Batching, RedisStore};
+use sluicegate::store::{ChargeOutcome, CounterStore, Outcomes, StoreReply};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 

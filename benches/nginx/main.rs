@@ -18,7 +18,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
@@ -27,6 +26,7 @@ use sluicegate::edge::health::{Health, Readiness};
 use sluicegate::edge::{http, syslog};
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::units::Revision;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tempfile::TempDir;
 use tokio::sync::watch;
 

@@ -1,13 +1,13 @@
 //! A charge of one hit to one key, encoded for the store.
 
-use sluicegate::backend::redis::{charge_call::ChargeCall, codec};
-use sluicegate::backend::{Charge, ChargeMode, Charges, Placement};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::{charge_call::ChargeCall, codec};
+use sluicegate::store::{Charge, ChargeMode, Charges, Placement};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
 /// Too large to use up: a denial writes nothing and would cost less.

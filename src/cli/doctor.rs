@@ -20,9 +20,9 @@ use serde_json::json;
 use super::args::{DoctorArgs, OutputFormat};
 use super::serve::store;
 use super::{CommandOutcome, Terminal};
-use crate::backend::redis::RedisOptions;
 use crate::clock::Clock;
 use crate::config::settings::{CounterKeys, Settings};
+use crate::store::redis::RedisOptions;
 use evaluate::{DoctorFinding, DoctorRequirements, DoctorSeverity, RedisFacts, evaluate_facts};
 
 /// The pause between two attempts to reach a Redis.

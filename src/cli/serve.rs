@@ -29,15 +29,14 @@ use tokio::task::JoinSet;
 
 use super::ratelimit::VariableNote;
 use super::{CommandOutcome, Terminal, doctor};
-use crate::backend::memory::{self, MemoryStore};
 use crate::config::settings::{self, OtlpProtocol, Settings, StoreSetting};
 use crate::edge::grpc::incoming::GrpcListener;
 use crate::edge::grpc::tls::ServerTls;
 use crate::edge::health::{Health, Readiness};
 use crate::edge::{ReplyOptions, grpc, headers, http, syslog};
 use crate::engine::{DecisionPolicy, Engine, KeyNaming, OverridePolicy, PlanSettings};
-use crate::kernel::units::Nanos;
 use crate::source::{ConfigSource, LoadFailure, PublishedConfig};
+use crate::store::memory::{self, MemoryStore};
 use crate::telemetry::metrics::{Gauges, METRICS, ProcessUsage};
 use crate::telemetry::otlp::{self, OtlpExporters};
 use drain::{DrainPhase, DrainTimes, ShutdownSignals};
@@ -562,11 +561,5 @@ async fn sweep_counters(memory: Arc<MemoryStore>, engine: Arc<Engine>) {
             );
             reported = full;
         }
-    }
-}
-
-impl From<Nanos> for Duration {
-    fn from(nanos: Nanos) -> Self {
-        Self::from_nanos(nanos.0)
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 
 use super::calendar::WindowStartDay;
 use super::resolve::keywords;
-use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule, Unit};
+use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
 use crate::kernel::lease::sizer::LeaseSizing;
 use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::rate::Strategy;
@@ -64,12 +64,6 @@ impl fmt::Display for LimitWindow {
             Self::Per(period) => period.fmt(f),
             Self::Calendar(unit, calendar) => write!(f, "{unit} {calendar}"),
         }
-    }
-}
-
-impl fmt::Display for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(keywords::keyword_of(keywords::UNITS, *self))
     }
 }
 

@@ -21,11 +21,11 @@ use super::lease::LeaseManager;
 use super::local_fallback::LocalFallback;
 use super::permit_ids::{DEFAULT_BOUNDS, PermitIds};
 use super::plan::PlanSettings;
-use crate::backend::stats::StoreStats;
-use crate::backend::{Backend, StoreFailure};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::kernel::concurrency::permit_registry;
+use crate::store::stats::StoreStats;
+use crate::store::{CounterStore, StoreFailure};
 use crate::telemetry::stats::Stats;
 
 /// Decides checks.
@@ -33,7 +33,7 @@ use crate::telemetry::stats::Stats;
 pub struct Engine {
     pub(super) clock: Arc<Clock>,
     pub(super) config: ArcSwapOption<Config>,
-    store: Arc<dyn Backend>,
+    store: Arc<dyn CounterStore>,
     pub(super) policy: DecisionPolicy,
     pub(super) deny_cache: DenyCache,
     /// The balances of leased limits; `None` for the memory store.
@@ -68,7 +68,7 @@ impl Default for DecisionPolicy {
 impl Engine {
     /// Creates an engine without limits. It refuses every check until [`Engine::publish`].
     #[must_use]
-    pub fn new(clock: Clock, store: Arc<dyn Backend>, policy: DecisionPolicy) -> Self {
+    pub fn new(clock: Clock, store: Arc<dyn CounterStore>, policy: DecisionPolicy) -> Self {
         let (config, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
         let clock = Arc::new(clock);
         let ceilings = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
@@ -157,7 +157,7 @@ impl Engine {
         self.local_fallback.as_ref()
     }
 
-    pub(super) fn store(&self) -> &dyn Backend {
+    pub(super) fn store(&self) -> &dyn CounterStore {
         &*self.store
     }
 

@@ -10,12 +10,12 @@ use super::decide::Engine;
 use super::fallback::{self, ChargeDecision};
 use super::plan::{CheckPlan, DescriptorPlan, enforcement_of};
 use super::{CheckError, Decision, LimitStatus, decision_log, retry_after};
-use crate::backend::{Charge, ChargeOutcome};
 use crate::kernel::decision::{
     DescriptorDecision, Reason, Verdict, VoteGroup, binding_index, combine,
 };
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::store::{Charge, ChargeOutcome};
 use crate::telemetry::event::CheckDecided;
 use crate::telemetry::stats::StatCounter;
 

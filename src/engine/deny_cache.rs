@@ -24,12 +24,12 @@ use smallvec::SmallVec;
 use super::fallback::ChargeDecision;
 use super::plan::{CheckPlan, DescriptorPlan};
 use super::stale_charges::ChargeSubset;
-use crate::backend::{Charge, ChargeMode, ChargeOutcome, Outcomes, StoreFailure};
 use crate::config::LimitMode;
 use crate::kernel::decision::{Cost, VoteGroup};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::store::{Charge, ChargeMode, ChargeOutcome, Outcomes, StoreFailure};
 use crate::telemetry::event::DenialsFromCache;
 
 const SHARDS: usize = 4096;

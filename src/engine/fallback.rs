@@ -14,10 +14,10 @@ use smallvec::SmallVec;
 use super::CheckError;
 use super::local_fallback::{FailedCharge, LocalFallback, NO_SHARE_OUTCOME};
 use super::plan::{CheckPlan, DescriptorPlan};
-use crate::backend::ChargeOutcome;
 use crate::config::FallbackMode;
 use crate::kernel::decision::{Cost, Reason, StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
+use crate::store::ChargeOutcome;
 use crate::telemetry::event::ChargesFailed;
 
 /// The outcome of a charge, with its source.

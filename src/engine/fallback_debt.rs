@@ -24,11 +24,11 @@ use tokio::time::{sleep, timeout};
 
 use super::Engine;
 use super::local_fallback::LocalFallback;
-use crate::backend::{Backend, Charge, ChargeMode, ChargeOutcome, Charges, StoreReply};
 use crate::kernel::decision::{Cost, StoreFailure};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, StoreReply};
 use crate::telemetry::event::{FallbackDebtEnded, FallbackDebtOutcome};
 
 const MAX_KEYS: usize = 65_536;
@@ -259,7 +259,7 @@ impl Engine {
     }
 }
 
-async fn charge_debt(backend: &dyn Backend, now: Nanos, debt: &FallbackDebt) -> ChargeOutcome {
+async fn charge_debt(backend: &dyn CounterStore, now: Nanos, debt: &FallbackDebt) -> ChargeOutcome {
     let charges =
         Charges { list: [debt.charge_of(debt.hits)].into_iter().collect(), mode: ChargeMode::Each };
     let outcomes = match backend.charge(now, &charges) {

@@ -35,10 +35,6 @@ use smallvec::smallvec;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, timeout};
 
-use crate::backend::lease::{LeaseMessage, LeaseOutcome};
-use crate::backend::{
-    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
-};
 use crate::clock::Clock;
 use crate::config::{Config, Limit, LimitMode};
 use crate::kernel::decision::Cost;
@@ -48,6 +44,10 @@ use crate::kernel::lease::{
 };
 use crate::kernel::rate::{CounterDecision, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::lease::{LeaseMessage, LeaseOutcome};
+use crate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
+};
 use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
 use call::{LeaseCall, SettleOnDrop, share_store_call};
 pub use check::ChargeTerms;
@@ -85,7 +85,7 @@ pub struct LeasedCounter<'c> {
 #[derive(Debug)]
 pub struct LeaseManager {
     clock: Arc<Clock>,
-    backend: Arc<dyn Backend>,
+    backend: Arc<dyn CounterStore>,
     incarnation: ReplicaIncarnation,
     unused_number: AtomicU64,
     /// The earliest instant of the next scan for early refills, in nanoseconds.
@@ -128,7 +128,7 @@ enum LeaseStep {
 impl LeaseManager {
     /// Creates a replica incarnation with a random number and no leases.
     #[must_use]
-    pub fn new(clock: Arc<Clock>, backend: Arc<dyn Backend>) -> Arc<Self> {
+    pub fn new(clock: Arc<Clock>, backend: Arc<dyn CounterStore>) -> Arc<Self> {
         let random = RandomState::new();
         let member = ReplicaIncarnation(random.hash_one(0_u8));
         let secret = SipHasher13::new_with_keys(random.hash_one(1_u8), random.hash_one(2_u8));

@@ -16,13 +16,13 @@ use super::fallback_debt::{FallbackDebt, FallbackDebts};
 use super::local_share::{FleetDivision, local_share, rank};
 use super::membership::Membership;
 use super::stale_charges::is_check_denied;
-use crate::backend::memory::MemoryStore;
-use crate::backend::{
-    Backend as _, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreReply,
-};
 use crate::kernel::decision::{Cost, StoreFailure, Verdict, VoteGroup, combine};
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::memory::MemoryStore;
+use crate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, Outcomes, StoreReply,
+};
 
 /// The local counters and the fallback debt of this replica.
 #[derive(Debug)]

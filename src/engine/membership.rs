@@ -26,11 +26,11 @@ use super::concurrency::{BucketName, ShareSnapshot};
 use super::forced_decisions::ForcedChange;
 use super::forwarding::incarnation_name;
 use super::local_share::FleetDivision;
-pub use crate::backend::fleet::LiveReplica;
-use crate::backend::fleet::{MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
-use crate::backend::{Backend, StoreFailure, StoreReply};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
+pub use crate::store::fleet::LiveReplica;
+use crate::store::fleet::{MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
+use crate::store::{CounterStore, StoreFailure, StoreReply};
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -356,7 +356,7 @@ fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {
 }
 
 async fn send_heartbeat(
-    backend: &dyn Backend,
+    backend: &dyn CounterStore,
     beat: &MembershipHeartbeat,
 ) -> Result<MembershipReply, StoreFailure> {
     match backend.update_membership(beat) {

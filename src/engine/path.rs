@@ -19,12 +19,12 @@ use super::lease::ChargeTerms;
 use super::plan::{CheckPlan, DescriptorPlan, PlanInstants};
 use super::stale_charges::{self, ChargeSubset};
 use super::{CheckError, Decision, rule_stats};
-use crate::backend::{
-    Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
-};
 use crate::config::{Config, LimitMode};
 use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::Nanos;
+use crate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
+};
 use crate::telemetry::trace;
 
 type CheckResult = Result<Decision, CheckError>;

@@ -10,7 +10,6 @@
 use smallvec::SmallVec;
 
 use super::rule_stats::ChargeStats;
-use crate::backend::{Charge, ChargeMode as ChargeRule, Charges, Placement};
 use crate::config::tree::SharedValues;
 use crate::config::{
     ChargePolicy, Config, Domain, FallbackMode, Limit, LimitMode, LimitWindow, Rule,
@@ -23,6 +22,7 @@ use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::Nanos;
+use crate::store::{Charge, ChargeMode as ChargeRule, Charges, Placement};
 
 /// The settings of a plan.
 #[derive(Clone, Copy, Debug, Default)]

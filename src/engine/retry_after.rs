@@ -17,10 +17,10 @@ use smallvec::SmallVec;
 use super::LimitStatuses;
 use super::local_fallback::LocalFallback;
 use super::plan::{CheckPlan, DescriptorPlan};
-use crate::backend::{Charge, ChargeMode};
 use crate::kernel::decision::{self, Cost, DescriptorDecision, Reason, Verdict};
 use crate::kernel::rate::{Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::{Charge, ChargeMode};
 
 #[derive(Clone, Copy)]
 struct DecidedCharge<'p> {

@@ -15,12 +15,12 @@ use smallvec::SmallVec;
 use super::decision::near_limit_threshold;
 use super::fallback::ChargeDecision;
 use super::plan::{CheckPlan, DescriptorPlan};
-use crate::backend::{ChargeOutcome, CounterHits};
 use crate::config::{Config, Domain};
 use crate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use crate::kernel::rate::CounterDecision;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::Hits;
+use crate::store::{ChargeOutcome, CounterHits};
 use crate::telemetry::stats::{RuleCharge as Told, RuleStats, RuleStatsKey, Stats};
 
 /// The statistics of the rule behind one charge.

@@ -9,9 +9,9 @@
 
 use smallvec::SmallVec;
 
-use crate::backend::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
 use crate::kernel::units::Nanos;
+use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
 /// Returns the store's time if a charge was planned for calendar windows that are not open then.
 pub(super) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> {

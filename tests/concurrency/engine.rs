@@ -6,9 +6,6 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::future::poll_immediate;
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{self, Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::{
@@ -18,6 +15,9 @@ use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::concurrency::permit_registry::EarlyReleaseLimits;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{self, Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
 
 /// An engine with `descriptors` in domain `d` and at most `most` buckets.
 fn engine_with(descriptors: &str, shadow: bool, most: usize) -> Engine {
@@ -659,9 +659,9 @@ fn releases_of_denied_acquires_are_not_remembered() {
 #[derive(Debug)]
 struct UnavailableStore;
 
-impl Backend for UnavailableStore {
+impl CounterStore for UnavailableStore {
     fn charge<'a>(&'a self, _: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
-        let away = |_| backend::ChargeOutcome::Failed(StoreFailure::Unreachable);
+        let away = |_| store::ChargeOutcome::Failed(StoreFailure::Unreachable);
         StoreReply::Ready(charges.list.iter().map(away).collect())
     }
 

@@ -9,11 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{join_all, poll_immediate};
-use sluicegate::backend::heartbeat::{ShareRound, ShareRoundReply};
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::coordinators::Coordinators;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::concurrency::ShareSnapshot;
@@ -23,6 +18,11 @@ use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
+use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::coordinators::Coordinators;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
 
 /// Fails after ten seconds.
 async fn in_time<T>(asked: impl Future<Output = T>) -> T {
@@ -94,7 +94,7 @@ impl Store {
     }
 }
 
-impl Backend for Store {
+impl CounterStore for Store {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.memory.charge(now, charges)
     }

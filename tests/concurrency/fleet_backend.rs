@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
@@ -27,6 +26,7 @@ use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, Membership, R
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Nanos, Revision};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::runtime::Runtime;
 
 use super::fleet::default_check;

@@ -3,13 +3,13 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use sluicegate::backend::fleet::{LiveReplica, MembershipReply};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::engine::forwarding::{ForwardedRelease, IdState, PermitUpdate, incarnation_name};
 use sluicegate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::fleet::{LiveReplica, MembershipReply};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::sync::mpsc::Receiver;
 
 use super::engine::{check_of, publish};

@@ -8,15 +8,6 @@ use std::time::Duration;
 
 use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
-use sluicegate::backend::fleet::{LiveReplica, MembershipReply as LiveReplicas};
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::permits::StrictLimits;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::permits::{
-    AcquireOutcome, PermitId, PermitReport, PermitReportReply, PermitTiming, StrictAcquire,
-    StrictPermitReply, StrictPermitRequest,
-};
-use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::concurrency::fleet::{FleetReporter, SharePace};
@@ -25,6 +16,15 @@ use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Share};
+use sluicegate::store::fleet::{LiveReplica, MembershipReply as LiveReplicas};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::permits::StrictLimits;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::permits::{
+    AcquireOutcome, PermitId, PermitReport, PermitReportReply, PermitTiming, StrictAcquire,
+    StrictPermitReply, StrictPermitRequest,
+};
+use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
 
 const START: Nanos = Nanos::from_secs(1_000);
 const HEARTBEAT: Nanos = Nanos::SECOND;
@@ -90,7 +90,7 @@ impl Store {
     }
 }
 
-impl Backend for Store {
+impl CounterStore for Store {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.memory.charge(now, charges)
     }

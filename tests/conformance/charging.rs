@@ -2,12 +2,12 @@
 
 use std::mem::discriminant;
 
-use sluicegate::backend::ChargeOutcome;
 use sluicegate::kernel::decision::{Cost, Enforcement, VoteGroup};
 use sluicegate::kernel::rate::fixed_window::Windows;
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::ChargeOutcome;
 
 use super::{
     DAY, NEW_YEAR, Stores, all_or_nothing, charge, each, execute, is_allowed, on_every_backend,

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use sluicegate::backend::{Backend, Outcomes, StoreReply};
 use sluicegate::kernel::rate::Strategy;
+use sluicegate::store::{CounterStore, Outcomes, StoreReply};
 
 use super::{NEW_YEAR, RUNTIME, Stores, calendar, charge, each, is_allowed, strategies};
 
@@ -21,14 +21,14 @@ fn sixty_four_tasks_get_exactly_the_limit() {
             assert_exact_limit(&backend.into(), strategy, rounds);
         }
         for leasing in stores.leasing().map(Arc::new) {
-            let backend: Arc<dyn Backend> = leasing.clone();
+            let backend: Arc<dyn CounterStore> = leasing.clone();
             assert_exact_limit(&backend, strategy, LEASED_ROUNDS);
             leasing.assert_used_balances(strategy);
         }
     }
 }
 
-fn assert_exact_limit(backend: &Arc<dyn Backend>, strategy: Strategy, rounds: usize) {
+fn assert_exact_limit(backend: &Arc<dyn CounterStore>, strategy: Strategy, rounds: usize) {
     for round in 0..rounds {
         let spawn_charge = |_| {
             let charges = each([charge(&round.to_string(), strategy, 1)]);

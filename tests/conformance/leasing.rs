@@ -8,9 +8,6 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, Charge, ChargeMode, Charges, Outcomes, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::engine::lease::{ChargeTerms, LeaseManager};
 use sluicegate::kernel::decision::{Cost, Enforcement};
@@ -19,6 +16,9 @@ use sluicegate::kernel::lease::sizer::LeaseSizing;
 use sluicegate::kernel::lease::{LeaseTerms, Overshoot};
 use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{Charge, ChargeMode, Charges, CounterStore, Outcomes, StoreReply};
 
 use super::{all_or_nothing, is_allowed};
 use crate::waiting::soon;
@@ -34,7 +34,7 @@ const SIZE: LeaseSizing = LeaseSizing::Fixed(Hits(100));
 pub(super) struct LeasingStore {
     leases: Arc<LeaseManager>,
     clock: Arc<Clock>,
-    store: Arc<dyn Backend>,
+    store: Arc<dyn CounterStore>,
     /// Keys that were already charged.
     seen_keys: Mutex<HashSet<CounterKey>>,
     /// Number of charges that a balance covered.
@@ -42,7 +42,7 @@ pub(super) struct LeasingStore {
 }
 
 impl LeasingStore {
-    pub(super) fn new(store: impl Backend + 'static) -> Self {
+    pub(super) fn new(store: impl CounterStore + 'static) -> Self {
         Self::with_clock(store, Clock::system())
     }
 
@@ -51,8 +51,8 @@ impl LeasingStore {
         Self::with_clock(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]), Clock::manual(Nanos(0)))
     }
 
-    fn with_clock(store: impl Backend + 'static, clock: Clock) -> Self {
-        let (clock, store): (_, Arc<dyn Backend>) = (Arc::new(clock), Arc::new(store));
+    fn with_clock(store: impl CounterStore + 'static, clock: Clock) -> Self {
+        let (clock, store): (_, Arc<dyn CounterStore>) = (Arc::new(clock), Arc::new(store));
         let leases = LeaseManager::new(Arc::clone(&clock), Arc::clone(&store));
         Self { leases, clock, store, seen_keys: Mutex::default(), local_charges: AtomicU64::new(0) }
     }
@@ -134,7 +134,7 @@ fn terms(charge: &Charge) -> Option<LeaseTerms> {
     is_leasable(charge.strategy).then_some(terms)
 }
 
-impl Backend for LeasingStore {
+impl CounterStore for LeasingStore {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         StoreReply::Pending(Box::pin(async move {
             let (now, terms): (_, Vec<_>) =

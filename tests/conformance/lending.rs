@@ -3,9 +3,6 @@
 //! Not covered:
 //! - Charging through leases (see [`leasing`](super::leasing)).
 
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, StoreReply};
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::lease::sizer::LeaseSizing;
 use sluicegate::kernel::lease::{
@@ -13,6 +10,9 @@ use sluicegate::kernel::lease::{
 };
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{CounterStore, StoreReply};
 
 use super::{DAY, NEW_YEAR, RUNTIME, charge, each, execute, on_every_store, remaining, strategies};
 
@@ -58,21 +58,21 @@ fn message(
     }
 }
 
-fn send_at(backend: &dyn Backend, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
+fn send_at(backend: &dyn CounterStore, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
     match backend.exchange_lease_message(now, message) {
         StoreReply::Ready(lent) => lent,
         StoreReply::Pending(later) => RUNTIME.block_on(later),
     }
 }
 
-fn send(backend: &dyn Backend, message: &LeaseMessage) -> BorrowReply {
+fn send(backend: &dyn CounterStore, message: &LeaseMessage) -> BorrowReply {
     match send_at(backend, NEW_YEAR, message) {
         LeaseOutcome::Applied(answer) => answer,
         other => panic!("{other:?}"),
     }
 }
 
-fn remaining_hits(backend: &dyn Backend, strategy: Strategy) -> u64 {
+fn remaining_hits(backend: &dyn CounterStore, strategy: Strategy) -> u64 {
     remaining(backend, NEW_YEAR, "a", strategy)
 }
 

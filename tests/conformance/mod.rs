@@ -14,12 +14,6 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{self, RedisStore};
-use sluicegate::backend::{
-    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, Placement, StoreReply,
-};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -28,6 +22,12 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::redis::{self, RedisStore};
+use sluicegate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreReply,
+};
 use tokio::task::JoinSet;
 
 use crate::support;
@@ -58,7 +58,7 @@ struct Stores {
 #[derive(Debug)]
 struct SplitSlots(RedisStore);
 
-impl Backend for SplitSlots {
+impl CounterStore for SplitSlots {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         let split = |charge: &Charge| Charge { placement: Placement::ByKey, ..charge.clone() };
         let list = charges.list.iter().map(split).collect();
@@ -111,7 +111,7 @@ impl Stores {
     }
 
     /// One empty store of every kind.
-    fn stores(&self) -> [Box<dyn Backend>; 4] {
+    fn stores(&self) -> [Box<dyn CounterStore>; 4] {
         let cluster = || self.at(redis::RedisTopology::Cluster(self.cluster.addresses()));
         [
             Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16])),
@@ -150,7 +150,7 @@ impl Stores {
 
 /// Runs `property` on every empty store and strategy, with `limit` per day.
 /// For strategies that can be leased with `max_overshoot: 0`, balances must cover some charges.
-fn on_every_backend(limit: u32, property: impl Fn(&dyn Backend, Strategy)) {
+fn on_every_backend(limit: u32, property: impl Fn(&dyn CounterStore, Strategy)) {
     let stores = Stores::start();
     for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for store in stores.stores() {
@@ -164,7 +164,7 @@ fn on_every_backend(limit: u32, property: impl Fn(&dyn Backend, Strategy)) {
 }
 
 /// Runs `property` on every store, without leases.
-fn on_every_store(limit: u32, property: impl Fn(&dyn Backend, Strategy)) {
+fn on_every_store(limit: u32, property: impl Fn(&dyn CounterStore, Strategy)) {
     let stores = Stores::start();
     for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {
         for store in stores.stores() {
@@ -219,7 +219,7 @@ fn all_or_nothing(charges: impl IntoIterator<Item = Charge>) -> Charges {
     Charges { list: charges.into_iter().collect(), mode: rule }
 }
 
-fn execute(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
+fn execute(backend: &dyn CounterStore, now: Nanos, charges: &Charges) -> Outcomes {
     match backend.charge(now, charges) {
         StoreReply::Ready(outcomes) => outcomes,
         StoreReply::Pending(reply) => RUNTIME.block_on(reply),
@@ -231,7 +231,7 @@ fn is_allowed(outcome: ChargeOutcome) -> bool {
 }
 
 /// The remaining hits of `name`.
-fn remaining(backend: &dyn Backend, now: Nanos, name: &str, strategy: Strategy) -> u64 {
+fn remaining(backend: &dyn CounterStore, now: Nanos, name: &str, strategy: Strategy) -> u64 {
     match execute(backend, now, &each([charge(name, strategy, 0)]))[0] {
         ChargeOutcome::Decided(CounterDecision::Allow(room)) => room.remaining.0,
         other => panic!("a peek was answered {other:?}"),

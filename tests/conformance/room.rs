@@ -1,10 +1,10 @@
 //! Tests the maximum number of keys in memory and the removal of expired keys.
 
-use sluicegate::backend::ChargeOutcome;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::ChargeOutcome;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 use super::{
     Charge, DAY, NEW_YEAR, all_or_nothing, charge, each, execute, is_allowed, remaining, strategies,

@@ -3,11 +3,11 @@
 //! Guarantees:
 //! - Each key decides and expires as if it were charged alone.
 
-use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
-use sluicegate::backend::{Charge, ChargeMode, Charges, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::codec::{ChargeResult, counter_key};
+use sluicegate::store::{Charge, ChargeMode, Charges, Placement};
 use smallvec::smallvec;
 
 use super::limits::Kind;

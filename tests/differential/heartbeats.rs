@@ -4,10 +4,6 @@ mod crowded;
 
 use std::collections::HashMap;
 
-use sluicegate::backend::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
-use sluicegate::backend::memory::coordinators::Coordinators;
-use sluicegate::backend::redis::HEARTBEAT_SCRIPT;
-use sluicegate::backend::redis::codec::heartbeat::{incarnation_key, pack, read, state_key};
 use sluicegate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
@@ -17,6 +13,10 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
+use sluicegate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
+use sluicegate::store::memory::coordinators::Coordinators;
+use sluicegate::store::redis::HEARTBEAT_SCRIPT;
+use sluicegate::store::redis::codec::heartbeat::{incarnation_key, pack, read, state_key};
 
 use super::{integers, store::micros};
 use crate::support::dice::{Dice, seed};

@@ -2,13 +2,6 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::codec::lease::{PackedMessage, encode_call as together};
-use sluicegate::backend::redis::codec::reservation::{
-    ReservationAction, ReservationResult, pack, read, split_reply,
-};
-use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
-use sluicegate::backend::redis::{CHARGE_SCRIPT, RESERVATION_SCRIPT};
-use sluicegate::backend::{Charge, ChargeOutcome, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::lease::counter::AnyCounter;
 use sluicegate::kernel::lease::reservation::{
@@ -18,6 +11,13 @@ use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::codec::lease::{PackedMessage, encode_call as together};
+use sluicegate::store::redis::codec::reservation::{
+    ReservationAction, ReservationResult, pack, read, split_reply,
+};
+use sluicegate::store::redis::codec::{ChargeResult, counter_key};
+use sluicegate::store::redis::{CHARGE_SCRIPT, RESERVATION_SCRIPT};
+use sluicegate::store::{Charge, ChargeOutcome, Placement};
 
 use super::limits::{Kind, span};
 use super::model::{Model, charge, expected};
@@ -242,8 +242,8 @@ fn charge_as(its: &Charge, name: &str) -> Charge {
     charge(name, its.strategy, its.cost)
 }
 
-fn one(charge: &Charge) -> sluicegate::backend::Charges {
-    sluicegate::backend::Charges {
+fn one(charge: &Charge) -> sluicegate::store::Charges {
+    sluicegate::store::Charges {
         list: [charge.clone()].into_iter().collect(),
         ..Default::default()
     }

@@ -1,8 +1,5 @@
 //! Compares leases of one key with the kernel's book: grants, returns and expiry.
 
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::redis::LEASE_SCRIPT;
-use sluicegate::backend::redis::codec::lease::{encode_call, pack, read, split_reply};
 use sluicegate::kernel::decision::{Cost, StoreFailure};
 use sluicegate::kernel::lease::counter::AnyCounter;
 use sluicegate::kernel::lease::sizer::LeaseSizing;
@@ -15,6 +12,9 @@ use sluicegate::kernel::rate::limit::Tick;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::redis::LEASE_SCRIPT;
+use sluicegate::store::redis::codec::lease::{encode_call, pack, read, split_reply};
 
 use super::limits::{Kind, span};
 use super::model::{Model, charge};

@@ -63,11 +63,11 @@ mod permits;
 mod questions;
 mod store;
 
-use sluicegate::backend::Charges;
-use sluicegate::backend::redis::charge_call::ChargeCall;
-use sluicegate::backend::redis::codec::{ChargeResults, InvalidReply, pack, read};
-use sluicegate::backend::redis::{CHARGE_SCRIPT, codec};
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::Charges;
+use sluicegate::store::redis::charge_call::ChargeCall;
+use sluicegate::store::redis::codec::{ChargeResults, InvalidReply, pack, read};
+use sluicegate::store::redis::{CHARGE_SCRIPT, codec};
 
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};

@@ -1,7 +1,5 @@
 //! The expected state of one counter, computed by the kernel.
 
-use sluicegate::backend::redis::codec::ChargeResult;
-use sluicegate::backend::{Charge, ChargeOutcome, Placement};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::lease::counter::AnyCounter;
@@ -12,6 +10,8 @@ use sluicegate::kernel::rate::sliding_log::ArrivalLog;
 use sluicegate::kernel::rate::sliding_window::WindowPair;
 use sluicegate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
+use sluicegate::store::redis::codec::ChargeResult;
+use sluicegate::store::{Charge, ChargeOutcome, Placement};
 
 /// The state of every strategy. A trace uses one of them.
 #[derive(Debug, Default)]

@@ -1,10 +1,10 @@
 //! Compares the charge script with the kernel on random traces of one counter.
 
-use sluicegate::backend::redis::codec::{ChargeResult, counter_key};
-use sluicegate::backend::{Charge, ChargeMode, Charges, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::codec::{ChargeResult, counter_key};
+use sluicegate::store::{Charge, ChargeMode, Charges, Placement};
 use smallvec::smallvec;
 
 use super::limits::{Kind, is_calendar, span};

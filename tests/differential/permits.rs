@@ -1,19 +1,19 @@
 //! Compares the permit scripts of strict concurrency limits with the kernel.
 
-use sluicegate::backend::StoreFailure;
-use sluicegate::backend::heartbeat::BucketKey;
-use sluicegate::backend::memory::permits::StrictLimits;
-use sluicegate::backend::permits::{
+use sluicegate::kernel::key::CounterKey;
+use sluicegate::kernel::units::{Nanos, Share};
+use sluicegate::store::StoreFailure;
+use sluicegate::store::heartbeat::BucketKey;
+use sluicegate::store::memory::permits::StrictLimits;
+use sluicegate::store::permits::{
     AcquireOutcome, LimitPermits, LimitPermitsReply, PermitCorrections, PermitId, PermitReport,
     PermitTiming, StrictAcquire, StrictPermitReply, StrictPermitRequest,
 };
-use sluicegate::backend::redis::codec::permits::{
+use sluicegate::store::redis::codec::permits::{
     PARTITIONS, PackedPermitCall, PermitCallContext, PermitPartition, pack_acquire, pack_report,
     read_acquire, read_report,
 };
-use sluicegate::backend::redis::{ACQUIRE_SCRIPT, PERMIT_REPORT_SCRIPT};
-use sluicegate::kernel::key::CounterKey;
-use sluicegate::kernel::units::{Nanos, Share};
+use sluicegate::store::redis::{ACQUIRE_SCRIPT, PERMIT_REPORT_SCRIPT};
 
 use super::store::micros;
 use crate::support::dice::{Dice, seed};

@@ -1,14 +1,14 @@
 //! Compares checks of several charges with the memory store.
 
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::codec::ChargeResult;
-use sluicegate::backend::{
-    Backend as _, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreReply,
-};
 use sluicegate::kernel::decision::{Cost, Enforcement, VoteGroup};
 use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::redis::codec::ChargeResult;
+use sluicegate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, Outcomes, StoreReply,
+};
 
 use super::limits::{Kind, span};
 use super::model::{charge, expected};

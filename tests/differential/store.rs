@@ -2,9 +2,6 @@
 
 use std::collections::HashSet;
 
-use sluicegate::backend::redis::CHARGE_SCRIPT;
-use sluicegate::backend::redis::codec::{ChargeResult, MAX_KEY_BYTES, counter_key};
-use sluicegate::backend::{ChargeMode, ChargeOutcome, Charges, Placement};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -13,6 +10,9 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::CHARGE_SCRIPT;
+use sluicegate::store::redis::codec::{ChargeResult, MAX_KEY_BYTES, counter_key};
+use sluicegate::store::{ChargeMode, ChargeOutcome, Charges, Placement};
 
 use super::model::charge;
 use super::{PREFIX, Scripted, answers, call, decode};

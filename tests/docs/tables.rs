@@ -5,7 +5,6 @@ use std::fs;
 use std::path::Path;
 
 use clap::CommandFactory as _;
-use sluicegate::backend::redis::codec::heartbeat::incarnation_key;
 use sluicegate::cli::args;
 use sluicegate::config::diagnostic::Code;
 use sluicegate::config::settings::{self, Settings, SettingsInput, table};
@@ -13,6 +12,7 @@ use sluicegate::edge::grpc::convert;
 use sluicegate::engine::CheckError;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::redis::codec::heartbeat::incarnation_key;
 use sluicegate::telemetry::event::EdgeOutcome;
 use sluicegate::telemetry::metrics::{
     ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, ProcessUsage,

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
@@ -20,6 +19,7 @@ use sluicegate::edge::{http, syslog};
 use sluicegate::engine::{DecisionPolicy, Engine};
 use sluicegate::kernel::concurrency::permit_registry::EarlyReleaseLimits;
 use sluicegate::kernel::units::{Nanos, Revision};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

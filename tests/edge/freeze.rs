@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use axum::Router;
 use serde_json::{Value, json};
-use sluicegate::backend::fleet::{LiveReplica, MembershipReply};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::forced_decision::{ForcedDecision, ForcedRule};
 use sluicegate::config::settings::{ResponseHeaders, SecretText, Settings};
@@ -19,6 +17,8 @@ use sluicegate::engine::{
 };
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, LimitOverride, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
+use sluicegate::store::fleet::{LiveReplica, MembershipReply};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 use super::admin::{call, spend};
 use super::{engine, two_a_minute};

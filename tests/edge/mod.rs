@@ -29,7 +29,6 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
     Entry, RateLimitOverride,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::Config;
 use sluicegate::config::diagnostic::{SourceText, Span, Spanned};
@@ -40,6 +39,7 @@ use sluicegate::kernel::decision::{
 };
 use sluicegate::kernel::rate::{CounterDecision, Headroom};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 const ENFORCED: Enforcement = Enforcement { group: VoteGroup::Enforced, shadow: false };
 const QUOTA: Enforcement = Enforcement { group: VoteGroup::Quota, shadow: false };

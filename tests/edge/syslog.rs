@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::config::settings::Networks;
@@ -14,6 +13,7 @@ use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::net::UdpSocket;
 
 use crate::waiting::soon;

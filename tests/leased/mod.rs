@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::clock::Clock;
 use sluicegate::config;
 use sluicegate::engine::{CheckError, Decision, DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
 use tokio::sync::Semaphore;
 
 /// 2026-01-01T00:00:00Z, the start of a window for all seven units.
@@ -150,7 +150,7 @@ fn immediate<T>(reply: StoreReply<'_, T>) -> T {
     answer
 }
 
-impl Backend for RemoteStore {
+impl CounterStore for RemoteStore {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         if self.is_disconnected.load(Relaxed) {
             let failed = |_| ChargeOutcome::Failed(StoreFailure::Unreachable);

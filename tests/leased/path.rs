@@ -4,11 +4,11 @@ use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
-use sluicegate::backend::StoreFailure;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::engine::lease::{MAX_LEASED_KEY_BYTES, MAX_LEASED_KEYS};
 use sluicegate::kernel::decision::{Cost, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::StoreFailure;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 use super::{
     RemoteStore, advance_clock, check, engine, is_allowed, poll_once, publish, send_check,

@@ -4,13 +4,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::engine::lease::MAX_EARLY_REFILLS;
 use sluicegate::engine::{CheckError, Decision, DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::decision::{Cost, Verdict};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::task::JoinHandle;
 
 use crate::waiting::PATIENCE;

@@ -10,14 +10,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::redis::{
-    Address, Batching, RedisOptions, RedisStore, RedisTopology, StoreGroup,
-};
-use sluicegate::backend::{
-    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, Placement, StoreFailure,
-    StoreReply,
-};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
@@ -29,6 +21,14 @@ use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::redis::{
+    Address, Batching, RedisOptions, RedisStore, RedisTopology, StoreGroup,
+};
+use sluicegate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreFailure,
+    StoreReply,
+};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -216,7 +216,7 @@ fn message(name: &str, member: u64) -> LeaseMessage {
 }
 
 fn borrow<'r>(
-    redis: &'r dyn Backend,
+    redis: &'r dyn CounterStore,
     message: &'r LeaseMessage,
 ) -> Pin<Box<dyn Future<Output = LeaseOutcome> + Send + 'r>> {
     match redis.exchange_lease_message(Nanos(0), message) {
@@ -250,7 +250,7 @@ fn lease_messages_for_many_keys_share_a_call() {
 }
 
 /// Starts all messages in one `batch_calls` block. Returns the number of granted leases.
-fn borrow_together(redis: &dyn Backend, messages: &[LeaseMessage]) -> usize {
+fn borrow_together(redis: &dyn CounterStore, messages: &[LeaseMessage]) -> usize {
     test_runtime().block_on(async {
         let mut all =
             std::pin::pin!(join_all(messages.iter().map(|message| borrow(redis, message))));

@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::fleet::MembershipHeartbeat;
-use sluicegate::backend::redis::{
-    RedisOptions, RedisStore, RedisTopology, codec, inspect, membership,
-};
-use sluicegate::backend::{Backend as _, Placement, StoreFailure, StoreReply};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::fleet::MembershipHeartbeat;
+use sluicegate::store::redis::{
+    RedisOptions, RedisStore, RedisTopology, codec, inspect, membership,
+};
+use sluicegate::store::{CounterStore as _, Placement, StoreFailure, StoreReply};
 use tokio::time::timeout;
 
 use super::degrade::redis_at;

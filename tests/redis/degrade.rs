@@ -8,9 +8,6 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::google::protobuf::value::Kind;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{RedisOptions, RedisStore, RedisTopology};
-use sluicegate::backend::{Backend, StoreFailure};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::edge::ReplyOptions;
@@ -19,6 +16,9 @@ use sluicegate::edge::grpc::rls::caller_timeout;
 use sluicegate::engine::{CheckError, Decision, DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, LimitOverride, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::redis::{RedisOptions, RedisStore, RedisTopology};
+use sluicegate::store::{CounterStore, StoreFailure};
 use tonic::metadata::MetadataMap;
 
 const LIMITS: &str = "domain: d
@@ -37,7 +37,7 @@ pub(super) fn redis_at(place: RedisTopology, deadline: Duration) -> RedisOptions
 }
 
 pub(super) fn engine_over(
-    backend: impl Backend + 'static,
+    backend: impl CounterStore + 'static,
     clock: Clock,
     limits: &str,
     replicas: u32,

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use sluicegate::backend::redis::Batching;
-use sluicegate::backend::{Backend as _, ChargeMode, ChargeOutcome, StoreFailure};
+use sluicegate::store::redis::Batching;
+use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _, StoreFailure};
 use tokio::runtime::Runtime;
 
 use super::observed::{FaultWatch, print_row};

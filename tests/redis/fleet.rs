@@ -3,14 +3,14 @@
 use std::num::NonZeroU32;
 
 use serde_json::Value as Json;
-use sluicegate::backend::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply};
-use sluicegate::backend::redis::{Batching, RedisStore, membership};
-use sluicegate::backend::{Backend as _, ChargeMode, ChargeOutcome, StoreFailure, StoreReply};
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
 use sluicegate::edge::grpc::permits::api::{AcquireRequest, Descriptor, Entry};
 use sluicegate::engine::Membership;
 use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply};
+use sluicegate::store::redis::{Batching, RedisStore, membership};
+use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _, StoreFailure, StoreReply};
 
 use super::{Store, batch, check, limits, ready, serve, wait_until_ready};
 use crate::http1;

@@ -5,10 +5,10 @@
 use std::pin::{Pin, pin};
 use std::task::{Context, Waker};
 
-use sluicegate::backend::redis::{Address, RedisStore, RedisTopology, StoreGroup, reference};
-use sluicegate::backend::{Backend as _, Charge, ChargeMode, ChargeOutcome};
 use sluicegate::kernel::decision::{Cost, Enforcement};
 use sluicegate::kernel::units::Hits;
+use sluicegate::store::redis::{Address, RedisStore, RedisTopology, StoreGroup, reference};
+use sluicegate::store::{Charge, ChargeMode, ChargeOutcome, CounterStore as _};
 use tokio::task::JoinHandle;
 
 use super::Store;

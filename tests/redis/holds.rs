@@ -7,12 +7,14 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::{Address, RedisStore, RedisTopology, StoreGroup};
-use sluicegate::backend::{Backend as _, Charge, ChargeMode, ChargeOutcome, Charges, StoreFailure};
 use sluicegate::clock::Clock;
 use sluicegate::engine::{Decision, Engine};
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::{Address, RedisStore, RedisTopology, StoreGroup};
+use sluicegate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, StoreFailure,
+};
 use tokio::task::JoinHandle;
 
 use super::degrade::{engine_over, new_check, redis_at};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::inspect::{self, RedisValue};
-use sluicegate::backend::redis::{Password, RedisOptions, RedisTopology};
+use sluicegate::store::redis::inspect::{self, RedisValue};
+use sluicegate::store::redis::{Password, RedisOptions, RedisTopology};
 
 use super::Store;
 use crate::waiting::now;

@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use sluicegate::backend::redis::{self, RedisStore};
-use sluicegate::backend::{Backend as _, Charge, ChargeOutcome, Outcomes, Placement};
 use sluicegate::clock::Clock;
 use sluicegate::engine::lease::{LeaseManager, LeasedCounter};
 use sluicegate::kernel::decision::{Cost, Enforcement};
@@ -20,6 +18,8 @@ use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::{self, RedisStore};
+use sluicegate::store::{Charge, ChargeOutcome, CounterStore as _, Outcomes, Placement};
 use tokio::time::timeout;
 
 use super::Store;

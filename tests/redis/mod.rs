@@ -207,8 +207,5 @@ fn failures(service: &Service, cause: &str) -> u64 {
 }
 
 fn failures_of_any_kind(service: &Service) -> u64 {
-    sluicegate::backend::StoreFailure::ALL
-        .iter()
-        .map(|cause| failures(service, cause.as_str()))
-        .sum()
+    sluicegate::store::StoreFailure::ALL.iter().map(|cause| failures(service, cause.as_str())).sum()
 }

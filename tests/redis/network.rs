@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::redis::{Address, RedisStore, RedisTopology};
-use sluicegate::backend::{Backend as _, ChargeMode, ChargeOutcome};
+use sluicegate::store::redis::{Address, RedisStore, RedisTopology};
+use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _};
 
 use super::degrade::redis_at;
 use super::faults::{DEADLINE, FLAGS, LIMIT, assert_limit_enforced};

@@ -4,14 +4,14 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::backend::Backend;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{Address, RedisStore, RedisTopology, StoreGroup};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::decision::{Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
+use sluicegate::store::CounterStore;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::redis::{Address, RedisStore, RedisTopology, StoreGroup};
 use tokio::task::JoinSet;
 
 use super::degrade::{new_check, redis_at};
@@ -56,7 +56,11 @@ fn replica() -> Replica {
     replica_over(store, redis, tasks)
 }
 
-fn replica_over(store: Store, backend: impl Backend + 'static, mut tasks: JoinSet<()>) -> Replica {
+fn replica_over(
+    store: Store,
+    backend: impl CounterStore + 'static,
+    mut tasks: JoinSet<()>,
+) -> Replica {
     let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
     let membership = Arc::new(Membership::new("me", 1, NonZeroU32::MIN));
     let local = LocalFallback::new(Arc::clone(&memory), membership);

@@ -19,12 +19,6 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{RedisStore, RedisTopology, StoreGroup, reference};
-use sluicegate::backend::{
-    Backend, Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, Placement, StoreFailure,
-    StoreReply,
-};
 use sluicegate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup, combine};
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::rate::fixed_window::{FixedWindow, Windows};
@@ -32,6 +26,12 @@ use sluicegate::kernel::rate::gcra::Gcra;
 use sluicegate::kernel::rate::sliding_log::SlidingLog;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::redis::{RedisStore, RedisTopology, StoreGroup, reference};
+use sluicegate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreFailure,
+    StoreReply,
+};
 use tokio::task::JoinHandle;
 
 use super::Store;
@@ -92,7 +92,11 @@ pub(super) fn now() -> Nanos {
 }
 
 /// Charges all. Omits the stored count from the outcomes, because memory does not report it.
-pub(super) async fn charge_all(backend: &dyn Backend, now: Nanos, charges: &Charges) -> Outcomes {
+pub(super) async fn charge_all(
+    backend: &dyn CounterStore,
+    now: Nanos,
+    charges: &Charges,
+) -> Outcomes {
     let outcomes = match backend.charge(now, charges) {
         StoreReply::Ready(outcomes) => outcomes,
         StoreReply::Pending(reply) => reply.await,

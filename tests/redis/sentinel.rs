@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use sluicegate::backend::redis::{Address, RedisOptions, RedisTopology, SentinelOptions, inspect};
+use sluicegate::store::redis::{Address, RedisOptions, RedisTopology, SentinelOptions, inspect};
 
 use super::load::{counted_hits, under_load};
 use super::observed::print_row;

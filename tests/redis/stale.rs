@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
-use sluicegate::backend::redis::{RedisStore, RedisTopology};
 use sluicegate::clock::Clock;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::redis::{RedisStore, RedisTopology};
 use tokio::task::JoinHandle;
 
 use super::Store;

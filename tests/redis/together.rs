@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::redis::{RedisStore, RedisTopology, StoreGroup, codec, reference};
-use sluicegate::backend::{Backend, Charge, ChargeMode, ChargeOutcome, Outcomes};
 use sluicegate::clock::Clock;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::redis::{RedisStore, RedisTopology, StoreGroup, codec, reference};
+use sluicegate::store::{Charge, ChargeMode, ChargeOutcome, CounterStore, Outcomes};
 use tokio::task::JoinHandle;
 
 use super::degrade::{engine_over, new_check, redis_at};

@@ -1,6 +1,6 @@
 //! Starts a real Redis Cluster on free ports.
 
-use sluicegate::backend::redis::Address;
+use sluicegate::store::redis::Address;
 
 use super::process::Process;
 use super::resp::Value;
@@ -51,7 +51,7 @@ impl Cluster {
         cluster
     }
 
-    /// URL for `--backend`.
+    /// URL for `--store`.
     pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes().map(Process::address).collect();
         format!("redis+cluster://{}", nodes.join(","))

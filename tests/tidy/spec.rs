@@ -12,8 +12,8 @@ use sha2::{Digest as _, Sha256};
 /// The table's columns, where their files are, and how a comment line begins there.
 const SIDES: [(&str, &str, &str); 4] = [
     ("TLA+", "spec", "\\*"),
-    ("Rust", "src/kernel", "//"),
-    ("Lua", "src/backend/redis/lua", "--"),
+    ("Rust", "crates/kernel/src", "//"),
+    ("Lua", "src/store/redis/lua", "--"),
     ("twin", "tests/twin", "//"),
 ];
 

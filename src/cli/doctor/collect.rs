@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 
 use super::evaluate::{ClusterFacts, RedisFacts};
-use crate::backend::redis::inspect::{self, InspectError, InspectedNode, RedisValue};
-use crate::backend::redis::{RedisOptions, RedisTopology};
 use crate::clock::Clock;
 use crate::kernel::units::Nanos;
+use crate::store::redis::inspect::{self, InspectError, InspectedNode, RedisValue};
+use crate::store::redis::{RedisOptions, RedisTopology};
 
 /// The number of timed round trips. Their median is reported.
 const TIMED_ROUND_TRIPS: usize = 21;

@@ -23,13 +23,13 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::backend::stats::{ConnectionCounts, DenyCacheStats};
 use crate::config::settings::{
     HostPort, MetricNames, Mogrifier, Settings, StatsProtocol, StatsSink,
 };
 use crate::edge::grpc::tls::{ServerTls, TlsReadCounts};
 use crate::edge::http::metrics::MetricsFormats;
 use crate::engine::Engine;
+use crate::store::stats::{ConnectionCounts, DenyCacheStats};
 use crate::telemetry::stats::mapping::StatMapping;
 use crate::telemetry::stats::{
     ExternalStat, LineFormat, NameRewrite, StatLineFormatter, Stats, render_page,

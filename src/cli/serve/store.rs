@@ -5,8 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::memory::MemoryStore;
-use crate::backend::redis::{self, RedisStore, StoreGroup, reference};
 use crate::clock::Clock;
 use crate::config::settings::{
     CounterKeys, HostPort, Overrides, RedisEndpoint, RedisUrl, SecretText, Settings, StoreSetting,
@@ -14,6 +12,8 @@ use crate::config::settings::{
 use crate::engine::concurrency::fleet::{FleetReporter, SharePace};
 use crate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use crate::kernel::units::Nanos;
+use crate::store::memory::MemoryStore;
+use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 
 /// Checks rules that involve several settings of the store.
 ///

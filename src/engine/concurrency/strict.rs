@@ -20,10 +20,10 @@ use tokio::time::timeout;
 use super::bucket::{AcquireReply, Bucket};
 use super::fleet::FleetReporter;
 use super::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, queue_time};
-use crate::backend::permits::{StrictAcquire as Wanted, StrictPermitRequest};
-use crate::backend::{Backend, StoreReply};
 use crate::kernel::concurrency::limiter::QueueConfig;
 use crate::kernel::units::{Nanos, Share};
+use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
+use crate::store::{CounterStore, StoreReply};
 use crate::telemetry::trace;
 
 /// The shortest pause between two attempts of the first request, and the largest
@@ -100,7 +100,7 @@ struct StoreAcquire<'a> {
     request: &'a PermitRequest<'a>,
     limit: &'a StrictLimit,
     fleet: &'a FleetReporter,
-    backend: &'a dyn Backend,
+    backend: &'a dyn CounterStore,
 }
 
 impl ConcurrencyLimits {
@@ -113,7 +113,7 @@ impl ConcurrencyLimits {
         &self,
         ask: PermitRequest<'_>,
         strictly: StrictLimit,
-        backend: &dyn Backend,
+        backend: &dyn CounterStore,
     ) -> Result<PermitGuard, AcquireError> {
         let Some(fleet) = self.fleet_reporter() else { return self.acquire(ask).await };
         let asking = StoreAcquire { request: &ask, limit: &strictly, fleet, backend };

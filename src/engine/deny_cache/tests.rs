@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use super::{
     COUNTERS_PER_SHARD, CounterDenial, DenialShard, DenyCache, RememberedDenial, StoreCallTimes,
 };
-use crate::backend::{Charge, Placement};
 use crate::kernel::decision::{Cost, Enforcement};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
@@ -14,6 +13,7 @@ use crate::kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
 use crate::kernel::rate::sliding_window::{SlidingWindow, WindowPair};
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Revision};
+use crate::store::{Charge, Placement};
 
 const NOW: Nanos = Nanos::from_secs(1_000_000_007);
 

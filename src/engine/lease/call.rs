@@ -17,9 +17,9 @@ use futures_util::future::JoinAll;
 use tokio::runtime::Handle;
 
 use super::{LeaseKeyHash, LeaseManager};
-use crate::backend::lease::{LeaseMessage, LeaseOutcome};
-use crate::backend::{Backend, StoreFailure};
 use crate::kernel::lease::{BorrowReply, MessageNumber};
+use crate::store::lease::{LeaseMessage, LeaseOutcome};
+use crate::store::{CounterStore, StoreFailure};
 
 /// The call of a check. If it is dropped before its end, it continues in the background.
 pub(super) struct LeaseCall(Option<Pin<Box<dyn Future<Output = LeaseOutcome> + Send>>>);
@@ -55,7 +55,7 @@ impl Drop for LeaseCall {
 
 /// Runs `sends` such that their messages share a store call.
 pub(super) async fn share_store_call<F: Future>(
-    backend: &dyn Backend,
+    backend: &dyn CounterStore,
     sends: JoinAll<F>,
 ) -> Vec<F::Output> {
     let (mut sends, mut has_begun) = (pin!(sends), false);

@@ -19,12 +19,12 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
 use super::{KeyLease, LeaseKeyHash, LeaseManager, LeasedCounter, is_pending_for_other_limit};
-use crate::backend::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 use crate::engine::stale_charges::{self, ChargeSubset};
 use crate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup};
 use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
 /// The lease settings of each charge; `None` if it is not leased.
 pub type ChargeTerms<'t> = SmallVec<[Option<&'t LeaseTerms>; 2]>;

@@ -11,12 +11,12 @@
 use tokio::sync::watch;
 
 use super::LeasedCounter;
-use crate::backend::{Charge, ChargeOutcome, StoreFailure};
 use crate::kernel::lease::balance::{LeaseBalance, SpendResult};
 use crate::kernel::lease::sizer;
 use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber};
 use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::{Charge, ChargeOutcome, StoreFailure};
 use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
 
 /// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.

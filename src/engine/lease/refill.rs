@@ -22,8 +22,8 @@ use super::LeaseManager;
 use super::call::share_store_call;
 use super::key_lease::KeyLease;
 use super::table::LeaseShard;
-use crate::backend::lease::LeaseMessage;
 use crate::kernel::units::Nanos;
+use crate::store::lease::LeaseMessage;
 
 /// A refill that would be due within this time, two upkeep rounds,
 /// is sent early. Refills of many keys then share few store calls.

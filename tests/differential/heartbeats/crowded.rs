@@ -8,8 +8,6 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate::backend::heartbeat::{ShareReport, ShareRound};
-use sluicegate::backend::redis::codec::heartbeat::{incarnation_key, state_key};
 use sluicegate::kernel::coordinator::aggregate::{FractionalLimit, LimitFactor};
 use sluicegate::kernel::coordinator::coordinator::MAX_SHARE_STATES;
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
@@ -19,6 +17,8 @@ use sluicegate::kernel::coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorIncarnation, Heartbeat, HeartbeatReply,
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
+use sluicegate::store::heartbeat::{ShareReport, ShareRound};
+use sluicegate::store::redis::codec::heartbeat::{incarnation_key, state_key};
 
 use super::{Reporter, START, bucket, join_round, terms};
 use crate::support::dice::{Dice, seed};

@@ -5,14 +5,14 @@
 
 use std::collections::HashMap;
 
-use sluicegate::backend::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
-use sluicegate::backend::memory::coordinators::Coordinators;
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::{
     CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareTiming,
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
+use sluicegate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
+use sluicegate::store::memory::coordinators::Coordinators;
 
 use super::world::{LONGEST, TERM, TICK};
 use crate::simulation::bad::Flaw;

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use sluicegate::backend::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
-use sluicegate::backend::lease::{LeaseMessage, LeaseOutcome};
-use sluicegate::backend::memory::{MemoryStore, WhenFull};
-use sluicegate::backend::{Backend, Charges, Outcomes, StoreFailure, StoreReply};
 use sluicegate::kernel::units::{Nanos, Share};
+use sluicegate::store::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
 use tokio::sync::oneshot;
 
 use crate::simulation::bad::Flaw;
@@ -51,7 +51,7 @@ impl Wire {
     }
 }
 
-impl Backend for Wire {
+impl CounterStore for Wire {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         self.memory.charge(now, charges)
     }

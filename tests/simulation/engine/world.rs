@@ -1,7 +1,7 @@
 //! The simulation: engines, their network, a store, faults and an oracle.
 
-use sluicegate::backend::heartbeat::{ShareRound, ShareRoundReply};
 use sluicegate::kernel::units::Nanos;
+use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
 
 use super::bound::Bound;
 use super::faults::Fault;

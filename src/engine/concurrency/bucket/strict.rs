@@ -12,8 +12,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Bucket, BucketState};
-use crate::backend::StoreFailure;
-use crate::backend::permits::{AcquireOutcome, LimitPermitsReply, PermitId, StrictPermitReply};
 use crate::clock::Clock;
 use crate::engine::concurrency::PermitRequest;
 use crate::engine::concurrency::permit_reporter::{PermitReporter, ReleasedPermit};
@@ -21,6 +19,8 @@ use crate::engine::concurrency::strict::{StrictLimit, StrictQueue, StrictSnapsho
 use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
 use crate::kernel::units::{Nanos, Share};
+use crate::store::StoreFailure;
+use crate::store::permits::{AcquireOutcome, LimitPermitsReply, PermitId, StrictPermitReply};
 use crate::telemetry::event::StrictPermitEvent;
 
 #[derive(Debug)]

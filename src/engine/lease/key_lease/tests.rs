@@ -1,7 +1,6 @@
 //! Put back hits, and wake the checks that wait for a message.
 
 use super::KeyLease;
-use crate::backend::{Charge, ChargeOutcome, Placement, StoreFailure};
 use crate::engine::lease::LeasedCounter;
 use crate::kernel::decision::{Cost, Enforcement};
 use crate::kernel::key::{CounterKey, KeyStrategy};
@@ -10,6 +9,7 @@ use crate::kernel::lease::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::{Charge, ChargeOutcome, Placement, StoreFailure};
 
 const DAY: Nanos = Nanos::from_secs(86_400);
 const NOW: Nanos = DAY;

@@ -1,7 +1,6 @@
 //! Limits of a shard by count and by bytes, and eviction.
 
 use super::{KeyLease, LEASES_PER_SHARD, LeaseKeyHash, LeaseShard, MAX_SHARD_KEY_BYTES};
-use crate::backend::{Charge, Placement};
 use crate::engine::lease::LeasedCounter;
 use crate::kernel::decision::{Cost, Enforcement};
 use crate::kernel::key::{CounterKey, KeyStrategy};
@@ -10,6 +9,7 @@ use crate::kernel::lease::{LeaseTerms, MessageNumber, Overshoot};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::units::{Hits, Nanos};
+use crate::store::{Charge, Placement};
 
 /// The length of a key without its one value, in bytes.
 const KEY_OVERHEAD: usize = 10 + 4 + 1 + 2 + 1 + 2;

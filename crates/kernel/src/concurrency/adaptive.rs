@@ -1,0 +1,265 @@
+//! The adaptive concurrency limit, inferred from the latency of finished requests.
+//!
+//! | algorithm | rule | updates |
+//! |---|---|---|
+//! | static | the configured number | never |
+//! | [`gradient`] | 1.3 × the capacity by Little's law; the default | once a window |
+//! | [`aimd`] | +1 while latency is near the minimum, otherwise × 0.9 | once a round trip |
+//! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | at every sample |
+//!
+//! With a [`FleetShare`] of a fleet's limit, `gradient` judges the whole limit.
+//! The other algorithms use only their own requests, as if the replica were alone.
+//!
+//! Guarantees:
+//! - A step is pure, does not allocate, and keeps the limit between `min` and `max`.
+//! - A reload keeps the state, unless the algorithm changes.
+//! - The limit grows only while it is used: unused capacity proves nothing.
+//!
+//! Not covered:
+//! - The clock.
+//! - The fleet's share, which arrives as a number.
+
+pub mod aimd;
+mod fixed_point;
+pub mod gradient;
+pub mod gradient2;
+mod latency_stats;
+mod round_trip;
+mod windowed_min;
+
+use aimd::Aimd;
+use fixed_point::FixedPoint;
+use gradient::Gradient;
+use gradient2::Gradient2;
+
+use super::RequestOutcome;
+use crate::coordinator::{ClockReading, aggregate};
+use crate::units::Nanos;
+
+/// The configuration of an adaptive limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AdaptiveConfig {
+    /// The algorithm.
+    pub algorithm: AdaptiveAlgorithm,
+    /// The lower bound of the limit; 0 counts as 1, because no request would mean no samples.
+    pub min: u32,
+    /// The upper bound of the limit.
+    pub max: u32,
+}
+
+/// The algorithms that a configuration file can name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AdaptiveAlgorithm {
+    /// `gradient`, the default.
+    #[default]
+    Gradient,
+    /// `aimd`.
+    Aimd,
+    /// `gradient2`.
+    Gradient2,
+}
+
+/// One finished request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LatencySample {
+    /// The instant of its end.
+    pub ended_at: Nanos,
+    /// Its latency.
+    pub rtt: Nanos,
+    /// The number in flight at its admission, including itself.
+    pub in_flight: u32,
+    /// Its result.
+    pub outcome: RequestOutcome,
+}
+
+/// This replica's share of a limit that the fleet adapts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FleetShare {
+    /// The permits that this replica may use.
+    pub share: u32,
+    /// The fleet's whole limit.
+    pub limit: u32,
+    /// The schedule of the fleet's min RTT probes.
+    pub probes: ProbeSchedule,
+}
+
+/// The schedule of min RTT probes: multiples of a few
+/// heartbeats on a clock that all replicas share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProbeSchedule {
+    /// The shared clock.
+    pub clock: ClockReading,
+    /// The heartbeat interval.
+    pub heartbeat: Nanos,
+}
+
+impl ProbeSchedule {
+    /// The shortest interval between two probes, in heartbeats.
+    const MIN_HEARTBEATS: u64 = 4;
+    /// The shortest interval between two probes, in round trips.
+    const MIN_ROUND_TRIPS: u64 = 64;
+    /// The longest interval between two probes, as a multiple of the shortest.
+    const MAX_MULTIPLE: u64 = 64;
+
+    /// The interval between two probes for latency `rtt`.
+    ///
+    /// Replicas with similar latencies get the same interval, because it is a power of two.
+    #[must_use]
+    pub fn interval(&self, rtt: Nanos) -> Nanos {
+        let least = self.heartbeat.0.saturating_mul(Self::MIN_HEARTBEATS).max(1);
+        let times = rtt.0.saturating_mul(Self::MIN_ROUND_TRIPS).div_ceil(least);
+        let times =
+            times.checked_next_power_of_two().unwrap_or(Self::MAX_MULTIPLE).min(Self::MAX_MULTIPLE);
+        Nanos(least.saturating_mul(times))
+    }
+
+    /// The clock for heartbeats, half a heartbeat away from the probes.
+    ///
+    /// A share that moves would disturb a probe.
+    #[must_use]
+    pub const fn heartbeat_clock(&self) -> ClockReading {
+        self.clock.advanced_by(Nanos(self.heartbeat.0 / 2))
+    }
+}
+
+/// One concurrency limit and the state of its algorithm.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AdaptiveLimit {
+    bounds: LimitBounds,
+    estimate: FixedPoint,
+    learnt: AlgorithmState,
+    jitter: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct LimitBounds {
+    min: u32,
+    max: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum AlgorithmState {
+    Static,
+    Gradient(Box<Gradient>),
+    Aimd(Aimd),
+    Gradient2(Gradient2),
+}
+
+impl AlgorithmState {
+    fn new(limit: FixedPoint, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
+        match adaptive.map(|adaptive| adaptive.algorithm) {
+            None => Self::Static,
+            Some(AdaptiveAlgorithm::Gradient) => {
+                Self::Gradient(Box::new(Gradient::new(limit, jitter)))
+            }
+            Some(AdaptiveAlgorithm::Aimd) => Self::Aimd(Aimd::default()),
+            Some(AdaptiveAlgorithm::Gradient2) => Self::Gradient2(Gradient2::default()),
+        }
+    }
+
+    const fn algorithm(&self) -> Option<AdaptiveAlgorithm> {
+        match self {
+            Self::Static => None,
+            Self::Gradient(_) => Some(AdaptiveAlgorithm::Gradient),
+            Self::Aimd(_) => Some(AdaptiveAlgorithm::Aimd),
+            Self::Gradient2(_) => Some(AdaptiveAlgorithm::Gradient2),
+        }
+    }
+}
+
+impl AdaptiveLimit {
+    /// A limit at its initial value, without any samples.
+    #[must_use]
+    pub fn new(limit: u32, adaptive: Option<AdaptiveConfig>, jitter: u64) -> Self {
+        let bounds = bounds(limit, adaptive);
+        let estimate = FixedPoint::from_whole(limit).within(bounds.min, bounds.max);
+        Self { bounds, estimate, learnt: AlgorithmState::new(estimate, adaptive, jitter), jitter }
+    }
+
+    /// The current limit.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.estimate.floor()
+    }
+
+    /// The latency without a queue (min RTT), if known.
+    #[must_use]
+    pub fn min_rtt(&self) -> Option<Nanos> {
+        match &self.learnt {
+            AlgorithmState::Static => None,
+            AlgorithmState::Aimd(aimd) => aimd.min_rtt(),
+            AlgorithmState::Gradient(gradient) => gradient.min_rtt(),
+            AlgorithmState::Gradient2(gradient2) => gradient2.min_rtt(),
+        }
+    }
+
+    /// The wanted limit with its fraction, for the vote on a fleet's limit.
+    ///
+    /// `None` until there are enough samples under the fleet's limit.
+    #[must_use]
+    pub fn wanted_limit(&self) -> Option<aggregate::FractionalLimit> {
+        let level = match &self.learnt {
+            AlgorithmState::Gradient(gradient) => gradient.wanted_limit(self.estimate),
+            _ => Some(self.estimate),
+        };
+        level.map(FixedPoint::to_fleet_limit)
+    }
+
+    /// Switches to a share of a fleet's limit; `None` returns to a limit of this replica alone.
+    pub fn set_fleet_share(&mut self, now: Nanos, fleet_share: Option<FleetShare>) {
+        if let AlgorithmState::Gradient(gradient) = &mut self.learnt {
+            gradient.set_fleet_share(now, fleet_share, self.estimate);
+            self.advance(now);
+        }
+    }
+
+    /// Applies the passage of time, which starts and ends the fleet's probes.
+    pub fn advance(&mut self, now: Nanos) {
+        let Self { bounds, estimate, learnt: state, .. } = self;
+        if let AlgorithmState::Gradient(gradient) = state
+            && let Some(limit) = gradient.fleet_limit(now)
+        {
+            *estimate = limit.within(bounds.min, bounds.max);
+        }
+    }
+
+    /// Adds a finished request. Utilization is judged against the smaller of the limit and `share`.
+    pub fn record(&mut self, sample: &LatencySample, share: u32) {
+        let ignored = sample.outcome == RequestOutcome::Ignored;
+        let Self { bounds, estimate, learnt: state, .. } = self;
+        let next = match state {
+            AlgorithmState::Static => return,
+            AlgorithmState::Gradient(gradient) => {
+                gradient.step(*estimate, sample, share, bounds.min)
+            }
+            AlgorithmState::Aimd(_) | AlgorithmState::Gradient2(_) if ignored => return,
+            AlgorithmState::Aimd(aimd) => aimd.step(*estimate, sample, share),
+            AlgorithmState::Gradient2(gradient2) => gradient2.step(*estimate, sample),
+        };
+        *estimate = next.within(bounds.min, bounds.max);
+    }
+
+    /// Applies another configuration. The same algorithm keeps its estimate within
+    /// the new bounds. Another algorithm, or a static limit, restarts at its initial value.
+    pub fn reload(&mut self, limit: u32, adaptive: Option<AdaptiveConfig>) {
+        self.bounds = bounds(limit, adaptive);
+        let algorithm = adaptive.map(|adaptive| adaptive.algorithm);
+        if algorithm.is_none() || algorithm != self.learnt.algorithm() {
+            self.estimate = FixedPoint::from_whole(limit);
+            self.learnt = AlgorithmState::new(self.estimate, adaptive, self.jitter);
+        }
+        self.estimate = self.estimate.within(self.bounds.min, self.bounds.max);
+    }
+}
+
+fn bounds(limit: u32, adaptive: Option<AdaptiveConfig>) -> LimitBounds {
+    adaptive.map_or(LimitBounds { min: limit, max: limit }, |adaptive| {
+        let min = adaptive.min.max(1);
+        LimitBounds { min, max: adaptive.max.max(min) }
+    })
+}
+
+/// Returns `true` if at least half of the limit was used, so that latency justifies a higher one.
+fn is_limit_used(sample: &LatencySample, estimate: FixedPoint, share: u32) -> bool {
+    estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
+}

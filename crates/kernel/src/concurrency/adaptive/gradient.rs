@@ -1,0 +1,657 @@
+//! The default algorithm: a limit that follows the backend's capacity, measured with Little's law.
+//!
+//! A queue shows as latency. With `m` requests in flight at a backend that
+//! serves `C` at once, a request takes `m/C` times as long as without a
+//! queue. So every window of samples measures `C`, at any limit:
+//!
+//! | formula | worked row: min RTT 10 ms, 60 in flight, RTT 15 ms |
+//! |---|---|
+//! | slowdown x = RTT / min RTT | 15 / 10 = 1.5 |
+//! | capacity C = m / x | 60 / 1.5 = 40 |
+//! | limit = 1.3 · C, once x shows a queue | 52 |
+//!
+//! A request is *unqueued* if fewer than 0.7 · C are in flight at its admission.
+//!
+//! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window.
+//!   Further windows that are beyond doubt raise this to × 2. Before the first queue,
+//!   every such window gives × 2. Few samples, or samples that vary, leave doubt.
+//! * **Overload** (x > 1.55, beyond doubt). The limit falls to 0.3 · C until the
+//!   queue is empty, then returns to 1.3 · C. A slowdown above 2 is detected within a
+//!   quarter of a window, because requests that are admitted meanwhile wait longest.
+//! * **The min RTT** is a mean of unqueued samples, because noise biases a minimum low. They come
+//!   from the drain after an overload, or from a probe every 128 to 191 windows. A probe lowers
+//!   the limit to 0.7 · C for about one round trip. A backend that became slower shows there:
+//!   fewer in flight, but not faster. The min RTT also falls if a window is below it beyond doubt.
+//! * **Latencies that vary** by a fifth or more. If many requests start together, the
+//!   fast ones return first, and the mean of the finished ones is far too low. Then
+//!   the min RTT is in flight × time / served during the drain (Little's law), if the
+//!   limit is used. Samples within two round trips after the drain are ignored.
+//! * **Margin for variance.** The limit is higher by two standard errors of
+//!   the window beyond 5 %, and by half of the spread beyond a fifth. Too low
+//!   a limit leaves workers idle at once; a slightly longer queue is small
+//!   against such latencies. The overload threshold rises by the same factor.
+//! * **At the least limit** nothing lower can be measured, so its latency is the min
+//!   RTT. Otherwise a min RTT that is too low would keep the limit there forever.
+//! * **A wrong min RTT** is detected, because with fewer in flight a queue must
+//!   shrink. If a queue lowered the limit by a quarter and requests were not
+//!   faster, there was no queue. The min RTT then rises to the observed latency.
+//! * **Fluctuating capacity.** If it moves by more than its measurement error for
+//!   many windows (moving average above 5 %), an estimate is soon outdated. After
+//!   a drain the limit then returns to 5 · C: it costs one queue to measure again.
+//!
+//! Guarantees:
+//! - The state is bounded.
+//! - A lowered limit always admits requests, which count as unqueued, and ends by time.
+//! - An unused limit does not grow; latency can always lower it.
+//! - With a share, `m` is scaled from the share to the whole limit.
+//!
+//! Not covered:
+//! - Service times that vary by half their mean: the limit can be too low (`benches/real_backend`).
+//! - A backend that serves less than `min`: the limit stays slightly above `min`.
+//! - Replicas that share a backend without sharing a limit: they keep a common queue.
+//!
+//! Source of the constants: chosen for both experiments of `benches/`; none is per backend.
+
+mod drain;
+mod fleet;
+mod measurement;
+mod probe;
+
+use super::fixed_point::{FixedPoint, Fraction};
+use super::latency_stats::{self, LatencyStats};
+use super::{FleetShare, LatencySample, RequestOutcome};
+use crate::units::Nanos;
+use drain::{DrainReason, QueueDrain};
+use fleet::FleetGradient;
+use measurement::WindowMeasurement;
+
+/// The limit as a multiple of the capacity: a short queue keeps the backend busy.
+const TARGET: Fraction = Fraction::percent(130);
+/// The multiple after a drain if the capacity fluctuates.
+const EXPLORATION: Fraction = Fraction::percent(500);
+/// The multiple while a queue drains.
+const DRAIN: Fraction = Fraction::percent(30);
+/// The multiple during a min RTT probe.
+const PROBE: Fraction = Fraction::percent(70);
+/// The multiple while the first min RTT may include a queue.
+const HALF: Fraction = Fraction::percent(50);
+/// The part of the capacity below which a request is unqueued.
+const UNQUEUED: Fraction = Fraction::percent(70);
+/// The slowdown, in millionths, up to which there is no queue.
+const NO_QUEUE: u64 = 1_150_000;
+const BELOW_MIN_RTT: u64 = 820_000;
+/// The reduction of requests in flight after which a shorter queue would show.
+///
+/// With a queue, latency would fall to the same 75 %. Above `NOT_FASTER`, midway, it did not.
+const FEWER_IN_FLIGHT: Fraction = Fraction::percent(75);
+const NOT_FASTER: Fraction = Fraction::percent(87);
+/// The round trips after a drain until finished requests are representative again.
+const SETTLING_ROUND_TRIPS: u64 = 2;
+/// The samples that a window needs to update the spread.
+const MIN_SPREAD_SAMPLES: u64 = 4;
+/// The largest number of samples in a block.
+const MAX_BLOCK: u64 = 4_096;
+/// The error of a mean, in millionths, that ends a window; `MAX_BLOCKS` blocks end it at any error.
+const SMALL_ERROR: u64 = 50_000;
+const MAX_BLOCKS: u64 = 8;
+/// The windows between two min RTT probes, plus up to `PROBE_JITTER` more.
+const PROBE_INTERVAL: u64 = 128;
+const PROBE_JITTER: u64 = 63;
+/// The average change, in millionths, above which the capacity fluctuates.
+const FLUCTUATION: u64 = 50_000;
+/// The largest change that enters the average, because a single step is not a fluctuation.
+const MAX_CHANGE: u64 = 260_000;
+/// The parts of a block that are checked early for a slowdown above 2.
+///
+/// A part has at least `MIN_PART` samples. `FAR_OVERLOAD` is 2 divided by the overload threshold, 1.55.
+const BLOCK_PARTS: u64 = 4;
+const MIN_PART: u64 = 4;
+const FAR_OVERLOAD: Fraction = Fraction { numerator: 200, denominator: 155 };
+/// The part of the known capacity below which an overload during a drain is a new one.
+const NEW_OVERLOAD: Fraction = Fraction::percent(87);
+/// The standard errors by which the limit is raised if latencies vary.
+///
+/// Only the error from `SMALL_ERROR` to `MAX_ERROR` counts. `SPREAD_WEIGHT` applies to the spread.
+const MARGIN_ERRORS: u64 = 2;
+const MAX_ERROR: u64 = 300_000;
+const SPREAD_WEIGHT: Fraction = HALF;
+/// The divisor of the time to the next probe after few samples moved the min RTT far.
+const EARLY_PROBE_DIVISOR: u64 = 8;
+/// The capacity below which one request more is a large change.
+const SMALL_CAPACITY: u32 = 4;
+
+/// The state of the gradient algorithm.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gradient {
+    min_rtt: Option<Nanos>,
+    /// The min RTT at its last measurement without a queue.
+    measured_min_rtt: Option<Nanos>,
+    capacity: FixedPoint,
+    /// The relative standard deviation of a latency, in millionths; a moving average over windows.
+    spread: u64,
+    window: LatencyStats,
+    /// The newest samples, before they are compared with the window.
+    block: LatencyStats,
+    dropped: u64,
+    drain: Option<QueueDrain>,
+    /// The windows without a queue, beyond doubt, since the last queue or drain.
+    calm_windows: u32,
+    had_queue: bool,
+    /// The last measured capacity; `capacity_changes` is the moving average of its changes, in millionths.
+    last_capacity: Option<FixedPoint>,
+    capacity_changes: u64,
+    windows_to_probe: u64,
+    limit_after_probe: FixedPoint,
+    jitter: u64,
+    /// The end of the period after a drain in which finished requests are biased low.
+    settled_at: Nanos,
+    /// Requests in flight and RTT of the window from which a queue lowered the limit.
+    reference_window: Option<(FixedPoint, Nanos)>,
+    fleet: Option<Box<FleetGradient>>,
+}
+
+impl Gradient {
+    /// The initial state; `jitter` spreads the probes of many limits.
+    pub(super) fn new(limit: FixedPoint, jitter: u64) -> Self {
+        let mut new = Self {
+            min_rtt: None,
+            measured_min_rtt: None,
+            capacity: limit,
+            spread: 0,
+            window: LatencyStats::default(),
+            block: LatencyStats::default(),
+            dropped: 0,
+            drain: None,
+            calm_windows: 0,
+            had_queue: false,
+            last_capacity: None,
+            capacity_changes: 0,
+            windows_to_probe: 0,
+            limit_after_probe: FixedPoint::from_whole(0),
+            jitter,
+            settled_at: Nanos(0),
+            reference_window: None,
+            fleet: None,
+        };
+        new.plan_probe();
+        new
+    }
+
+    /// The min RTT, if known.
+    #[must_use]
+    pub fn min_rtt(&self) -> Option<Nanos> {
+        self.fleet.as_ref().map_or(self.min_rtt, |together| together.min_rtt())
+    }
+
+    /// Switches to a share of a fleet's limit, or back to a limit of this replica alone.
+    pub(super) fn set_fleet_share(
+        &mut self,
+        now: Nanos,
+        fleet_share: Option<FleetShare>,
+        limit: FixedPoint,
+    ) {
+        match (fleet_share, &mut self.fleet) {
+            (Some(part), Some(together)) => together.set_share(now, part),
+            (Some(part), none) => {
+                *none = Some(Box::new(FleetGradient::new(now, part, self.min_rtt)));
+            }
+            (None, None) => {}
+            (None, Some(together)) => {
+                let min_rtt = together.min_rtt();
+                *self =
+                    Self { min_rtt, measured_min_rtt: min_rtt, ..Self::new(limit, self.jitter) };
+            }
+        }
+    }
+
+    /// The limit at `now` if the fleet adapts it; otherwise `None`.
+    pub(super) fn fleet_limit(&mut self, now: Nanos) -> Option<FixedPoint> {
+        self.fleet.as_mut().map(|together| together.limit(now))
+    }
+
+    /// The wanted limit; `None` until there are enough samples under the fleet's limit.
+    pub(super) fn wanted_limit(&self, limit: FixedPoint) -> Option<FixedPoint> {
+        self.fleet.as_ref().map_or(Some(limit), |together| together.wanted_limit())
+    }
+
+    /// The limit after `sample`, given the previous limit and this replica's share.
+    pub(super) fn step(
+        &mut self,
+        limit: FixedPoint,
+        sample: &LatencySample,
+        share: u32,
+        min: u32,
+    ) -> FixedPoint {
+        if let Some(together) = &mut self.fleet {
+            together.record(sample);
+            return limit;
+        }
+        self.record_sample(sample, min);
+        if self.drain.is_some() {
+            return self.step_drain(limit, sample, share, min);
+        }
+        if self.is_window_complete(limit, share) {
+            self.evaluate_window(limit, sample.ended_at, share, min)
+        } else {
+            limit
+        }
+    }
+
+    fn record_sample(&mut self, sample: &LatencySample, min: u32) {
+        let max_unqueued = self.max_unqueued(min);
+        let min_rtt = self.min_rtt.unwrap_or_default();
+        if let Some(drain) = &mut self.drain {
+            drain.record(sample, max_unqueued, min_rtt);
+        }
+        match sample.outcome {
+            RequestOutcome::Success if sample.ended_at < self.settled_at => {}
+            RequestOutcome::Success => self.block.push(sample.in_flight, sample.rtt),
+            RequestOutcome::Dropped => self.dropped = self.dropped.saturating_add(1),
+            RequestOutcome::Ignored => {}
+        }
+    }
+
+    /// The largest number in flight without a queue; a drained limit never exceeds it.
+    fn max_unqueued(&self, min: u32) -> FixedPoint {
+        self.capacity.times(UNQUEUED).max(FixedPoint::from_whole(min))
+    }
+
+    /// Ends a full block and returns `true` if the window can be judged.
+    ///
+    /// A window grows while its mean is uncertain, but only by blocks that
+    /// agree. A block that disagrees is a change, which an average would hide.
+    fn is_window_complete(&mut self, limit: FixedPoint, share: u32) -> bool {
+        let enough = block_size(limit, share);
+        if self.block.count().saturating_add(self.dropped) < enough {
+            return self.is_far_overloaded(limit, share, enough);
+        }
+        let block = std::mem::take(&mut self.block);
+        if self.window.agrees_with(&block) {
+            self.window.merge(&block);
+        } else {
+            self.window = block;
+        }
+        let at_last = enough.saturating_mul(MAX_BLOCKS) <= self.window.count();
+        at_last || 0 < self.dropped || self.window.standard_error() < SMALL_ERROR
+    }
+
+    /// Checks each quarter of a block for a slowdown above 2.
+    fn is_far_overloaded(&mut self, limit: FixedPoint, share: u32, enough: u64) -> bool {
+        let part = enough.div_ceil(BLOCK_PARTS).max(MIN_PART);
+        let is_part = self.block.count() != 0 && self.block.count().is_multiple_of(part);
+        if self.drain.is_some() || !is_part {
+            return false;
+        }
+        let found = self.measure(&self.block, limit, share);
+        let far = found.is_overload(FAR_OVERLOAD);
+        if far {
+            // Older samples of the window precede the overload.
+            self.window = std::mem::take(&mut self.block);
+        }
+        far
+    }
+
+    fn step_drain(
+        &mut self,
+        limit: FixedPoint,
+        sample: &LatencySample,
+        share: u32,
+        min: u32,
+    ) -> FixedPoint {
+        let min_rtt = self.min_rtt.unwrap_or_default();
+        let (enough, is_narrow) =
+            (block_size(limit, share), self.spread <= latency_stats::WIDE_SPREAD);
+        let over = self
+            .drain
+            .as_ref()
+            .is_some_and(|d| d.is_over(enough, is_narrow, sample.ended_at, min_rtt));
+        if over {
+            return self.end_drain(sample.ended_at, min);
+        }
+        // Requests that were admitted before the drain still show the capacity.
+        if !self.is_window_complete(limit, share) || self.window.count() == 0 {
+            return limit;
+        }
+        let found = self.measure_window(limit, share);
+        self.lower_min_rtt(&found);
+        // Requests that were admitted before the drain repeat the known overload.
+        let deeper = found.capacity < self.capacity.times(NEW_OVERLOAD);
+        if deeper && self.is_overload(&found) {
+            self.drain_after_overload(&found, sample.ended_at)
+        } else {
+            limit
+        }
+    }
+
+    /// Measures the window and starts the next one.
+    fn measure_window(&mut self, limit: FixedPoint, share: u32) -> WindowMeasurement {
+        let window = std::mem::take(&mut self.window);
+        self.update_spread(&window);
+        let found = self.measure(&window, limit, share);
+        self.min_rtt.get_or_insert(found.rtt);
+        found
+    }
+
+    fn update_spread(&mut self, window: &LatencyStats) {
+        if window.count() < MIN_SPREAD_SAMPLES {
+            return;
+        }
+        self.spread = match self.spread {
+            0 => window.spread(),
+            before => before.saturating_mul(7).saturating_add(window.spread()) / 8,
+        };
+    }
+
+    fn measure(&self, window: &LatencyStats, limit: FixedPoint, share: u32) -> WindowMeasurement {
+        let rtt = window.mean();
+        let min_rtt = self.min_rtt.unwrap_or(rtt);
+        let in_flight = scale_to_limit(window.in_flight(), limit, share);
+        let slowdown = Fraction { numerator: 1_000_000, denominator: min_rtt.0 }.of(rtt.0).max(1);
+        // With hardly any use, judge the limit instead of the requests in flight.
+        let judged = if in_flight < limit.times(HALF) { limit } else { in_flight };
+        let capacity = judged.times(Fraction { numerator: 1_000_000, denominator: slowdown });
+        let (error, is_wide) = (window.error_with_spread(self.spread), window.is_wide());
+        WindowMeasurement { in_flight, rtt, error, is_wide, slowdown, capacity }
+    }
+
+    fn is_overload(&self, found: &WindowMeasurement) -> bool {
+        found.is_overload(self.margin(found.error))
+    }
+
+    /// The limit after a window with a queue.
+    fn lower_limit(
+        &mut self,
+        limit: FixedPoint,
+        found: &WindowMeasurement,
+        min: u32,
+    ) -> FixedPoint {
+        if found.in_flight <= FixedPoint::from_whole(min) {
+            // Nothing lower can be measured, so these samples count as unqueued.
+            self.set_min_rtt(found.rtt, limit);
+            return limit;
+        }
+        if found.is_wide && self.has_no_queue(found) {
+            // Fewer in flight, but not faster: the min RTT was too low.
+            self.set_min_rtt(found.rtt, found.in_flight);
+            self.reference_window = None;
+            return self.capacity.times(TARGET);
+        }
+        self.adopt_capacity(found);
+        self.capacity.times(TARGET).times(self.margin(found.error))
+    }
+
+    fn set_min_rtt(&mut self, rtt: Nanos, capacity: FixedPoint) {
+        (self.min_rtt, self.measured_min_rtt, self.capacity) = (Some(rtt), Some(rtt), capacity);
+    }
+
+    /// The factor for a capacity that may be underestimated because latencies vary.
+    ///
+    /// Too low a limit costs goodput at once; a longer queue is small against such latencies.
+    fn margin(&self, error: u64) -> Fraction {
+        let Some(wide) = self.spread.checked_sub(latency_stats::WIDE_SPREAD) else {
+            return Fraction::percent(100);
+        };
+        let doubt = error.min(MAX_ERROR).saturating_sub(SMALL_ERROR).saturating_mul(MARGIN_ERRORS);
+        let more = doubt.saturating_add(SPREAD_WEIGHT.of(wide.min(1_000_000)));
+        Fraction { numerator: 1_000_000_u64.saturating_add(more), denominator: 1_000_000 }
+    }
+
+    fn evaluate_window(
+        &mut self,
+        limit: FixedPoint,
+        at: Nanos,
+        share: u32,
+        min: u32,
+    ) -> FixedPoint {
+        if 0 < std::mem::take(&mut self.dropped) {
+            return self.back_off(limit);
+        }
+        let first = self.min_rtt.is_none();
+        let found = self.measure_window(limit, share);
+        let changed = self.lower_min_rtt(&found);
+        if (first || changed) && FixedPoint::from_whole(min) < limit {
+            self.capacity = limit;
+            return self.start_drain(at, DrainReason::Initial);
+        }
+        if self.is_overload(&found) {
+            return self.drain_after_overload(&found, at);
+        }
+        if self.is_probe_due(limit) && FixedPoint::from_whole(min) < limit {
+            self.capacity = limit.times(TARGET.inverse());
+            return self.start_drain(at, DrainReason::Probe);
+        }
+        self.adjust_limit(limit, &found, min)
+    }
+
+    /// Lowers the limit after drops, which show an overload but not its size.
+    fn back_off(&mut self, limit: FixedPoint) -> FixedPoint {
+        self.window = LatencyStats::default();
+        (self.calm_windows, self.had_queue) = (0, true);
+        self.capacity = self.capacity.min(limit).times(Fraction::percent(90));
+        limit.times(Fraction::percent(90))
+    }
+
+    /// Lowers the min RTT if the window is faster beyond doubt.
+    ///
+    /// The step is small, unless the backend is so much faster that it
+    /// must have changed. Returns `true` if the result is far below
+    /// the last unqueued measurement: it may still include a queue.
+    fn lower_min_rtt(&mut self, found: &WindowMeasurement) -> bool {
+        let Some(min_rtt) = self.min_rtt else { return false };
+        let doubt = Fraction { numerator: found.error.saturating_mul(4), denominator: 1_000_000 };
+        let most = found.rtt.plus(Nanos(doubt.of(found.rtt.0)));
+        if most < min_rtt {
+            let changed = most < Nanos(Fraction::percent(65).of(min_rtt.0));
+            let (goal, pace) = if changed { (found.rtt, 100) } else { (most, 9) };
+            self.min_rtt = Some(min_rtt.toward(goal, Fraction::percent(pace)));
+        }
+        self.min_rtt < self.measured_min_rtt.map(|alone| Nanos(Fraction::percent(88).of(alone.0)))
+    }
+
+    fn drain_after_overload(&mut self, found: &WindowMeasurement, at: Nanos) -> FixedPoint {
+        self.adopt_capacity(found);
+        self.start_drain(at, DrainReason::Overload)
+    }
+
+    fn adjust_limit(
+        &mut self,
+        limit: FixedPoint,
+        found: &WindowMeasurement,
+        min: u32,
+    ) -> FixedPoint {
+        let used = limit.times(HALF) <= found.in_flight;
+        if NO_QUEUE < found.slowdown && used {
+            return self.lower_limit(limit, found, min);
+        }
+        self.reference_window = None;
+        // Faster than the min RTT: it is wrong, so a window without a visible queue may have one.
+        if found.slowdown < BELOW_MIN_RTT {
+            return limit;
+        }
+        if NO_QUEUE < found.slowdown
+            || found.in_flight < limit.without_fraction().times(Fraction::percent(80))
+        {
+            return limit;
+        }
+        let next = limit.times(self.growth(found)).max(limit.plus(FixedPoint::from_whole(1)));
+        self.capacity = self.capacity.max(next.times(TARGET.inverse()));
+        next
+    }
+
+    /// Returns `true` if fewer in flight were not faster, so there was no queue.
+    ///
+    /// Records the window with the most in flight as the reference.
+    fn has_no_queue(&mut self, found: &WindowMeasurement) -> bool {
+        let (most, rtt) = *self.reference_window.get_or_insert((found.in_flight, found.rtt));
+        if most <= found.in_flight {
+            self.reference_window = Some((found.in_flight, found.rtt));
+            return false;
+        }
+        let fewer = found.in_flight < most.times(FEWER_IN_FLIGHT);
+        fewer && NOT_FASTER.of(rtt.0) < found.rtt.0
+    }
+
+    fn growth(&mut self, found: &WindowMeasurement) -> Fraction {
+        if !found.is_calm() {
+            return TARGET;
+        }
+        let faster = u64::from(self.calm_windows).saturating_mul(26).saturating_add(130);
+        self.calm_windows = self.calm_windows.saturating_add(1);
+        Fraction::percent(if self.had_queue { faster.min(200) } else { 200 })
+    }
+
+    /// Adopts the measured capacity and adds its change to the moving average.
+    fn adopt_capacity(&mut self, found: &WindowMeasurement) {
+        if let Some(before) = self.last_capacity {
+            let moved = before.relative_difference(found.capacity);
+            let counts = found.error.saturating_mul(4) < moved;
+            let moved = if counts { moved.min(MAX_CHANGE) } else { 0 };
+            self.capacity_changes =
+                self.capacity_changes.saturating_mul(31).saturating_add(moved) / 32;
+        }
+        self.last_capacity = Some(found.capacity);
+        (self.capacity, self.calm_windows, self.had_queue) = (found.capacity, 0, true);
+    }
+
+    fn is_probe_due(&mut self, limit: FixedPoint) -> bool {
+        self.windows_to_probe = self.windows_to_probe.saturating_sub(1);
+        self.windows_to_probe == 0 || limit < self.limit_after_probe.times(HALF)
+    }
+
+    fn plan_probe(&mut self) {
+        // A linear congruential generator; its high bits are the best.
+        self.jitter = self.jitter.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let more =
+            Fraction { numerator: PROBE_JITTER, denominator: u64::MAX >> 8 }.of(self.jitter >> 8);
+        self.windows_to_probe = PROBE_INTERVAL.saturating_add(more);
+    }
+
+    fn start_drain(&mut self, since: Nanos, why: DrainReason) -> FixedPoint {
+        self.drain = Some(QueueDrain::new(since, why));
+        self.capacity.times(match why {
+            DrainReason::Overload => DRAIN,
+            DrainReason::Probe => PROBE,
+            DrainReason::Initial => HALF,
+        })
+    }
+
+    fn end_drain(&mut self, at: Nanos, min: u32) -> FixedPoint {
+        let Some(drain) = self.drain.take() else { return self.capacity };
+        (self.window, self.block) = (LatencyStats::default(), LatencyStats::default());
+        (self.dropped, self.calm_windows) = (0, 0);
+        self.plan_probe();
+        if drain.unqueued.is_wide() {
+            self.settled_at = at.plus(Nanos(
+                self.min_rtt.unwrap_or_default().0.saturating_mul(SETTLING_ROUND_TRIPS),
+            ));
+        }
+        self.reference_window = None;
+        let before = self.min_rtt.unwrap_or(Nanos(1));
+        let learnt = self.learn_min_rtt(&drain);
+        if drain.reason == DrainReason::Initial && learnt.0 < Fraction::percent(80).of(before.0) {
+            // Fewer in flight and faster: the assumed min RTT included a queue.
+            self.min_rtt = Some(learnt);
+            self.capacity = self.capacity.times(HALF);
+            if FixedPoint::from_whole(min) < self.capacity {
+                return self.start_drain(at, DrainReason::Initial);
+            }
+        }
+        self.measured_min_rtt = self.min_rtt;
+        let slower =
+            self.min_rtt.is_some_and(|ideal| Fraction::percent(110).of(before.0) < ideal.0);
+        let limit = self.capacity.times(self.return_factor(&drain, slower));
+        self.limit_after_probe = self.capacity.times(TARGET);
+        limit
+    }
+
+    fn return_factor(&self, drain: &QueueDrain, slower: bool) -> Fraction {
+        if drain.reason == DrainReason::Initial {
+            // So far it is known only that the capacity is at least the limit.
+            return Fraction::percent(100);
+        }
+        let few =
+            self.last_capacity.is_none_or(|seen| seen < FixedPoint::from_whole(SMALL_CAPACITY));
+        let bold = drain.reason == DrainReason::Overload
+            && FLUCTUATION < self.capacity_changes
+            && !slower
+            && !few;
+        if bold { EXPLORATION } else { TARGET }
+    }
+
+    /// Moves the min RTT towards the drain's measurement, and returns that measurement.
+    ///
+    /// A change beyond doubt is adopted at once and rescales the capacity.
+    fn learn_min_rtt(&mut self, drain: &QueueDrain) -> Nanos {
+        let (unqueued, min_rtt) = (&drain.unqueued, self.min_rtt.unwrap_or(Nanos(1)));
+        if unqueued.count() == 0 {
+            return min_rtt;
+        }
+        let rtt = drain.measured_rtt();
+        let error = unqueued.error_with_spread(self.spread);
+        let pace =
+            min_rtt_step_percent(min_rtt, rtt, error, latency_stats::WIDE_SPREAD < self.spread);
+        let learnt = min_rtt.toward(rtt, Fraction::percent(pace));
+        self.min_rtt = Some(learnt);
+        if 20 < pace {
+            self.capacity =
+                self.capacity.times(Fraction { numerator: learnt.0, denominator: min_rtt.0 });
+            if SMALL_ERROR <= error {
+                self.windows_to_probe = self.windows_to_probe.div_ceil(EARLY_PROBE_DIVISOR);
+            }
+        }
+        rtt
+    }
+}
+
+/// The step, in percent, of the min RTT towards the measurement.
+///
+/// If latencies vary much, a faster value is not adopted at once: fast requests return first.
+fn min_rtt_step_percent(min_rtt: Nanos, measured: Nanos, error: u64, is_wide: bool) -> u64 {
+    let part =
+        |numerator: u64| Nanos(Fraction { numerator, denominator: 1_000_000 }.of(measured.0));
+    let doubt = error.saturating_mul(2);
+    let least = part(1_000_000_u64.saturating_sub(doubt));
+    let most = part(1_000_000_u64.saturating_add(doubt));
+    let slower = Nanos(drain::CHANGE.of(min_rtt.0));
+    let quicker = Nanos(drain::CHANGE.inverse().of(min_rtt.0));
+    match () {
+        () if slower < least || (!is_wide && most < quicker) => 100,
+        () if slower < measured => 50,
+        () => 20,
+    }
+}
+
+/// The samples of a block: about one round trip of this replica's requests in flight.
+fn block_size(limit: FixedPoint, share: u32) -> u64 {
+    u64::from(limit.floor().min(share)).clamp(1, MAX_BLOCK)
+}
+
+/// Scales `in_flight` from this replica's share to the whole limit.
+fn scale_to_limit(in_flight: FixedPoint, limit: FixedPoint, share: u32) -> FixedPoint {
+    let allowed = u64::from(limit.floor().min(share)).max(1);
+    let whole = u64::from(limit.floor()).max(1);
+    in_flight.times(Fraction { numerator: whole, denominator: allowed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_windows_keep_the_spread() {
+        let window = |rtts: &[u64]| {
+            let mut window = LatencyStats::default();
+            for &rtt in rtts {
+                window.push(1, Nanos(rtt));
+            }
+            window
+        };
+        let mut gradient = Gradient::new(FixedPoint::from_whole(4), 1);
+        gradient.update_spread(&window(&[1_000, 3_000, 1_000, 3_000]));
+        assert_eq!(gradient.spread, 500_000, "1 ± 0.5");
+        for few in [&[2_000][..], &[2_000; 2], &[2_000; 3]] {
+            gradient.update_spread(&window(few));
+            assert_eq!(gradient.spread, 500_000, "forgotten over {few:?}");
+        }
+    }
+}

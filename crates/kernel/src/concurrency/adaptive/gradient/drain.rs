@@ -1,0 +1,138 @@
+//! A lowered limit that empties the queue and measures the min RTT.
+//!
+//! Guarantees:
+//! - It ends after enough samples, or by time.
+//! - A wide spread of latencies does not bias the measurement.
+//! - If latencies are narrow and requests frequent, raising the min RTT needs several samples.
+//!
+//! Not covered:
+//! - The limit during and after the drain; see [`super`].
+
+use super::super::fixed_point::{FixedPoint, Fraction};
+use super::super::latency_stats::LatencyStats;
+use super::super::{LatencySample, RequestOutcome};
+use crate::units::Nanos;
+
+/// The blocks to wait for if latencies vary.
+const WIDE_BLOCKS: u64 = 4;
+/// The factor, up or down, beyond which a change of the min RTT is not noise.
+pub(super) const CHANGE: Fraction = Fraction::percent(130);
+/// The samples that must show a slower backend if latencies are narrow.
+const MIN_SLOW_SAMPLES: u64 = 4;
+/// The multiple of the mean above which a result of Little's law means that the limit was unused.
+const MAX_LITTLE_RATIO: u64 = 2;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct QueueDrain {
+    pub(super) started_at: Nanos,
+    pub(super) reason: DrainReason,
+    pub(super) unqueued: LatencyStats,
+    pub(super) dropped: u64,
+    /// The end of the first unqueued request; `ended`
+    /// requests ended after it, the latest at `last_end`.
+    pub(super) first_end: Option<Nanos>,
+    pub(super) last_end: Nanos,
+    pub(super) ended: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum DrainReason {
+    Overload,
+    Probe,
+    /// The first min RTT may include a queue.
+    Initial,
+}
+
+impl QueueDrain {
+    pub(super) fn new(started_at: Nanos, reason: DrainReason) -> Self {
+        let unqueued = LatencyStats::default();
+        Self {
+            started_at,
+            reason,
+            unqueued,
+            dropped: 0,
+            first_end: None,
+            last_end: started_at,
+            ended: 0,
+        }
+    }
+
+    pub(super) fn record(
+        &mut self,
+        sample: &LatencySample,
+        max_unqueued: FixedPoint,
+        min_rtt: Nanos,
+    ) {
+        if self.first_end.is_some() && sample.outcome == RequestOutcome::Success {
+            self.ended = self.ended.saturating_add(1);
+            self.last_end = sample.ended_at;
+        }
+        let settled = Nanos(min_rtt.0 / 2) <= sample.ended_at.since(self.started_at);
+        if !settled || max_unqueued < FixedPoint::from_whole(sample.in_flight) {
+            return;
+        }
+        match sample.outcome {
+            RequestOutcome::Success => {
+                self.unqueued.push(sample.in_flight, sample.rtt);
+                self.first_end.get_or_insert(sample.ended_at);
+            }
+            RequestOutcome::Dropped => self.dropped = self.dropped.saturating_add(1),
+            RequestOutcome::Ignored => {}
+        }
+    }
+
+    /// The latency of unqueued requests.
+    ///
+    /// If latencies vary, fast requests have returned and slow ones have not, so the mean is
+    /// too low. Then Little's law gives the latency: in flight × time / served. This needs a
+    /// limit that is used. With few requests the result would be the time between arrivals.
+    pub(super) fn measured_rtt(&self) -> Nanos {
+        let mean = self.unqueued.mean();
+        if !self.unqueued.is_wide() || self.ended == 0 {
+            return mean;
+        }
+        let took = self.last_end.since(self.first_end.unwrap_or(self.last_end));
+        let each = Nanos(took.0.checked_div(self.ended).unwrap_or(0));
+        let by_little = self.unqueued.in_flight().times_duration(each).max(Nanos(1));
+        if by_little.0 <= mean.0.saturating_mul(MAX_LITTLE_RATIO) { by_little } else { mean }
+    }
+
+    /// Returns `true` if there are enough samples, or more waiting is useless.
+    ///
+    /// `enough` is the size of a block. `is_narrow` is set if single latencies hardly vary.
+    pub(super) fn is_over(&self, enough: u64, is_narrow: bool, at: Nanos, min_rtt: Nanos) -> bool {
+        let times = if self.unqueued.is_wide() { WIDE_BLOCKS } else { 1 };
+        let least = if is_narrow && self.is_slower(min_rtt) { MIN_SLOW_SAMPLES } else { 0 };
+        let needed = enough.saturating_mul(times).max(least);
+        let count = self.unqueued.count().saturating_add(self.dropped);
+        // With few requests, or only failures, the drain ends by time.
+        let longest = Nanos(min_rtt.0.saturating_mul(64)).plus(Nanos::SECOND);
+        needed <= count || longest < at.since(self.started_at)
+    }
+
+    /// Returns `true` if the measurement exceeds `min_rtt` by more than noise.
+    fn is_slower(&self, min_rtt: Nanos) -> bool {
+        0 < self.unqueued.count() && Nanos(CHANGE.of(min_rtt.0)) < self.measured_rtt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_request_extends_a_drain_only_if_latency_is_steady() {
+        let (ideal, now) = (Nanos(10 * Nanos::MILLI.0), Nanos::SECOND);
+        let mut drain = QueueDrain::new(Nanos(0), DrainReason::Overload);
+        let rtt = Nanos(20 * Nanos::MILLI.0);
+        let sample =
+            LatencySample { ended_at: now, rtt, in_flight: 1, outcome: RequestOutcome::Success };
+        drain.record(&sample, FixedPoint::from_whole(1), ideal);
+        assert!(!drain.is_over(1, true, now, ideal));
+        assert!(drain.is_over(1, false, now, ideal), "there it is no news");
+        assert!(
+            drain.is_over(1, true, Nanos::from_secs(3), ideal),
+            "nor is it waited for for ever"
+        );
+    }
+}

@@ -1,0 +1,313 @@
+//! The gradient algorithm for a limit that a fleet adapts together.
+//!
+//! One replica cannot shorten the backend's queue alone, and its latency depends on the requests of
+//! all replicas. So a replica judges the whole limit while it is constant, and votes for a factor.
+//!
+//! | formula | worked row: limit 60, min RTT 10 ms, RTT 15 ms |
+//! |---|---|
+//! | slowdown x = RTT / min RTT | 15 / 10 = 1.5 |
+//! | factor = 1.3 / x, once x shows a queue (x > 1.15) | 1.3 / 1.5 = 0.87, a limit of 52 |
+//! | no queue: 2 before the first queue, 2 after growth without one, else 1.3 | 1.3 |
+//!
+//! * **The min RTT** is measured in a *probe*. For about four round trips, all
+//!   replicas lower their requests in flight to 0.7 of the capacity. Requests
+//!   that are admitted after the queue drained are unqueued. A replica that
+//!   probed alone would measure the queue of the others, and raise the limit.
+//! * **Probe times** follow the store's clock, which each heartbeat reports. Probes are a
+//!   few heartbeats apart, and more if round trips are long: they cost 2 % of the goodput.
+//! * **An unconfirmed min RTT** may include a queue. This applies to the first one, and
+//!   to one that rose beyond doubt. The next probe lowers the requests in flight to a
+//!   quarter. Until a probe is not faster than before, no replica votes for growth.
+//! * **Overload** (x > 1.55, beyond doubt). Every replica that observes it lowers its own share
+//!   at once, for at most two heartbeats and to no less than a quarter. The limit follows.
+//!
+//! Guarantees:
+//! - A probe ends by time, and so does a lowered share.
+//!
+//! Not covered:
+//! - The use of the share; see [`crate::coordinator::aggregate::vote`].
+
+use super::super::fixed_point::{FixedPoint, Fraction};
+use super::super::latency_stats::LatencyStats;
+use super::super::{FleetShare, LatencySample, RequestOutcome};
+use super::probe::{self, FleetProbe};
+use crate::units::Nanos;
+
+/// The least number of samples in a block.
+const MIN_BLOCK: u64 = 8;
+/// The largest weight of past samples, so that old ones fade.
+const MAX_WEIGHT: u64 = 512;
+/// The least and largest reduction after drops, in millionths of the limit.
+const DROP_REDUCTION: (u64, u64) = (100_000, 500_000);
+const MILLION: u64 = 1_000_000;
+/// The slowdown above which there is an overload, in millionths.
+const OVERLOAD: u64 = 1_550_000;
+
+/// A temporary reduction of the share to `remaining` millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ShareCut {
+    remaining: u64,
+    ends_at: Nanos,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FleetGradient {
+    part: FleetShare,
+    /// The unqueued samples, whose mean is the min RTT.
+    unqueued: LatencyStats,
+    /// Set once a probe with fewer in flight was not faster.
+    is_confirmed: bool,
+    /// The samples under the current limit that agree with the newest block, and that block.
+    window: LatencyStats,
+    block: LatencyStats,
+    dropped: u64,
+    cut: Option<ShareCut>,
+    /// Samples that finish earlier belong to another limit, or to a probe.
+    valid_from: Nanos,
+    rtt: Option<Nanos>,
+    probe: Option<FleetProbe>,
+    next_probe: Nanos,
+    /// The consecutive increases without a queue; `had_queue` is set once a queue was observed.
+    calm_increases: u64,
+    had_queue: bool,
+}
+
+impl FleetGradient {
+    /// Starts with `fleet_share`, and with `min_rtt` as the min RTT until it is measured.
+    pub(super) fn new(now: Nanos, fleet_share: FleetShare, min_rtt: Option<Nanos>) -> Self {
+        let mut known = LatencyStats::default();
+        if let Some(ideal) = min_rtt {
+            known.push(1, ideal);
+        }
+        let mut new = Self {
+            part: fleet_share,
+            unqueued: known,
+            is_confirmed: false,
+            window: LatencyStats::default(),
+            block: LatencyStats::default(),
+            dropped: 0,
+            cut: None,
+            valid_from: now,
+            rtt: min_rtt,
+            probe: None,
+            next_probe: now,
+            calm_increases: 0,
+            had_queue: false,
+        };
+        new.plan_probe(now);
+        new
+    }
+
+    pub(super) fn min_rtt(&self) -> Option<Nanos> {
+        (0 < self.unqueued.count()).then(|| self.unqueued.mean())
+    }
+
+    pub(super) fn set_share(&mut self, now: Nanos, fleet_share: FleetShare) {
+        let before = std::mem::replace(&mut self.part, fleet_share);
+        if before.limit != fleet_share.limit {
+            let grew = before.limit.saturating_add(before.limit / 5) < fleet_share.limit;
+            self.calm_increases = if grew { self.calm_increases.saturating_add(1) } else { 0 };
+            self.discard_samples(now);
+        }
+        // The last heartbeat reported these drops, so they must not count again.
+        self.dropped = 0;
+        self.plan_probe(now);
+    }
+
+    pub(super) fn limit(&mut self, now: Nanos) -> FixedPoint {
+        if self.probe.as_ref().is_some_and(|look| look.closes_at <= now) {
+            self.end_probe();
+        }
+        if self.next_probe <= now && self.probe.is_none() {
+            self.start_probe(now);
+        }
+        if self.cut.is_some_and(|cut| cut.ends_at <= now) {
+            self.discard_samples(now);
+        }
+        let share = FixedPoint::from_whole(self.part.share);
+        let cut = share.times(self.remaining());
+        let low = self.probe.as_ref().filter(|look| now < look.ends_at).map(|look| look.limit);
+        low.map_or(cut, |low| low.min(cut))
+    }
+
+    /// The fraction of the share that a cut leaves.
+    fn remaining(&self) -> Fraction {
+        Fraction { numerator: self.cut.map_or(MILLION, |cut| cut.remaining), denominator: MILLION }
+    }
+
+    pub(super) fn record(&mut self, sample: &LatencySample) {
+        if let Some(look) = &mut self.probe {
+            look.record(sample);
+        }
+        if sample.ended_at < self.valid_from {
+            return;
+        }
+        match sample.outcome {
+            RequestOutcome::Success => self.block.push(sample.in_flight, sample.rtt),
+            RequestOutcome::Dropped => self.dropped = self.dropped.saturating_add(1),
+            RequestOutcome::Ignored => {}
+        }
+        let enough = u64::from(self.part.share).max(MIN_BLOCK).max(self.window.count() / 4);
+        if enough <= self.block.count() {
+            self.end_block(sample.ended_at);
+        }
+    }
+
+    /// Merges the block into the window if they agree. Otherwise the latency changed: start again.
+    fn end_block(&mut self, at: Nanos) {
+        let block = std::mem::take(&mut self.block);
+        if self.window.agrees_with(&block) {
+            self.window.merge(&block);
+        } else {
+            self.window = block;
+        }
+        cap_weight(&mut self.window);
+        self.rtt = Some(self.window.mean());
+        self.lower_min_rtt();
+        let Some(slowdown) = self.slowdown() else { return };
+        self.had_queue |=
+            super::NO_QUEUE < slowdown && self.window.standard_error() < super::SMALL_ERROR;
+        let sure = MILLION.saturating_sub(self.window.cautious_error().saturating_mul(2));
+        if OVERLOAD < (Fraction { numerator: sure, denominator: MILLION }).of(slowdown) {
+            self.cut_share(at, slowdown);
+        }
+    }
+
+    /// Lowers the min RTT to the window's mean, since no mean can be below it.
+    fn lower_min_rtt(&mut self) {
+        let is_faster = self.min_rtt().is_some_and(|ideal| self.window.mean() < ideal);
+        if is_faster
+            && self.window.standard_error() < super::SMALL_ERROR
+            && !self.unqueued.agrees_with(&self.window)
+        {
+            (self.unqueued, self.is_confirmed) = (self.window.clone(), false);
+        }
+    }
+
+    /// Lowers this replica's share at once, before the limit follows.
+    ///
+    /// The cut is short and leaves a quarter: a replica
+    /// that alone observes an overload must not starve.
+    fn cut_share(&mut self, at: Nanos, slowdown: u64) {
+        let left = self.remaining().of(super::TARGET.of(Fraction {
+            numerator: MILLION,
+            denominator: slowdown,
+        }
+        .of(MILLION)));
+        let ends_at = at.plus(Nanos(self.part.probes.heartbeat.0.saturating_mul(2)));
+        let ends_at = self.cut.map_or(ends_at, |cut| cut.ends_at);
+        self.discard_samples(at);
+        self.cut = Some(ShareCut { remaining: left.clamp(MILLION / 4, MILLION), ends_at });
+    }
+
+    /// Discards samples that were taken with another number in flight.
+    fn discard_samples(&mut self, now: Nanos) {
+        (self.window, self.block, self.dropped, self.cut) = Default::default();
+        // Requests that finish after one more round trip were admitted after now.
+        self.valid_from = self.valid_from.max(now.plus(self.rtt.unwrap_or_default()));
+    }
+
+    /// The slowdown: latency divided by the min RTT, in millionths.
+    fn slowdown(&self) -> Option<u64> {
+        let ideal = self.min_rtt().filter(|_| MIN_BLOCK <= self.window.count())?;
+        Some(Fraction { numerator: MILLION, denominator: ideal.0 }.of(self.window.mean().0).max(1))
+    }
+
+    /// The wanted number in flight, which is the vote; `None` without enough samples.
+    pub(super) fn wanted_limit(&self) -> Option<FixedPoint> {
+        let share = FixedPoint::from_whole(self.part.share);
+        if 0 < self.dropped {
+            return Some(share.times(self.drop_factor()));
+        }
+        let Some(slowdown) = self.slowdown() else {
+            return self.cut.map(|_| share.times(self.remaining()));
+        };
+        let target =
+            super::TARGET.of(Fraction { numerator: MILLION, denominator: slowdown }.of(MILLION));
+        let level = share
+            .times(self.remaining())
+            .times(Fraction { numerator: target, denominator: MILLION });
+        Some(match (self.cut.is_none() && self.is_confirmed, super::NO_QUEUE < slowdown) {
+            (true, true) => level,
+            (true, false) => share.times(self.growth()),
+            (false, _) => level.min(share),
+        })
+    }
+
+    fn drop_factor(&self) -> Fraction {
+        let (least, most) = DROP_REDUCTION;
+        let served = self.window.count().saturating_add(self.block.count());
+        let fleet_share =
+            Fraction { numerator: self.dropped, denominator: served.saturating_add(self.dropped) };
+        Fraction {
+            numerator: MILLION.saturating_sub(fleet_share.of(MILLION).clamp(least, most)),
+            denominator: MILLION,
+        }
+    }
+
+    fn growth(&self) -> Fraction {
+        if self.had_queue && self.calm_increases == 0 {
+            super::TARGET
+        } else {
+            Fraction::percent(200)
+        }
+    }
+
+    fn plan_probe(&mut self, now: Nanos) {
+        let every = self.part.probes.interval(self.rtt.unwrap_or_default());
+        let began = self.probe.as_ref().map(|look| look.started_at);
+        let soon = began.map_or(now, |began| now.max(began.plus(Nanos(every.0 / 2))));
+        self.next_probe = self.part.probes.clock.next_multiple_after(soon, every);
+    }
+
+    fn start_probe(&mut self, now: Nanos) {
+        if let Some(rtt) = self.rtt {
+            let trips =
+                if self.is_confirmed { probe::ROUND_TRIPS } else { probe::DEEP_ROUND_TRIPS };
+            let longest = Nanos(self.part.probes.interval(rtt).0 / 4);
+            let lasts = Nanos(rtt.0.saturating_mul(trips)).min(longest);
+            let look = FleetProbe::new(now, self.probe_limit(), rtt, lasts);
+            self.valid_from = self.valid_from.max(look.ends_at.plus(rtt));
+            self.probe = Some(look);
+        }
+        self.plan_probe(now.plus(Nanos(1)));
+    }
+
+    /// The requests in flight during a probe.
+    ///
+    /// A confirmed min RTT gives the capacity: in flight divided by slowdown.
+    fn probe_limit(&self) -> FixedPoint {
+        let share = FixedPoint::from_whole(self.part.share);
+        let slowdown = self.slowdown().unwrap_or(MILLION).max(super::TARGET.of(MILLION));
+        if self.is_confirmed {
+            share.times(super::PROBE).times(Fraction { numerator: MILLION, denominator: slowdown })
+        } else {
+            share.times(probe::DEEP_PROBE)
+        }
+    }
+
+    fn end_probe(&mut self) {
+        let Some(FleetProbe { unqueued: seen, .. }) = self.probe.take() else { return };
+        if seen.count() == 0 {
+            return;
+        }
+        // The first probe can only be compared with normal samples.
+        let known = self.unqueued.count() != 0;
+        let before = if known { &self.unqueued } else { &self.window };
+        self.is_confirmed = before.count() != 0 && before.agrees_with(&seen);
+        if known && self.is_confirmed {
+            self.unqueued.merge(&seen);
+            cap_weight(&mut self.unqueued);
+        } else {
+            // Different beyond doubt: the backend changed, or the old value included a queue.
+            self.unqueued = seen;
+        }
+    }
+}
+
+/// Halves the weight of old samples until it is within its bound.
+fn cap_weight(tally: &mut LatencyStats) {
+    while MAX_WEIGHT < tally.count() {
+        tally.halve();
+    }
+}

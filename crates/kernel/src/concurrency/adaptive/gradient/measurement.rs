@@ -1,0 +1,43 @@
+//! The measurement of one window of samples.
+//!
+//! Guarantees:
+//! - An overload, or its absence, is reported only beyond the doubt of the samples.
+//!
+//! Not covered:
+//! - The measurement itself, and the reaction to it.
+
+use super::super::fixed_point::{FixedPoint, Fraction};
+use crate::units::Nanos;
+
+const OVERLOAD: u64 = 1_550_000;
+/// The standard errors to add before a window counts as free of a queue.
+const CALM_ERRORS: u64 = 3;
+/// The requests beyond the capacity that make an overload: one more than a few is noise.
+const MIN_EXCESS: Fraction = Fraction::percent(150);
+
+pub(super) struct WindowMeasurement {
+    pub(super) in_flight: FixedPoint,
+    pub(super) rtt: Nanos,
+    /// The standard error of `rtt`, in millionths of it.
+    pub(super) error: u64,
+    /// Set if single latencies vary much.
+    pub(super) is_wide: bool,
+    /// The slowdown: latency divided by the min RTT, in millionths.
+    pub(super) slowdown: u64,
+    pub(super) capacity: FixedPoint,
+}
+
+impl WindowMeasurement {
+    /// Returns `true` if there is no queue, beyond doubt.
+    pub(super) fn is_calm(&self) -> bool {
+        let most = 1_000_000_u64.saturating_add(self.error.saturating_mul(CALM_ERRORS));
+        Fraction { numerator: most, denominator: 1_000_000 }.of(self.slowdown) < super::NO_QUEUE
+    }
+
+    pub(super) fn is_overload(&self, margin: Fraction) -> bool {
+        let sure = 1_000_000_u64.saturating_sub(self.error.saturating_mul(2));
+        let beyond_doubt = Fraction { numerator: sure, denominator: 1_000_000 }.of(self.slowdown);
+        let excess = FixedPoint::from_whole(1).times(MIN_EXCESS);
+        margin.of(OVERLOAD) < beyond_doubt && self.capacity.plus(excess) <= self.in_flight
+    }
+}

@@ -1,0 +1,68 @@
+//! The `gradient2` algorithm, as published.
+//!
+//! | formula | worked row: estimate 64, min RTT 10 ms, RTT 40 ms |
+//! |---|---|
+//! | gradient = tolerance · min RTT / RTT, from 0.5 to 1; 0.5 after a drop | 2 · 10 / 40 = 0.5 |
+//! | new = estimate · gradient + √estimate | 64 · 0.5 + 8 = 40 |
+//! | estimate = 0.8 · estimate + 0.2 · new | 51.2 + 8 = 59.2 |
+//!
+//! A sample with less than half of the estimate in flight changes nothing, unless it was
+//! dropped. The minimum is over the last 100 successes. This differs from the publication:
+//! a dropped request does not count, because a fast refusal would look like a low latency.
+//!
+//! Not covered:
+//! - Shares: the published algorithm has none.
+//!
+//! Source: Netflix concurrency-limits, `Gradient2Limit`, in the variant with a windowed minimum.
+
+use super::fixed_point::{FixedPoint, Fraction};
+use super::windowed_min::WindowedMin;
+use super::{LatencySample, RequestOutcome, is_limit_used};
+use crate::units::Nanos;
+
+/// The samples over which the minimum is taken.
+const WINDOW: u16 = 100;
+/// Latency up to this multiple of the minimum is no sign of a queue.
+const TOLERANCE: u64 = 2;
+const MIN_GRADIENT: Fraction = Fraction::percent(50);
+const MAX_GRADIENT: Fraction = Fraction::percent(100);
+/// The weight of a new estimate at each sample.
+const NEW_WEIGHT: Fraction = Fraction::percent(20);
+const OLD_WEIGHT: Fraction = Fraction::percent(80);
+
+/// The state of `gradient2`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gradient2 {
+    min_rtt: WindowedMin,
+}
+
+impl Default for Gradient2 {
+    fn default() -> Self {
+        Self { min_rtt: WindowedMin::over(WINDOW) }
+    }
+}
+
+impl Gradient2 {
+    /// The smallest latency of the window.
+    pub(super) fn min_rtt(&self) -> Option<Nanos> {
+        self.min_rtt.get()
+    }
+
+    pub(super) fn step(&mut self, estimate: FixedPoint, sample: &LatencySample) -> FixedPoint {
+        let gradient = self.gradient(sample);
+        if sample.outcome != RequestOutcome::Dropped && !is_limit_used(sample, estimate, u32::MAX) {
+            return estimate;
+        }
+        let new = estimate.times(gradient).plus(estimate.sqrt());
+        estimate.times(OLD_WEIGHT).plus(new.times(NEW_WEIGHT))
+    }
+
+    fn gradient(&mut self, sample: &LatencySample) -> Fraction {
+        if sample.outcome == RequestOutcome::Dropped {
+            return MIN_GRADIENT;
+        }
+        let min_rtt = self.min_rtt.push(sample.rtt);
+        let (numerator, denominator) = (min_rtt.0.saturating_mul(TOLERANCE), sample.rtt.0.max(1));
+        Fraction { numerator, denominator }.within(MIN_GRADIENT, MAX_GRADIENT)
+    }
+}

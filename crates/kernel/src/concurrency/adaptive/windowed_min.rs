@@ -1,0 +1,46 @@
+//! The smallest latency of the last samples.
+//!
+//! Guarantees:
+//! - The minimum is exact; a sample costs O(1) amortized and never allocates.
+//!
+//! Not covered:
+//! - Noise: a minimum is biased low, but the published algorithms use it.
+
+use std::collections::VecDeque;
+
+use crate::units::Nanos;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct WindowedMin {
+    window: u64,
+    count: u64,
+    /// Increasing latencies; each is the smallest since the one before it.
+    candidates: VecDeque<(u64, Nanos)>,
+}
+
+impl WindowedMin {
+    /// A minimum over the last `window` samples, at least 1.
+    pub(super) fn over(window: u16) -> Self {
+        let room = usize::from(window).saturating_add(1);
+        Self { window: u64::from(window), count: 0, candidates: VecDeque::with_capacity(room) }
+    }
+
+    /// Adds `rtt` and returns the minimum. Zero counts as 1 ns, so that a ratio to it stays finite.
+    pub(super) fn push(&mut self, rtt: Nanos) -> Nanos {
+        let rtt = rtt.max(Nanos(1));
+        self.count = self.count.saturating_add(1);
+        while self.candidates.back().is_some_and(|&(_, larger)| rtt <= larger) {
+            self.candidates.pop_back();
+        }
+        let over = self.count.saturating_sub(self.window);
+        while self.candidates.front().is_some_and(|&(number, _)| number <= over) {
+            self.candidates.pop_front();
+        }
+        self.candidates.push_back((self.count, rtt));
+        self.get().unwrap_or(rtt)
+    }
+
+    pub(super) fn get(&self) -> Option<Nanos> {
+        self.candidates.front().map(|&(_, rtt)| rtt)
+    }
+}

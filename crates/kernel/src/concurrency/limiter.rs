@@ -1,0 +1,322 @@
+//! One concurrency limit as a state machine: permits in flight, queue, admission.
+//!
+//! ```
+//! use sluicegate_kernel::concurrency::limiter::{Effect, Event, Limiter, Refusal, Rules};
+//! use sluicegate_kernel::concurrency::Outcome;
+//! use sluicegate_kernel::units::Nanos;
+//!
+//! let mut ceiling = Limiter::new(&Rules::fixed(1), 0);
+//! let (now, arrive) = (Nanos::from_secs(1), Event::Arrive { keep: None, patience: Nanos(0) });
+//! let effects = ceiling.step(now, arrive);
+//! let [Effect::Admit(permit)] = effects[..] else { panic!() };
+//! assert_eq!(ceiling.step(now, arrive)[..], [Effect::Deny(Refusal::Full)]);
+//! let leave = Event::Leave { permit, outcome: Outcome::Success, rtt: None };
+//! assert_eq!(ceiling.step(now, leave)[..], []);
+//! assert_eq!(ceiling.in_flight(), 0);
+//! ```
+//!
+//! Guarantees:
+//! - An admission never raises the number in flight above the current limit.
+//! - After the limit falls, admissions resume once enough permits are released.
+//! - No request overtakes a waiting one.
+//! - Every ticket ends once: by a permit, a timeout, or the caller's own cancel.
+//! - A step costs O(1) without a deadline, O(log n) with one, O(waiters) with a queue.
+//! - A step allocates only if more permits are in flight than ever before.
+//!
+//! Not covered:
+//! - Request ids, which the registry maps to permits.
+//! - Waking tasks, and the timer.
+//! - The clock, which must be monotonic.
+
+use smallvec::SmallVec;
+
+use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
+use super::in_flight::InFlightPermits;
+use super::queue::WaitQueue;
+use super::{Permit, QueueTicket, RequestOutcome};
+use crate::units::Nanos;
+
+/// The configuration of one concurrency limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LimiterConfig {
+    /// The limit in requests; with `adaptive`, its initial value.
+    pub limit: u32,
+    /// The adaptation to latency; `None` keeps the limit at `limit`.
+    pub adaptive: Option<AdaptiveConfig>,
+    /// The queue; `None` denies at once.
+    pub queue: Option<QueueConfig>,
+}
+
+impl LimiterConfig {
+    /// A constant `limit` without a queue.
+    #[must_use]
+    pub const fn fixed(limit: u32) -> Self {
+        Self { limit, adaptive: None, queue: None }
+    }
+}
+
+/// The bounds of the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueueConfig {
+    /// The largest number of waiting requests.
+    pub size: u32,
+    /// The longest wait of one request.
+    pub timeout: Nanos,
+}
+
+/// An input event of a [`Limiter`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LimiterEvent {
+    /// A request needs a permit. The reply is exactly one of admit, queue and deny.
+    Acquire {
+        /// The permit's lifetime; `None` if its end is always observed, as for a stream.
+        lifetime: Option<Nanos>,
+        /// The caller's own timeout; the shorter of this and the queue timeout applies.
+        timeout: Nanos,
+    },
+    /// A permit is released.
+    Release {
+        /// The permit to release.
+        permit: Permit,
+        /// The result of the request.
+        outcome: RequestOutcome,
+        /// A measured latency, if the caller has a better one than the time since admission.
+        rtt: Option<Nanos>,
+    },
+    /// The request of a permit with a deadline is still alive: `lifetime` counts from now.
+    Renew {
+        /// The permit to renew.
+        permit: Permit,
+        /// The permit's new lifetime.
+        lifetime: Nanos,
+    },
+    /// The caller cancels a waiting request.
+    Cancel(QueueTicket),
+    /// Time has passed. Every event expires overdue permits and tickets; this one does only that.
+    Expire,
+    /// The configuration was reloaded. The adaptive limit keeps its state.
+    Reload(LimiterConfig),
+    /// This replica's share of the limit; `u32::MAX` without a fleet.
+    Share(u32),
+    /// This replica's share of a limit that the fleet adapts together.
+    FleetShare(FleetShare),
+    /// This replica's share expired: stop admitting and time out every waiting request.
+    Fence,
+}
+
+/// An output of a [`Limiter`], to be carried out by the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LimiterEffect {
+    /// The arriving request is admitted.
+    Admit(Permit),
+    /// The arriving request waits.
+    Queue(QueueTicket),
+    /// The arriving request is denied.
+    Deny(AcquireDenial),
+    /// A waiting request is admitted.
+    Wake(QueueTicket, Permit),
+    /// A waiting request timed out, or its share expired.
+    TimedOut(QueueTicket),
+    /// A permit reached its deadline and was released.
+    Expired(Permit),
+    /// The permit or ticket of the event is unknown, so nothing changed.
+    Unknown,
+}
+
+/// The reason for an immediate denial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AcquireDenial {
+    /// The limit is reached, and there is no queue or the caller has no time to wait.
+    LimitReached,
+    /// The limit is reached and the queue is full.
+    QueueFull,
+}
+
+/// Effects in the order in which to carry them out. Two fit without an allocation.
+pub type LimiterEffects = SmallVec<[LimiterEffect; 2]>;
+
+/// One concurrency limit with its permits and its queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Limiter {
+    adaptive: AdaptiveLimit,
+    share: u32,
+    queue_config: Option<QueueConfig>,
+    in_flight: InFlightPermits,
+    queue: WaitQueue,
+    last_activity: Nanos,
+}
+
+impl Limiter {
+    /// A limit with nothing in flight.
+    ///
+    /// Use another `jitter` for each limit and replica: it spreads their min RTT probes.
+    #[must_use]
+    pub fn new(rules: &LimiterConfig, jitter: u64) -> Self {
+        Self {
+            adaptive: AdaptiveLimit::new(rules.limit, rules.adaptive, jitter),
+            share: u32::MAX,
+            queue_config: rules.queue,
+            in_flight: InFlightPermits::default(),
+            queue: WaitQueue::default(),
+            last_activity: Nanos(0),
+        }
+    }
+
+    /// Applies `event` at `now` and returns its effects.
+    pub fn step(&mut self, now: Nanos, event: LimiterEvent) -> LimiterEffects {
+        let mut effects = LimiterEffects::new();
+        if event == LimiterEvent::Fence {
+            // First: permits that expire in this step must not admit requests of an expired share.
+            self.share = 0;
+        }
+        self.adaptive.advance(now);
+        self.expire(now, &mut effects);
+        match event {
+            LimiterEvent::Acquire { lifetime, timeout } => {
+                effects.push(self.acquire(now, lifetime, timeout));
+            }
+            LimiterEvent::Release { permit, outcome, rtt } => {
+                self.release(now, permit, outcome, rtt, &mut effects);
+            }
+            LimiterEvent::Renew { permit, lifetime } => {
+                let known = self.in_flight.renew(permit, now, lifetime);
+                effects.extend((!known).then_some(LimiterEffect::Unknown));
+            }
+            LimiterEvent::Cancel(ticket) => {
+                let known = self.queue.remove(ticket);
+                effects.extend((!known).then_some(LimiterEffect::Unknown));
+            }
+            LimiterEvent::Expire => {}
+            LimiterEvent::Reload(rules) => self.reload(&rules),
+            LimiterEvent::Share(share) => {
+                self.share = share;
+                self.adaptive.set_fleet_share(now, None);
+            }
+            LimiterEvent::FleetShare(part) => {
+                self.share = part.share;
+                self.adaptive.set_fleet_share(now, Some(part));
+            }
+            LimiterEvent::Fence => {
+                let waiters = std::iter::from_fn(|| self.queue.pop());
+                effects.extend(waiters.map(|waiter| LimiterEffect::TimedOut(waiter.ticket)));
+            }
+        }
+        self.admit_waiting(now, &mut effects);
+        effects
+    }
+
+    /// The effective limit: the smaller of the adaptive limit and this replica's share.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.adaptive.limit().min(self.share)
+    }
+
+    /// The number of permits in flight.
+    #[must_use]
+    pub const fn in_flight(&self) -> u32 {
+        self.in_flight.count()
+    }
+
+    /// The number of waiting requests.
+    #[must_use]
+    pub fn queue_len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The adaptive limit's state.
+    #[must_use]
+    pub const fn adaptive_limit(&self) -> &AdaptiveLimit {
+        &self.adaptive
+    }
+
+    /// The instant of `permit`'s admission; `None` if it is not in flight.
+    #[must_use]
+    pub fn admitted_at(&self, permit: Permit) -> Option<Nanos> {
+        self.in_flight.admitted_at(permit)
+    }
+
+    /// The deadline of `permit`; `None` if it is not in flight or has none.
+    #[must_use]
+    pub fn deadline(&self, permit: Permit) -> Option<Nanos> {
+        self.in_flight.deadline(permit)
+    }
+
+    /// All permits in flight, each with the instant of its admission.
+    pub fn permits(&self) -> impl Iterator<Item = (Permit, Nanos)> {
+        self.in_flight.all()
+    }
+
+    /// The next instant at which [`LimiterEvent::Expire`] has an effect. Cost: O(waiters).
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.in_flight.next_deadline().into_iter().chain(self.queue.next_deadline()).min()
+    }
+
+    /// The instant since which nothing is in flight or queued; `None` while something is.
+    ///
+    /// A limit that is idle for long may be dropped: a new one lacks only the adaptive state.
+    #[must_use]
+    pub fn idle_since(&self) -> Option<Nanos> {
+        let idle = self.in_flight.count() == 0 && self.queue.len() == 0;
+        idle.then_some(self.last_activity)
+    }
+
+    fn acquire(&mut self, now: Nanos, lifetime: Option<Nanos>, timeout: Nanos) -> LimiterEffect {
+        self.last_activity = now;
+        // The queue was served before this event, so nothing is overtaken here.
+        if self.in_flight.count() < self.limit() {
+            return LimiterEffect::Admit(self.in_flight.admit(now, lifetime));
+        }
+        let Some(waiting) = self.queue_config.filter(|_| Nanos(0) < timeout) else {
+            return LimiterEffect::Deny(AcquireDenial::LimitReached);
+        };
+        if usize::try_from(waiting.size).unwrap_or(usize::MAX) <= self.queue.len() {
+            return LimiterEffect::Deny(AcquireDenial::QueueFull);
+        }
+        LimiterEffect::Queue(self.queue.push(now.plus(waiting.timeout.min(timeout)), lifetime))
+    }
+
+    fn release(
+        &mut self,
+        now: Nanos,
+        permit: Permit,
+        outcome: RequestOutcome,
+        rtt: Option<Nanos>,
+        effects: &mut LimiterEffects,
+    ) {
+        let Some(state) = self.in_flight.release(permit) else {
+            return effects.push(LimiterEffect::Unknown);
+        };
+        self.last_activity = now;
+        let rtt = rtt.unwrap_or(now.since(state.admitted_at));
+        let sample = LatencySample { ended_at: now, rtt, in_flight: state.in_flight, outcome };
+        self.adaptive.record(&sample, self.share);
+    }
+
+    fn reload(&mut self, rules: &LimiterConfig) {
+        self.adaptive.reload(rules.limit, rules.adaptive);
+        self.queue_config = rules.queue;
+    }
+
+    fn expire(&mut self, now: Nanos, effects: &mut LimiterEffects) {
+        while let Some(permit) = self.in_flight.release_overdue(now) {
+            self.last_activity = now;
+            effects.push(LimiterEffect::Expired(permit));
+        }
+        while let Some(ticket) = self.queue.remove_overdue(now) {
+            effects.push(LimiterEffect::TimedOut(ticket));
+        }
+        self.admit_waiting(now, effects);
+    }
+
+    fn admit_waiting(&mut self, now: Nanos, effects: &mut LimiterEffects) {
+        while self.in_flight.count() < self.limit() {
+            let Some(waiter) = self.queue.pop() else { return };
+            self.last_activity = now;
+            effects.push(LimiterEffect::Wake(
+                waiter.ticket,
+                self.in_flight.admit(now, waiter.lifetime),
+            ));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The store's permits of one concurrency limit in strict mode, where every acquire is a store call.
+//!
+//! ```
+//! use sluicegate_kernel::concurrency::permits::{Acquired, Ask, Id, Permits, Times};
+//! use sluicegate_kernel::units::{Nanos, Share};
+//!
+//! let [silence, grace, longest] = [2, 4, 60].map(Nanos::from_secs);
+//! let times = Times { silence, grace, longest };
+//! let ask = |number| Ask { id: Id(7, number), limit: Share(1), keep: Nanos::from_secs(3), times };
+//! let (mut permits, now, open) = (Permits::default(), Nanos::from_secs(1_000), Nanos(0));
+//! assert_eq!(permits.acquire(now, open, &ask(0)), Acquired::Held);
+//! assert_eq!(permits.acquire(now, open, &ask(0)), Acquired::Held, "the same one again");
+//! assert_eq!(permits.acquire(now, open, &ask(1)), Acquired::Full);
+//! assert_eq!(permits.acquire(now.plus(Nanos::from_secs(3)), open, &ask(1)), Acquired::Held);
+//! ```
+//!
+//! Requests in flight are a fact. So a store that lost its state
+//! counts every permit that a replica reports, even above the limit.
+//!
+//! Guarantees:
+//! - A new permit never raises the count above the limit.
+//! - A permit counts from its acquire until its release or deadline; each report renews it.
+//! - A store that may have lost state admits nothing until all replicas could report ([`AcquireGate`]).
+//! - Cost: O(log n) for each permit that is acquired, reported or released.
+//!
+//! Not covered:
+//! - The schedule of store calls, and the queue of waiting requests.
+//! - The limit of a single replica ([`super::limiter`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::units::{Nanos, Share};
+
+/// A permit's id, unique in the fleet: the replica's incarnation, and a number within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PermitId(pub u64, pub u64);
+
+/// The durations that all replicas use for a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PermitTiming {
+    /// The time without admissions at a store that may have lost state, so that replicas can report.
+    pub grace: Nanos,
+    /// The time without any report after which a store must assume that permits expired unreported.
+    ///
+    /// It is shorter than a permit's lifetime by at least the interval between two reports.
+    pub max_silence: Nanos,
+    /// The longest lifetime of a permit. A later deadline comes from another clock.
+    pub max_lifetime: Nanos,
+}
+
+/// A request for one permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StrictAcquire {
+    /// The permit's id. Repeating an acquire has no further effect.
+    pub id: PermitId,
+    /// The concurrency limit in permits.
+    pub limit: Share,
+    /// The permit's lifetime, unless a report renews it.
+    pub lifetime: Nanos,
+    /// The durations that all replicas use.
+    pub timing: PermitTiming,
+}
+
+/// The result of an acquire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcquireOutcome {
+    /// The permit is in the table.
+    Acquired,
+    /// The limit is reached.
+    LimitReached,
+    /// The store may have lost state and admits nothing for this long.
+    Closed(Nanos),
+}
+
+/// The corrections that a replica's report made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PermitCorrections {
+    /// The number of reported permits that were missing.
+    pub restored: u64,
+    /// The number of released permits that were still in the table.
+    pub freed: u64,
+}
+
+/// All permits of one concurrency limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PermitTable {
+    deadline_by_id: BTreeMap<PermitId, Nanos>,
+    deadlines: BTreeSet<(Nanos, PermitId)>,
+}
+
+impl PermitTable {
+    /// Acquires a permit, at a store that admits nothing for `closed_for`.
+    pub fn acquire(
+        &mut self,
+        now: Nanos,
+        closed_for: Nanos,
+        request: &StrictAcquire,
+    ) -> AcquireOutcome {
+        self.expire(now);
+        if !self.deadline_by_id.contains_key(&request.id) {
+            if Nanos(0) < closed_for {
+                return AcquireOutcome::Closed(closed_for);
+            }
+            if request.limit <= self.count() {
+                self.clamp_deadlines(now.plus(request.timing.max_lifetime));
+                return AcquireOutcome::LimitReached;
+            }
+        }
+        self.insert(request.id, now.plus(request.lifetime));
+        AcquireOutcome::Acquired
+    }
+
+    /// Applies a replica's report: permits still `count`, each with its lifetime, and released ones.
+    pub fn apply_report(
+        &mut self,
+        now: Nanos,
+        active: &[(PermitId, Nanos)],
+        released: &[PermitId],
+    ) -> PermitCorrections {
+        self.expire(now);
+        let mut corrections = PermitCorrections::default();
+        for &(id, keep) in active {
+            let is_new = self.insert(id, now.plus(keep));
+            corrections.restored = corrections.restored.saturating_add(u64::from(is_new));
+        }
+        for id in released {
+            corrections.freed = corrections.freed.saturating_add(u64::from(self.remove(id)));
+        }
+        corrections
+    }
+
+    /// The number of permits, including those that expired since the last call.
+    #[must_use]
+    pub fn count(&self) -> Share {
+        Share(u64::try_from(self.deadline_by_id.len()).unwrap_or(u64::MAX))
+    }
+
+    /// The latest deadline; `None` without permits.
+    #[must_use]
+    pub fn last_deadline(&self) -> Option<Nanos> {
+        self.deadlines.last().map(|&(until, _)| until)
+    }
+
+    fn expire(&mut self, now: Nanos) {
+        while let Some(&(until, id)) = self.deadlines.first() {
+            if now < until {
+                return;
+            }
+            self.remove(&id);
+        }
+    }
+
+    /// Cuts every deadline to `latest`. Later ones stem from a clock that was set back.
+    fn clamp_deadlines(&mut self, latest: Nanos) {
+        while let Some(&(until, id)) = self.deadlines.last() {
+            if until <= latest {
+                return;
+            }
+            self.insert(id, latest);
+        }
+    }
+
+    /// Inserts or renews a permit; `true` if it is new.
+    fn insert(&mut self, id: PermitId, until: Nanos) -> bool {
+        let is_new = !self.remove(&id);
+        self.deadline_by_id.insert(id, until);
+        self.deadlines.insert((until, id));
+        is_new
+    }
+
+    /// Removes a permit; `false` if it is unknown.
+    fn remove(&mut self, id: &PermitId) -> bool {
+        let until = self.deadline_by_id.remove(id);
+        until.is_some_and(|until| self.deadlines.remove(&(until, *id)))
+    }
+}
+
+/// The gate that rejects acquires while the store's table may be incomplete.
+///
+/// Guarantees:
+/// - Every replica that reports within the grace period is counted before the next admission.
+///
+/// Not covered:
+/// - Permits of a crashed replica, because no replica reports them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AcquireGate {
+    opens_at: Nanos,
+    reported_at: Nanos,
+}
+
+impl AcquireGate {
+    /// The gate of a new store, or of a store that lost its state; the two look alike.
+    #[must_use]
+    pub const fn closed(now: Nanos, grace: Nanos) -> Self {
+        Self { opens_at: now.plus(grace), reported_at: now }
+    }
+
+    /// The gate of a store without any outstanding permit. It needs no grace period before the first report.
+    #[must_use]
+    pub const fn open() -> Self {
+        Self { opens_at: Nanos(0), reported_at: Nanos(u64::MAX) }
+    }
+
+    /// The remaining time without admissions, at most the grace period even if the clock jumped.
+    ///
+    /// Silence counts as lost state. If the store was paused or unreachable, or its
+    /// clock jumped, then permits may have expired although their requests still run.
+    pub fn closed_for(&mut self, now: Nanos, timing: &PermitTiming) -> Nanos {
+        if self.reported_at.plus(timing.max_silence) <= now {
+            *self = Self::closed(now, timing.grace);
+        }
+        self.opens_at = self.opens_at.min(now.plus(timing.grace));
+        self.opens_at.since(now)
+    }
+
+    /// Records that a replica reported, even if its report was empty.
+    pub const fn record_report(&mut self, now: Nanos) {
+        self.reported_at = now;
+    }
+}

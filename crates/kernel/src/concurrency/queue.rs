@@ -1,0 +1,64 @@
+//! The queue of requests that wait for a permit.
+//!
+//! Guarantees:
+//! - First in, first out.
+//! - A waiter leaves once: served, timed out or canceled.
+//! - Joining and serving cost O(1); leaving from the middle costs O(queue length).
+//!
+//! Not covered:
+//! - The queue's bounds; see [`super::limiter`].
+
+use std::collections::VecDeque;
+
+use crate::units::Nanos;
+
+/// The number of a waiting request. Later tickets are larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueTicket(u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct QueueWaiter {
+    pub(super) ticket: QueueTicket,
+    pub(super) deadline: Nanos,
+    /// The lifetime of the permit, counted from its admission.
+    pub(super) lifetime: Option<Nanos>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct WaitQueue {
+    waiters: VecDeque<QueueWaiter>,
+    next_number: u64,
+}
+
+impl WaitQueue {
+    pub(super) fn len(&self) -> usize {
+        self.waiters.len()
+    }
+
+    pub(super) fn push(&mut self, deadline: Nanos, lifetime: Option<Nanos>) -> QueueTicket {
+        let ticket = QueueTicket(self.next_number);
+        self.next_number = self.next_number.saturating_add(1);
+        self.waiters.push_back(QueueWaiter { ticket, deadline, lifetime });
+        ticket
+    }
+
+    pub(super) fn pop(&mut self) -> Option<QueueWaiter> {
+        self.waiters.pop_front()
+    }
+
+    /// Removes `ticket`; `false` if it is not waiting.
+    pub(super) fn remove(&mut self, ticket: QueueTicket) -> bool {
+        let index = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
+        index.is_ok_and(|place| self.waiters.remove(place).is_some())
+    }
+
+    /// Removes and returns the first waiter whose deadline has passed.
+    pub(super) fn remove_overdue(&mut self, now: Nanos) -> Option<QueueTicket> {
+        let index = self.waiters.iter().position(|waiter| waiter.deadline <= now)?;
+        self.waiters.remove(index).map(|waiter| waiter.ticket)
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        self.waiters.iter().map(|waiter| waiter.deadline).min()
+    }
+}

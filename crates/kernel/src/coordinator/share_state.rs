@@ -1,0 +1,105 @@
+//! The coordinator's record of one incarnation of a replica.
+//!
+//! Guarantees:
+//! - [`ShareState::exposure`] bounds the permits that the replica may use without another grant.
+//!
+//! Not covered:
+//! - The fair share; see [`super::split`].
+
+use super::aggregate::LimitFactor;
+use super::config::ShareTiming;
+use crate::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
+
+/// The number and the size of a grant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GrantRecord {
+    /// The number of the grant.
+    pub generation: Generation,
+    /// The share in permits.
+    pub share: Share,
+}
+
+/// The share state of one incarnation of a replica.
+///
+/// At most two grants can be in use: the replica's grant when it sent the newest
+/// heartbeat, and the reply to that heartbeat. Sending it voided all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShareState {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// The replica's incarnation.
+    pub incarnation: Incarnation,
+    /// The number of the newest heartbeat.
+    pub number: u64,
+    /// The replica's grant when it sent that heartbeat.
+    pub confirmed: GrantRecord,
+    /// The grant in the reply.
+    pub granted: GrantRecord,
+    /// The whole limit in the reply.
+    pub replied_limit: Share,
+    /// The requests in flight in that heartbeat.
+    pub in_flight: Share,
+    /// The permits that the replica would use.
+    pub demand: Share,
+    /// The replica's vote, removed when it is counted.
+    pub vote: Option<LimitFactor>,
+    /// The share expiry on the store's clock.
+    ///
+    /// It never moves back, because the replica uses an older share until it has the newest reply.
+    pub expires_at: Nanos,
+    /// The end of all requests admitted before the last
+    /// heartbeat, or later under an older configuration.
+    pub earlier_requests_end: Nanos,
+    /// The longest duration of later requests: the `max_duration` at the last heartbeat.
+    pub max_duration: Nanos,
+    /// The instant at which the share last became zero or positive.
+    pub changed_at: Nanos,
+}
+
+impl ShareState {
+    /// The most permits that the replica may use, now or later, without another grant.
+    #[must_use]
+    pub fn exposure(&self) -> Share {
+        self.confirmed.share.max(self.granted.share).max(self.in_flight)
+    }
+
+    /// Returns `true` if nothing is in use: the share expired, and all admitted requests ended.
+    ///
+    /// The end of the reported requests is not enough. After its report
+    /// the replica may have admitted requests up to its exposure, and
+    /// these continue in the proxy even if the replica is down.
+    #[must_use]
+    pub fn is_unused(&self, now: Nanos, timing: &ShareTiming) -> bool {
+        let end =
+            if self.exposure() == Share(0) { self.expires_at } else { self.unused_from(timing) };
+        end <= now
+    }
+
+    /// The instant after which nothing is in use.
+    ///
+    /// `timing` are the current ones. The replica may have received their longer
+    /// `max_duration`, admitted requests under it, and crashed before its next heartbeat.
+    #[must_use]
+    pub fn unused_from(&self, timing: &ShareTiming) -> Nanos {
+        self.earlier_requests_end
+            .max(self.expires_at.plus(self.max_duration.max(timing.max_duration)))
+    }
+
+    /// The end of all requests under the previous
+    /// configuration, once a heartbeat arrives under `timing`.
+    ///
+    /// If `max_duration` becomes shorter, the old one applies until the share
+    /// expires: a queued request keeps the duration that was valid on its arrival.
+    #[must_use]
+    pub fn previous_requests_end(&self, now: Nanos, timing: &ShareTiming) -> Nanos {
+        let last =
+            if timing.max_duration < self.max_duration { now.max(self.expires_at) } else { now };
+        self.earlier_requests_end.max(last.plus(self.max_duration))
+    }
+
+    /// The sort key of share states.
+    #[must_use]
+    pub const fn sort_key(&self) -> (ReplicaId, Incarnation) {
+        (self.replica, self.incarnation)
+    }
+}

@@ -1,0 +1,230 @@
+//! The division of a limit into shares for its replicas.
+//!
+//! Guarantees:
+//! - Shares sum exactly to the limit.
+//! - If the limit is at least the fleet's size, no share is zero.
+//! - Otherwise shares rotate, longest waiting first, so no replica waits forever.
+//! - Idle replicas lose permits first.
+//!
+//! Not covered:
+//! - The time of a grant: these are the fair shares.
+
+use std::num::NonZeroU64;
+
+use super::aggregate::FractionalLimit;
+use super::config::MOST;
+use crate::units::{Nanos, Share};
+
+/// The rule that divides a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SplitMode {
+    /// Equal shares.
+    Equal,
+    /// By demand: idle replicas keep enough to show demand; the others share the rest evenly.
+    #[default]
+    Demand,
+}
+
+/// The demand of one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReplicaDemand {
+    /// The permits that it would use; zero if it is idle.
+    pub need: Share,
+    /// Set if its share is zero.
+    pub is_waiting: bool,
+    /// The instant of the last change of `is_waiting`.
+    pub changed_at: Nanos,
+}
+
+/// The load of one replica over about one heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UsageSample {
+    /// The length of the measurement.
+    pub window: Nanos,
+    /// The mean number of requests in flight or queued.
+    pub mean_in_use: FractionalLimit,
+    /// The number of requests that arrived.
+    pub arrived: u64,
+    /// The number of requests that were denied.
+    pub denied: u64,
+    /// The mean duration of requests that ended.
+    pub mean_duration: Option<Nanos>,
+}
+
+/// The permits that a replica would use without a
+/// limit: by Little's law, and at least its mean use.
+///
+/// Peak use does not count: permits that each replica reserves for a peak are missing elsewhere.
+///
+/// | 30 arrived in 1 s, each lasts 90 ms | worked row |
+/// |---|---|
+/// | ⌈arrived·lasted / window⌉ | ⌈30·90 / 1,000⌉ = 3 |
+///
+/// ```
+/// use sluicegate_kernel::coordinator::aggregate::Level;
+/// use sluicegate_kernel::coordinator::split::{wanted, Usage};
+/// use sluicegate_kernel::units::{Nanos, Share};
+///
+/// let lasted = Some(Nanos(90_000_000));
+/// let mean = Level::of(Share(2));
+/// let usage = Usage { window: Nanos::SECOND, mean, arrived: 30, refused: 9, lasted };
+/// assert_eq!(wanted(&usage), Share(3));
+/// ```
+#[must_use]
+pub fn demand(usage: &UsageSample) -> Share {
+    let used = usage.mean_in_use.round_up();
+    let Some(lasted) = usage.mean_duration else {
+        // Without a measured duration, request everything if a request was denied.
+        return if usage.denied == 0 { used } else { MOST };
+    };
+    let busy = u128::from(usage.arrived).saturating_mul(u128::from(lasted.0));
+    let offered = busy.div_ceil(u128::from(usage.window.0.max(1)));
+    // A denial shows demand for one permit, even if the ended requests took no measurable time.
+    let least = Share(usage.denied.min(1));
+    u64::try_from(offered).map_or(MOST, |offered| used.max(Share(offered)).max(least).min(MOST))
+}
+
+impl SplitMode {
+    /// The fair share of the replica at index `me` of
+    /// `wants`, which are in the fleet's common order.
+    ///
+    /// If the limit is smaller than the fleet, a turn that began at or before `turned` is over.
+    /// Cost: O(replicas) in a few rounds; O(replicas²) only if each round satisfies one replica.
+    #[must_use]
+    pub fn fair_share(
+        self,
+        ceiling: Share,
+        wants: &[ReplicaDemand],
+        me: usize,
+        turned: Nanos,
+    ) -> Share {
+        match (self, self.split_rule(ceiling, wants)) {
+            (_, SplitRule::Turns) => {
+                let ahead = self.ahead(wants, me, turned).count();
+                let mine = u64::try_from(ahead).is_ok_and(|ahead| ahead < ceiling.0);
+                Share(u64::from(mine && me < wants.len()))
+            }
+            (Self::Equal, _) => divide_evenly(ceiling, wants.len(), me),
+            (Self::Demand, SplitRule::All) => divide_by_need(ceiling, wants, me, Share(1)),
+            (Self::Demand, SplitRule::WithDemand) => divide_by_need(ceiling, wants, me, Share(0)),
+        }
+    }
+
+    /// The free permits that are reserved for replicas ahead of `me` while replicas take turns.
+    ///
+    /// Without this, two replicas could pass permits to each other for as
+    /// long as the first in line sends its heartbeats at the wrong instants.
+    #[must_use]
+    pub fn reserved(
+        self,
+        ceiling: Share,
+        wants: &[ReplicaDemand],
+        me: usize,
+        turned: Nanos,
+    ) -> Share {
+        match self.split_rule(ceiling, wants) {
+            SplitRule::Turns => {
+                let waiting = self.ahead(wants, me, turned).filter(|want| want.is_waiting);
+                Share(u64::try_from(waiting.count()).unwrap_or(u64::MAX))
+            }
+            SplitRule::All | SplitRule::WithDemand => Share(0),
+        }
+    }
+
+    fn split_rule(self, ceiling: Share, wants: &[ReplicaDemand]) -> SplitRule {
+        let fits = |count: usize| u64::try_from(count).is_ok_and(|n| n <= ceiling.0);
+        let hungry = wants.iter().filter(|want| Share(0) < want.need).count();
+        match self {
+            _ if fits(wants.len()) => SplitRule::All,
+            // Idle replicas show demand by their denials, so they need no permit.
+            Self::Demand if 0 < hungry && fits(hungry) => SplitRule::WithDemand,
+            Self::Equal | Self::Demand => SplitRule::Turns,
+        }
+    }
+
+    fn ahead(
+        self,
+        wants: &[ReplicaDemand],
+        me: usize,
+        turned: Nanos,
+    ) -> impl Iterator<Item = &ReplicaDemand> {
+        let place = move |at: usize, want: &ReplicaDemand| {
+            (self.priority_class(want, turned), want.changed_at, at)
+        };
+        let mine = wants.get(me).map(|want| place(me, want));
+        let before =
+            move |at: usize, want: &ReplicaDemand| mine.is_some_and(|mine| place(at, want) < mine);
+        wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
+    }
+
+    /// The priority class: in its turn, then waiting, then after its turn, then idle.
+    fn priority_class(self, want: &ReplicaDemand, turned: Nanos) -> u8 {
+        let idle = self == Self::Demand && want.need == Share(0);
+        match (want.is_waiting, turned < want.changed_at) {
+            _ if idle => 3,
+            (false, true) => 0,
+            (true, _) => 1,
+            (false, false) => 2,
+        }
+    }
+}
+
+/// The set of replicas that receive permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SplitRule {
+    /// All replicas, because there is a permit for each.
+    All,
+    /// The replicas with demand, because there is a permit for each of these.
+    WithDemand,
+    /// As many replicas as there are permits, one permit each.
+    Turns,
+}
+
+/// Divides `total` into `count` shares that differ by at most one, larger ones first.
+fn divide_evenly(total: Share, count: usize, me: usize) -> Share {
+    let Some(count) = u64::try_from(count).ok().and_then(NonZeroU64::new) else {
+        return Share(0);
+    };
+    let extra = u64::try_from(me).is_ok_and(|me| me < total.0 % count);
+    Share(total.0 / count).plus(Share(u64::from(extra)))
+}
+
+/// Raises all shares evenly up to their needs, then divides the rest evenly.
+///
+/// A need below `floor` counts as `floor`. A need of zero receives nothing.
+fn divide_by_need(ceiling: Share, wants: &[ReplicaDemand], me: usize, floor: Share) -> Share {
+    let need = |want: &ReplicaDemand| want.need.max(floor);
+    let mine = wants.get(me).map_or(Share(0), need);
+    if mine == Share(0) {
+        return Share(0);
+    }
+    let takes = |want: &&ReplicaDemand| Share(0) < need(want);
+    let level = fill_level(ceiling, || wants.iter().map(need));
+    let below = wants.iter().fold(Share(0), |sum, want| sum.plus(need(want).min(level)));
+    // The rest goes to replicas below their need, or to all once every need is met.
+    let short = |want: &&ReplicaDemand| level < need(want);
+    let any_short = wants.iter().any(|want| short(&want));
+    let shares_rest = |want: &&ReplicaDemand| if any_short { short(want) } else { takes(want) };
+    let among = wants.iter().filter(shares_rest).count();
+    let before = wants.iter().take(me).filter(shares_rest).count();
+    let gets = wants.get(me).is_some_and(|want| shares_rest(&want));
+    let rest = if gets { divide_evenly(ceiling.less(below), among, before) } else { Share(0) };
+    mine.min(level).plus(rest)
+}
+
+/// The highest level up to which all needs can be filled, rounded down.
+fn fill_level<N: Iterator<Item = Share>>(ceiling: Share, needs: impl Fn() -> N) -> Share {
+    let mut level = Share(0);
+    loop {
+        let met = needs().filter(|need| *need <= level);
+        let rest = met.fold(ceiling, Share::less);
+        let short = u64::try_from(needs().filter(|need| level < *need).count());
+        // Every need is met.
+        let Some(short) = short.ok().and_then(NonZeroU64::new) else { return level };
+        let raised = Share(rest.0 / short);
+        if raised <= level {
+            return level;
+        }
+        level = raised;
+    }
+}

@@ -1,0 +1,598 @@
+//! The lease balance of one key in one replica, and its expiry.
+//!
+//! | method | use |
+//! |---|---|
+//! | [`LeaseBalance::spend`] | Decides a check from the balance or a remembered denial. |
+//! | [`LeaseBalance::borrow`] | Otherwise: one store call for the check. |
+//! | [`LeaseBalance::settle`], [`LeaseBalance::give_up`] | The end of a store call, with or without a reply. |
+//! | [`LeaseBalance::decide`] | If a call is in flight: wait until it is settled, then try this. |
+//! | [`LeaseBalance::mark_undecided`] | Marks spent hits whose check other limits may still deny. |
+//! | [`LeaseBalance::put_back`], [`LeaseBalance::mark_spent`] | The check was denied, or allowed. |
+//! | [`LeaseBalance::refill`] | A background refill, before the balance runs out. |
+//! | [`LeaseBalance::return_for_check`] | Returns the balance before a check that needs more than the balance. |
+//! | [`LeaseBalance::return_surplus`] | Returns the hits that will not be needed. |
+//! | [`LeaseBalance::return_all`] | Returns everything when draining. |
+//!
+//! Guarantees:
+//! - A grant is settled once, only by the reply to the last message.
+//! - Spent hits were granted and had not expired.
+//! - Returned or superseded hits leave the balance before their message is sent.
+//! - They come back only if that message certainly never left.
+//! - Reports include the hits of undecided checks.
+//! - Those hits return only if every later message reported them and they have not expired.
+//! - A remembered denial applies only to checks of as many hits or more.
+//!
+//! Not covered:
+//! - Waiting for a message of another check.
+//! - Message numbers, which rise over all keys of a replica.
+
+use super::counter::headroom_of;
+use super::sizer::{LeaseSizer, LeaseSizing, scaled};
+use super::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
+use crate::rate::{CounterDecision, Headroom, Strategy};
+use crate::units::{Hits, Nanos};
+
+/// The rate of speculative retries: 8 per span.
+///
+/// Used where only another replica's return can change the result. That is after an empty
+/// grant, and for denials due to outstanding hits if the counter counts denied hits.
+const RETRIES_PER_SPAN: u64 = 8;
+
+/// A lease of full duration may be renewed early in its last 1/8.
+const EARLY_RENEWAL_DIVISOR: u64 = 8;
+
+/// With 8 checks expected and none seen, demand has ended. Random arrivals
+/// pause this long once in three thousand times (e^−8), for any cost per check.
+const IDLE_AFTER_CHECKS: u64 = 8;
+
+/// The lease balance of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseBalance {
+    duration: Nanos,
+    sizer: LeaseSizer,
+    /// The strategy of the counter. `None`: the headroom stays at the last reported value.
+    strategy: Option<Strategy>,
+    balance: Hits,
+    /// The hits of undecided checks: not yet spent, and not available to other checks.
+    in_hand: Hits,
+    /// The number of times that `in_hand` was voided.
+    undecided_epoch: u64,
+    /// The expiry of the balance and of `in_hand`.
+    until: Nanos,
+    /// `true` if the lease is shorter than `duration`, for example because
+    /// its window ends. Then no new lease lasts longer before `until`.
+    ends_early: bool,
+    last_lease: MessageNumber,
+    pending: Option<PendingMessage>,
+    written: WrittenMessage,
+    denial: Option<LeaseDenial>,
+    /// The last time that this replica refunded hits to the key. A denial of
+    /// a message sent before may predate the refund, so it is not remembered.
+    last_refund: Option<Nanos>,
+    /// The last reported headroom, and the time of the report.
+    last_headroom: Option<(Nanos, Headroom)>,
+    /// The largest recent round trip; it fades by 1/4 per reply.
+    round_trip: Nanos,
+    /// No background refill is sent before this instant.
+    no_refill_before: Nanos,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct PendingMessage {
+    number: MessageNumber,
+    sent: Nanos,
+    hits: Hits,
+    /// The hits of undecided checks in this message; they may be put back after the reply was made.
+    in_hand: Hits,
+}
+
+/// The last message that was written, and the hits that it took from the balance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct WrittenMessage {
+    number: MessageNumber,
+    taken: Hits,
+    /// The part of `taken` that the sizer counted as unspent.
+    stranded: Hits,
+}
+
+impl WrittenMessage {
+    const NONE: Self = Self { number: MessageNumber(0), taken: Hits(0), stranded: Hits(0) };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct LeaseDenial {
+    hits: Hits,
+    /// The instant at which the hits are allowed if there is no other
+    /// traffic. Clients receive this one, so that none retries too early.
+    allowed_at: Nanos,
+    /// The instant until which the store is not called again: at
+    /// most the retry-after, counted from the time of sending.
+    until: Nanos,
+}
+
+/// The local result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpendResult {
+    /// The hits were taken from the balance.
+    Spent(Headroom),
+    /// A remembered denial of as many hits or fewer is still valid.
+    Denied {
+        /// The time until the remembered hits are allowed.
+        retry_after: Nanos,
+        /// The additional hits of this check over the remembered ones.
+        additional_hits: Hits,
+        /// The current headroom.
+        headroom: Headroom,
+    },
+    /// Only the store can decide.
+    NeedsStore,
+}
+
+impl LeaseBalance {
+    /// Creates an empty balance that borrows at most
+    /// `max_at_once` hits at once, for leases that last `duration`.
+    #[must_use]
+    pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
+        Self {
+            duration: term,
+            sizer: LeaseSizer::new(size, term, most),
+            strategy: None,
+            balance: Hits(0),
+            in_hand: Hits(0),
+            undecided_epoch: 0,
+            until: Nanos(0),
+            ends_early: false,
+            last_lease: MessageNumber(0),
+            pending: None,
+            written: WrittenMessage::NONE,
+            denial: None,
+            last_refund: None,
+            last_headroom: None,
+            round_trip: Nanos(0),
+            no_refill_before: Nanos(0),
+        }
+    }
+
+    /// Sets the strategy of the counter.
+    #[must_use]
+    pub const fn with_strategy(self, strategy: Strategy) -> Self {
+        Self { strategy: Some(strategy), ..self }
+    }
+
+    /// Returns the hits that can be spent now.
+    #[must_use]
+    pub fn balance(&self, now: Nanos) -> Hits {
+        if now < self.until { self.balance } else { Hits(0) }
+    }
+
+    /// Returns the balance plus the hits of undecided checks; at most the hits listed in the store.
+    #[must_use]
+    pub fn total(&self, now: Nanos) -> Hits {
+        if now < self.until { self.unchecked_total() } else { Hits(0) }
+    }
+
+    /// Records a check and decides it without a store call if possible. Cost: O(1), no allocation.
+    ///
+    /// A check of 0 hits is decided here only while the balance is above 0.
+    pub fn spend(&mut self, now: Nanos, hits: Hits) -> SpendResult {
+        self.sizer.record_check(now, hits);
+        self.decide(now, hits)
+    }
+
+    /// Decides a check that is already recorded, for example when a pending message is settled.
+    pub fn decide(&mut self, now: Nanos, hits: Hits) -> SpendResult {
+        self.expire(now);
+        if self.balance != Hits(0) && hits <= self.balance {
+            self.balance = self.balance.less(hits);
+            return SpendResult::Spent(self.headroom(now));
+        }
+        match self.denial {
+            Some(denial) if denial.hits <= hits && now < denial.until => {
+                let (retry_after, more) = (denial.allowed_at.since(now), hits.less(denial.hits));
+                SpendResult::Denied {
+                    retry_after,
+                    additional_hits: more,
+                    headroom: self.headroom(now),
+                }
+            }
+            _ => SpendResult::NeedsStore,
+        }
+    }
+
+    /// Records a check that is then passed to [`LeaseBalance::decide`].
+    pub fn record_check(&mut self, now: Nanos, hits: Hits) {
+        self.sizer.record_check(now, hits);
+    }
+
+    /// Moves hits that were just spent to `in_hand`,
+    /// because another limit may still deny the check.
+    ///
+    /// Messages report them until [`LeaseBalance::put_back`] or [`LeaseBalance::mark_spent`].
+    pub fn mark_undecided(&mut self, hits: Hits) {
+        self.in_hand = self.in_hand.plus(hits);
+    }
+
+    /// The generation of `in_hand`; it changes when those hits are voided.
+    #[must_use]
+    pub const fn undecided_epoch(&self) -> u64 {
+        self.undecided_epoch
+    }
+
+    /// Returns the hits of a denied check to the balance, unless they were voided since `epoch`.
+    pub fn put_back(&mut self, now: Nanos, hits: Hits, epoch: u64) {
+        self.expire(now);
+        if epoch == self.undecided_epoch {
+            self.in_hand = self.in_hand.less(hits);
+            self.balance = self.balance.plus(hits);
+        }
+    }
+
+    /// Marks the hits of an allowed check as spent, unless they were voided since `epoch`.
+    pub const fn mark_spent(&mut self, hits: Hits, epoch: u64) {
+        if epoch == self.undecided_epoch {
+            self.in_hand = self.in_hand.less(hits);
+        }
+    }
+
+    /// Forgets the remembered denial because hits were refunded to the key.
+    ///
+    /// Refunds and lease messages may overtake each other. So call this
+    /// before the refund is sent and again when its reply arrives.
+    pub fn forget_denial(&mut self, now: Nanos) {
+        self.denial = None;
+        self.last_refund = self.last_refund.max(Some(now));
+    }
+
+    /// Returns `true` if [`LeaseBalance::refill`] may return a message; cheaper than calling it.
+    #[must_use]
+    pub fn may_need_refill(&self, now: Nanos) -> bool {
+        self.pending.is_none()
+            && self.no_refill_before <= now
+            && self.is_refill_due(now, self.balance(now))
+    }
+
+    /// Returns the headroom as this replica sees it, at most the limit of an idle counter.
+    ///
+    /// It is the counter's headroom projected to `now` without other traffic, plus the balance.
+    #[must_use]
+    pub fn headroom(&self, now: Nanos) -> Headroom {
+        let Some((at, room)) = self.last_headroom else { return Headroom::default() };
+        let Some(strategy) = self.strategy else {
+            let (remaining, elapsed) = (room.remaining.plus(self.balance(now)), now.since(at));
+            return Headroom { remaining, reset_after: room.reset_after.since(elapsed) };
+        };
+        let room = strategy.project(room, at, now);
+        let remaining =
+            room.remaining.plus(self.balance(now)).min(Hits(u64::from(strategy.max_at_once())));
+        Headroom { remaining, ..room }
+    }
+
+    /// Returns `true` if denied hits are counted, so that each retry uses up returned hits.
+    const fn counts_denied(&self) -> bool {
+        matches!(self.strategy, Some(Strategy::FixedWindow(_)))
+    }
+
+    /// Returns the message for a check that only the store
+    /// can decide, or `None` while one is in flight.
+    ///
+    /// The rest of the balance was too small, and is returned with the message.
+    pub fn borrow(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        hits: Hits,
+    ) -> Option<BorrowRequest> {
+        if self.pending.is_some() {
+            return None;
+        }
+        let returned = self.take_balance(now);
+        Some(self.new_message(now, number, hits, self.sizer.next_lease(now, hits), returned))
+    }
+
+    /// Returns the message for a background refill.
+    ///
+    /// Returns `None` if the balance is empty or large enough, or while a message is in flight.
+    pub fn refill(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
+        let want = self.sizer.next_lease(now, Hits(0));
+        let held = self.balance(now);
+        let idle = self.pending.is_some() || now < self.no_refill_before || held == Hits(0);
+        if idle || want == Hits(0) || !self.is_refill_due(now, held) {
+            return None;
+        }
+        Some(self.new_message(now, number, Hits(0), want, Hits(0)))
+    }
+
+    /// Returns the message for an early refill, if [`LeaseBalance::refill`] would send one within `time`.
+    ///
+    /// Early refills of many keys share one store call. Returns
+    /// `None` like `refill`, or if the balance lasts longer.
+    pub fn refill_early(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        time: Nanos,
+    ) -> Option<BorrowRequest> {
+        let want = self.sizer.next_lease(now, Hits(0));
+        let held = self.balance(now);
+        let idle = self.pending.is_some() || now < self.no_refill_before || held == Hits(0);
+        // Leases that end with a window all end at once, so they are not renewed early.
+        let ends = !self.ends_early
+            && self.until.since(now) <= time.min(Nanos(self.duration.0 / EARLY_RENEWAL_DIVISOR));
+        if idle || want == Hits(0) || !(ends || self.sizer.runs_low(now, held, time)) {
+            return None;
+        }
+        Some(self.new_message(now, number, Hits(0), want.less(held), Hits(0)))
+    }
+
+    /// Returns the message that returns the whole balance, before
+    /// a check that needs the balance plus the store's headroom.
+    ///
+    /// Returns `None` if the balance is empty or while a message is in flight.
+    pub fn return_for_check(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
+        if self.pending.is_some() || self.balance(now) == Hits(0) {
+            return None;
+        }
+        let returned = self.take_balance(now);
+        Some(self.new_message(now, number, Hits(0), Hits(0), returned))
+    }
+
+    /// Returns the message that returns the hits that demand will not use before they expire.
+    ///
+    /// Returns `None` if demand will use most of them, or while a message is in flight.
+    pub fn return_surplus(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
+        self.expire(now);
+        let surplus = self.sizer.surplus(now, self.balance, self.until.since(now));
+        if self.pending.is_some() || surplus == Hits(0) {
+            return None;
+        }
+        self.balance = self.balance.less(surplus);
+        let parting = self.one_way_message(now, number, surplus);
+        self.record_unspent(now, surplus);
+        Some(parting)
+    }
+
+    /// Returns the message that returns the whole balance because demand has ended.
+    ///
+    /// Demand has ended if no check came for `quiet`, although 8
+    /// were expected, or for a whole span. Otherwise returns `None`;
+    /// also if the balance is empty or while a message is in flight.
+    pub fn return_if_idle(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        quiet: Nanos,
+    ) -> Option<BorrowRequest> {
+        self.expire(now);
+        let is_chance =
+            self.sizer.expected_checks(now, quiet) < IDLE_AFTER_CHECKS && quiet < self.sizer.span();
+        if self.pending.is_some() || self.balance == Hits(0) || is_chance {
+            return None;
+        }
+        let all = std::mem::take(&mut self.balance);
+        let farewell = self.final_message(now, number, all);
+        self.record_unspent(now, all);
+        Some(farewell)
+    }
+
+    /// Returns the message that returns the whole balance, when draining or dropping this balance.
+    ///
+    /// It supersedes a message in flight, whose reply
+    /// is then ignored. `None` if the balance is empty.
+    pub fn return_all(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
+        self.pending = None;
+        let returned = self.take_balance(now);
+        (returned != Hits(0)).then(|| self.final_message(now, number, returned))
+    }
+
+    /// Applies the reply to the last message; ignores any other reply.
+    pub fn settle(&mut self, now: Nanos, answer: &BorrowReply) {
+        let Some(flight) = self.pending.filter(|flight| flight.number == answer.number) else {
+            return;
+        };
+        self.pending = None;
+        self.expire(now);
+        self.update_estimates(now, flight, answer);
+        if answer.kept < self.unchecked_total() {
+            self.void_undecided();
+        }
+        let kept = self.balance.min(answer.kept);
+        self.sizer.record_unspent(now, self.balance.less(kept));
+        self.balance = kept.plus(answer.granted);
+        if answer.granted != Hits(0) {
+            self.last_lease = answer.number;
+            self.sizer.record_lease(now, answer.granted);
+        }
+        if self.unchecked_total() != Hits(0) {
+            self.until = flight.sent.plus(safe_duration(answer.valid_for));
+            self.ends_early = answer.valid_for < self.duration;
+            self.expire(now);
+        }
+    }
+
+    /// Gives up waiting for the reply to message `number`; a late reply is ignored.
+    pub fn give_up(&mut self, number: MessageNumber) {
+        self.pending = self.pending.filter(|flight| flight.number != number);
+    }
+
+    /// Undoes message `number`, which certainly never left this process.
+    ///
+    /// The returned hits can be spent again until their old expiry. If a newer message was written
+    /// since, it reported the balance without them. Then this only stops waiting for the reply.
+    pub fn undo_unsent(&mut self, now: Nanos, number: MessageNumber) {
+        self.give_up(number);
+        if self.written.number == number {
+            let WrittenMessage { taken, stranded, .. } =
+                std::mem::replace(&mut self.written, WrittenMessage::NONE);
+            self.sizer.revert_unspent(now, stranded);
+            if now < self.until {
+                self.balance = self.balance.plus(taken);
+            }
+        }
+    }
+
+    /// Voids an expired balance and `in_hand`. Returns the voided hits of the balance.
+    pub fn expire(&mut self, now: Nanos) -> Hits {
+        if now < self.until || self.unchecked_total() == Hits(0) {
+            return Hits(0);
+        }
+        self.void_undecided();
+        let void = std::mem::take(&mut self.balance);
+        self.sizer.record_unspent(now, void);
+        void
+    }
+
+    fn unchecked_total(&self) -> Hits {
+        self.balance.plus(self.in_hand)
+    }
+
+    const fn void_undecided(&mut self) {
+        if self.in_hand.0 != 0 {
+            self.in_hand = Hits(0);
+            self.undecided_epoch = self.undecided_epoch.wrapping_add(1);
+        }
+    }
+
+    fn take_balance(&mut self, now: Nanos) -> Hits {
+        self.expire(now);
+        std::mem::take(&mut self.balance)
+    }
+
+    /// Returns `true` if it is time to refill: two round
+    /// trips ahead, in case the reply is twice as slow.
+    fn is_refill_due(&self, now: Nanos, held: Hits) -> bool {
+        let ahead = self.round_trip.plus(self.round_trip);
+        self.sizer.runs_out(now, held, ahead) || self.until.since(now) <= ahead
+    }
+
+    fn new_message(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        hits: Hits,
+        want: Hits,
+        returned: Hits,
+    ) -> BorrowRequest {
+        let held = self.total(now);
+        let in_hand = held.less(self.balance(now));
+        self.pending = Some(PendingMessage { number, sent: now, hits, in_hand });
+        self.written = WrittenMessage { number, taken: returned, stranded: Hits(0) };
+        let (demand, lease) = (self.sizer.demand(now), self.last_lease);
+        BorrowRequest {
+            number,
+            hits,
+            wanted: want,
+            demand,
+            balance: held,
+            returned,
+            last_lease: lease,
+        }
+    }
+
+    /// Creates a message whose reply is ignored.
+    fn one_way_message(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        returned: Hits,
+    ) -> BorrowRequest {
+        let parting = self.new_message(now, number, Hits(0), Hits(0), returned);
+        self.pending = None;
+        parting
+    }
+
+    /// Counts the hits that the last message returns as unspent.
+    fn record_unspent(&mut self, now: Nanos, hits: Hits) {
+        self.sizer.record_unspent(now, hits);
+        self.written.stranded = hits;
+    }
+
+    /// Creates a message without demand, so that the store divides the remaining hits among others.
+    fn final_message(
+        &mut self,
+        now: Nanos,
+        number: MessageNumber,
+        returned: Hits,
+    ) -> BorrowRequest {
+        BorrowRequest { demand: Hits(0), ..self.one_way_message(now, number, returned) }
+    }
+
+    /// Updates round trip, headroom, denial and refill pause from a reply.
+    fn update_estimates(&mut self, now: Nanos, flight: PendingMessage, answer: &BorrowReply) {
+        let round_trip = now.since(flight.sent);
+        let faded = Nanos(self.round_trip.0.saturating_sub(self.round_trip.0 / 4));
+        self.round_trip = round_trip.max(faded);
+        if answer.decision == CounterDecision::OutsideWindows {
+            return;
+        }
+        // Dated now, although it may be older: a later date gives a later retry, which is safe.
+        self.last_headroom = Some((now, headroom_of(answer.decision)));
+        self.denial = self.next_denial(now, flight, answer);
+        if answer.granted == Hits(0) {
+            self.no_refill_before = now.plus(self.retry_interval());
+        }
+    }
+
+    /// Returns the denial to remember: the one of the fewest hits covers most checks.
+    fn next_denial(
+        &self,
+        now: Nanos,
+        flight: PendingMessage,
+        answer: &BorrowReply,
+    ) -> Option<LeaseDenial> {
+        let before = self.denial.filter(|denial| flight.sent < denial.until);
+        match answer.decision {
+            CounterDecision::Deny { .. }
+                if self.last_refund.is_some_and(|back| flight.sent <= back) =>
+            {
+                before
+            }
+            // Hits put back since then may be enough.
+            CounterDecision::Deny { .. } if flight.in_hand != Hits(0) => before,
+            CounterDecision::Deny { retry_after, headroom: room } if flight.hits != Hits(0) => {
+                let certain = flight.sent.plus(certain_denial_time(
+                    flight.hits,
+                    room,
+                    answer.outstanding_elsewhere,
+                    retry_after,
+                ));
+                // Waiting checks receive this reply. A check one
+                // round trip later could not have had a newer one.
+                let next_reply = now.plus(self.round_trip);
+                let again = if self.counts_denied() {
+                    flight.sent.plus(self.retry_interval()).max(next_reply)
+                } else {
+                    next_reply
+                };
+                let until = certain.max(again).min(flight.sent.plus(retry_after));
+                let denial =
+                    LeaseDenial { hits: flight.hits, allowed_at: now.plus(retry_after), until };
+                Some(before.filter(|before| before.hits < flight.hits).unwrap_or(denial))
+            }
+            CounterDecision::Allow(_) => before.filter(|denial| flight.hits < denial.hits),
+            _ => before,
+        }
+    }
+
+    const fn retry_interval(&self) -> Nanos {
+        Nanos(self.sizer.span().0 / RETRIES_PER_SPAN)
+    }
+}
+
+/// Returns the time for which a denial is certain, even if the `outstanding_elsewhere` hits are returned.
+///
+/// The limit must first free the missing hits beyond `outstanding_elsewhere`.
+///
+/// The 1 is subtracted because `remaining` is rounded down by almost one hit.
+///
+/// | hits | remaining | outstanding elsewhere | wait | certain for |
+/// |---|---|---|---|---|
+/// | 64 | 23 | 10 | 410 ms | ⌊410·(41 − 10 − 1)/41⌋ = 300 ms |
+/// | 1 | 0 | 1 | any | 0 |
+fn certain_denial_time(hits: Hits, room: Headroom, parked: Hits, retry_after: Nanos) -> Nanos {
+    if parked == Hits(0) {
+        return retry_after;
+    }
+    let missing = hits.less(room.remaining);
+    let beyond = missing.less(parked).less(Hits(1));
+    Nanos(scaled(retry_after.0, beyond.0, missing.0))
+}

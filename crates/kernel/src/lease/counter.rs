@@ -1,0 +1,113 @@
+//! A counter of any strategy, to which leases and reservations are charged.
+//!
+//! Guarantees:
+//! - A refund undoes at most the part of a charge that the counter still contains.
+//!
+//! Not covered:
+//! - Permission to refund (see [`super::table`]).
+
+use crate::rate::fixed_window::{FixedWindow, WindowCount};
+use crate::rate::gcra::{Gcra, Tat};
+use crate::rate::sliding_log::{ArrivalLog, SlidingLog};
+use crate::rate::sliding_window::{SlidingWindow, WindowPair};
+use crate::rate::{CounterDecision, Headroom};
+use crate::units::{Hits, Nanos};
+
+/// A limit and its counter state, by strategy.
+#[derive(Debug)]
+pub enum AnyCounter<'a> {
+    /// A debt.
+    Gcra(&'a Gcra, &'a mut Tat),
+    /// One count per window.
+    FixedWindow(&'a FixedWindow, &'a mut WindowCount),
+    /// Two counts.
+    SlidingWindow(&'a SlidingWindow, &'a mut WindowPair),
+    /// A log of arrivals.
+    SlidingLog(&'a SlidingLog, &'a mut ArrivalLog),
+}
+
+/// The location of a charge inside a counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ChargeLocation {
+    /// The GCRA debt, which has no parts. Also the default, for no charge.
+    #[default]
+    Debt,
+    /// The fixed window that starts at this instant.
+    Window(Nanos),
+    /// The sliding strategy's aligned window that starts at this instant.
+    SlidingWindow(Nanos),
+    /// The log entry of this instant.
+    LogEntry(Nanos),
+}
+
+impl AnyCounter<'_> {
+    /// Returns the result that [`AnyCounter::charge`] would give; changes nothing.
+    #[must_use]
+    pub fn peek(&self, now: Nanos, hits: Hits) -> CounterDecision {
+        match self {
+            Self::Gcra(limit, state) => limit.peek(state, now, hits),
+            Self::FixedWindow(limit, state) => limit.peek(state, now, hits),
+            Self::SlidingWindow(limit, state) => limit.peek(state, now, hits),
+            Self::SlidingLog(limit, state) => limit.peek(state, now, hits),
+        }
+    }
+
+    /// Charges `hits` by the rules of the strategy.
+    pub fn charge(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
+        match self {
+            Self::Gcra(limit, state) => limit.charge(state, now, hits),
+            Self::FixedWindow(limit, state) => limit.charge(state, now, hits),
+            Self::SlidingWindow(limit, state) => limit.charge(state, now, hits),
+            Self::SlidingLog(limit, state) => limit.charge(state, now, hits),
+        }
+    }
+
+    /// Returns the location of the charge just made at `now`.
+    #[must_use]
+    pub fn locate_charge(&self, now: Nanos) -> ChargeLocation {
+        match self {
+            Self::Gcra(..) => ChargeLocation::Debt,
+            Self::FixedWindow(_, state) => ChargeLocation::Window(state.start),
+            Self::SlidingWindow(_, state) => ChargeLocation::SlidingWindow(state.start),
+            Self::SlidingLog(..) => ChargeLocation::LogEntry(now),
+        }
+    }
+
+    /// Refunds `hits` of the charge at `locate_charge`; does nothing if its window is over.
+    pub fn refund(&mut self, now: Nanos, mark: ChargeLocation, hits: Hits) {
+        // Moves the counter to its current window, so that the window starts compare.
+        self.charge(now, Hits(0));
+        match (self, mark) {
+            (Self::Gcra(limit, state), ChargeLocation::Debt) => {
+                limit.refund(state, now, hits);
+            }
+            (Self::FixedWindow(limit, state), ChargeLocation::Window(at)) if state.start == at => {
+                limit.refund(state, now, hits);
+            }
+            (Self::SlidingWindow(limit, state), ChargeLocation::SlidingWindow(at))
+                if state.start == at =>
+            {
+                limit.refund(state, now, hits);
+            }
+            (Self::SlidingLog(_, state), ChargeLocation::LogEntry(at)) => state.refund_at(at, hits),
+            _ => {}
+        }
+    }
+
+    /// Returns `true` if a lease can end with its window.
+    #[must_use]
+    pub const fn has_windows(&self) -> bool {
+        matches!(self, Self::FixedWindow(..))
+    }
+}
+
+/// Returns the headroom in a result; zero if it has none.
+#[must_use]
+pub fn headroom_of(step: CounterDecision) -> Headroom {
+    match step {
+        CounterDecision::Allow(room)
+        | CounterDecision::Deny { headroom: room, .. }
+        | CounterDecision::ExceedsLimit(room) => room,
+        CounterDecision::OutsideWindows => Headroom::default(),
+    }
+}

@@ -1,0 +1,171 @@
+//! Leased limits: a replica borrows hits from a shared counter and spends them locally.
+//!
+//! ```text
+//!  replica                          store, per key
+//!  borrow  ── numbered message ──▶  report, return, charge, grant
+//!  settle  ◀──────── reply ───────  the hits listed for this replica, and their expiry
+//!  spend      no store call
+//! ```
+//!
+//! **Bound.** Call hits *outstanding* if they were charged
+//! and a replica may still spend them. In any interval:
+//!
+//! ```text
+//! hits allowed by the fleet  <=  hits the limit allows  +  hits outstanding at the start
+//! hits outstanding           <=  max_overshoot
+//! ```
+//!
+//! With `max_overshoot: 0` on a fixed window, leases end with their window. No hits
+//! are outstanding when a window begins, so no window allows more than the limit.
+//!
+//! **Proof.** Each allowed hit was charged exactly once: directly, or when it was leased. Thus a
+//! hit allowed in an interval was charged in it, or was outstanding at the start. The strategy
+//! enforces the limit on the hits that were charged and not returned. A returned hit frees room
+//! for one other hit, and was itself outstanding at the start or charged in the interval. It is
+//! never spent, because the replica removes it from its balance before it sends the message. It
+//! remains to show that the book lists at least as many hits as replicas may spend:
+//!
+//! 1. The book lists a grant before the replica can
+//!    spend it, until the expiry on the store's clock.
+//! 2. The replica's expiry counts from the time of sending, minus a margin for drift
+//!    ([`safe_duration`]). It is earlier than the store's for any network delay and any clock offset.
+//! 3. Messages of a replica are numbered. The book ignores a message older than the
+//!    last one it applied; the replica ignores replies to any message but its last.
+//!
+//! By rule 3, the balance in a report is the most that the replica can have until
+//! the reply. The report includes hits of undecided checks, which may return to
+//! the balance. Lost, late and repeated messages therefore change no count. A
+//! message that certainly never left is undone, unless a newer one was written.
+//!
+//! Guarantees:
+//! - The bound above. It assumes that the store keeps its state.
+//! - It also assumes that the store's clock never jumps forward, and at most 1,000 ppm drift.
+//! - A crashed replica withholds its balance from others only until the lease expires.
+//!
+//! Not covered:
+//! - Sending, retrying and waiting (see `engine::leases`).
+//! - Choosing the keys that a replica leases.
+
+pub mod balance;
+pub mod counter;
+pub mod reservation;
+pub mod sizer;
+pub mod table;
+
+use crate::rate::{CounterDecision, Headroom};
+use crate::units::{Hits, Nanos};
+use counter::headroom_of;
+use sizer::LeaseSizing;
+use table::with_headroom;
+
+/// The lease settings of one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseTerms {
+    /// The most hits that may be outstanding.
+    pub overshoot: Overshoot,
+    /// The duration of a lease on the store's clock, in whole microseconds.
+    pub duration: Nanos,
+    /// The lease sizing of the replicas; the store ignores it.
+    pub sizing: LeaseSizing,
+}
+
+/// The most hits that may be outstanding at once, summed over all replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Overshoot {
+    /// At most this many hits.
+    AtMost(Hits),
+    /// As many hits as the limit has left, and every lease ends with its window. Only
+    /// for fixed windows: other strategies have no window end, so they lend nothing.
+    InWindow,
+}
+
+/// One incarnation of a replica. A restarted replica is a new member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplicaIncarnation(pub u64);
+
+/// The number of a message; it rises over all messages of one replica, for all keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageNumber(pub u64);
+
+/// A replica's message to the store about one key. A repeated message is applied once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BorrowRequest {
+    /// Supersedes every message of this replica with a smaller number.
+    pub number: MessageNumber,
+    /// The hits of the check that the balance could not cover; 0 if there is no check.
+    pub hits: Hits,
+    /// Additional hits to borrow.
+    pub wanted: Hits,
+    /// The replica's demand in hits per span; the store divides the remaining hits by demand.
+    pub demand: Hits,
+    /// The most hits of earlier grants that the replica may still spend.
+    pub balance: Hits,
+    /// The returned hits; `balance` no longer includes them.
+    pub returned: Hits,
+    /// The number of the last lease that the replica settled; `returned` belongs to it.
+    pub last_lease: MessageNumber,
+}
+
+impl BorrowRequest {
+    /// Adds the returned hits of `last_message`, the last message
+    /// of an earlier balance of the same key and replica.
+    ///
+    /// One message replaces two, because the store ignores
+    /// a message older than the last one it applied.
+    #[must_use]
+    pub const fn with_returned(self, last_message: &Self) -> Self {
+        Self { returned: last_message.returned, last_lease: last_message.last_lease, ..self }
+    }
+}
+
+/// The store's reply to a [`BorrowRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BorrowReply {
+    /// The number of the message that this replies to.
+    pub number: MessageNumber,
+    /// The result for the check's own hits, and the headroom of the counter.
+    pub decision: CounterDecision,
+    /// The hits granted, at most `wanted`.
+    pub granted: Hits,
+    /// The part of `balance` that the book still lists for this replica.
+    pub kept: Hits,
+    /// The outstanding hits of other replicas; they may return before the counter frees any.
+    pub outstanding_elsewhere: Hits,
+    /// The time that `granted` and `kept` remain valid, from the time of the reply.
+    pub valid_for: Nanos,
+}
+
+impl BorrowReply {
+    /// Returns the result with the headroom as this replica sees it.
+    ///
+    /// Hits listed for this replica are charged to the counter but still
+    /// available here. The sum is at most `most`, the limit of an idle counter.
+    ///
+    /// | store has left | granted | kept | most | headroom here |
+    /// |---|---|---|---|---|
+    /// | 89 | 10 | 0 | 100 | 99 |
+    #[must_use]
+    pub fn local_decision(&self, most: Hits) -> CounterDecision {
+        add_local_hits(self.decision, self.granted.plus(self.kept), most)
+    }
+}
+
+/// Adds the local hits `local_hits` to the remaining hits of `decision`, up to `most`.
+#[must_use]
+pub fn add_local_hits(step: CounterDecision, local_hits: Hits, most: Hits) -> CounterDecision {
+    let Headroom { remaining, reset_after } = headroom_of(step);
+    with_headroom(step, Headroom { remaining: remaining.plus(local_hits).min(most), reset_after })
+}
+
+/// The unused part of a lease is 1/500 of its duration: two clocks may each drift by 1,000 ppm.
+const DRIFT_DIVISOR: u64 = 500;
+
+/// The part of `valid_for` that a replica may use, from the time of sending.
+///
+/// | good for | replica uses | because |
+/// |---|---|---|
+/// | 1 s | 998 ms | (1 + 0.001) / (1 − 0.001) < 1 / 0.998 |
+#[must_use]
+pub const fn safe_duration(good_for: Nanos) -> Nanos {
+    Nanos(good_for.0.saturating_sub(good_for.0.div_ceil(DRIFT_DIVISOR)))
+}

@@ -1,0 +1,269 @@
+//! Lease sizing: the number of hits to borrow.
+//!
+//! Example: 200 hits were requested in the last 10 s, and 50 leased
+//! hits were not spent. A lease lasts 30 s and is at most 1,000 hits.
+//!
+//! | formula | worked row |
+//! |---|---|
+//! | demand = hits of the current span + the weighted hits of the last span | 200 |
+//! | demand over one lease; a demand below 64 is not scaled up | 200·30/10 = 600 |
+//! | reduced by the unspent part: ·demand / (demand + unspent) | ⌊600·200/250⌋ = 480 |
+//!
+//! Demand is counted in two buckets of one span each; the older one fades linearly. After two
+//! spans nothing of a demand is left. A span is the duration of a lease, at most [`MAX_SPAN`].
+//!
+//! The current check is not part of the demand, only earlier checks are. A
+//! key with one check per span borrows nothing. The second check borrows as
+//! many hits as were requested, and the size doubles from lease to lease.
+//!
+//! Guarantees:
+//! - A lease is at most `max_lease` hits, and 0 without demand.
+//! - O(1), no allocation.
+//!
+//! Not covered:
+//! - The hits that the limit and the budget have left (see [`super::table`]).
+
+use crate::units::{Hits, Nanos};
+
+/// Below this demand a lease is not scaled to its full duration: so few hits predict little.
+const SMALL_DEMAND: Hits = Hits(64);
+
+/// The longest span, for any lease duration: lease sizes must follow a demand that drifts.
+pub const MAX_SPAN: Nanos = Nanos::from_secs(10);
+
+/// A surplus below 1/2 of the balance is not returned. Random
+/// arrivals vary that much, and the message would be wasted.
+const SURPLUS_DIVISOR: u64 = 2;
+
+/// The refill threshold of a fixed size is 1/4 of a lease. With a learned
+/// size, 1/4 is the largest reserve for a check as large as recent ones.
+const REFILL_DIVISOR: u64 = 4;
+
+/// The threshold of an early refill is 1/5 of a lease. An earlier
+/// one would leave more of the budget unused and send more messages.
+const EARLY_REFILL_DIVISOR: u64 = 5;
+
+/// A lease is at most 1/10 of the hits that the limit allows at one instant.
+const LIMIT_DIVISOR: u64 = 10;
+
+/// The largest lease for a limit that allows `at_once` hits at one instant; at least 1.
+#[must_use]
+pub fn max_lease(at_once: u32) -> Hits {
+    Hits((u64::from(at_once) / LIMIT_DIVISOR).max(1))
+}
+
+/// The method that sets the size of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LeaseSizing {
+    /// A constant number of hits.
+    Fixed(Hits),
+    /// Learned from demand and from unspent hits.
+    Learned,
+}
+
+/// The demand statistics of one key in one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseSizer {
+    sizing: LeaseSizing,
+    duration: Nanos,
+    /// The duration of one bucket.
+    span: Nanos,
+    max_lease: Hits,
+    started_at: Nanos,
+    current: DemandTally,
+    last: DemandTally,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct DemandTally {
+    requested: Hits,
+    checks: u64,
+    unspent: Hits,
+    largest_check: Hits,
+    largest_lease: Hits,
+}
+
+impl DemandTally {
+    const NONE: Self = Self {
+        requested: Hits(0),
+        checks: 0,
+        unspent: Hits(0),
+        largest_check: Hits(0),
+        largest_lease: Hits(0),
+    };
+}
+
+impl LeaseSizer {
+    /// Creates a sizer for leases of at most `max_lease` hits that last `duration`.
+    #[must_use]
+    pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
+        let span = if term.0 < MAX_SPAN.0 { term } else { MAX_SPAN };
+        Self {
+            sizing: size,
+            duration: term,
+            span,
+            max_lease: most,
+            started_at: Nanos(0),
+            current: DemandTally::NONE,
+            last: DemandTally::NONE,
+        }
+    }
+
+    /// The span in which demand is counted.
+    #[must_use]
+    pub const fn span(&self) -> Nanos {
+        self.span
+    }
+
+    /// Records a check, also a denied one, because it is demand too.
+    pub fn record_check(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.requested = self.current.requested.plus(hits);
+            self.current.checks = self.current.checks.saturating_add(1);
+            self.current.largest_check = self.current.largest_check.max(hits);
+        }
+    }
+
+    /// Records a granted lease.
+    pub fn record_lease(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.largest_lease = self.current.largest_lease.max(hits);
+        }
+    }
+
+    /// Records leased hits that were not spent.
+    pub fn record_unspent(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.unspent = self.current.unspent.plus(hits);
+        }
+    }
+
+    /// Reverts [`LeaseSizer::record_unspent`]: the hits can be spent after all.
+    pub fn revert_unspent(&mut self, now: Nanos, hits: Hits) {
+        if self.sizing == LeaseSizing::Learned {
+            self.rotate(now);
+            self.current.unspent = self.current.unspent.less(hits);
+        }
+    }
+
+    /// Returns the hits requested in the last span. A fixed size returns one lease.
+    #[must_use]
+    pub fn demand(&self, now: Nanos) -> Hits {
+        match self.sizing {
+            LeaseSizing::Fixed(hits) => hits,
+            LeaseSizing::Learned => self.last_span(now).requested,
+        }
+    }
+
+    /// Returns the hits to borrow next, at most `max_lease`. Excludes `excluded`,
+    /// the hits of the current check, which is already recorded.
+    #[must_use]
+    pub fn next_lease(&self, now: Nanos, excluded: Hits) -> Hits {
+        let want = match self.sizing {
+            LeaseSizing::Fixed(hits) => hits,
+            LeaseSizing::Learned => {
+                let DemandTally { requested: asked, unspent: stranded, .. } = self.last_span(now);
+                let asked = asked.less(excluded);
+                let lease = if asked < SMALL_DEMAND {
+                    asked.0
+                } else {
+                    scaled(asked.0, self.duration.0, self.span.0)
+                };
+                Hits(scaled(lease, asked.0, asked.plus(stranded).0))
+            }
+        };
+        want.min(self.max_lease)
+    }
+
+    /// Returns the part of `balance` that exceeds the demand
+    /// expected in `left`; 0 if that is less than half of it.
+    #[must_use]
+    pub fn surplus(&self, now: Nanos, balance: Hits, left: Nanos) -> Hits {
+        let surplus = balance.less(self.expected_hits(now, left));
+        let is_worth_it = balance.0.div_ceil(SURPLUS_DIVISOR) <= surplus.0;
+        if is_worth_it && self.sizing == LeaseSizing::Learned { surplus } else { Hits(0) }
+    }
+
+    /// Returns the hits expected in `time` at the demand of the last span; 0 for a fixed size.
+    #[must_use]
+    pub fn expected_hits(&self, now: Nanos, time: Nanos) -> Hits {
+        match self.sizing {
+            LeaseSizing::Fixed(_) => Hits(0),
+            LeaseSizing::Learned => {
+                Hits(scaled(self.last_span(now).requested.0, time.0, self.span.0))
+            }
+        }
+    }
+
+    /// Returns the number of checks expected in `time` at the last span's rate; 0 for a fixed size.
+    #[must_use]
+    pub fn expected_checks(&self, now: Nanos, time: Nanos) -> u64 {
+        scaled(self.last_span(now).checks, time.0, self.span.0)
+    }
+
+    /// Returns `true` if `balance` is at most 1/5 of a lease and is expected to run
+    /// out within `time`. Always `false` for a fixed size with a balance above 0.
+    #[must_use]
+    pub fn runs_low(&self, now: Nanos, balance: Hits, time: Nanos) -> bool {
+        let last_part = self.last_span(now).largest_lease.0 / EARLY_REFILL_DIVISOR;
+        balance.0 <= self.expected_hits(now, time).0.min(last_part)
+    }
+
+    /// Returns `true` if `balance` will run out within `ahead`, or cannot cover a
+    /// check as large as recent ones. A fixed size compares it with 1/4 of a lease.
+    #[must_use]
+    pub fn runs_out(&self, now: Nanos, balance: Hits, ahead: Nanos) -> bool {
+        match self.sizing {
+            LeaseSizing::Fixed(hits) => balance.0 < hits.0.div_ceil(REFILL_DIVISOR),
+            LeaseSizing::Learned => {
+                let DemandTally {
+                    requested: asked,
+                    largest_check: largest,
+                    largest_lease: lent,
+                    ..
+                } = self.last_span(now);
+                let next = largest.0.min(lent.0 / REFILL_DIVISOR);
+                balance.0 <= scaled(asked.0, ahead.0, self.span.0).max(next)
+            }
+        }
+    }
+
+    /// Starts a new bucket if the current one is a span old.
+    fn rotate(&mut self, now: Nanos) {
+        let age = now.since(self.started_at);
+        if age < self.span {
+            return;
+        }
+        let follows = age.since(self.span) < self.span;
+        self.last = if follows { self.current } else { DemandTally::default() };
+        self.started_at = if follows { self.started_at.plus(self.span) } else { now };
+        self.current = DemandTally::default();
+    }
+
+    /// Returns the counts of the last span: the current
+    /// bucket plus the unfaded part of the last one.
+    fn last_span(&self, now: Nanos) -> DemandTally {
+        let mut turned = *self;
+        turned.rotate(now);
+        let left = turned.span.since(now.since(turned.started_at));
+        let fading = |count| scaled(count, left.0, turned.span.0);
+        let fading_hits = |hits: Hits| Hits(fading(hits.0));
+        DemandTally {
+            requested: turned.current.requested.plus(fading_hits(turned.last.requested)),
+            checks: turned.current.checks.saturating_add(fading(turned.last.checks)),
+            unspent: turned.current.unspent.plus(fading_hits(turned.last.unspent)),
+            largest_check: turned.current.largest_check.max(turned.last.largest_check),
+            largest_lease: turned.current.largest_lease.max(turned.last.largest_lease),
+        }
+    }
+}
+
+/// Returns ⌊whole·part / of⌋; 0 if `of` is 0.
+pub(super) fn scaled(whole: u64, part: u64, of: u64) -> u64 {
+    let product = u128::from(whole).saturating_mul(u128::from(part));
+    let scaled = product.checked_div(u128::from(of)).unwrap_or(0);
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}

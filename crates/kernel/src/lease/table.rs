@@ -1,0 +1,312 @@
+//! The store's table of leases for one key: each replica's hits and their expiry.
+//!
+//! Example: a budget of 100, 40 left by the limit, demand
+//! 30 here and 10 elsewhere, 20 outstanding elsewhere.
+//!
+//! | formula | worked row |
+//! |---|---|
+//! | by limit: ⌊left·demand / total demand⌋ | ⌊40·30/40⌋ = 30 |
+//! | by budget: ⌊budget·demand / total⌋ − kept, at most budget − outstanding | 75, at most 80 |
+//! | granted = the minimum of both and `wanted` | 30 |
+//!
+//! Guarantees:
+//! - Outstanding hits were charged and never exceed the budget.
+//! - A repeated message gets a reply again and is charged once.
+//! - A superseded message charges nothing.
+//! - Only listed hits can be returned, where [`AnyCounter::refund`] finds them.
+//! - A check's own hits need no budget: they are never outstanding.
+//!
+//! Not covered:
+//! - The clock, which is the store's and must not jump forward.
+//!
+//! If the clock steps back, leases last longer. This costs room; the bound stays valid.
+
+use super::counter::{AnyCounter, ChargeLocation, headroom_of};
+use super::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation};
+use crate::rate::limit::Tick;
+use crate::rate::{CounterDecision, Headroom};
+use crate::units::{Hits, Nanos};
+
+/// The most replicas listed for one key. Further
+/// replicas are charged their own hits and get no lease.
+///
+/// Four times the largest fleet that was measured.
+pub const MAX_REPLICAS: usize = 2_048;
+
+/// The cap on a replica's demand, so that demand times any number of hits is exact in a double.
+pub const MAX_DEMAND: Hits = Hits(1 << 20);
+
+/// The leases of one key. The default lists none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LeaseTable {
+    /// Sorted by replica.
+    records: Vec<LeaseRecord>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct LeaseRecord {
+    member: ReplicaIncarnation,
+    last_message: MessageNumber,
+    /// `true` if the check's own hits of that message were allowed.
+    is_allowed: bool,
+    granted: Hits,
+    /// The last message with a grant.
+    last_lease: MessageNumber,
+    /// The most hits that the replica may still spend.
+    balance: Hits,
+    /// The expiry of `balance`.
+    expires_at: Nanos,
+    /// The newest part of `balance`, and the location of its charge. The oldest hits count as
+    /// spent first, so the remaining ones belong to the newest charge as far as possible.
+    newest: (ChargeLocation, Hits),
+    demand: Hits,
+    /// The instant at which the record is deleted; not before `expires_at`.
+    forget_at: Nanos,
+}
+
+impl LeaseTable {
+    /// Applies a message: the report, the returned hits, the check's own hits, and a grant.
+    ///
+    /// Returns `None` if a later message of this replica was applied
+    /// before. Then nothing is charged, and no caller waits for the
+    /// reply. Cost: O(listed replicas); allocates for a new replica.
+    pub fn apply(
+        &mut self,
+        counter: &mut AnyCounter,
+        terms: &LeaseTerms,
+        now: Nanos,
+        member: ReplicaIncarnation,
+        borrow: &BorrowRequest,
+    ) -> Option<BorrowReply> {
+        let now = Tick::Micro.nanos(Tick::Micro.floor(now));
+        if counter.peek(now, Hits(0)) == CounterDecision::OutsideWindows {
+            return Some(reply_without_grant(borrow, CounterDecision::OutsideWindows));
+        }
+        self.remove_expired(now);
+        let mut record = self.take_record(member);
+        if borrow.number < record.last_message {
+            self.put_record(record);
+            return None;
+        }
+        let mut answer = if record.last_message == borrow.number {
+            repeat_reply(&mut record, counter, now, borrow)
+        } else {
+            self.apply_new(&mut record, counter, terms, now, borrow)
+        };
+        answer.outstanding_elsewhere = self.outstanding(now);
+        self.put_record(record);
+        Some(answer)
+    }
+
+    /// Returns the outstanding hits of all replicas.
+    #[must_use]
+    pub fn outstanding(&self, now: Nanos) -> Hits {
+        self.records.iter().map(|record| record.balance_at(now)).fold(Hits(0), Hits::plus)
+    }
+
+    /// Returns the outstanding hits of `member`.
+    #[must_use]
+    pub fn outstanding_of(&self, member: ReplicaIncarnation, now: Nanos) -> Hits {
+        let found = self.records.binary_search_by_key(&member, |record| record.member).ok();
+        found.and_then(|at| self.records.get(at)).map_or(Hits(0), |record| record.balance_at(now))
+    }
+
+    /// Returns `true` if the book has no record left and can be deleted.
+    #[must_use]
+    pub fn is_expired(&self, now: Nanos) -> bool {
+        self.records.iter().all(|record| record.forget_at <= now)
+    }
+
+    fn remove_expired(&mut self, now: Nanos) {
+        self.records.retain(|record| now < record.forget_at);
+    }
+
+    /// Removes and returns the record of `member`; creates one if there is none.
+    fn take_record(&mut self, member: ReplicaIncarnation) -> LeaseRecord {
+        match self.records.binary_search_by_key(&member, |record| record.member) {
+            Ok(at) => self.records.remove(at),
+            Err(_) => LeaseRecord { member, ..LeaseRecord::default() },
+        }
+    }
+
+    fn put_record(&mut self, record: LeaseRecord) {
+        if self.records.len() < MAX_REPLICAS {
+            let at = self.records.partition_point(|other| other.member < record.member);
+            self.records.insert(at, record);
+        }
+    }
+
+    fn apply_new(
+        &self,
+        record: &mut LeaseRecord,
+        counter: &mut AnyCounter,
+        terms: &LeaseTerms,
+        now: Nanos,
+        borrow: &BorrowRequest,
+    ) -> BorrowReply {
+        record.apply_report(counter, now, borrow);
+        let kept = record.balance;
+        let mut step = counter.charge(now, borrow.hits);
+        record.is_allowed = borrow.hits.0 == 0 || matches!(step, CounterDecision::Allow(_));
+        record.granted = Hits(0);
+        if record.is_allowed {
+            let most = self.max_grant(record, terms, now, headroom_of(step).remaining, counter);
+            if let Some(room) = record.grant(counter, now, borrow.wanted.min(most)) {
+                step = with_headroom(step, room);
+            }
+        }
+        let good_for = lease_duration(terms, counter, headroom_of(step));
+        record.expires_at = now.plus(good_for);
+        record.forget_at = now.plus(terms.duration);
+        BorrowReply {
+            granted: record.granted,
+            kept,
+            valid_for: good_for,
+            ..reply_without_grant(borrow, step)
+        }
+    }
+
+    /// Returns the largest grant for `record` if the limit has `left` hits.
+    fn max_grant(
+        &self,
+        record: &LeaseRecord,
+        terms: &LeaseTerms,
+        now: Nanos,
+        left: Hits,
+        counter: &AnyCounter,
+    ) -> Hits {
+        // A full book could not list the grant.
+        if MAX_REPLICAS <= self.records.len() {
+            return Hits(0);
+        }
+        let others = self.records.iter().map(|other| other.demand).fold(Hits(0), Hits::plus);
+        let by_limit = proportional_share(left, record.demand, others);
+        match terms.overshoot {
+            Overshoot::InWindow if counter.has_windows() => by_limit,
+            Overshoot::InWindow => Hits(0),
+            Overshoot::AtMost(budget) => {
+                let unused = budget.less(self.outstanding(now)).less(record.balance);
+                let by_budget =
+                    proportional_share(budget, record.demand, others).less(record.balance);
+                by_limit.min(by_budget).min(unused)
+            }
+        }
+    }
+}
+
+impl LeaseRecord {
+    fn balance_at(&self, now: Nanos) -> Hits {
+        if now < self.expires_at { self.balance } else { Hits(0) }
+    }
+
+    /// Applies the replica's report of its balance, and refunds the returned hits.
+    fn apply_report(&mut self, counter: &mut AnyCounter, now: Nanos, borrow: &BorrowRequest) {
+        let listed = self.balance_at(now);
+        let kept = listed.min(borrow.balance);
+        let left = listed.min(kept.plus(borrow.returned));
+        let (mark, fresh) = self.newest;
+        let fresh = fresh.min(left);
+        // Different numbers mean a later lease: the returned hits are not part of `newest`.
+        let returned =
+            if borrow.last_lease == self.last_lease { fresh.min(left.less(kept)) } else { Hits(0) };
+        if returned != Hits(0) {
+            counter.refund(now, mark, returned);
+        }
+        self.newest = (mark, fresh.less(returned).min(kept));
+        self.balance = kept;
+        self.last_message = borrow.number;
+        self.demand = borrow.demand.max(Hits(1)).min(MAX_DEMAND);
+    }
+
+    /// Charges a grant and lists it. Returns `None` if nothing was charged.
+    fn grant(&mut self, counter: &mut AnyCounter, now: Nanos, hits: Hits) -> Option<Headroom> {
+        if hits == Hits(0) {
+            return None;
+        }
+        let CounterDecision::Allow(room) = counter.charge(now, hits) else { return None };
+        let mark = counter.locate_charge(now);
+        let before = if self.newest.0 == mark { self.newest.1 } else { Hits(0) };
+        self.newest = (mark, before.plus(hits));
+        self.last_lease = self.last_message;
+        self.granted = hits;
+        self.balance = self.balance.plus(hits);
+        Some(room)
+    }
+}
+
+/// Replies to a repeated message with the first result, as far as it is still valid.
+fn repeat_reply(
+    record: &mut LeaseRecord,
+    counter: &mut AnyCounter,
+    now: Nanos,
+    borrow: &BorrowRequest,
+) -> BorrowReply {
+    let is_valid = now < record.expires_at;
+    let granted = if is_valid { record.granted } else { Hits(0) };
+    let step = if record.is_allowed {
+        CounterDecision::Allow(headroom_of(counter.peek(now, Hits(0))))
+    } else {
+        // A denied check charged nothing, so it is tried again. Another
+        // denial is not counted: a fixed window counted the first one.
+        peek_then_charge(record, counter, now, borrow.hits)
+    };
+    let kept = record.balance_at(now).less(granted);
+    BorrowReply {
+        granted,
+        kept,
+        valid_for: record.expires_at.since(now),
+        ..reply_without_grant(borrow, step)
+    }
+}
+
+fn peek_then_charge(
+    record: &mut LeaseRecord,
+    counter: &mut AnyCounter,
+    now: Nanos,
+    hits: Hits,
+) -> CounterDecision {
+    match counter.peek(now, hits) {
+        CounterDecision::Allow(_) => {
+            record.is_allowed = true;
+            counter.charge(now, hits)
+        }
+        denial => denial,
+    }
+}
+
+fn lease_duration(terms: &LeaseTerms, counter: &AnyCounter, room: Headroom) -> Nanos {
+    match terms.overshoot {
+        Overshoot::InWindow if counter.has_windows() => terms.duration.min(room.reset_after),
+        _ => terms.duration,
+    }
+}
+
+/// Divides `whole` in the ratio of `mine` to `mine + others`, rounded down.
+fn proportional_share(whole: Hits, mine: Hits, others: Hits) -> Hits {
+    let product = u128::from(whole.0).saturating_mul(u128::from(mine.0));
+    let part = product.checked_div(u128::from(mine.plus(others).0)).unwrap_or(0);
+    Hits(u64::try_from(part).unwrap_or(u64::MAX))
+}
+
+pub(super) const fn with_headroom(step: CounterDecision, room: Headroom) -> CounterDecision {
+    match step {
+        CounterDecision::Allow(_) => CounterDecision::Allow(room),
+        CounterDecision::Deny { retry_after, .. } => {
+            CounterDecision::Deny { retry_after, headroom: room }
+        }
+        CounterDecision::ExceedsLimit(_) => CounterDecision::ExceedsLimit(room),
+        CounterDecision::OutsideWindows => CounterDecision::OutsideWindows,
+    }
+}
+
+const fn reply_without_grant(borrow: &BorrowRequest, step: CounterDecision) -> BorrowReply {
+    let (granted, kept, parked) = (Hits(0), Hits(0), Hits(0));
+    BorrowReply {
+        number: borrow.number,
+        decision: step,
+        granted,
+        kept,
+        outstanding_elsewhere: parked,
+        valid_for: Nanos(0),
+    }
+}

@@ -1,0 +1,19 @@
+//! Pure rate limit algorithms: functions of state, time and hits.
+//!
+//! Guarantees:
+//! - No I/O, clock, async, logging, randomness or panic.
+//! - Integer arithmetic only; every rounding and saturation is documented.
+//!
+//! Not covered:
+//! - Storage of the state and transport of decisions.
+
+#![forbid(unsafe_code)]
+#![deny(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::float_arithmetic)]
+
+pub mod concurrency;
+pub mod coordinator;
+pub mod decision;
+pub mod key;
+pub mod lease;
+pub mod rate;
+pub mod units;

@@ -1,0 +1,226 @@
+//! GCRA, the generic cell rate algorithm, exact in integers.
+//!
+//! N requests per period of P ticks, with burst B. The state is one instant, the theoretical
+//! arrival time (TAT), at which the counter is empty. The debt is the time from now to the
+//! TAT, in hit·ticks. A hit costs P, a tick frees N, and the debt never exceeds B·P.
+//!
+//! | formula, for 3 per 10 s, burst 4 (N = 3, P = 10^7 µs) | worked row |
+//! |---|---|
+//! | ahead = (whole − now)·N + frac, at most B·P | 4 hits on an empty counter: 4·10^7 |
+//! | allow iff ahead + hits·P ≤ B·P | a fifth hit: 5·10^7 > 4·10^7, denied |
+//! | `retry_after` = ⌈(ahead + hits·P − B·P) / N⌉ ticks | ⌈10^7 / 3⌉ = 3,333,334 µs |
+//! | remaining = ⌊(B·P − ahead) / P⌋ | 0 |
+//! | `reset_after` = ⌈ahead / N⌉ ticks | ⌈4·10^7 / 3⌉ = 13,333,334 µs |
+//!
+//! ```
+//! use sluicegate_kernel::rate::gcra::{Gcra, Tat};
+//! use sluicegate_kernel::rate::{Room, Step};
+//! use sluicegate_kernel::units::{Hits, Nanos};
+//!
+//! let limit = Gcra::new(3, Nanos::from_secs(10), 4).unwrap();
+//! let (mut tat, now) = (Tat::default(), Nanos::from_secs(1_000));
+//! let spent = Room { remaining: Hits(0), reset_after: Nanos(13_333_334_000) };
+//! assert_eq!(limit.step(&mut tat, now, Hits(4)), Step::Admit(spent));
+//! let denied = Step::Deny { retry_after: Nanos(3_333_334_000), room: spent };
+//! assert_eq!(limit.step(&mut tat, now, Hits(1)), denied);
+//! ```
+//!
+//! Guarantees:
+//! - At most B hits are allowed at one instant.
+//! - In any t ticks, at most B + ⌊t·N/P⌋ hits are allowed.
+//! - A denied check costs nothing.
+//! - After the clock stepped back, the debt is at most one burst.
+//! - A clock that steps back allows no extra hits.
+//!
+//! Not covered:
+//! - The limit under which a state was written (see [`Gcra::convert`]).
+
+use std::num::{NonZeroU32, NonZeroU64};
+
+use super::limit::{self, LimitError, RefillRate, Tick};
+use super::{CounterDecision, Headroom};
+use crate::units::{Hits, Nanos};
+
+/// A limit that is counted by GCRA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gcra {
+    requests: NonZeroU32,
+    period: NonZeroU64,
+    burst: NonZeroU32,
+    tick: Tick,
+    /// B·P, in hit·ticks.
+    capacity: u64,
+}
+
+/// The state: the instant at which the counter is empty. The default is an empty counter.
+// Packed to 12 bytes: the memory store has millions of these, and 8-byte alignment needs 16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C, packed(4))]
+pub struct Tat {
+    /// Whole ticks since the Unix epoch.
+    pub whole: u64,
+    /// The rest, in 1/N of a tick; less than N.
+    pub frac: u32,
+}
+
+impl Gcra {
+    /// Creates a limit of `requests` per `period`, at most `burst` at one instant.
+    ///
+    /// # Errors
+    /// A zero, a period that is not whole microseconds, or a burst that does not fit.
+    pub fn new(requests: u32, period: Nanos, burst: u32) -> Result<Self, LimitError> {
+        let requests = NonZeroU32::new(requests).ok_or(LimitError::ZeroRequests)?;
+        let burst = NonZeroU32::new(burst).ok_or(LimitError::ZeroBurst)?;
+        let fit = limit::fit_rate(requests, period, burst.get())?;
+        // Below 2^53, as `fit_rate` checks.
+        let capacity = u64::from(burst.get()).saturating_mul(fit.period.get());
+        let (requests, period, tick) = (fit.requests, fit.period, fit.tick);
+        Ok(Self { requests, period, burst, tick, capacity })
+    }
+
+    /// The hits allowed at one instant.
+    #[must_use]
+    pub const fn burst(&self) -> u32 {
+        self.burst.get()
+    }
+
+    /// The time unit of this limit.
+    #[must_use]
+    pub const fn tick(&self) -> Tick {
+        self.tick
+    }
+
+    /// N hits per P ticks, in lowest terms.
+    #[must_use]
+    pub const fn refill_rate(&self) -> RefillRate {
+        RefillRate { hits: self.requests.get(), ticks: self.period }
+    }
+
+    /// The largest debt, in hit·ticks.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The debt in hit·ticks, at most the capacity.
+    #[must_use]
+    pub fn debt(&self, state: &Tat, now: Nanos) -> u64 {
+        self.debt_at_tick(*state, self.tick.floor(now))
+    }
+
+    /// Returns the result that [`Gcra::charge`] would give; changes nothing.
+    #[must_use]
+    pub fn peek(&self, state: &Tat, now: Nanos, hits: Hits) -> CounterDecision {
+        self.decide(*state, now, hits).1
+    }
+
+    /// Charges `hits` if they are allowed. 0 hits are always
+    /// allowed and charge nothing. Cost: no allocation.
+    pub fn charge(&self, state: &mut Tat, now: Nanos, hits: Hits) -> CounterDecision {
+        let (tat, step) = self.decide(*state, now, hits);
+        *state = tat;
+        step
+    }
+
+    /// Refunds `hits`; the debt does not fall below zero.
+    pub fn refund(&self, state: &mut Tat, now: Nanos, hits: Hits) -> CounterDecision {
+        let now = self.tick.floor(now);
+        let ahead = self.debt_at_tick(*state, now).saturating_sub(self.cost(hits));
+        *state = self.state_with_debt(now, ahead);
+        CounterDecision::Allow(self.headroom(*state, now, self.free_hits(ahead)))
+    }
+
+    /// Reduces the debt by `debt` hit·ticks; it does not fall below zero.
+    pub fn reduce_debt(&self, state: &mut Tat, now: Nanos, owed: u64) {
+        let now = self.tick.floor(now);
+        *state = self.state_with_debt(now, self.debt_at_tick(*state, now).saturating_sub(owed));
+    }
+
+    /// Returns the hits that are certainly allowed if the counter is empty after `wait`.
+    #[must_use]
+    pub fn allowed_before_empty(&self, wait: Nanos) -> Hits {
+        let ticks = wait.0.div_ceil(self.tick.size().0);
+        let owed = ticks.saturating_mul(u64::from(self.requests.get())).min(self.capacity);
+        Hits(self.free_hits(owed))
+    }
+
+    /// Returns the time before the counter is empty from which
+    /// `hits`, at most the burst, are certainly allowed.
+    #[must_use]
+    pub fn lead_time(&self, hits: Hits) -> Nanos {
+        let spare = self.capacity.saturating_sub(self.cost(hits));
+        self.tick.nanos(spare / NonZeroU64::from(self.requests))
+    }
+
+    /// Returns `true` if the counter is empty, so that its state can be deleted.
+    #[must_use]
+    pub fn is_empty(&self, state: &Tat, now: Nanos) -> bool {
+        self.debt_at_tick(*state, self.tick.floor(now)) == 0
+    }
+
+    /// Converts a state of the limit `from` to this limit:
+    /// the same debt in hits, rounded up, at most this burst.
+    #[must_use]
+    pub fn convert(&self, state: &Tat, from: &Self, now: Nanos) -> Tat {
+        let owed = from.debt_at_tick(*state, from.tick.floor(now)).div_ceil(from.period.get());
+        let owed = Hits(owed.min(u64::from(self.burst.get())));
+        self.state_with_debt(self.tick.floor(now), self.cost(owed))
+    }
+
+    fn decide(&self, state: Tat, now: Nanos, hits: Hits) -> (Tat, CounterDecision) {
+        let now = self.tick.floor(now);
+        let ahead = self.debt_at_tick(state, now);
+        let free = self.free_hits(ahead);
+        if let Some(left) = free.checked_sub(hits.0) {
+            // Below the capacity, because `hits` are at most the free hits.
+            let tat = self.state_with_debt(now, ahead.saturating_add(self.cost(hits)));
+            return (tat, CounterDecision::Allow(self.headroom(tat, now, left)));
+        }
+        // Written although nothing is charged: after the clock stepped back, the debt is capped
+        // at one burst. It must drain from here, and not be capped again at every check.
+        let tat = self.state_with_debt(now, ahead);
+        let room = self.headroom(tat, now, free);
+        if u64::from(self.burst.get()) < hits.0 {
+            return (tat, CounterDecision::ExceedsLimit(room));
+        }
+        let excess = ahead.saturating_add(self.cost(hits)).saturating_sub(self.capacity);
+        let wait = excess.div_ceil(u64::from(self.requests.get()));
+        (tat, CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room })
+    }
+
+    fn debt_at_tick(&self, state: Tat, now: u64) -> u64 {
+        // If no whole tick is ahead of now, the fraction is past too. A saturated
+        // product exceeds the capacity, as after a clock that stepped back.
+        state.whole.checked_sub(now).map_or(0, |ticks| {
+            ticks
+                .saturating_mul(u64::from(self.requests.get()))
+                .saturating_add(u64::from(state.frac))
+                .min(self.capacity)
+        })
+    }
+
+    /// Returns the state whose debt is `debt_at_tick` hit·ticks at `now`.
+    fn state_with_debt(&self, now: u64, ahead: u64) -> Tat {
+        if ahead == 0 {
+            return Tat::default();
+        }
+        let requests = NonZeroU64::from(self.requests);
+        // The remainder is less than N, which is a u32.
+        let frac = u32::try_from(ahead % requests).unwrap_or(u32::MAX);
+        Tat { whole: now.saturating_add(ahead / requests), frac }
+    }
+
+    fn headroom(&self, tat: Tat, now: u64, remaining: u64) -> Headroom {
+        let ticks = tat.whole.saturating_add(u64::from(0 < tat.frac)).saturating_sub(now);
+        Headroom { remaining: Hits(remaining), reset_after: self.tick.nanos(ticks) }
+    }
+
+    fn free_hits(&self, ahead: u64) -> u64 {
+        self.capacity.saturating_sub(ahead) / self.period
+    }
+
+    /// Returns the cost in hit·ticks; saturates, and is exact for all hits that can be allowed.
+    fn cost(&self, hits: Hits) -> u64 {
+        hits.0.saturating_mul(self.period.get())
+    }
+}

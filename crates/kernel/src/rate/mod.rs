@@ -1,0 +1,180 @@
+//! The four strategies that count hits against a limit.
+//!
+//! Guarantees:
+//! - Every strategy is deterministic and exact in integers.
+//! - `ask` and `step` give the same result; only `step` changes the state.
+//! - A denied client is allowed at `retry_after`, without other traffic, and not one tick sooner.
+//!
+//! Not covered:
+//! - Storage of the state, and the current time.
+
+pub mod fixed_window;
+pub mod gcra;
+pub mod limit;
+pub mod sliding_log;
+pub mod sliding_window;
+
+use crate::units::{Hits, Nanos};
+
+/// The result of one strategy for one check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CounterDecision {
+    /// The hits are allowed.
+    Allow(Headroom),
+    /// The hits are denied now, and allowed after `retry_after` without other traffic.
+    Deny {
+        /// The time until these hits are allowed.
+        retry_after: Nanos,
+        /// The headroom, which the denied hits do not change.
+        headroom: Headroom,
+    },
+    /// More hits than the limit can ever allow; waiting does not help.
+    ExceedsLimit(Headroom),
+    /// `now` is outside the planned calendar windows; plan again and retry.
+    OutsideWindows,
+}
+
+/// The headroom of a counter after a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Headroom {
+    /// The hits that would be allowed at this instant.
+    pub remaining: Hits,
+    /// The time until the counter is empty; for a fixed window, until it ends.
+    pub reset_after: Nanos,
+}
+
+/// A strategy with the numbers of its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// The generic cell rate algorithm.
+    Gcra(gcra::Gcra),
+    /// One count per window; windows are aligned to the Unix epoch or to a calendar.
+    FixedWindow(fixed_window::FixedWindow),
+    /// Two interpolated windows.
+    SlidingWindow(sliding_window::SlidingWindow),
+    /// A log of every arrival in the last period.
+    SlidingLog(sliding_log::SlidingLog),
+}
+
+impl Strategy {
+    /// The time unit of this limit; instants are rounded down to it.
+    #[must_use]
+    pub const fn tick(&self) -> limit::Tick {
+        match self {
+            Self::Gcra(limit) => limit.tick(),
+            Self::SlidingWindow(limit) => limit.tick(),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => limit::Tick::Micro,
+        }
+    }
+
+    /// The hits freed per tick, for strategies that free hits continuously.
+    #[must_use]
+    pub const fn refill_rate(&self) -> Option<limit::RefillRate> {
+        match self {
+            Self::Gcra(limit) => Some(limit.refill_rate()),
+            Self::SlidingWindow(limit) => Some(limit.refill_rate()),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => None,
+        }
+    }
+
+    /// The hits that an empty counter allows at one
+    /// instant: the burst of GCRA, otherwise the limit.
+    #[must_use]
+    pub const fn max_at_once(&self) -> u32 {
+        match self {
+            Self::Gcra(limit) => limit.burst(),
+            Self::FixedWindow(limit) => limit.limit(),
+            Self::SlidingWindow(limit) => limit.limit(),
+            Self::SlidingLog(limit) => limit.limit(),
+        }
+    }
+
+    /// The extra wait of a check for `more` additional
+    /// hits; `None` if only the counter can compute it.
+    ///
+    /// At most one tick longer than the counter's own result.
+    #[must_use]
+    pub fn extra_wait(&self, more: Hits) -> Option<Nanos> {
+        match self {
+            _ if more == Hits(0) => Some(Nanos(0)),
+            // The window frees all hits at once.
+            Self::FixedWindow(_) => Some(Nanos(0)),
+            Self::Gcra(gcra) => {
+                let earned = more.0.saturating_mul(gcra.refill_rate().ticks.get());
+                Some(gcra.tick().nanos(earned.div_ceil(gcra.refill_rate().hits.into())))
+            }
+            Self::SlidingWindow(_) | Self::SlidingLog(_) => None,
+        }
+    }
+
+    /// Projects a counter's headroom `headroom` from `at` to `now`, without other traffic.
+    ///
+    /// At most the counter's own headroom, and equal once the counter
+    /// is empty, unless its clock steps back. Cost: no allocation.
+    ///
+    /// | 100 per second, 0 remaining at 0 s | 0.5 s | 1 s | 1.5 s | 2 s |
+    /// |---|---|---|---|---|
+    /// | GCRA, empty at 1 s: one hit per 10 ms | 50 | 100 | 100 | 100 |
+    /// | fixed window that ends at 1 s | 0 | 100 | 100 | 100 |
+    /// | sliding window, empty at 2 s: the old hits fade from 1 s | 0 | 0 | 50 | 100 |
+    /// | sliding log, empty at 1 s | 0 | 100 | 100 | 100 |
+    #[must_use]
+    pub fn project(&self, room: Headroom, at: Nanos, now: Nanos) -> Headroom {
+        // The counter's clock ticks in microseconds. Finer instants
+        // would give the headroom of a window that is over.
+        let [at, now] =
+            [at, now].map(|instant| limit::Tick::Micro.nanos(limit::Tick::Micro.floor(instant)));
+        let elapsed = now.since(at);
+        if room.reset_after <= elapsed {
+            let reset_after = match self {
+                Self::FixedWindow(limit) => {
+                    limit.windows().time_left(at.plus(room.reset_after), now)
+                }
+                Self::Gcra(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => Nanos(0),
+            };
+            return Headroom { remaining: Hits(u64::from(self.max_at_once())), reset_after };
+        }
+        let reset_after = room.reset_after.since(elapsed);
+        let earned = match self {
+            Self::Gcra(limit) => limit.allowed_before_empty(reset_after),
+            Self::SlidingWindow(limit) => limit.allowed_before_empty(room, reset_after),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => Hits(0),
+        };
+        Headroom { remaining: room.remaining.max(earned), reset_after }
+    }
+
+    /// Returns the time after which `hits` (at least 1) are allowed, without other traffic.
+    ///
+    /// It counts from the reply that left `headroom`. `None` if they are never allowed.
+    /// It is never too short, unless a sliding window's limit was lowered since. It
+    /// is exact for a fixed window, and within one tick for GCRA. The sliding
+    /// strategies may give a longer time, at most until the counter is empty.
+    ///
+    /// | 10 per minute, 4 remaining | 5 hits are allowed in |
+    /// |---|---|
+    /// | GCRA, empty in 36 s: one hit per 6 s | 6 s |
+    /// | fixed window that ends in 20 s | 20 s |
+    /// | sliding window, empty in 80 s: from 20 s on, 6 hits fade to 5 in 10 s | 30 s |
+    /// | sliding log, empty in 50 s | 50 s |
+    #[must_use]
+    pub fn time_until_allowed(&self, room: Headroom, hits: Hits) -> Option<Nanos> {
+        if u64::from(self.max_at_once()) < hits.0 {
+            return None;
+        }
+        if hits <= room.remaining {
+            return Some(Nanos(0));
+        }
+        let lead = match self {
+            Self::Gcra(limit) => limit.lead_time(hits),
+            Self::SlidingWindow(limit) => limit.lead_time(room, hits),
+            Self::FixedWindow(_) | Self::SlidingLog(_) => Nanos(0),
+        };
+        Some(room.reset_after.since(lead))
+    }
+
+    /// Returns `true` if one tick frees more than 1 % of the burst or limit.
+    #[must_use]
+    pub fn is_coarse(&self) -> bool {
+        self.refill_rate().is_some_and(|worth| worth.is_coarse(self.max_at_once()))
+    }
+}

@@ -1,0 +1,280 @@
+//! A log of every arrival in the last period.
+//!
+//! Arrivals of one instant share an entry. Entries
+//! older than a period are removed on the next access.
+//!
+//! | formula, for 3 per 10 s; 2 hits at 0 s and 1 at 4 s; now 5 s | worked row |
+//! |---|---|
+//! | held = hits younger than the period | 3 |
+//! | allow iff held + hits ≤ N | 3 + 1 > 3, denied |
+//! | `retry_after`: until enough of the oldest hits are a period old | 0 + 10 − 5 = 5 s |
+//! | `reset_after`: until the newest hit is | 4 + 10 − 5 = 9 s |
+//!
+//! ```
+//! use sluicegate_kernel::rate::sliding_log::{Log, SlidingLog};
+//! use sluicegate_kernel::rate::{Room, Step};
+//! use sluicegate_kernel::units::{Hits, Nanos};
+//!
+//! let limit = SlidingLog::new(3, Nanos::from_secs(10)).unwrap();
+//! let (mut log, at) = (Log::default(), |second: u64| Nanos::from_secs(100 + second));
+//! assert!(matches!(limit.step(&mut log, at(0), Hits(2)), Step::Admit(_)));
+//! assert!(matches!(limit.step(&mut log, at(4), Hits(1)), Step::Admit(_)));
+//! let room = Room { remaining: Hits(0), reset_after: Nanos::from_secs(9) };
+//! let denied = Step::Deny { retry_after: Nanos::from_secs(5), room };
+//! assert_eq!(limit.step(&mut log, at(5), Hits(1)), denied);
+//! ```
+//!
+//! Memory: 12 bytes per arrival, at most 12·N + 40 per key. Time: each
+//! entry is removed once; a denial scans to the entry that it waits for.
+//!
+//! Guarantees:
+//! - At most N hits in any half-open interval of one period.
+//! - A denied check costs nothing.
+//! - A lowered limit keeps the newest hits.
+//! - After the clock stepped back, entries in the future are moved to now.
+//! - So no hit is dropped early or kept for longer than a period.
+//!
+//! Not covered:
+//! - Approximation in 16 bytes (see [`super::sliding_window`]).
+
+use std::collections::VecDeque;
+
+use super::limit::{EXACT_BOUND, LimitError, Tick};
+use super::{CounterDecision, Headroom};
+use crate::units::{Hits, Nanos};
+
+/// A limit over every interval of one period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingLog {
+    limit: u32,
+    /// In microseconds.
+    period: u64,
+}
+
+/// The state: the arrivals of the last period, oldest first. The default is an empty counter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ArrivalLog {
+    runs: VecDeque<Arrivals>,
+    /// The sum of the hits in all runs.
+    total: u64,
+}
+
+/// The hits that arrived at one instant.
+// Packed to 12 bytes: a log has up to N of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C, packed(4))]
+struct Arrivals {
+    /// Microseconds since the Unix epoch.
+    at: u64,
+    hits: u32,
+}
+
+impl SlidingLog {
+    /// Creates a limit of `limit` hits in any `period`; 0 denies every hit.
+    ///
+    /// # Errors
+    /// A period of 0, not whole microseconds, or longer than 2^53 of them.
+    pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
+        let micros = Tick::Micro.floor(period);
+        match period {
+            Nanos(0) => Err(LimitError::ZeroPeriod),
+            _ if Tick::Micro.nanos(micros) != period => Err(LimitError::UnevenPeriod { period }),
+            _ if EXACT_BOUND <= micros => Err(LimitError::LongPeriod { period }),
+            _ => Ok(Self { limit, period: micros }),
+        }
+    }
+
+    /// The hits allowed in any period.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The length of the interval that the limit applies to.
+    #[must_use]
+    pub const fn period(&self) -> Nanos {
+        Tick::Micro.nanos(self.period)
+    }
+
+    /// Returns the result that [`SlidingLog::charge`] would give; changes nothing.
+    #[must_use]
+    pub fn peek(&self, state: &ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
+        let now = Tick::Micro.floor(now);
+        let expired =
+            state.runs.iter().map_while(|run| self.is_expired(*run, now).then_some(run.hits));
+        let held = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
+        let admitted = self.decide(state, held, now, hits);
+        match admitted {
+            // Reset time as if the hits were already in the log.
+            CounterDecision::Allow(room) if hits.0 != 0 => CounterDecision::Allow(Headroom {
+                reset_after: Tick::Micro.nanos(self.period),
+                ..room
+            }),
+            step => step,
+        }
+    }
+
+    /// Records `hits` if they are allowed. 0 hits are always allowed.
+    ///
+    /// Cost: allocates when the log grows. Capacity doubles, up to N entries.
+    pub fn charge(&self, state: &mut ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
+        let now = Tick::Micro.floor(now);
+        self.normalize(state, now);
+        let step = self.decide(state, state.total, now, hits);
+        match step {
+            CounterDecision::Allow(_) if hits.0 != 0 => {
+                state.push(now, hits, self.limit);
+                CounterDecision::Allow(self.headroom(state, state.total, now))
+            }
+            _ => step,
+        }
+    }
+
+    /// Refunds the newest `hits`.
+    pub fn refund(&self, state: &mut ArrivalLog, now: Nanos, hits: Hits) -> CounterDecision {
+        let now = Tick::Micro.floor(now);
+        self.normalize(state, now);
+        state.drop_newest(hits.0);
+        CounterDecision::Allow(self.headroom(state, state.total, now))
+    }
+
+    /// Returns `true` if the counter is empty, so that its state can be deleted.
+    #[must_use]
+    pub fn is_empty(&self, state: &ArrivalLog, now: Nanos) -> bool {
+        let now = Tick::Micro.floor(now);
+        state.runs.back().is_none_or(|newest| self.is_expired(*newest, now))
+    }
+
+    /// Returns the result if `total` hits are younger than a period.
+    fn decide(&self, state: &ArrivalLog, held: u64, now: u64, hits: Hits) -> CounterDecision {
+        let room = self.headroom(state, held, now);
+        if let Some(remaining) = room.remaining.0.checked_sub(hits.0) {
+            return CounterDecision::Allow(Headroom { remaining: Hits(remaining), ..room });
+        }
+        if u64::from(self.limit) < hits.0 {
+            return CounterDecision::ExceedsLimit(room);
+        }
+        let excess = held.saturating_add(hits.0).saturating_sub(u64::from(self.limit));
+        let wait = self.time_until_freed(state, excess, now);
+        CounterDecision::Deny { retry_after: Tick::Micro.nanos(wait), headroom: room }
+    }
+
+    /// Returns the microseconds until the oldest `excess` hits are a period old.
+    fn time_until_freed(&self, state: &ArrivalLog, excess: u64, now: u64) -> u64 {
+        let mut freed = 0_u64;
+        for run in state.runs.iter().filter(|run| !self.is_expired(**run, now)) {
+            freed = freed.saturating_add(u64::from(run.hits));
+            if excess <= freed {
+                return self.time_left(*run, now);
+            }
+        }
+        self.period
+    }
+
+    fn headroom(&self, state: &ArrivalLog, held: u64, now: u64) -> Headroom {
+        let reset = state.runs.back().map_or(0, |newest| self.time_left(*newest, now));
+        Headroom {
+            remaining: Hits(u64::from(self.limit)).less(Hits(held)),
+            reset_after: Tick::Micro.nanos(reset),
+        }
+    }
+
+    /// Returns the microseconds until `run` is a period
+    /// old; a run in the future counts as arriving now.
+    fn time_left(&self, run: Arrivals, now: u64) -> u64 {
+        run.at.min(now).saturating_add(self.period).saturating_sub(now)
+    }
+
+    fn is_expired(&self, run: Arrivals, now: u64) -> bool {
+        self.time_left(run, now) == 0
+    }
+
+    /// Removes runs that are a period old and moves runs in the future to `now`. Keeps only
+    /// the newest hits up to the limit: older ones free room first, so they never decide.
+    fn normalize(&self, state: &mut ArrivalLog, now: u64) {
+        // With a limit of 0 one hit is kept, so that the log still shows when it is empty.
+        let surplus = state.total.saturating_sub(u64::from(self.limit.max(1)));
+        state.drop_oldest(surplus);
+        while let Some(oldest) = state.runs.front().filter(|run| self.is_expired(**run, now)) {
+            state.total = state.total.saturating_sub(u64::from(oldest.hits));
+            state.runs.pop_front();
+        }
+        let mut future = 0_u32;
+        while let Some(newest) = state.runs.back().filter(|run| now < run.at) {
+            // At most the limit, as are all runs together.
+            future = future.saturating_add(newest.hits);
+            state.runs.pop_back();
+        }
+        if future != 0 {
+            state.total = state.total.saturating_sub(u64::from(future));
+            state.push(now, Hits(u64::from(future)), self.limit);
+        }
+    }
+}
+
+impl ArrivalLog {
+    /// Adds `hits` at `now`, which is at or after the newest run.
+    fn push(&mut self, now: u64, hits: Hits, limit: u32) {
+        self.total = self.total.saturating_add(hits.0);
+        let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
+        match self.runs.back_mut() {
+            Some(newest) if newest.at == now => newest.hits = newest.hits.saturating_add(hits),
+            _ => {
+                self.grow(limit);
+                self.runs.push_back(Arrivals { at: now, hits });
+            }
+        }
+    }
+
+    /// Doubles the capacity of a full log, up to `limit` entries.
+    fn grow(&mut self, limit: u32) {
+        let len = self.runs.len();
+        if len == self.runs.capacity() {
+            let most = usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(len);
+            self.runs.reserve_exact(len.max(1).min(most));
+        }
+    }
+
+    /// Refunds up to `hits` of the arrivals at `at`; does nothing if they were removed.
+    pub(crate) fn refund_at(&mut self, at: Nanos, hits: Hits) {
+        let at = Tick::Micro.floor(at);
+        let Ok(index) = self.runs.binary_search_by_key(&at, |run| run.at) else { return };
+        let Some(run) = self.runs.get_mut(index) else { return };
+        let taken = u32::try_from(hits.0).unwrap_or(u32::MAX).min(run.hits);
+        run.hits = run.hits.saturating_sub(taken);
+        self.total = self.total.saturating_sub(u64::from(taken));
+        if run.hits == 0 {
+            self.runs.remove(index);
+        }
+    }
+
+    fn drop_oldest(&mut self, hits: u64) {
+        let mut left = hits.min(self.total);
+        self.total = self.total.saturating_sub(left);
+        while let Some(run) = self.runs.front_mut() {
+            if !take_hits(run, &mut left) {
+                return;
+            }
+            self.runs.pop_front();
+        }
+    }
+
+    fn drop_newest(&mut self, hits: u64) {
+        let mut left = hits.min(self.total);
+        self.total = self.total.saturating_sub(left);
+        while let Some(run) = self.runs.back_mut() {
+            if !take_hits(run, &mut left) {
+                return;
+            }
+            self.runs.pop_back();
+        }
+    }
+}
+
+/// Takes up to `time_left` hits out of `run`. Returns `true` if the run is empty now.
+fn take_hits(run: &mut Arrivals, left: &mut u64) -> bool {
+    let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(run.hits);
+    run.hits = run.hits.saturating_sub(taken);
+    *left = left.saturating_sub(u64::from(taken));
+    run.hits == 0
+}

@@ -1,0 +1,245 @@
+//! Two aligned windows, interpolated.
+//!
+//! Windows of P ticks are aligned to the Unix epoch. The hits of the previous window are assumed
+//! to be spread evenly. After e ticks of the current window, (P − e) / P of them still count.
+//!
+//! | formula, for 10 per minute; 8 in the previous minute, 3 in this one, 15 s old | worked row |
+//! |---|---|
+//! | used = cur + ⌈prev·(P − e) / P⌉ | 3 + ⌈8·45/60⌉ = 9 |
+//! | allow iff prev·(P − e) + (cur + hits)·P ≤ L·P, or hits ≤ L − used | 1 allowed, 2 denied |
+//! | `retry_after`: prev·(P − e) ≤ (L − cur − hits)·P | 2 hits: 60 − 5·60/8 = 22.5 s, in 7.5 s |
+//! | `reset_after`: until prev and cur are both past | 45 + 60 s |
+//!
+//! ```
+//! use sluicegate_kernel::rate::sliding_window::{Pair, SlidingWindow};
+//! use sluicegate_kernel::rate::{Room, Step};
+//! use sluicegate_kernel::units::{Hits, Nanos};
+//!
+//! let limit = SlidingWindow::new(10, Nanos::from_secs(60)).unwrap();
+//! let mut state = Pair { start: Nanos::from_secs(6_000), prev: 8, cur: 3 };
+//! let now = Nanos::from_secs(6_015);
+//! let room = Room { remaining: Hits(1), reset_after: Nanos::from_secs(105) };
+//! let denied = Step::Deny { retry_after: Nanos(7_500_000_000), room };
+//! assert_eq!(limit.step(&mut state, now, Hits(2)), denied);
+//! assert!(matches!(limit.step(&mut state, now, Hits(1)), Step::Admit(_)));
+//! ```
+//!
+//! **Error.** A period can contain up to twice the
+//! limit, if all hits of the previous window came late.
+//!
+//! Guarantees:
+//! - At most L hits in an aligned window.
+//! - At most L + ⌊L·t/P⌋ hits in any t ≤ P ticks, first and last included.
+//! - A denied check costs nothing.
+//! - Windows only move forward.
+//! - A changed limit keeps both counts.
+//! - A changed period keeps the counts whose window overlaps the new windows.
+//!
+//! Not covered:
+//! - Exactness in every interval (see [`super::sliding_log`]).
+
+use std::num::{NonZeroU32, NonZeroU64};
+
+use super::limit::{self, LimitError, RefillRate, Tick};
+use super::{CounterDecision, Headroom};
+use crate::units::{Hits, Nanos};
+
+/// A limit over two interpolated windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingWindow {
+    limit: u32,
+    period: NonZeroU64,
+    tick: Tick,
+}
+
+/// The state: two windows and their counts. The default is an empty counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WindowPair {
+    /// The start of the current window; it never moves back.
+    pub start: Nanos,
+    /// The hits allowed in the previous window.
+    pub prev: u32,
+    /// The hits allowed in the current window.
+    pub cur: u32,
+}
+
+/// A state moved to `now`, in ticks.
+struct CurrentWindows {
+    now: u64,
+    /// The start of the counts: the current window's start, or later after a changed period.
+    since: u64,
+    end: u64,
+    /// The ticks until `end`, at least 1; a window in the future has all its ticks left.
+    left: u64,
+    prev: u32,
+    cur: u32,
+}
+
+impl SlidingWindow {
+    /// Creates a limit of `limit` hits per `period`; 0 denies every hit.
+    ///
+    /// # Errors
+    /// A period of 0 or not whole microseconds, or a limit that does not fit.
+    pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
+        // Not reduced, because the previous window's count can be any number.
+        let fit = limit::fit_rate(NonZeroU32::MIN, period, limit)?;
+        Ok(Self { limit, period: fit.period, tick: fit.tick })
+    }
+
+    /// The hits allowed per period.
+    #[must_use]
+    pub const fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The time unit of this limit.
+    #[must_use]
+    pub const fn tick(&self) -> Tick {
+        self.tick
+    }
+
+    /// L hits per P ticks, the highest rate at which the window frees hits.
+    #[must_use]
+    pub const fn refill_rate(&self) -> RefillRate {
+        RefillRate { hits: self.limit, ticks: self.period }
+    }
+
+    /// Returns the result that [`SlidingWindow::charge`] would give; changes nothing.
+    #[must_use]
+    pub fn peek(&self, state: &WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
+        self.decide(&mut self.advance(*state, now), hits)
+    }
+
+    /// Counts `hits` if they are allowed. 0 hits are always allowed. Cost: no allocation.
+    pub fn charge(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
+        let mut seen = self.advance(*state, now);
+        let step = self.decide(&mut seen, hits);
+        *state = self.state_of(&seen);
+        step
+    }
+
+    /// Refunds `hits` to the current window.
+    pub fn refund(&self, state: &mut WindowPair, now: Nanos, hits: Hits) -> CounterDecision {
+        let mut seen = self.advance(*state, now);
+        seen.cur = seen.cur.saturating_sub(saturating_u32(hits));
+        *state = self.state_of(&seen);
+        CounterDecision::Allow(self.headroom(&seen))
+    }
+
+    /// Returns the hits that are certainly allowed if the
+    /// counter, which had `headroom`, is empty after `wait`.
+    ///
+    /// The used hits fade during the last period before that, or the rest of it.
+    #[must_use]
+    pub fn allowed_before_empty(&self, room: Headroom, wait: Nanos) -> Hits {
+        let limit = Hits(u64::from(self.limit));
+        let fades_for = self.fade_ticks(room);
+        let left = wait.0.div_ceil(self.tick.size().0).min(fades_for);
+        // Below 2^53, because the used hits are at most the limit.
+        let used = limit.less(room.remaining).0.saturating_mul(left);
+        limit.less(Hits(used.div_ceil(fades_for)))
+    }
+
+    /// Returns the time before the counter, which had `headroom`, is empty from
+    /// which `hits` are certainly allowed. `hits` is at most the limit.
+    #[must_use]
+    pub fn lead_time(&self, room: Headroom, hits: Hits) -> Nanos {
+        let limit = Hits(u64::from(self.limit));
+        let fades_for = self.fade_ticks(room);
+        // Below 2^53: at most the limit times a period.
+        let product = limit.less(hits).0.saturating_mul(fades_for);
+        let left = product.checked_div(limit.less(room.remaining).0).unwrap_or(fades_for);
+        self.tick.nanos(left.min(fades_for))
+    }
+
+    /// Returns the number of ticks during which the used hits fade: a period, or the rest of it.
+    fn fade_ticks(&self, room: Headroom) -> u64 {
+        self.tick.floor(room.reset_after).min(self.period.get()).max(1)
+    }
+
+    /// Returns `true` if the counter is empty, so that its state can be deleted.
+    #[must_use]
+    pub fn is_empty(&self, state: &WindowPair, now: Nanos) -> bool {
+        let seen = self.advance(*state, now);
+        seen.prev == 0 && seen.cur == 0
+    }
+
+    fn decide(&self, seen: &mut CurrentWindows, hits: Hits) -> CounterDecision {
+        let room = self.headroom(seen);
+        if hits.0 == 0 || hits <= room.remaining {
+            // At most the limit, because `hits` are at most the remaining hits.
+            seen.cur = seen.cur.saturating_add(saturating_u32(hits));
+            return CounterDecision::Allow(self.headroom(seen));
+        }
+        if u64::from(self.limit) < hits.0 {
+            return CounterDecision::ExceedsLimit(room);
+        }
+        let wait = self.allowed_at(seen, hits).saturating_sub(seen.now);
+        CounterDecision::Deny { retry_after: self.tick.nanos(wait), headroom: room }
+    }
+
+    /// Returns the first tick at which `hits` are allowed;
+    /// they are denied now and at most the limit.
+    fn allowed_at(&self, seen: &CurrentWindows, hits: Hits) -> u64 {
+        let after_hits = u64::from(self.limit).saturating_sub(hits.0);
+        match after_hits.checked_sub(u64::from(seen.cur)) {
+            // In this window, while the previous one fades.
+            Some(room) => self.faded_at(seen.end, seen.prev, room),
+            // In the next window, while this one fades.
+            None => self.faded_at(self.next_boundary(seen.end), seen.cur, after_hits),
+        }
+    }
+
+    /// Returns the tick at which `count` hits, which fade until `end`, weigh at most `headroom`.
+    fn faded_at(&self, end: u64, count: u32, room: u64) -> u64 {
+        // Below 2^53, because `headroom` is at most the limit.
+        // Rounded down, which rounds the result up.
+        let product = room.saturating_mul(self.period.get());
+        end.saturating_sub(product.checked_div(u64::from(count)).unwrap_or(self.period.get()))
+    }
+
+    fn headroom(&self, seen: &CurrentWindows) -> Headroom {
+        // Saturates only for counts above a lowered limit, and then no hits remain anyway.
+        let faded = u64::from(seen.prev).saturating_mul(seen.left).div_ceil(self.period.get());
+        let used = faded.saturating_add(u64::from(seen.cur));
+        let rested = match (seen.prev, seen.cur) {
+            (0, 0) => seen.now,
+            (_, 0) => seen.end,
+            _ => self.next_boundary(seen.end),
+        };
+        Headroom {
+            remaining: Hits(u64::from(self.limit)).less(Hits(used)),
+            reset_after: self.tick.nanos(rested.saturating_sub(seen.now)),
+        }
+    }
+
+    fn advance(&self, state: WindowPair, now: Nanos) -> CurrentWindows {
+        let now = self.tick.floor(now);
+        let since = self.tick.floor(state.start);
+        let at = now.max(since);
+        let elapsed = at % self.period;
+        let start = at.saturating_sub(elapsed);
+        let end = self.next_boundary(start);
+        let (prev, cur) = match start.saturating_sub(since) {
+            0 => (state.prev, state.cur),
+            apart if apart <= self.period.get() => (state.cur, 0),
+            _ => (0, 0),
+        };
+        let left = end.saturating_sub(at);
+        CurrentWindows { now, since: since.max(start), end, left, prev, cur }
+    }
+
+    /// Returns the boundary one window later.
+    fn next_boundary(&self, boundary: u64) -> u64 {
+        boundary.saturating_add(self.period.get())
+    }
+
+    fn state_of(&self, seen: &CurrentWindows) -> WindowPair {
+        WindowPair { start: self.tick.nanos(seen.since), prev: seen.prev, cur: seen.cur }
+    }
+}
+
+/// Converts to u32; saturates, and hits that large are never allowed or stored.
+fn saturating_u32(hits: Hits) -> u32 {
+    u32::try_from(hits.0).unwrap_or(u32::MAX)
+}

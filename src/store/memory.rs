@@ -1,0 +1,429 @@
+//! Counters in this process: the default store.
+//!
+//! Guarantees:
+//! - Each charge runs under the lock of its shard, so concurrent checks count exactly.
+//! - At most `max_keys` counters exist; [`WhenFull`] decides further new keys.
+//! - Sweeps drop empty counters, one shard at a time.
+//! - A key's leases are listed beside its counter, under the same lock.
+//! - A lease list uses one of the `max_keys` places; without one nothing is lent.
+//!
+//! Not covered:
+//! - Restarts, which lose all counters.
+//! - Limits shared with other replicas.
+//!
+//! Memory: 32 bytes for a GCRA counter and 40 bytes for a window counter. The hash tables are
+//! 53 % to 80 % full. A log also stores its arrivals (see [`crate::kernel::rate::sliding_log`]).
+
+pub mod coordinators;
+mod counters;
+mod gcra_limits;
+mod lease_lists;
+pub mod permits;
+mod shard;
+mod table;
+
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use parking_lot::{Mutex, MutexGuard};
+use siphasher::sip128::SipHasher13;
+use smallvec::SmallVec;
+
+use super::heartbeat::{ShareRound, ShareRoundReply};
+use super::lease::{LeaseMessage, LeaseOutcome};
+use super::permits::{
+    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
+};
+use super::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
+};
+use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
+use crate::kernel::key::CounterKey;
+use crate::kernel::lease::BorrowReply;
+use crate::kernel::rate::{CounterDecision, Strategy};
+use crate::kernel::units::{Hits, Nanos};
+use crate::telemetry::event::MemoryStoreFull;
+use coordinators::Coordinators;
+use counters::{CounterCapacity, PlaceSource, ReservedPlaces};
+use permits::StrictLimits;
+use shard::{Shard, can_create_counter};
+use table::KeyHash;
+
+/// The number of shards. A sweep locks one shard, so it stays short with millions of keys.
+const SHARDS: usize = 1024;
+
+/// The verdict for a new key when the store is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Deny the check, because its hits cannot be counted.
+    #[default]
+    Deny,
+    /// Allow the check without counting it.
+    Allow,
+}
+
+impl WhenFull {
+    const fn verdict(self) -> Verdict {
+        match self {
+            Self::Deny => Verdict::Deny,
+            Self::Allow => Verdict::Allow,
+        }
+    }
+}
+
+/// The store in this process.
+#[derive(Debug)]
+pub struct MemoryStore {
+    shards: Box<[ShardLock]>,
+    /// Keyed with a secret of the process: a client
+    /// cannot aim keys at one shard or make keys collide.
+    hasher: SipHasher13,
+    counters: CounterCapacity,
+    when_full: WhenFull,
+    next_to_sweep: AtomicUsize,
+    full_count: AtomicU64,
+    /// Coordinators of the concurrency limits that replicas in this process share.
+    coordinators: Mutex<Coordinators>,
+    /// Permits of the strict concurrency limits of replicas in this process.
+    strict_limits: Mutex<StrictLimits>,
+}
+
+// Two shards on one cache line would slow down threads that use different
+// shards. The alignment is two lines, because processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct ShardLock(Mutex<Shard>);
+
+impl MemoryStore {
+    /// Creates an empty store for at most `max_keys` counters.
+    #[must_use]
+    pub fn new(max_keys: usize, when_full: WhenFull, secret: [u8; 16]) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| ShardLock::default()).collect(),
+            hasher: SipHasher13::new_with_key(&secret),
+            counters: CounterCapacity::new(max_keys),
+            when_full,
+            next_to_sweep: AtomicUsize::new(0),
+            full_count: AtomicU64::new(0),
+            coordinators: Mutex::new(Coordinators::settled()),
+            strict_limits: Mutex::new(StrictLimits::settled()),
+        }
+    }
+
+    /// Returns the number of counters.
+    pub fn live_keys(&self) -> usize {
+        self.counters.used()
+    }
+
+    /// Returns the maximum number of counters.
+    pub fn max_keys(&self) -> usize {
+        self.counters.max()
+    }
+
+    /// Returns how many times a new key found the store full.
+    pub fn times_full(&self) -> u64 {
+        self.full_count.load(Relaxed)
+    }
+
+    /// Drops the empty counters of the next shard. `MemoryStore::SHARDS` calls
+    /// visit every shard. Cost: O(counters in that shard), under its lock.
+    pub fn sweep_next(&self, now: Nanos) {
+        let index = self.next_to_sweep.fetch_add(1, Relaxed) % SHARDS;
+        if let Some(shard) = self.shards.get(index) {
+            shard.0.lock().drop_empty(now, &self.counters);
+        }
+    }
+
+    /// Drops every counter, one shard at a time.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            shard.0.lock().clear(&self.counters);
+        }
+    }
+
+    /// The number of [`MemoryStore::sweep_next`] calls that visit every shard.
+    pub const SHARDS: usize = SHARDS;
+
+    fn hash(&self, key: &CounterKey) -> KeyHash {
+        let hash = self.hasher.hash(key.as_bytes());
+        let rest = NonZeroU64::new(hash.h2).unwrap_or(NonZeroU64::MIN);
+        KeyHash { position: hash.h1, tag: rest }
+    }
+
+    fn shard_of(hash: KeyHash) -> usize {
+        usize::try_from(hash.position % SHARDS as u64).unwrap_or(0)
+    }
+
+    fn lock_shard(&self, index: usize) -> MutexGuard<'_, Shard> {
+        self.shards[index].0.lock()
+    }
+
+    fn charge_each(&self, now: Nanos, charges: &[Charge]) -> StoreReply<'_, Outcomes> {
+        // Fill the reply in place, because a finished list is slow to move.
+        let mut reply = StoreReply::Ready(Outcomes::new());
+        let StoreReply::Ready(outcomes) = &mut reply else { return reply };
+        for charge in charges {
+            let hash = self.hash(&charge.key);
+            let mut shard = self.lock_shard(Self::shard_of(hash));
+            shard.sweep_if_full(now, &self.counters);
+            outcomes.push(self.apply_charge(&mut shard, hash, now, charge, &self.counters));
+        }
+        reply
+    }
+
+    fn apply_charge(
+        &self,
+        shard: &mut Shard,
+        hash: KeyHash,
+        now: Nanos,
+        charge: &Charge,
+        places: &impl PlaceSource,
+    ) -> ChargeOutcome {
+        let step = shard.charge(hash, now, &charge.strategy, charge.cost, places);
+        match (step, charge.cost) {
+            (Ok(step), Cost::Charge(_)) => ChargeOutcome::Decided(step),
+            (Ok(step), Cost::Refund(_)) => ChargeOutcome::Refunded(step),
+            (Err(_full), _) => self.full_outcome(),
+        }
+    }
+
+    #[cold]
+    fn full_outcome(&self) -> ChargeOutcome {
+        ChargeOutcome::StoreFull(self.full_verdict())
+    }
+
+    fn full_verdict(&self) -> Verdict {
+        let verdict = self.when_full.verdict();
+        self.full_count.fetch_add(1, Relaxed);
+        MemoryStoreFull { verdict }.emit();
+        verdict
+    }
+
+    fn apply_lease_message(&self, now: Nanos, message: &LeaseMessage) -> LeaseOutcome {
+        let hash = self.hash(&message.key);
+        let lent = self.lock_shard(Self::shard_of(hash)).apply_lease_message(
+            hash,
+            now,
+            message,
+            &self.counters,
+        );
+        match lent {
+            Ok(Some(BorrowReply { decision: CounterDecision::OutsideWindows, .. })) => {
+                LeaseOutcome::Stale(now)
+            }
+            Ok(Some(answer)) => LeaseOutcome::Applied(answer),
+            Ok(None) => LeaseOutcome::Superseded,
+            Err(_full) => LeaseOutcome::StoreFull(self.full_verdict()),
+        }
+    }
+
+    /// Makes all charges if `is_allowed` accepts their trial
+    /// outcomes, else none. Makes refunds in any case.
+    fn charge_atomically(
+        &self,
+        now: Nanos,
+        charges: &[Charge],
+        admits: impl FnOnce(&Outcomes) -> bool,
+    ) -> Outcomes {
+        let hashes: SmallVec<[KeyHash; 2]> = charges.iter().map(|c| self.hash(&c.key)).collect();
+        let mut locked = LockedShards::lock_all(self, &hashes);
+        locked.sweep_if_full(now, &self.counters);
+        let (places, rooms) = self.reserve_places(&mut locked, charges, &hashes);
+        let asked: Outcomes = (0..charges.len())
+            .map(|i| {
+                self.preview(locked.shard_mut(hashes[i]), now, (charges, &hashes), i, rooms[i])
+            })
+            .collect();
+        let admitted = admits(&asked);
+        let settle = |(i, charge): (usize, &Charge)| {
+            let shard = locked.shard_mut(hashes[i]);
+            match charge.cost {
+                Cost::Charge(_) if !admitted => {
+                    self.skipped_outcome(shard, hashes[i], now, charge, asked[i])
+                }
+                Cost::Charge(_) | Cost::Refund(_) => {
+                    self.apply_charge(shard, hashes[i], now, charge, &places)
+                }
+            }
+        };
+        charges.iter().enumerate().map(settle).collect()
+    }
+
+    /// Reserves places for the new counters of `charges`. The list
+    /// is false for each charge whose new counter has no place.
+    fn reserve_places(
+        &self,
+        locked: &mut LockedShards<'_>,
+        charges: &[Charge],
+        hashes: &[KeyHash],
+    ) -> (ReservedPlaces<'_>, SmallVec<[bool; 2]>) {
+        let mut new: SmallVec<[KeyHash; 2]> = SmallVec::new();
+        for (charge, &hash) in charges.iter().zip(hashes) {
+            if can_create_counter(charge.cost)
+                && !locked.shard_mut(hash).has_counter(hash)
+                && !new.contains(&hash)
+            {
+                new.push(hash);
+            }
+        }
+        let places = self.counters.reserve(new.len());
+        let without = &new[places.left()..];
+        let has_room = |(charge, hash): (&Charge, &KeyHash)| {
+            !can_create_counter(charge.cost) || !without.contains(hash)
+        };
+        let rooms = charges.iter().zip(hashes).map(has_room).collect();
+        (places, rooms)
+    }
+
+    /// Computes the outcome of charge `i` after all charges before it. A refund always succeeds.
+    fn preview(
+        &self,
+        shard: &Shard,
+        now: Nanos,
+        (charges, hashes): (&[Charge], &[KeyHash]),
+        i: usize,
+        has_room: bool,
+    ) -> ChargeOutcome {
+        let Cost::Charge(hits) = charges[i].cost else {
+            return ChargeOutcome::Refunded(shard.preview(
+                hashes[i],
+                now,
+                &charges[i].strategy,
+                Hits(0),
+            ));
+        };
+        if !has_room {
+            let alone = shard.preview(hashes[i], now, &charges[i].strategy, hits);
+            return if leaves_counter(&charges[i].strategy, alone) {
+                ChargeOutcome::StoreFull(self.when_full.verdict())
+            } else {
+                ChargeOutcome::Decided(alone)
+            };
+        }
+        let earlier =
+            (0..i).filter(|&j| hashes[j] == hashes[i]).filter_map(|j| match charges[j].cost {
+                Cost::Charge(hits) => Some(hits),
+                Cost::Refund(_) => None,
+            });
+        let together = earlier.fold(hits, Hits::plus);
+        ChargeOutcome::Decided(shard.preview(hashes[i], now, &charges[i].strategy, together))
+    }
+
+    /// Returns the outcome of a skipped charge: its own denial, or the hits that remain without it.
+    fn skipped_outcome(
+        &self,
+        shard: &Shard,
+        hash: KeyHash,
+        now: Nanos,
+        charge: &Charge,
+        asked: ChargeOutcome,
+    ) -> ChargeOutcome {
+        match asked {
+            ChargeOutcome::StoreFull(_) => self.full_outcome(),
+            asked if asked.is_denial() => asked,
+            _ => ChargeOutcome::Decided(shard.preview(hash, now, &charge.strategy, Hits(0))),
+        }
+    }
+}
+
+/// Returns true if `decision` leaves a counter to store. Without one, the charge needs no place.
+const fn leaves_counter(strategy: &Strategy, step: CounterDecision) -> bool {
+    match step {
+        CounterDecision::Allow(_) | CounterDecision::Deny { .. } => true,
+        // Fixed windows also count denied hits.
+        CounterDecision::ExceedsLimit(_) => matches!(strategy, Strategy::FixedWindow(_)),
+        CounterDecision::OutsideWindows => false,
+    }
+}
+
+/// Decides an all-or-nothing check from the trial outcomes of its charges.
+fn is_allowed(
+    charges: &[Charge],
+    asked: &[ChargeOutcome],
+    quota_for_all: bool,
+    rescued: bool,
+) -> bool {
+    let votes = charges.iter().zip(asked).map(|(charge, outcome)| {
+        (charge.standing.group, charge.standing.enforced_verdict(outcome.is_denial()))
+    });
+    let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
+    combine(votes.chain(passed), quota_for_all) == Verdict::Allow
+}
+
+impl CounterStore for MemoryStore {
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        let list = &charges.list;
+        match charges.mode {
+            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+                StoreReply::Ready(self.charge_atomically(now, list, |asked| {
+                    is_allowed(list, asked, quota_for_all, rescued)
+                }))
+            }
+            ChargeMode::Each => self.charge_each(now, list),
+            ChargeMode::Preview => {
+                StoreReply::Ready(self.charge_atomically(now, list, |_asked| false))
+            }
+        }
+    }
+
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        StoreReply::Ready(self.apply_lease_message(now, message))
+    }
+
+    fn report_shares<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+        StoreReply::Ready(Ok(self.coordinators.lock().apply_round(now, "", round)))
+    }
+
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        now: Nanos,
+        asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
+        StoreReply::Ready(Ok(self.strict_limits.lock().acquire(now, "", asked)))
+    }
+
+    fn report_strict_permits<'a>(
+        &'a self,
+        now: Nanos,
+        round: &'a Telling,
+    ) -> StoreReply<'a, PermitReportReply> {
+        StoreReply::Ready(
+            self.strict_limits.lock().apply_report(now, "", round).into_iter().map(Ok).collect(),
+        )
+    }
+}
+
+struct LockedShards<'m>(SmallVec<[(usize, MutexGuard<'m, Shard>); 2]>);
+
+impl<'m> LockedShards<'m> {
+    /// Locks the shards in ascending order, so that two checks cannot deadlock.
+    fn lock_all(memory: &'m MemoryStore, hashes: &[KeyHash]) -> Self {
+        let mut indices: SmallVec<[usize; 2]> =
+            hashes.iter().map(|&hash| MemoryStore::shard_of(hash)).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        Self(indices.into_iter().map(|index| (index, memory.lock_shard(index))).collect())
+    }
+
+    fn sweep_if_full(&mut self, now: Nanos, counters: &CounterCapacity) {
+        self.0.iter_mut().for_each(|(_, shard)| shard.sweep_if_full(now, counters));
+    }
+
+    fn shard_mut(&mut self, hash: KeyHash) -> &mut Shard {
+        let index = MemoryStore::shard_of(hash);
+        let at = self.0.partition_point(|(locked, _)| *locked < index);
+        &mut self.0[at].1
+    }
+}

@@ -1,0 +1,89 @@
+//! The permits of strict concurrency limits and their incarnation, in this process.
+//!
+//! These are the kernel's steps; `acquire.lua` and `apply_report.lua` are the same steps in Redis.
+//! Only replicas in one process share this store. Tests compare the scripts with it.
+//!
+//! Guarantees:
+//! - A limit without permits uses no memory.
+
+use std::collections::HashMap;
+
+use super::coordinators::is_same_store;
+use crate::kernel::units::Nanos;
+use crate::store::heartbeat::BucketKey;
+use crate::store::permits::{
+    AcquireGate, LimitPermitsReply, PermitReport, PermitTable, PermitTiming, StrictPermitReply,
+    StrictPermitRequest,
+};
+
+/// The strict concurrency limits of one store.
+#[derive(Debug, Default)]
+pub struct StrictLimits {
+    incarnation: Option<AcquireGate>,
+    /// The name of the store when the incarnation began.
+    store: String,
+    states: HashMap<BucketKey, PermitTable>,
+}
+
+impl StrictLimits {
+    /// Creates a store in which no earlier permit can exist, because it began with the process.
+    #[must_use]
+    pub fn settled() -> Self {
+        Self { incarnation: Some(AcquireGate::open()), ..Self::default() }
+    }
+
+    /// Acquires a permit at `now` in the store with the name `store`.
+    ///
+    /// A new name means another store, or the same store after a
+    /// restart. An empty name means that the caller does not know it.
+    pub fn acquire(
+        &mut self,
+        now: Nanos,
+        store: &str,
+        request: &StrictPermitRequest,
+    ) -> StrictPermitReply {
+        let mut life = self.incarnation_for(now, store, &request.permit.timing);
+        let closed_for = life.closed_for(now, &request.permit.timing);
+        self.incarnation = Some(life);
+        let permits = self.states.entry(request.bucket.clone()).or_default();
+        let acquired = permits.acquire(now, closed_for, &request.permit);
+        let held = permits.count();
+        self.drop_if_unused(&request.bucket);
+        StrictPermitReply { result: acquired, held }
+    }
+
+    /// Applies `round` and returns one reply for each limit.
+    pub fn apply_report(
+        &mut self,
+        now: Nanos,
+        store: &str,
+        round: &PermitReport,
+    ) -> Vec<LimitPermitsReply> {
+        let mut life = self.incarnation_for(now, store, &round.times);
+        life.closed_for(now, &round.times);
+        life.record_report(now);
+        self.incarnation = Some(life);
+        let mut heard = Vec::new();
+        for told in &round.limits {
+            let permits = self.states.entry(told.bucket.clone()).or_default();
+            let found = permits.apply_report(now, &told.in_use, &told.released);
+            heard.push(LimitPermitsReply { changes: found, held: permits.count() });
+            self.drop_if_unused(&told.bucket);
+        }
+        heard
+    }
+
+    fn incarnation_for(&mut self, now: Nanos, store: &str, times: &PermitTiming) -> AcquireGate {
+        let known = self.incarnation.filter(|_| is_same_store(&self.store, store));
+        known.unwrap_or_else(|| {
+            store.clone_into(&mut self.store);
+            AcquireGate::closed(now, times.grace)
+        })
+    }
+
+    fn drop_if_unused(&mut self, bucket: &BucketKey) {
+        if self.states.get(bucket).is_some_and(|permits| permits.last_deadline().is_none()) {
+            self.states.remove(bucket);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Encodes one check for [`super::CHARGE_SCRIPT`], and decodes the reply into outcomes.
+//!
+//! Guarantees:
+//! - Pure.
+//! - Distinct counters have distinct keys; those of one [`Placement`] share a Cluster slot.
+//! - An impossible result makes the whole check fail.
+//!
+//! Not covered:
+//! - Several checks in one call (`call`), sending, and deadlines.
+//! - The fallback of a charge without an outcome.
+//!
+//! A key is `{prefix}sg:{tag}:` plus the counter's bytes. Above
+//! [`MAX_KEY_BYTES`] bytes, `#` and their SHA-256 replace them.
+//!
+//! - The tag is the home, a 64-bit number in hexadecimal.
+//!   In a collision, unrelated counters share a slot.
+//! - The digest is cryptographic. In a collision, two counters would
+//!   become one, and clients choose the descriptors that form the key.
+
+pub mod heartbeat;
+pub mod lease;
+pub mod permits;
+pub mod reservation;
+
+use std::io::Write as _;
+
+use sha2::{Digest as _, Sha256};
+use siphasher::sip::SipHasher24;
+use smallvec::SmallVec;
+
+use crate::kernel::decision::{Cost, VoteGroup};
+use crate::kernel::key::CounterKey;
+use crate::kernel::rate::fixed_window::Windows;
+use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
+use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
+use crate::kernel::units::{Hits, Nanos};
+use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
+
+/// The longest counter key in bytes that is stored unchanged. Longer keys are hashed.
+pub const MAX_KEY_BYTES: usize = 256;
+
+/// The length of `sg:{…}:` in bytes.
+const TAG_BYTES: usize = 22;
+
+/// The codes of a reply. From [`DENY`] on, a third integer follows.
+const ADMIT: i64 = 0;
+const NEVER: i64 = 1;
+const REFUNDED: i64 = 2;
+const UNREADABLE: i64 = 3;
+const DENY: i64 = 4;
+const STALE: i64 = 5;
+
+/// The first byte of a sliding log's record.
+const LOG_RECORD: u8 = 5;
+
+/// An encoded check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedCheck {
+    /// The number of its rule in the plan; 0 is [`ChargeMode::Each`].
+    pub(super) rule: u16,
+    pub(super) charges: SmallVec<[PackedCharge; 1]>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PackedCharge {
+    pub(super) key: Vec<u8>,
+    pub(super) record: ChargeRecord,
+}
+
+/// Only the record of a calendar window is longer than 32 bytes.
+pub(super) type ChargeRecord = SmallVec<[u8; 32]>;
+
+/// The script's result for one charge: a code, which [`read`] validates, and times in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawChargeResult {
+    code: i64,
+    remaining: u64,
+    retry: u64,
+    reset: u64,
+}
+
+/// The results of a check, one per charge, in order.
+pub type ChargeResults = SmallVec<[ChargeResult; 2]>;
+
+/// A decoded result for one charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChargeResult {
+    /// The counter was charged, queried or refunded; the step is never `CounterDecision::Stale`.
+    Outcome(ChargeOutcome),
+    /// Nothing was charged: at this instant of the store's
+    /// clock, none of the planned windows is open.
+    Stale(Nanos),
+    /// Nothing was charged: the key contains a foreign value.
+    Unreadable,
+}
+
+/// A reply that the script cannot have sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {expected}, got {actual:?}")]
+pub struct InvalidReply {
+    expected: &'static str,
+    actual: Vec<i64>,
+}
+
+/// Encodes `charges`. Hits of 2^53 or more become 2^53 - 1.
+#[must_use]
+pub fn pack(charges: &Charges, prefix: &[u8]) -> PackedCheck {
+    let packed = |charge: &Charge| PackedCharge {
+        key: counter_key(&charge.key, charge.placement, prefix),
+        record: encode_record(charge),
+    };
+    PackedCheck {
+        rule: rule_number(charges.mode),
+        charges: charges.list.iter().map(packed).collect(),
+    }
+}
+
+/// Decodes one result for each charge.
+///
+/// # Errors
+/// The script cannot have sent this for these charges.
+pub fn read(charges: &Charges, said: &[RawChargeResult]) -> Result<ChargeResults, InvalidReply> {
+    if said.len() != charges.list.len() {
+        return Err(InvalidReply { expected: "an answer for each charge", actual: Vec::new() });
+    }
+    charges.list.iter().zip(said).map(|(charge, said)| decode_result(charge, *said)).collect()
+}
+
+impl PackedCheck {
+    /// The estimated script time in microseconds: the measured time plus a reserve.
+    pub(super) fn micros(&self) -> usize {
+        let step =
+            |charge: &PackedCharge| if charge.record.first() == Some(&LOG_RECORD) { 24 } else { 4 };
+        // All-or-nothing queries each counter before it charges it.
+        let steps = if self.rule == 0 { 1 } else { 3 };
+        self.charges.iter().map(step).sum::<usize>() * steps
+    }
+}
+
+impl RawChargeResult {
+    /// Decodes one result from the front of `reply`; `None` if that is impossible.
+    /// `before` is the previous result, whose reset time this one may share.
+    pub(super) fn read(reply: &mut &[i64], before: Option<&Self>) -> Option<Self> {
+        let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT_BOUND);
+        let mut next = || reply.split_off_first().copied();
+        let first = next()?;
+        let (code, is_shared) = (first.rem_euclid(8), 8 <= first.rem_euclid(16));
+        let reset = if is_shared { before?.reset } else { natural(next()?)? };
+        let retry = if code < DENY { 0 } else { natural(next()?)? };
+        Some(Self { code, remaining: natural(first)? / 16, retry, reset })
+    }
+}
+
+/// Decodes a reply of packed doubles; `None` if the length is wrong. Truncates
+/// each double to an integer, like Redis does with a script's numbers.
+#[must_use]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "saturates; what is above 2^53 is refused later"
+)]
+pub fn decode_doubles(packed: &[u8]) -> Option<Vec<i64>> {
+    let (numbers, rest) = packed.as_chunks();
+    let all = || numbers.iter().map(|bytes| f64::from_le_bytes(*bytes) as i64).collect();
+    rest.is_empty().then(all)
+}
+
+impl InvalidReply {
+    pub(super) fn new(wanted: &'static str, got: &[i64]) -> Self {
+        Self { expected: wanted, actual: got.to_vec() }
+    }
+}
+
+/// The key of a counter in the store.
+#[must_use]
+pub fn counter_key(counter: &CounterKey, home: Placement, prefix: &[u8]) -> Vec<u8> {
+    let bytes = counter.as_bytes();
+    let mut key = Vec::with_capacity(prefix.len() + TAG_BYTES + bytes.len().min(MAX_KEY_BYTES));
+    key.extend(prefix);
+    let place = match home {
+        // The hash key is fixed and public: every replica must choose the same slot.
+        Placement::ByKey => SipHasher24::new().hash(bytes),
+        Placement::Group(place) | Placement::WholeDomain(place) => place,
+    };
+    // Writing to a vector cannot fail.
+    drop(write!(key, "sg:{{{place:016x}}}:"));
+    if bytes.len() <= MAX_KEY_BYTES {
+        key.extend(bytes);
+    } else {
+        // A counter's bytes never begin with `#`: they begin with the form of the key.
+        key.push(b'#');
+        key.extend(Sha256::digest(bytes));
+    }
+    key
+}
+
+/// The Cluster slot of a key, 0 to 16383.
+#[must_use]
+pub fn cluster_slot(key: &[u8]) -> u16 {
+    fred::util::redis_keyslot(key)
+}
+
+fn rule_number(rule: ChargeMode) -> u16 {
+    match rule {
+        ChargeMode::Each => 0,
+        ChargeMode::Preview => 8,
+        ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+            1 + 2 * u16::from(quota_for_all) + 4 * u16::from(rescued)
+        }
+    }
+}
+
+fn encode_record(charge: &Charge) -> ChargeRecord {
+    let numbers = LimitNumbers::of(&charge.strategy);
+    let (act, hits) = match charge.cost {
+        Cost::Charge(hits) => (0, hits),
+        Cost::Refund(hits) => (1, hits),
+    };
+    let group = match charge.standing.group {
+        VoteGroup::Enforced => 0,
+        VoteGroup::Quota => 1,
+        VoteGroup::Unlimited => 2,
+    };
+    let mut bytes = ChargeRecord::new();
+    bytes.extend([numbers.code, act, group, u8::from(charge.standing.shadow)]);
+    bytes.extend_from_slice(&encode_double(hits.0));
+    bytes.extend_from_slice(&numbers.limit.to_le_bytes());
+    bytes.extend_from_slice(&encode_double(numbers.period));
+    bytes.extend_from_slice(&numbers.burst.to_le_bytes());
+    bytes.extend_from_slice(&tick_micros(numbers.tick).to_le_bytes());
+    for start in numbers.starts.iter().flatten() {
+        bytes.extend_from_slice(&encode_double(Tick::Micro.floor(*start)));
+    }
+    bytes
+}
+
+/// The numbers of a limit, in the order of the record.
+struct LimitNumbers {
+    code: u8,
+    limit: u32,
+    period: u64,
+    burst: u32,
+    tick: Tick,
+    starts: Option<[Nanos; 4]>,
+}
+
+impl LimitNumbers {
+    fn of(strategy: &Strategy) -> Self {
+        let tick = strategy.tick();
+        let (code, limit, period, burst, starts) = match strategy {
+            Strategy::Gcra(gcra) => {
+                (1, gcra.refill_rate().hits, gcra.refill_rate().ticks.get(), gcra.burst(), None)
+            }
+            Strategy::FixedWindow(window) => match *window.windows() {
+                Windows::Every(length) => (2, window.limit(), Tick::Micro.floor(length), 0, None),
+                Windows::Calendar { starts } => (3, window.limit(), 0, 0, Some(starts)),
+            },
+            Strategy::SlidingWindow(window) => {
+                (4, window.limit(), window.refill_rate().ticks.get(), 0, None)
+            }
+            Strategy::SlidingLog(log) => {
+                (LOG_RECORD, log.limit(), Tick::Micro.floor(log.period()), 0, None)
+            }
+        };
+        Self { code, limit, period, burst, tick, starts }
+    }
+}
+
+/// An integer as a double. Values of 2^53 or more become 2^53 - 1.
+#[allow(clippy::cast_precision_loss, reason = "exact below 2^53")]
+const fn encode_double(integer: u64) -> [u8; 8] {
+    let held = if integer < EXACT_BOUND { integer } else { EXACT_BOUND - 1 };
+    (held as f64).to_le_bytes()
+}
+
+const fn tick_micros(tick: Tick) -> u32 {
+    match tick {
+        Tick::Micro => 1,
+        Tick::Milli => 1_000,
+        Tick::Second => 1_000_000,
+    }
+}
+
+fn decode_result(charge: &Charge, said: RawChargeResult) -> Result<ChargeResult, InvalidReply> {
+    let RawChargeResult { code, remaining, retry, reset } = said;
+    let refused = |wanted| {
+        let fields =
+            [remaining, retry, reset].map(|field| i64::try_from(field).unwrap_or(i64::MAX));
+        InvalidReply { expected: wanted, actual: [&[code], &fields[..]].concat() }
+    };
+    let tick = charge.strategy.tick();
+    let room = Headroom { remaining: Hits(remaining), reset_after: tick.nanos(reset) };
+    let refund = matches!(charge.cost, Cost::Refund(_));
+    let outcome = match code {
+        ADMIT if !refund => ChargeOutcome::Decided(CounterDecision::Allow(room)),
+        DENY if !refund => ChargeOutcome::Decided(CounterDecision::Deny {
+            retry_after: tick.nanos(retry),
+            headroom: room,
+        }),
+        NEVER if !refund => ChargeOutcome::Decided(CounterDecision::ExceedsLimit(room)),
+        REFUNDED if refund => ChargeOutcome::Refunded(CounterDecision::Allow(room)),
+        STALE if (remaining, reset) == (0, 0) && is_calendar(&charge.strategy) => {
+            return Ok(ChargeResult::Stale(Tick::Micro.nanos(retry)));
+        }
+        UNREADABLE if (remaining, reset) == (0, 0) => return Ok(ChargeResult::Unreadable),
+        _ => return Err(refused("a code that fits the charge")),
+    };
+    if u64::from(charge.strategy.max_at_once()) < remaining {
+        return Err(refused("no more remaining than the limit"));
+    }
+    Ok(ChargeResult::Outcome(outcome))
+}
+
+const fn is_calendar(strategy: &Strategy) -> bool {
+    match strategy {
+        Strategy::FixedWindow(window) => matches!(window.windows(), Windows::Calendar { .. }),
+        _ => false,
+    }
+}

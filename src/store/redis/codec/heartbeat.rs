@@ -1,0 +1,193 @@
+//! Encodes a round of share reports for
+//! [`HEARTBEAT`](super::super::HEARTBEAT_SCRIPT), and decodes the reply.
+//!
+//! Guarantees:
+//! - Pure.
+//! - All keys of a fleet share one slot, so they are lost together.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending and deadlines.
+//!
+//! Times are cut to microseconds. Counts above 2^32 - 1 become 2^32 - 1.
+
+use sha2::{Digest as _, Sha256};
+
+use super::{InvalidReply, MAX_KEY_BYTES};
+use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
+use crate::kernel::coordinator::split::SplitMode;
+use crate::kernel::coordinator::{Grant, HeartbeatReply};
+use crate::kernel::rate::limit::EXACT_BOUND;
+use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
+use crate::store::heartbeat::{ShareReport, ShareRound, ShareRoundReply};
+
+/// The integers in the result of one report.
+const FIELDS: usize = 8;
+/// The result for a concurrency limit whose state the script does not understand.
+const UNREADABLE: [u64; FIELDS] = [6, 0, 0, 0, 0, 0, 0, 0];
+
+/// An encoded round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedRound {
+    /// KEYS: the fleet's incarnation and table, then the state of each concurrency limit.
+    pub keys: Vec<Vec<u8>>,
+    /// ARGV: the instant, the store's `run_id`, the
+    /// replica, then one report for each concurrency limit.
+    pub args: Vec<Vec<u8>>,
+}
+
+/// Encodes `round` for the store with this `run_id`.
+/// Uses the instant `store_time`, or else the store's clock.
+#[must_use]
+pub fn pack(round: &ShareRound, prefix: &[u8], store: &str, at: Option<Nanos>) -> PackedRound {
+    let now = at.map_or_else(Vec::new, |at| micros(at).to_string().into_bytes());
+    let keys = std::iter::once(incarnation_key(prefix));
+    let args = [now, store.as_bytes().to_vec(), encode_replica(round)];
+    PackedRound {
+        keys: keys
+            .chain(round.reports.iter().map(|beat| state_key(&beat.bucket, prefix)))
+            .collect(),
+        args: args.into_iter().chain(round.reports.iter().map(encode_report)).collect(),
+    }
+}
+
+/// Decodes the reply to `round`.
+///
+/// # Errors
+/// The script cannot have sent this reply to this round.
+pub fn read(round: &ShareRound, reply: &[i64]) -> Result<ShareRoundReply, InvalidReply> {
+    let refused = |wanted| InvalidReply::new(wanted, reply);
+    let natural =
+        |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
+    let numbers: Option<Vec<u64>> = reply.iter().map(natural).collect();
+    let numbers = numbers.ok_or_else(|| refused("integers from 0 to 2^53"))?;
+    let [life, at, answers @ ..] = &numbers[..] else {
+        return Err(refused("a life and an instant"));
+    };
+    let at = Nanos(at.saturating_mul(Nanos::MICRO.0));
+    let (answers, rest) = answers.as_chunks::<FIELDS>();
+    if !rest.is_empty() || answers.len() != round.reports.len() {
+        return Err(refused("eight integers for each ceiling"));
+    }
+    let answer = |(beat, answer): (&ShareReport, &[u64; FIELDS])| match *answer {
+        UNREADABLE => Ok(None),
+        _ => decode_reply(beat, answer)
+            .map(Some)
+            .ok_or_else(|| refused("a code and what goes with it")),
+    };
+    let replies: Result<_, _> = round.reports.iter().zip(answers).map(answer).collect();
+    let replies = replies?;
+    Ok(ShareRoundReply { incarnation: Incarnation(*life), store_time: at, replies })
+}
+
+/// The key of the fleet's incarnation and table.
+#[must_use]
+pub fn incarnation_key(prefix: &[u8]) -> Vec<u8> {
+    [prefix, b"sg:{fleet}:lives"].concat()
+}
+
+/// The key of a concurrency limit's state.
+#[must_use]
+pub fn state_key(bucket: &[u8], prefix: &[u8]) -> Vec<u8> {
+    let mut key = [prefix, b"sg:{fleet}:c:"].concat();
+    if bucket.len() <= MAX_KEY_BYTES {
+        key.extend(bucket);
+    } else {
+        // A bucket's bytes never begin with `#`.
+        key.push(b'#');
+        key.extend(Sha256::digest(bucket));
+    }
+    key
+}
+
+fn decode_reply(beat: &ShareReport, answer: &[u64; FIELDS]) -> Option<HeartbeatReply> {
+    let [code, coordinator, generation, share, fair, ceiling, members, recovering] = *answer;
+    if code != 0 && answer[1..] != [0; FIELDS - 1] || 1 < recovering {
+        return None;
+    }
+    let said = &beat.heartbeat;
+    Some(match code {
+        0 => HeartbeatReply::Grant(Grant {
+            replica: said.replica,
+            incarnation: said.incarnation,
+            heartbeat_number: said.number,
+            coordinator_incarnation: Incarnation(coordinator),
+            generation: Generation(generation),
+            share: Share(share),
+            fair_share: Share(fair),
+            limit: Share(ceiling),
+            replicas: members,
+            is_recovering: recovering == 1,
+        }),
+        1 => HeartbeatReply::Left,
+        2 => HeartbeatReply::Stale,
+        3 => HeartbeatReply::Superseded,
+        4 => HeartbeatReply::StateLost,
+        5 => HeartbeatReply::TooManyReplicas,
+        _ => return None,
+    })
+}
+
+fn encode_replica(round: &ShareRound) -> Vec<u8> {
+    let mut bytes = ReportBytes::default();
+    bytes.double(round.record.replica.0);
+    bytes.double(round.record.incarnation.0);
+    bytes.optional_double(round.record.coordinator_incarnation.map(|under| under.0));
+    bytes.optional_double(round.last_reply_at.map(micros));
+    bytes.double(micros(round.longest_use));
+    bytes.0.push(u8::from(round.is_leaving));
+    bytes.0
+}
+
+fn encode_report(beat: &ShareReport) -> Vec<u8> {
+    let ShareReport { law, heartbeat: said, .. } = beat;
+    let mut bytes = ReportBytes::default();
+    for time in [law.timing.heartbeat, law.timing.share_lifetime, law.timing.max_duration] {
+        bytes.double(micros(time));
+    }
+    for share in [law.min, law.start, law.max] {
+        bytes.share(share);
+    }
+    bytes.0.push(u8::from(law.aggregate == VoteAggregate::Min));
+    bytes.0.push(u8::from(law.split == SplitMode::Demand));
+    for number in [said.replica.0, said.incarnation.0, said.number] {
+        bytes.double(number);
+    }
+    bytes.0.push(u8::from(said.grant_in_use.is_some()));
+    let held = |field: fn(&_) -> u64| said.grant_in_use.as_ref().map_or(0, field);
+    bytes.double(held(|holds| holds.coordinator_incarnation.0));
+    bytes.double(held(|holds| holds.generation.0));
+    bytes.share(Share(held(|holds| holds.share.0)));
+    bytes.share(Share(held(|holds| holds.limit.0)));
+    bytes.share(said.in_flight);
+    bytes.share(said.demand);
+    bytes.share(Share(said.vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1)));
+    bytes.0.push(u8::from(said.is_leaving));
+    bytes.0
+}
+
+#[derive(Default)]
+struct ReportBytes(Vec<u8>);
+
+impl ReportBytes {
+    fn double(&mut self, number: u64) {
+        self.0.extend(super::encode_double(number));
+    }
+
+    /// Encodes `None` as -1.
+    fn optional_double(&mut self, number: Option<u64>) {
+        match number {
+            Some(number) => self.double(number),
+            None => self.0.extend((-1.0_f64).to_le_bytes()),
+        }
+    }
+
+    fn share(&mut self, share: Share) {
+        let share = u32::try_from(share.0).unwrap_or(u32::MAX);
+        self.0.extend(share.to_le_bytes());
+    }
+}
+
+const fn micros(time: Nanos) -> u64 {
+    time.0 / Nanos::MICRO.0
+}

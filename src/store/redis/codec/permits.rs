@@ -1,0 +1,234 @@
+//! Encodes permit calls for [`ACQUIRE`](super::super::ACQUIRE_SCRIPT)
+//! and [`PERMIT_REPORT_SCRIPT`](super::super::PERMIT_REPORT_SCRIPT), and decodes the replies.
+//!
+//! Guarantees:
+//! - Pure.
+//! - Concurrency limits of one partition share a slot
+//!   with its incarnation, so they are lost together.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending and deadlines.
+//!
+//! Times are cut to microseconds; the longest is 140 years.
+
+use sha2::{Digest as _, Sha256};
+use siphasher::sip::SipHasher24;
+
+use super::{InvalidReply, MAX_KEY_BYTES};
+use crate::kernel::rate::limit::EXACT_BOUND;
+use crate::kernel::units::{Nanos, Share};
+use crate::store::StoreFailure;
+use crate::store::permits::{
+    AcquireOutcome, LimitPermits, LimitPermitsReply, PermitCorrections, PermitId, PermitTiming,
+    StrictPermitReply, StrictPermitRequest,
+};
+
+/// The partitions of a Cluster's strict concurrency limits. With this
+/// many, no node receives all calls. A replica can still report to each
+/// of them once per heartbeat. Outside a Cluster there is one partition.
+pub const PARTITIONS: u64 = 16;
+
+/// The longest time in microseconds. Added to an instant before the year 2112, it stays below 2^53.
+const MAX_MICROS: u64 = 1 << 52;
+
+/// The partition that stores a strict concurrency limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PermitPartition {
+    /// The only partition.
+    Only,
+    /// One of [`PARTITIONS`] partitions.
+    Numbered(u64),
+}
+
+/// An encoded call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedPermitCall {
+    /// KEYS: the partition's incarnation, then each concurrency limit.
+    pub keys: Vec<Vec<u8>>,
+    /// ARGV.
+    pub args: Vec<Vec<u8>>,
+}
+
+/// The parameters that all calls share.
+#[derive(Clone, Copy, Debug)]
+pub struct PermitCallContext<'a> {
+    /// The prefix of every key.
+    pub prefix: &'a [u8],
+    /// The partition of the concurrency limits.
+    pub partition: PermitPartition,
+    /// The `run_id` of the store.
+    pub run_id: &'a str,
+    /// The times that all replicas use.
+    pub times: &'a PermitTiming,
+    /// The instant. `None` uses the store's clock.
+    pub at: Option<Nanos>,
+}
+
+impl PermitPartition {
+    /// The partition of the concurrency limit with this name.
+    #[must_use]
+    pub fn for_bucket(bucket: &[u8]) -> Self {
+        // The hash key is fixed and public: every replica must choose the same partition.
+        Self::Numbered(SipHasher24::new().hash(bucket) % PARTITIONS)
+    }
+
+    /// All partitions of a Cluster.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..PARTITIONS).map(Self::Numbered)
+    }
+
+    fn key(self, prefix: &[u8], rest: &[u8]) -> Vec<u8> {
+        let tag = match self {
+            Self::Only => "sg:{permits}:".to_owned(),
+            Self::Numbered(number) => format!("sg:{{permits:{number}}}:"),
+        };
+        [prefix, tag.as_bytes(), rest].concat()
+    }
+
+    /// The key of the partition's incarnation.
+    #[must_use]
+    pub fn incarnation_key(self, prefix: &[u8]) -> Vec<u8> {
+        self.key(prefix, b"life")
+    }
+
+    /// The key of a concurrency limit in this partition.
+    #[must_use]
+    pub fn limit_key(self, prefix: &[u8], bucket: &[u8]) -> Vec<u8> {
+        let mut key = self.key(prefix, b"c:");
+        if bucket.len() <= MAX_KEY_BYTES {
+            key.extend(bucket);
+        } else {
+            // A bucket's bytes never begin with `#`.
+            key.push(b'#');
+            key.extend(Sha256::digest(bucket));
+        }
+        key
+    }
+}
+
+/// Encodes the acquisition of one permit.
+#[must_use]
+pub fn pack_acquire(
+    asked: &StrictPermitRequest,
+    letter: PermitCallContext<'_>,
+) -> PackedPermitCall {
+    let ask = &asked.permit;
+    let mut packed = shared_arguments(letter);
+    packed.keys.push(letter.partition.limit_key(letter.prefix, &asked.bucket));
+    let numbers =
+        [ask.limit.0.min(EXACT_BOUND), micros(ask.lifetime), micros(ask.timing.max_lifetime)];
+    let numbers = numbers.into_iter().flat_map(super::encode_double).collect();
+    packed.args.extend([bytes(ask.id).to_vec(), numbers]);
+    packed
+}
+
+/// Encodes the reports about concurrency limits of one partition.
+#[must_use]
+pub fn pack_report<'t>(
+    told: impl Iterator<Item = &'t LimitPermits>,
+    letter: PermitCallContext<'_>,
+) -> PackedPermitCall {
+    let mut packed = shared_arguments(letter);
+    for told in told {
+        packed.keys.push(letter.partition.limit_key(letter.prefix, &told.bucket));
+        let held = u64::try_from(told.in_use.len()).unwrap_or(EXACT_BOUND);
+        let mut said = super::encode_double(held).to_vec();
+        for &(id, keep) in &told.in_use {
+            said.extend(bytes(id));
+            said.extend(super::encode_double(micros(keep)));
+        }
+        said.extend(told.released.iter().flat_map(|id| bytes(*id)));
+        packed.args.push(said);
+    }
+    packed
+}
+
+/// Decodes the reply to an acquisition. `None` if the key
+/// of the concurrency limit contains a foreign value.
+///
+/// # Errors
+/// The script cannot have sent this reply.
+pub fn read_acquire(reply: &[i64]) -> Result<Option<StrictPermitReply>, InvalidReply> {
+    let refused = || InvalidReply::new("a code, a count and a time that go together", reply);
+    let numbers: Vec<u64> = naturals(reply).ok_or_else(refused)?;
+    let answer = |acquired, held| Some(StrictPermitReply { result: acquired, held: Share(held) });
+    Ok(match numbers[..] {
+        [0, held, 0] if 0 < held => answer(AcquireOutcome::Acquired, held),
+        [1, held, 0] if 0 < held => answer(AcquireOutcome::LimitReached, held),
+        [2, held, wait] if (1..=MAX_MICROS).contains(&wait) => {
+            answer(AcquireOutcome::Closed(Nanos(wait.saturating_mul(Nanos::MICRO.0))), held)
+        }
+        [3, 0, 0] => None,
+        _ => return Err(refused()),
+    })
+}
+
+/// Decodes the reply to these reports.
+///
+/// # Errors
+/// The script cannot have sent this reply.
+pub fn read_report<'t>(
+    told: impl Iterator<Item = &'t LimitPermits>,
+    reply: &[i64],
+) -> Result<Vec<Result<LimitPermitsReply, StoreFailure>>, InvalidReply> {
+    let refused = || InvalidReply::new("a time, then a code and three counts for each", reply);
+    let numbers = naturals(reply).ok_or_else(refused)?;
+    let Some((_closed, answers)) = numbers.split_first() else { return Err(refused()) };
+    let (answers, []) = answers.as_chunks::<4>() else { return Err(refused()) };
+    let mut answers = answers.iter();
+    let heard = told.map(|told| decode_report(told, answers.next()?)).collect::<Option<_>>();
+    let heard = heard.ok_or_else(refused)?;
+    if answers.next().is_some() { Err(refused()) } else { Ok(heard) }
+}
+
+fn decode_report(
+    told: &LimitPermits,
+    answer: &[u64; 4],
+) -> Option<Result<LimitPermitsReply, StoreFailure>> {
+    let count = |all: usize| u64::try_from(all).unwrap_or(u64::MAX);
+    match *answer {
+        [0, put_back, freed, held]
+            if put_back <= count(told.in_use.len()) && freed <= count(told.released.len()) =>
+        {
+            Some(Ok(LimitPermitsReply {
+                changes: PermitCorrections { restored: put_back, freed },
+                held: Share(held),
+            }))
+        }
+        [1, 0, 0, 0] => Some(Err(StoreFailure::WrongType)),
+        _ => None,
+    }
+}
+
+fn shared_arguments(letter: PermitCallContext<'_>) -> PackedPermitCall {
+    let now = letter.at.map_or_else(Vec::new, |at| text(at.0 / Nanos::MICRO.0));
+    let times = [letter.times.grace, letter.times.max_silence].map(micros);
+    let times = times.into_iter().flat_map(super::encode_double).collect();
+    PackedPermitCall {
+        keys: vec![letter.partition.incarnation_key(letter.prefix)],
+        args: vec![now, letter.run_id.as_bytes().to_vec(), times],
+    }
+}
+
+fn naturals(reply: &[i64]) -> Option<Vec<u64>> {
+    let natural =
+        |number: &i64| u64::try_from(*number).ok().filter(|number| *number <= EXACT_BOUND);
+    reply.iter().map(natural).collect()
+}
+
+fn text(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+fn bytes(PermitId(life, number): PermitId) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&life.to_le_bytes());
+    bytes[8..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+const fn micros(time: Nanos) -> u64 {
+    let micros = time.0 / Nanos::MICRO.0;
+    if micros < MAX_MICROS { micros } else { MAX_MICROS }
+}

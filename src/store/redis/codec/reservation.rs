@@ -1,0 +1,146 @@
+//! Encodes reservations, commits and cancellations for
+//! [`HOLD`](super::super::RESERVATION_SCRIPT), and decodes the reply.
+//!
+//! Guarantees:
+//! - Pure.
+//! - The list of reservations has the counter's slot, and a key of its own.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending and deadlines.
+
+use std::time::Duration;
+
+use super::lease::PackedMessage;
+use super::{
+    ChargeResult, InvalidReply, TAG_BYTES, counter_key, decode_result, encode_double, encode_record,
+};
+use crate::kernel::decision::Cost;
+use crate::kernel::lease::reservation::ReservationId;
+use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
+use crate::kernel::units::{Hits, Nanos};
+use crate::store::Charge;
+
+/// Not reserved, or the reservation has ended.
+const NOT_RESERVED: i64 = 6;
+
+/// The first byte of a reservation list's key. Keys of
+/// counters, digests and lease lists begin with another byte.
+const LIST: u8 = b'%';
+
+/// The integers in the result of one charge.
+const FIELDS: usize = 4;
+
+/// The script's result for one charge, which [`read`] decodes.
+pub type RawReservationResult = [i64; FIELDS];
+
+/// The action on a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReservationAction {
+    /// Charges the hits if they pass, and allows a cancellation within this time.
+    Reserve(Duration),
+    /// Makes the charge final.
+    Commit,
+    /// Cancels the charge.
+    Cancel,
+}
+
+/// A decoded result for one charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReservationResult {
+    /// The result of the charge; after a cancellation, the remaining hits.
+    Charged(ChargeResult),
+    /// The charge is final.
+    Committed,
+    /// There are too many reservations, or this one has ended.
+    NotReserved,
+}
+
+/// Encodes `act` on a charge. Uses `at`, cut to microseconds, or else the store's clock.
+#[must_use]
+pub fn pack(
+    charge: &Charge,
+    id: ReservationId,
+    act: ReservationAction,
+    prefix: &[u8],
+    at: Option<Nanos>,
+) -> PackedMessage {
+    let counter = counter_key(&charge.key, charge.placement, prefix);
+    let mut list = counter.clone();
+    list.insert(prefix.len() + TAG_BYTES, LIST);
+    let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
+    PackedMessage {
+        keys: [counter, list],
+        args: [now, encode_message(id, act), encode_record(charge).into_vec()],
+    }
+}
+
+/// Splits `reply` into the results of this many charges.
+///
+/// # Errors
+/// The reply has another length.
+pub fn split_reply(
+    reply: &[i64],
+    charges: usize,
+) -> Result<Vec<RawReservationResult>, InvalidReply> {
+    match reply.as_chunks() {
+        (said, []) if said.len() == charges => Ok(said.to_vec()),
+        _ => Err(InvalidReply::new("four integers for each charge", reply)),
+    }
+}
+
+/// Decodes the result of `act` on `charge`.
+///
+/// # Errors
+/// The script cannot have sent this result.
+pub fn read(
+    charge: &Charge,
+    act: ReservationAction,
+    reply: &RawReservationResult,
+) -> Result<ReservationResult, InvalidReply> {
+    let refused = |wanted| InvalidReply::new(wanted, reply);
+    let natural = |number: i64| u64::try_from(number).ok().filter(|number| *number <= EXACT_BOUND);
+    let &[code, remaining, retry, reset] = reply;
+    let numbers = (natural(remaining), natural(retry), natural(reset));
+    let (Some(remaining), Some(retry), Some(reset)) = numbers else {
+        return Err(refused("integers from 0 to 2^53"));
+    };
+    match (act, code, [remaining, retry, reset]) {
+        (ReservationAction::Commit, 0, [0, 0, 0]) => Ok(ReservationResult::Committed),
+        (ReservationAction::Reserve(_) | ReservationAction::Commit, NOT_RESERVED, [0, 0, 0]) => {
+            Ok(ReservationResult::NotReserved)
+        }
+        (ReservationAction::Commit, 3, [0, 0, 0]) => {
+            Ok(ReservationResult::Charged(ChargeResult::Unreadable))
+        }
+        (ReservationAction::Commit, ..) => Err(refused("kept, or no more held")),
+        (ReservationAction::Reserve(_) | ReservationAction::Cancel, ..) => {
+            let asked = Charge { cost: expected_cost(charge, act), ..charge.clone() };
+            decode_result(&asked, super::RawChargeResult { code, remaining, retry, reset })
+                .map(ReservationResult::Charged)
+        }
+    }
+}
+
+/// A cancellation returns the result of a charge of zero hits.
+fn expected_cost(charge: &Charge, act: ReservationAction) -> Cost {
+    if act == ReservationAction::Cancel { Cost::Charge(Hits(0)) } else { charge.cost }
+}
+
+fn encode_message(
+    ReservationId(process, question): ReservationId,
+    act: ReservationAction,
+) -> Vec<u8> {
+    let (what, term) = match act {
+        ReservationAction::Reserve(term) => {
+            (0, u64::try_from(term.as_micros()).unwrap_or(u64::MAX))
+        }
+        ReservationAction::Commit => (1, 0),
+        ReservationAction::Cancel => (2, 0),
+    };
+    let mut bytes = vec![what];
+    bytes.extend(encode_double(term));
+    bytes.extend(process.to_le_bytes());
+    bytes.extend(question.to_le_bytes());
+    bytes
+}

@@ -1,0 +1,68 @@
+//! Encodes a membership heartbeat for [`MEMBERSHIP_SCRIPT`], and decodes the reply.
+//!
+//! Guarantees:
+//! - Pure.
+//! - An impossible reply is rejected as a whole.
+//!
+//! Not covered:
+//! - Sending, and the interval.
+
+use fred::types::Value;
+
+use super::StoreFailure;
+use crate::kernel::units::Nanos;
+use crate::store::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
+
+/// The script. Its protocol is documented in `membership.lua`.
+pub const MEMBERSHIP_SCRIPT: &str = include_str!("lua/beat.lua");
+
+/// The key of the membership records. No counter has
+/// this key, because a counter's tag is hexadecimal.
+#[must_use]
+pub fn members_key(prefix: &str) -> String {
+    format!("{prefix}sg:{{fleet}}:members")
+}
+
+/// ARGV of the script.
+#[must_use]
+pub fn encode_args(beat: &MembershipHeartbeat) -> [String; 3] {
+    let record = beat.record.as_deref().unwrap_or_default();
+    let patience = REPLICA_TIMEOUT.0 / Nanos::MICRO.0;
+    [beat.node.to_string(), record.to_owned(), patience.to_string()]
+}
+
+/// Decodes the reply.
+///
+/// # Errors
+/// Returns [`StoreFailure::InvalidReply`] if the script cannot have sent this reply.
+pub fn decode_fleet(reply: Value) -> Result<MembershipReply, StoreFailure> {
+    let Value::Array(values) = reply else { return Err(StoreFailure::InvalidReply) };
+    let Some((before, members)) = values.split_first() else {
+        return Err(StoreFailure::InvalidReply);
+    };
+    let (members, []) = members.as_chunks::<3>() else { return Err(StoreFailure::InvalidReply) };
+    let members = members
+        .iter()
+        .map(decode_member)
+        .collect::<Option<_>>()
+        .ok_or(StoreFailure::InvalidReply)?;
+    let before = decode_text(before).ok_or(StoreFailure::InvalidReply)?;
+    Ok(MembershipReply {
+        replicas: members,
+        previous_record: Some(before).filter(|record| !record.is_empty()),
+    })
+}
+
+fn decode_member([node, silent, record]: &[Value; 3]) -> Option<LiveReplica> {
+    let Value::Integer(millis) = silent else { return None };
+    let silent = Nanos(u64::try_from(*millis).ok()?.checked_mul(Nanos::MILLI.0)?);
+    Some(LiveReplica { node: decode_text(node)?, silent_for: silent, record: decode_text(record)? })
+}
+
+fn decode_text(value: &Value) -> Option<Box<str>> {
+    match value {
+        Value::String(text) => Some(Box::from(&**text)),
+        Value::Bytes(bytes) => std::str::from_utf8(bytes).ok().map(Box::from),
+        _ => None,
+    }
+}

@@ -1,0 +1,493 @@
+//! Counters in a Redis that replicas share.
+//!
+//! Guarantees:
+//! - One script call decides a check with any number of charges.
+//! - Checks that arrive during a call share the next call.
+//! - The script computes the same numbers as the kernel in a single process.
+//! - Every charge has an outcome within the deadline: from Redis, or a [`StoreFailure`].
+//! - A charge is sent at most once, and never after its caller gave up.
+//! - Time is that of Redis' clock.
+//! - A process starts and serves without Redis, and keeps reconnecting.
+//! - No error and no log line contains the password.
+//! - In a Cluster, each slot gets one call.
+//! - A joint decision over several slots reserves hits,
+//!   then commits or cancels, within one deadline.
+//!
+//! Not covered:
+//! - The fallback for a failed charge (`engine::degrade`).
+//! - Several connections to one Redis process: its single thread would reply no faster.
+
+mod backoff;
+mod batch;
+mod breaker;
+pub mod charge_call;
+mod client;
+mod cluster;
+pub mod codec;
+mod connection;
+mod files;
+pub mod inspect;
+mod joint_decision;
+mod keeper;
+pub mod membership;
+mod options;
+mod permits;
+mod recheck;
+pub mod reference;
+mod reservations;
+mod route;
+mod sentinel;
+mod slot_map;
+mod slot_parts;
+mod store_group;
+mod tls;
+
+use std::mem::take;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use smallvec::SmallVec;
+use tokio::time::timeout;
+
+use super::fleet::{MembershipHeartbeat, MembershipReply};
+use super::heartbeat::{ShareRound, ShareRoundReply};
+use super::lease::{LeaseMessage, LeaseOutcome};
+use super::permits::{
+    PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
+};
+use super::stats::{ConnectionCounter, StoreStats};
+use super::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreFailure,
+    StoreReply,
+};
+use crate::kernel::units::Nanos;
+use crate::telemetry::event::{LeaseCallSent, StoreCallSent};
+use batch::{BatchItem, BatchReplies, Batcher};
+use charge_call::{ChargeCall, CheckResults};
+use codec::{ChargeResult, InvalidReply, heartbeat, lease};
+use connection::LiveConnection;
+use joint_decision::{JointDecision, can_reserve};
+pub use options::{
+    Address, Batching, ClientIdentity, Password, RedisOptions, RedisTls, RedisTopology,
+    SentinelOptions,
+};
+use recheck::RecheckLimiter;
+use reservations::{ReservationClient, Reservations};
+use route::Route;
+pub use store_group::StoreGroup;
+
+/// The script that charges the hits of checks. Its protocol is documented in `head.lua`.
+pub const CHARGE_SCRIPT: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/plan.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/charge.lua"),
+);
+
+/// The script that executes a replica's message about a leased key. Its protocol is documented in
+/// `borrow.lua`. It is separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
+pub const LEASE_SCRIPT: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/debt.lua"),
+    include_str!("lua/borrow.lua"),
+    include_str!("lua/step.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/counter.lua"),
+    include_str!("lua/lend.lua"),
+);
+
+/// The script that executes a round of share reports.
+/// Its protocol is documented in `heartbeat.lua`.
+pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
+/// The script that acquires a permit of a strict concurrency limit.
+/// Its protocol is documented in `permits.lua` and `acquire_strict_permit.lua`.
+pub const ACQUIRE_SCRIPT: &str =
+    concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
+
+/// The script that renews and releases permits of strict concurrency
+/// limits. Its protocol is documented in `permits.lua` and `report_strict_permits.lua`.
+pub const PERMIT_REPORT_SCRIPT: &str =
+    concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
+
+/// The script that reserves hits for a joint decision of several slots or stores,
+/// and commits or cancels them. Its protocol is documented in `reserve_all.lua`.
+pub const RESERVATION_SCRIPT: &str = concat!(
+    include_str!("lua/head.lua"),
+    include_str!("lua/debt.lua"),
+    include_str!("lua/step.lua"),
+    include_str!("lua/gcra.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/sliding_log.lua"),
+    include_str!("lua/counter.lua"),
+    include_str!("lua/hold.lua"),
+);
+
+/// A [`CounterStore`] whose counters are in Redis.
+#[derive(Debug)]
+pub struct RedisStore {
+    route: Route,
+    check_batcher: Arc<Batcher<codec::PackedCheck>>,
+    lease_batcher: Arc<Batcher<lease::PackedMessage>>,
+    reservation_client: Arc<ReservationClient>,
+    recheck_limiter: RecheckLimiter,
+    /// All counters of this process are in this Redis, under our own keys.
+    is_only_store: bool,
+    key_prefix: String,
+    call_timeout: Duration,
+    connection_counter: Arc<ConnectionCounter>,
+}
+
+impl RedisStore {
+    /// Returns a store that is not connected yet, and the task that
+    /// keeps it connected. Every charge fails unless that task runs.
+    pub fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (key_prefix, deadline) = (options.key_prefix.clone(), options.call_timeout);
+        let (batching, process) = (options.batching, options.jitter_seed);
+        let connections = Arc::clone(&options.connection_counter);
+        let (route, kept) = Route::new(options);
+        let calls = Batcher::new(route.clone(), deadline, batching);
+        let messages = Batcher::new(route.clone(), deadline, batching);
+        let holder =
+            Arc::new(ReservationClient::new(route.clone(), &key_prefix, process, deadline));
+        let redis = Self {
+            route,
+            check_batcher: calls,
+            lease_batcher: messages,
+            reservation_client: holder,
+            recheck_limiter: RecheckLimiter::default(),
+            is_only_store: true,
+            key_prefix,
+            call_timeout: deadline,
+            connection_counter: connections,
+        };
+        (redis, kept)
+    }
+
+    /// Marks that a check may also have charges in another store or under other keys.
+    fn beside_other_stores(self) -> Self {
+        Self { is_only_store: false, ..self }
+    }
+
+    /// The slot of each charge's key. Outside a Cluster: one 0 for all charges.
+    fn slots_of(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
+        if !self.route.is_clustered() {
+            return SmallVec::from_elem(0, 1);
+        }
+        let prefix = self.key_prefix.as_bytes();
+        let key = |charge: &Charge| codec::counter_key(&charge.key, charge.placement, prefix);
+        charges.list.iter().map(|charge| self.route.slot_of(&key(charge))).collect()
+    }
+
+    async fn charge_slot(&self, slot: u16, charges: &Charges) -> Outcomes {
+        let question = codec::pack(charges, self.key_prefix.as_bytes());
+        let answer = self.check_batcher.submit(slot, question).await;
+        answer
+            .and_then(|said| decode_outcomes(charges, &said))
+            .unwrap_or_else(|c| all_failed(charges, c))
+    }
+
+    /// Sends each slot its own charges, all at the same time. Each slot decides for itself.
+    async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
+        let parts = slot_parts::split_by_slot(charges, slots);
+        let asked = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
+        let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
+        for (part, answered) in parts.iter().zip(join_all(asked).await) {
+            part.write_to(answered, &mut outcomes);
+        }
+        outcomes
+    }
+
+    /// Reserves the charges in all slots. Then commits or cancels them by their joint decision.
+    async fn charge_in_two_steps(&self, charges: &Charges, together: JointDecision) -> Outcomes {
+        let (list, patience) = (&charges.list, self.call_timeout / 2);
+        let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
+        let (tried, rest): (Vec<usize>, Vec<usize>) =
+            all.iter().partition(|&&at| can_reserve(list, at));
+        let mut holding = Reservations::default();
+        for &at in &tried {
+            holding.add(&self.reservation_client, at, &list[at]);
+        }
+        let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
+        let rest: IndexedCharges = rest.into_iter().map(|at| (at, list[at].clone())).collect();
+        let asked = self.charge_some(rest, ChargeMode::Preview, patience);
+        let (asked, ()) = join(asked, holding.reserve_all(patience, &mut outcomes)).await;
+        write_outcomes(asked, &mut outcomes);
+        let second = together.second_step(list, &all, &outcomes, &tried);
+        if together.denies(list, &all, &outcomes) {
+            holding.cancel_all(patience, &mut outcomes).await;
+            return outcomes;
+        }
+        let rest = self.charge_some(second, ChargeMode::Each, patience);
+        let (rest, ()) = join(rest, holding.commit_all(patience, &mut outcomes)).await;
+        write_outcomes(rest, &mut outcomes);
+        outcomes
+    }
+
+    async fn charge_some(
+        &self,
+        some: IndexedCharges,
+        rule: ChargeMode,
+        patience: Duration,
+    ) -> IndexedOutcomes {
+        let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
+        let is_asked = matches!(rule, ChargeMode::Preview);
+        let charges = Charges { list, mode: rule };
+        let slots = self.slots_of(&charges);
+        let outcomes = timeout(patience, self.charge_each_slot(&charges, &slots)).await;
+        let outcomes = outcomes.unwrap_or_else(|_| all_failed(&charges, StoreFailure::TimedOut));
+        let told = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
+        places.into_iter().zip(outcomes.into_iter().map(told)).collect()
+    }
+}
+
+impl RedisStore {
+    async fn send_lease_message(
+        &self,
+        slot: u16,
+        message: &LeaseMessage,
+        packed: lease::PackedMessage,
+    ) -> LeaseOutcome {
+        let said = self.lease_batcher.submit(slot, packed).await;
+        let lent = said.and_then(|said| {
+            lease::read(message, &said).map_err(|refused| log_invalid_reply(&refused))
+        });
+        lent.unwrap_or_else(LeaseOutcome::Failed)
+    }
+
+    async fn send_share_reports(
+        &self,
+        live: Arc<LiveConnection>,
+        slot: u16,
+        round: &ShareRound,
+    ) -> Result<ShareRoundReply, StoreFailure> {
+        let call = heartbeat::pack(round, self.key_prefix.as_bytes(), live.run_id(), None);
+        let called = live.run_heartbeat(call.keys, call.args);
+        let reply = self.route.call_within(self.call_timeout, slot, called).await?;
+        heartbeat::read(round, &reply).map_err(|refused| log_invalid_reply(&refused))
+    }
+
+    async fn send_membership_heartbeat(
+        &self,
+        live: Arc<LiveConnection>,
+        beat: &MembershipHeartbeat,
+    ) -> Result<MembershipReply, StoreFailure> {
+        let key = membership::members_key(&self.key_prefix);
+        membership::decode_fleet(
+            live.eval_rare_script(
+                membership::MEMBERSHIP_SCRIPT,
+                key,
+                membership::encode_args(beat),
+            )
+            .await?,
+        )
+    }
+}
+
+impl BatchItem for codec::PackedCheck {
+    type Output = CheckResults;
+
+    fn script_micros(&self) -> usize {
+        self.micros()
+    }
+
+    async fn run_batch(
+        live: &LiveConnection,
+        questions: Vec<Self>,
+    ) -> Result<BatchReplies<Self>, StoreFailure> {
+        let mut call = ChargeCall::encode(questions, None);
+        StoreCallSent { checks: call.check_count() }.emit();
+        let reply = live.run_charge(take(&mut call.keys), take(&mut call.args)).await?;
+        let shares = call.split_reply(&reply).map_err(|refused| log_invalid_reply(&refused))?;
+        Ok((shares, Vec::new()))
+    }
+}
+
+impl BatchItem for lease::PackedMessage {
+    type Output = lease::RawLeaseResult;
+
+    fn script_micros(&self) -> usize {
+        self.micros()
+    }
+
+    async fn run_batch(
+        live: &LiveConnection,
+        mut messages: Vec<Self>,
+    ) -> Result<BatchReplies<Self>, StoreFailure> {
+        LeaseCallSent { messages: messages.len() }.emit();
+        let (keys, args) = lease::encode_call(&messages);
+        let reply = live.run_lease(keys, args).await?;
+        let said = lease::split_reply(&reply, messages.len());
+        let said = said.map_err(|refused| log_invalid_reply(&refused))?;
+        let rest = messages.split_off(said.len());
+        Ok((said, rest))
+    }
+}
+
+fn decode_outcomes(charges: &Charges, said: &CheckResults) -> Result<Outcomes, StoreFailure> {
+    let answers = codec::read(charges, said).map_err(|refused| log_invalid_reply(&refused))?;
+    Ok(answers.into_iter().map(to_outcome).collect())
+}
+
+const fn to_outcome(answer: ChargeResult) -> ChargeOutcome {
+    match answer {
+        ChargeResult::Outcome(outcome) => outcome,
+        ChargeResult::Stale(store_now) => ChargeOutcome::Stale(store_now),
+        ChargeResult::Unreadable => ChargeOutcome::Failed(StoreFailure::WrongType),
+    }
+}
+
+/// Some charges of a check, each with its position in the check.
+type IndexedCharges = SmallVec<[(usize, Charge); 2]>;
+
+/// The outcomes of [`IndexedCharges`].
+type IndexedOutcomes = SmallVec<[(usize, ChargeOutcome); 2]>;
+
+/// Converts the outcome of a query or of a reservation. Neither charges anything
+/// when the connection is lost, so the cause becomes [`StoreFailure::Unreachable`].
+const fn as_uncharged(outcome: ChargeOutcome) -> ChargeOutcome {
+    match outcome {
+        ChargeOutcome::Failed(StoreFailure::ConnectionLost) => {
+            ChargeOutcome::Failed(StoreFailure::Unreachable)
+        }
+        told => told,
+    }
+}
+
+fn write_outcomes(answered: IndexedOutcomes, outcomes: &mut Outcomes) {
+    for (place, outcome) in answered {
+        outcomes[place] = outcome;
+    }
+}
+
+fn log_invalid_reply(refused: &InvalidReply) -> StoreFailure {
+    tracing::error!(error = %refused, "redis answered what the script does not");
+    StoreFailure::InvalidReply
+}
+
+impl CounterStore for RedisStore {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        if charges.list.is_empty() {
+            return StoreReply::Ready(Outcomes::new());
+        }
+        if charge_call::MAX_CHARGES < charges.list.len() {
+            return StoreReply::Ready(all_failed(charges, StoreFailure::Overloaded));
+        }
+        let slots = self.slots_of(charges);
+        let first = slots.first().copied().unwrap_or_default();
+        let together = JointDecision::from_mode(charges.mode);
+        if slots.iter().all(|slot| *slot == first) {
+            let may_be_held =
+                || charges.list.iter().any(|charge| self.reserved_for(charge).is_some());
+            return match (self.route.connection(first), together) {
+                (Err(cause), _) => StoreReply::Ready(all_failed(charges, cause)),
+                (Ok(_), Some(together)) if may_be_held() => StoreReply::Pending(Box::pin(
+                    self.charge_with_recheck(now, first, charges, together),
+                )),
+                (Ok(_), _) => StoreReply::Pending(Box::pin(self.charge_slot(first, charges))),
+            };
+        }
+        StoreReply::Pending(Box::pin(async move {
+            match together {
+                Some(together) => self.charge_in_two_steps(charges, together).await,
+                None => self.charge_each_slot(charges, &slots).await,
+            }
+        }))
+    }
+
+    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
+        // All counters of `Placement::WholeDomain` are in one slot.
+        let is_whole =
+            !self.route.is_clustered() || matches!(charge.placement, Placement::WholeDomain(_));
+        (!self.is_only_store || !is_whole).then(|| self.reservation_client.lifetime())
+    }
+
+    fn node_of(&self, _now: Nanos, charge: &Charge) -> u32 {
+        if !self.route.is_clustered() {
+            return 0;
+        }
+        let key = codec::counter_key(&charge.key, charge.placement, self.key_prefix.as_bytes());
+        self.route.slot_of(&key).into()
+    }
+
+    fn exchange_lease_message<'a>(
+        &'a self,
+        _now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        let packed = lease::pack(message, self.key_prefix.as_bytes(), None);
+        let slot = self.route.slot_of(&packed.keys[0]);
+        match self.route.connection(slot) {
+            Ok(_) => StoreReply::Pending(Box::pin(self.send_lease_message(slot, message, packed))),
+            Err(cause) => StoreReply::Ready(LeaseOutcome::Failed(cause)),
+        }
+    }
+
+    fn batch_calls(&self, begin: &mut dyn FnMut()) {
+        self.lease_batcher.send_together(begin);
+    }
+
+    fn update_membership<'a>(
+        &'a self,
+        beat: &'a MembershipHeartbeat,
+    ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
+        match self
+            .route
+            .connection(self.route.slot_of(membership::members_key(&self.key_prefix).as_bytes()))
+        {
+            Ok(live) => StoreReply::Pending(Box::pin(self.send_membership_heartbeat(live, beat))),
+            Err(cause) => StoreReply::Ready(Err(cause)),
+        }
+    }
+
+    fn report_shares<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a ShareRound,
+    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
+        let slot = self.route.slot_of(&heartbeat::incarnation_key(self.key_prefix.as_bytes()));
+        match self.route.connection(slot) {
+            Ok(live) => StoreReply::Pending(Box::pin(self.send_share_reports(live, slot, round))),
+            Err(cause) => StoreReply::Ready(Err(cause)),
+        }
+    }
+
+    fn acquire_strict_permit<'a>(
+        &'a self,
+        _now: Nanos,
+        asked: &'a StrictPermitRequest,
+    ) -> StoreReply<'a, Result<Permitted, StoreFailure>> {
+        self.acquire_permit(asked)
+    }
+
+    fn report_strict_permits<'a>(
+        &'a self,
+        _now: Nanos,
+        round: &'a Telling,
+    ) -> StoreReply<'a, PermitReportReply> {
+        StoreReply::Pending(Box::pin(self.report_permits(round)))
+    }
+
+    fn max_wait(&self) -> Option<Nanos> {
+        u64::try_from(self.call_timeout.as_nanos()).ok().map(Nanos)
+    }
+
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.route.outage_cause()
+    }
+
+    fn stats(&self) -> StoreStats {
+        StoreStats { connections: Some(self.connection_counter.counts()), ..StoreStats::default() }
+    }
+}
+
+fn all_failed(charges: &Charges, cause: StoreFailure) -> Outcomes {
+    charges.list.iter().map(|_| ChargeOutcome::Failed(cause)).collect()
+}

@@ -1,0 +1,152 @@
+//! The options of a Redis store.
+//!
+//! Guarantees:
+//! - No debug or display text contains a password.
+//!
+//! Not covered:
+//! - Parsing a URL (`config::settings`).
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::store::stats::ConnectionCounter;
+
+/// The options of one Redis store.
+#[derive(Clone, Debug)]
+pub struct RedisOptions {
+    /// The address of the store.
+    pub topology: RedisTopology,
+    /// The ACL user.
+    pub user: Option<String>,
+    /// The password of the ACL user.
+    pub password: Option<Password>,
+    /// The database number. A Cluster has only 0.
+    pub database: u8,
+    /// The TLS options for all connections; `None` uses no TLS.
+    pub tls: Option<RedisTls>,
+    /// The prefix of every key.
+    pub key_prefix: String,
+    /// The deadline of one call: at least 1 ms, the resolution of the timers.
+    pub call_timeout: Duration,
+    /// The seed of the jitter, different in every process.
+    pub jitter_seed: u64,
+    /// The batching of checks.
+    pub batching: Batching,
+    /// The counter of connections that carry checks.
+    pub connection_counter: Arc<ConnectionCounter>,
+}
+
+/// The batching of checks that arrive during a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Batching {
+    /// They share the next call.
+    #[default]
+    On,
+    /// Every check has its own call. Only for measuring the effect of batching.
+    Off,
+}
+
+impl RedisOptions {
+    /// Options without password or key prefix, with a deadline of 15 ms.
+    #[must_use]
+    pub fn new(place: RedisTopology) -> Self {
+        Self {
+            topology: place,
+            user: None,
+            password: None,
+            database: 0,
+            tls: None,
+            key_prefix: String::new(),
+            call_timeout: Duration::from_millis(15),
+            jitter_seed: 0,
+            batching: Batching::On,
+            connection_counter: Arc::default(),
+        }
+    }
+}
+
+/// The address of a Redis store.
+#[derive(Clone, Debug)]
+pub enum RedisTopology {
+    /// A TCP address.
+    Tcp(Address),
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+    /// The primary that sentinels name.
+    Sentinel(SentinelOptions),
+    /// A Cluster. These nodes list the others.
+    Cluster(Vec<Address>),
+}
+
+/// The sentinels of a primary.
+#[derive(Clone, Debug)]
+pub struct SentinelOptions {
+    /// The addresses of the sentinels; at least one.
+    pub addresses: Vec<Address>,
+    /// The sentinels' name of the primary.
+    pub primary_name: String,
+    /// The ACL user at the sentinels.
+    pub user: Option<String>,
+    /// The password of that user.
+    pub password: Option<Password>,
+}
+
+/// The host and the port of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    /// The host name or address; an IPv6 address has no brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// A password. Its debug form omits the text.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Password {
+    /// The text of the password.
+    Plain(String),
+    /// A file whose only line is the password. It is read for each connection.
+    File(PathBuf),
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(_) => f.write_str("Password(…)"),
+            Self::File(path) => write!(f, "Password(in {})", path.display()),
+        }
+    }
+}
+
+/// The TLS options. Certificates are always verified, and all files are read for each connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// The CA bundle (PEM) that verifies servers. Default: the system's CAs.
+    pub ca_file: Option<PathBuf>,
+    /// Also trust the system's CAs if `ca_file` is set.
+    pub trusts_system_cas: bool,
+    /// The client certificate.
+    pub client_identity: Option<ClientIdentity>,
+    /// The name that server certificates must contain. Default: the host of each server.
+    pub server_name: Option<String>,
+    /// Accept a server certificate with any name.
+    pub accepts_any_name: bool,
+}
+
+/// A client certificate and its key, both PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// The certificate, followed by its intermediate certificates.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}

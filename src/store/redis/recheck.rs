@@ -1,0 +1,153 @@
+//! Rechecks denials that an expired reservation may have
+//! caused. Its owner has crashed or lost its connection.
+//!
+//! Guarantees:
+//! - A recheck reserves, and the store first returns the hits of expired reservations.
+//! - The check and its recheck share one deadline.
+//! - If the recheck fails, the denial is final.
+//! - One reservation lifetime has at most [`MAX_RECHECKS`] rechecks, and one per counter.
+//!
+//! Not covered:
+//! - Fairness. Counters with the same hash share rechecks
+//!   at random, so one may wait several lifetimes.
+//! - Checks that refund hits or name a counter twice.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::joint_decision::{JointDecision, can_reserve};
+use super::reservations::Reservations;
+use super::{RedisStore, StoreFailure, all_failed};
+use crate::kernel::key::CounterKey;
+use crate::kernel::rate::CounterDecision;
+use crate::kernel::units::Nanos;
+use crate::store::{ChargeOutcome, Charges, Outcomes};
+
+/// The most rechecks in one reservation lifetime. They cost a few milliseconds of the store's time.
+const MAX_RECHECKS: usize = 256;
+
+/// The time of the last recheck, by the hash of the counter.
+#[derive(Debug)]
+pub(super) struct RecheckLimiter {
+    last_rechecks: [AtomicU64; MAX_RECHECKS],
+    random: RandomState,
+}
+
+impl Default for RecheckLimiter {
+    fn default() -> Self {
+        Self {
+            last_rechecks: [const { AtomicU64::new(0) }; MAX_RECHECKS],
+            random: RandomState::new(),
+        }
+    }
+}
+
+impl RecheckLimiter {
+    /// Returns `true` if a recheck of `key` is due at `now`, and counts it as done.
+    pub(super) fn try_claim(&self, key: &CounterKey, now: Nanos, term: Nanos) -> bool {
+        let place = self.random.hash_one(key.as_bytes()) % MAX_RECHECKS as u64;
+        let looked = &self.last_rechecks[usize::try_from(place).unwrap_or(0)];
+        let last = looked.load(Relaxed);
+        let is_due = last == 0 || term <= now.since(Nanos(last));
+        is_due && looked.compare_exchange(last, now.0.max(1), Relaxed, Relaxed).is_ok()
+    }
+}
+
+impl RedisStore {
+    /// Makes a joint decision in one slot. Rechecks a denial if a recheck is due.
+    pub(super) async fn charge_with_recheck(
+        &self,
+        now: Nanos,
+        slot: u16,
+        charges: &Charges,
+        together: JointDecision,
+    ) -> Outcomes {
+        let patience = self.call_timeout / 2;
+        let mut asking = pin!(self.charge_slot(slot, charges));
+        let Ok(outcomes) = timeout(patience, &mut asking).await else { return asking.await };
+        if !self.is_recheck_due(now, charges, together, &outcomes) {
+            return outcomes;
+        }
+        self.recheck(charges, together, patience / 2).await.unwrap_or(outcomes)
+    }
+
+    /// Returns `true` if the check was denied, and a recheck of a denying counter is due.
+    fn is_recheck_due(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        together: JointDecision,
+        outcomes: &Outcomes,
+    ) -> bool {
+        let (list, term) = (&charges.list, self.reservation_client.lifetime());
+        let is_known = outcomes.iter().all(|outcome| matches!(outcome, ChargeOutcome::Decided(_)));
+        if !is_known || !together.denies(list, &all_indexes(charges), outcomes) {
+            return false;
+        }
+        let says_no = |outcome: &ChargeOutcome| {
+            matches!(outcome, ChargeOutcome::Decided(CounterDecision::Deny { .. }))
+        };
+        let mut denied = list.iter().zip(outcomes).filter(|(_, outcome)| says_no(outcome));
+        denied.any(|(charge, _)| self.recheck_limiter.try_claim(&charge.key, now, term))
+            && (0..list.len()).all(|at| can_reserve(list, at))
+    }
+
+    /// Reserves all charges, then commits or cancels them. Each step has its own
+    /// timeout. Returns `None` if a result is unknown; then nothing stays charged.
+    async fn recheck(
+        &self,
+        charges: &Charges,
+        together: JointDecision,
+        patience: Duration,
+    ) -> Option<Outcomes> {
+        let (mut holding, mut outcomes) =
+            (Reservations::default(), all_failed(charges, StoreFailure::TimedOut));
+        for (at, charge) in charges.list.iter().enumerate() {
+            holding.add(&self.reservation_client, at, charge);
+        }
+        holding.reserve_all(patience, &mut outcomes).await;
+        if outcomes.iter().any(|outcome| matches!(outcome, ChargeOutcome::Failed(_))) {
+            return None;
+        }
+        if together.denies(&charges.list, &all_indexes(charges), &outcomes) {
+            holding.cancel_all(patience, &mut outcomes).await;
+        } else {
+            holding.commit_all(patience, &mut outcomes).await;
+        }
+        Some(outcomes)
+    }
+}
+
+fn all_indexes(charges: &Charges) -> Vec<usize> {
+    (0..charges.list.len()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_RECHECKS, RecheckLimiter};
+    use crate::kernel::key::{CounterKey, KeyStrategy};
+    use crate::kernel::units::Nanos;
+
+    fn key(name: &str) -> CounterKey {
+        CounterKey::unique("d", [("k", name)].into_iter(), KeyStrategy::Gcra)
+    }
+
+    #[test]
+    fn a_counter_is_due_once_per_interval() {
+        let (overdue, term) = (RecheckLimiter::default(), Nanos(10));
+        let due = |now| overdue.try_claim(&key("a"), Nanos(now), term);
+        assert_eq!([0, 1, 10, 11, 20, 21].map(due), [true, false, false, true, false, true]);
+    }
+
+    #[test]
+    fn table_size_limits_the_counters_due_per_interval() {
+        let overdue = RecheckLimiter::default();
+        let due = |name: &u32| overdue.try_claim(&key(&name.to_string()), Nanos(1), Nanos(10));
+        let looks = (0..100_000).filter(due).count();
+        assert_eq!(looks, MAX_RECHECKS, "of so many each place has some");
+    }
+}

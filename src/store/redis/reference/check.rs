@@ -1,0 +1,240 @@
+//! The calls of one check to one store, and the outcomes of their replies.
+//!
+//! Guarantees:
+//! - A counter in the deny cache causes no store call.
+//! - Charges of one slot share a call; calls to several slots run concurrently.
+//!
+//! Not covered:
+//! - The transport ([`super::send`]).
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::deny_cache::{DenyCacheLookup, KeyDenial};
+use super::send::CounterReply;
+use super::{CompatCounter, CompatCounters, DecidingStep};
+use crate::kernel::decision::{Verdict, VoteGroup, combine};
+use crate::kernel::rate::CounterDecision;
+use crate::kernel::units::{Hits, Nanos};
+use crate::store::redis::RedisStore;
+use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, Outcomes};
+
+pub(super) struct CompatCheck<'q> {
+    pub(super) reference: &'q CompatCounters,
+    pub(super) redis: &'q RedisStore,
+    pub(super) now: Nanos,
+    pub(super) charges: &'q Charges,
+    pub(super) counters: &'q [CompatCounter],
+    pub(super) deciding_step: DecidingStep,
+    pub(super) call_timeout: Duration,
+}
+
+/// Indices of charges in the check.
+pub(super) type CounterIndexes = SmallVec<[usize; 2]>;
+
+pub(super) type CounterReplies = SmallVec<[CounterReply; 2]>;
+
+type DenyCacheLookups = SmallVec<[DenyCacheLookup; 2]>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum SendMode {
+    /// Charge in a pipeline, as envoyproxy/ratelimit does.
+    Charge,
+    /// The same with zero hits: the deny cache already denies the check.
+    ChargeNothing,
+    /// Read in a pipeline.
+    Read,
+    /// Decide in the script, in this mode.
+    Script(&'static str),
+}
+
+impl CompatCheck<'_> {
+    pub(super) async fn charge(&self) -> Outcomes {
+        let _heeded = RefundGuard::begin(self);
+        let looks: DenyCacheLookups = self.counters.iter().map(|it| self.look_up(it)).collect();
+        let known: SmallVec<[bool; 2]> = looks.iter().map(|look| look.is_over).collect();
+        let places: CounterIndexes = (0..known.len()).filter(|&place| !known[place]).collect();
+        let mut outcomes: Outcomes =
+            self.counters.iter().map(|it| it.cached_denial(self.now)).collect();
+        if places.is_empty() {
+            return outcomes;
+        }
+        let way = self.send_mode(&known);
+        let parts = self.group_by_slot(&places);
+        let put = parts.iter().map(|(slot, places)| self.call(*slot, places, way));
+        for ((_, places), replies) in parts.iter().zip(join_all(put).await) {
+            for (&place, reply) in places.iter().zip(replies) {
+                outcomes[place] = self.apply_reply(place, reply, looks[place]);
+            }
+        }
+        outcomes
+    }
+
+    /// Groups indices by the slot of their keys. Outside a Cluster there is one group.
+    fn group_by_slot(&self, places: &[usize]) -> SmallVec<[(u16, CounterIndexes); 1]> {
+        let mut parts: SmallVec<[(u16, CounterIndexes); 1]> = SmallVec::new();
+        for &place in places {
+            let slot = self.redis.route.slot_of(&self.counters[place].key);
+            match parts.iter_mut().find(|(of, _)| *of == slot) {
+                Some((_, places)) => places.push(place),
+                None => parts.push((slot, SmallVec::from_elem(place, 1))),
+            }
+        }
+        parts
+    }
+
+    fn look_up(&self, counter: &CompatCounter) -> DenyCacheLookup {
+        if counter.is_refund {
+            return DenyCacheLookup::default();
+        }
+        self.reference.deny_cache.look_up(
+            &counter.key,
+            self.reference.cache_limit(counter),
+            self.now,
+        )
+    }
+
+    fn invalidate_refunded(&self) {
+        for counter in self.counters.iter().filter(|counter| counter.is_refund) {
+            self.reference.deny_cache.invalidate(&counter.key);
+        }
+    }
+
+    /// Chooses how to send the charges that the deny cache does not decide.
+    fn send_mode(&self, known: &[bool]) -> SendMode {
+        let stops = self.reference.options.stop_when_over;
+        let is_denied = known.contains(&true) && self.is_denied_by_cache(known);
+        match self.charges.mode {
+            ChargeMode::Preview => SendMode::Read,
+            ChargeMode::Each if !stops || self.deciding_step == DecidingStep::AnEarlierOne => {
+                SendMode::Charge
+            }
+            ChargeMode::Each if is_denied => SendMode::ChargeNothing,
+            // A single charge has no others to skip.
+            ChargeMode::Each if self.charges.list.len() == 1 => SendMode::Charge,
+            ChargeMode::AllOrNothing { .. } if is_denied => SendMode::Read,
+            ChargeMode::Each | ChargeMode::AllOrNothing { .. } => {
+                SendMode::Script(self.script_mode(known))
+            }
+        }
+    }
+
+    fn is_denied_by_cache(&self, known: &[bool]) -> bool {
+        let votes = self.charges.list.iter().zip(known).map(|(charge, known)| {
+            (charge.standing.group, charge.standing.enforced_verdict(*known))
+        });
+        let (quota_for_all, rescued) = self.quota_flags();
+        let passed = rescued.then_some((VoteGroup::Quota, Verdict::Allow));
+        combine(votes.chain(passed), quota_for_all) == Verdict::Deny
+    }
+
+    const fn quota_flags(&self) -> (bool, bool) {
+        match self.charges.mode {
+            ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } => {
+                (quota_for_all, rescued)
+            }
+            ChargeMode::Each | ChargeMode::Preview => (self.reference.options.quota_for_all, false),
+        }
+    }
+
+    /// Returns the mode in the script's notation.
+    fn script_mode(&self, known: &[bool]) -> &'static str {
+        let (quota_for_all, rescued) = self.quota_flags();
+        // The script does not receive cached charges. In
+        // shadow mode they keep the quota group from denying.
+        let passes = |(charge, known): (&Charge, &bool)| {
+            let in_group = quota_for_all || charge.standing.group == VoteGroup::Quota;
+            *known && in_group && charge.standing.shadow
+        };
+        let rescued = rescued || self.charges.list.iter().zip(known).any(passes);
+        match (self.charges.mode, quota_for_all, rescued) {
+            (ChargeMode::AllOrNothing { .. }, false, false) => "a",
+            (ChargeMode::AllOrNothing { .. }, false, true) => "ar",
+            (ChargeMode::AllOrNothing { .. }, true, false) => "aq",
+            (ChargeMode::AllOrNothing { .. }, true, true) => "aqr",
+            (ChargeMode::Each | ChargeMode::Preview, false, false) => "s",
+            (ChargeMode::Each | ChargeMode::Preview, false, true) => "sr",
+            (ChargeMode::Each | ChargeMode::Preview, true, false) => "sq",
+            (ChargeMode::Each | ChargeMode::Preview, true, true) => "sqr",
+        }
+    }
+
+    fn apply_reply(
+        &self,
+        place: usize,
+        reply: CounterReply,
+        before: DenyCacheLookup,
+    ) -> ChargeOutcome {
+        let (counter, now) = (&self.counters[place], self.now);
+        if let CounterReply::Charged(held)
+        | CounterReply::Skipped(held)
+        | CounterReply::OverLimit(held) = reply
+            && u64::from(counter.window.limit()) < held
+        {
+            let over = KeyDenial {
+                limit: self.reference.cache_limit(counter),
+                end: self.denial_expiry(counter),
+            };
+            self.reference.deny_cache.insert(&counter.key, over, now, before);
+        }
+        let asked = |held| CounterHits { hits: held, is_cached_denial: false };
+        match reply {
+            CounterReply::Charged(held) => {
+                ChargeOutcome::Counted(counter.step_after_charge(held, now), asked(held))
+            }
+            CounterReply::Skipped(held) => {
+                ChargeOutcome::Counted(counter.preview_step(held, now, Hits(0)), asked(held))
+            }
+            CounterReply::OverLimit(held) => {
+                let together = self.hits_through(place);
+                ChargeOutcome::Counted(
+                    counter.preview_step(held, now, together),
+                    asked(held.saturating_add(together.0)),
+                )
+            }
+            CounterReply::Refunded(held) => {
+                ChargeOutcome::Refunded(CounterDecision::Allow(counter.room_left(held, now)))
+            }
+            CounterReply::Failed(cause) => ChargeOutcome::Failed(cause),
+        }
+    }
+
+    /// Returns the instant until which a counter is certainly over its
+    /// limit. A check that several calls decide may return its hits.
+    fn denial_expiry(&self, counter: &CompatCounter) -> Nanos {
+        let is_for_itself = matches!(self.charges.mode, ChargeMode::Each);
+        if is_for_itself && self.deciding_step == DecidingStep::ThisOne {
+            return counter.end;
+        }
+        counter.end.min(self.now.plus(self.redis.reservation_client.lifetime()))
+    }
+
+    /// Returns the hits of a charge and of all earlier charges to the same counter.
+    pub(super) fn hits_through(&self, place: usize) -> Hits {
+        let own = &self.counters[place];
+        let earlier = self.counters.iter().take(place);
+        let same = earlier.filter(|it| it.key == own.key && !it.is_refund);
+        same.fold(own.hits, |sum, it| sum.plus(it.hits))
+    }
+}
+
+/// A guard that drops refunded counters from the deny cache when the check begins and when it ends.
+///
+/// A denial from before the refund may arrive in between. The drop
+/// also covers a canceled check, whose refund may already be made.
+struct RefundGuard<'q>(&'q CompatCheck<'q>);
+
+impl<'q> RefundGuard<'q> {
+    fn begin(question: &'q CompatCheck<'q>) -> Self {
+        question.invalidate_refunded();
+        Self(question)
+    }
+}
+
+impl Drop for RefundGuard<'_> {
+    fn drop(&mut self) {
+        self.0.invalidate_refunded();
+    }
+}
