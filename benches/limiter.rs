@@ -30,7 +30,7 @@ use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
@@ -278,7 +278,9 @@ impl CounterStore for Counting {
         self.calls.fetch_add(1, SeqCst);
         self.memory.exchange_lease_message(now, message)
     }
+}
 
+impl FleetStore for Counting {
     fn report_shares<'a>(
         &'a self,
         now: Nanos,

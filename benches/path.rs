@@ -26,7 +26,7 @@ use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charges, CounterStore, Outcomes, StoreReply};
+use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, Store, StoreReply};
 use sluicegate::telemetry::stats::mapping::StatMapping;
 use sluicegate::telemetry::stats::{Stats, TimedMethod};
 
@@ -73,6 +73,8 @@ impl CounterStore for Far {
         self.0.exchange_lease_message(now, message)
     }
 }
+
+impl FleetStore for Far {}
 
 /// Compares a decision on a lease balance with one on a local counter, on one thread.
 fn decide_on_balances(keys: usize) {
@@ -176,7 +178,7 @@ fn engine_of(max_keys: usize) -> Engine {
     engine_with(Arc::new(MemoryStore::new(max_keys, WhenFull::Deny, [7; 16])), LIMITS)
 }
 
-fn engine_with(backend: Arc<dyn CounterStore>, limits: &str) -> Engine {
+fn engine_with(backend: Arc<dyn Store>, limits: &str) -> Engine {
     let engine = Engine::new(Clock::system(), backend, DecisionPolicy::default());
     let limits = limits.as_bytes();
     let (config, _warnings) = load([("shop.yaml", limits)], Revision(1), false).unwrap();

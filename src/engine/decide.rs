@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::kernel::concurrency::permit_registry;
 use crate::store::stats::StoreStats;
-use crate::store::{CounterStore, StoreFailure};
+use crate::store::{Store, StoreFailure};
 use crate::telemetry::stats::Stats;
 
 /// Decides checks.
@@ -33,7 +33,7 @@ use crate::telemetry::stats::Stats;
 pub struct Engine {
     pub(super) clock: Arc<Clock>,
     pub(super) config: ArcSwapOption<Config>,
-    store: Arc<dyn CounterStore>,
+    store: Arc<dyn Store>,
     pub(super) policy: DecisionPolicy,
     pub(super) deny_cache: DenyCache,
     /// The balances of leased limits; `None` for the memory store.
@@ -68,11 +68,11 @@ impl Default for DecisionPolicy {
 impl Engine {
     /// Creates an engine without limits. It refuses every check until [`Engine::publish`].
     #[must_use]
-    pub fn new(clock: Clock, store: Arc<dyn CounterStore>, policy: DecisionPolicy) -> Self {
+    pub fn new(clock: Clock, store: Arc<dyn Store>, policy: DecisionPolicy) -> Self {
         let (config, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
         let clock = Arc::new(clock);
         let ceilings = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
-        let new_leases = || LeaseManager::new(Arc::clone(&clock), Arc::clone(&store));
+        let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone());
         let leases = (!store.is_synchronous()).then(new_leases);
         let (local_fallback, permit_ids, stats, forwarding) =
             (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
@@ -157,7 +157,7 @@ impl Engine {
         self.local_fallback.as_ref()
     }
 
-    pub(super) fn store(&self) -> &dyn CounterStore {
+    pub(super) fn store(&self) -> &dyn Store {
         &*self.store
     }
 

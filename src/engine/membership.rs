@@ -30,7 +30,7 @@ use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 pub use crate::store::fleet::LiveReplica;
 use crate::store::fleet::{MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
-use crate::store::{CounterStore, StoreFailure, StoreReply};
+use crate::store::{FleetStore, StoreFailure, StoreReply};
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -356,7 +356,7 @@ fn make_share_record(name: &BucketName, shown: &ShareSnapshot) -> ShareRecord {
 }
 
 async fn send_heartbeat(
-    backend: &dyn CounterStore,
+    backend: &dyn FleetStore,
     beat: &MembershipHeartbeat,
 ) -> Result<MembershipReply, StoreFailure> {
     match backend.update_membership(beat) {

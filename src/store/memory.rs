@@ -35,7 +35,8 @@ use super::permits::{
     PermitReport as Telling, PermitReportReply, StrictPermitReply as Permitted, StrictPermitRequest,
 };
 use super::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply,
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
+    StoreReply,
 };
 use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
 use crate::kernel::key::CounterKey;
@@ -377,7 +378,9 @@ impl CounterStore for MemoryStore {
     ) -> StoreReply<'a, LeaseOutcome> {
         StoreReply::Ready(self.apply_lease_message(now, message))
     }
+}
 
+impl FleetStore for MemoryStore {
     fn report_shares<'a>(
         &'a self,
         now: Nanos,

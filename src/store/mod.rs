@@ -77,6 +77,26 @@ pub trait CounterStore: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Returns the longest time that a check may wait,
+    /// for any number of calls. `None` if it never waits.
+    fn max_wait(&self) -> Option<Nanos> {
+        None
+    }
+
+    /// Returns why charges fail at present, if they do.
+    fn current_failure(&self) -> Option<StoreFailure> {
+        None
+    }
+
+    /// Returns the statistics so far.
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
+    }
+}
+
+/// A store of the state that replicas share besides counters: the list of live replicas, the shares
+/// of concurrency limits, and strict permits. The defaults are a store without a fleet.
+pub trait FleetStore: Send + Sync + std::fmt::Debug {
     /// Reports that this replica is alive or leaves, and returns the live replicas.
     ///
     /// The store did not reply.
@@ -117,23 +137,12 @@ pub trait CounterStore: Send + Sync + std::fmt::Debug {
     ) -> StoreReply<'a, PermitReportReply> {
         StoreReply::Ready(round.failed_reply(StoreFailure::Other))
     }
-
-    /// Returns the longest time that a check may wait,
-    /// for any number of calls. `None` if it never waits.
-    fn max_wait(&self) -> Option<Nanos> {
-        None
-    }
-
-    /// Returns why charges fail at present, if they do.
-    fn current_failure(&self) -> Option<StoreFailure> {
-        None
-    }
-
-    /// Returns the statistics so far.
-    fn stats(&self) -> StoreStats {
-        StoreStats::default()
-    }
 }
+
+/// A store for an engine.
+pub trait Store: CounterStore + FleetStore {}
+
+impl<S: CounterStore + FleetStore> Store for S {}
 
 /// A reply that is ready or pending. A store in this process
 /// is always ready, which costs no allocation and no poll.

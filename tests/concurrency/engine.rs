@@ -17,7 +17,9 @@ use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{self, Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{
+    self, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
+};
 
 /// An engine with `descriptors` in domain `d` and at most `most` buckets.
 fn engine_with(descriptors: &str, shadow: bool, most: usize) -> Engine {
@@ -673,6 +675,8 @@ impl CounterStore for UnavailableStore {
         StoreReply::Ready(LeaseOutcome::Failed(StoreFailure::Unreachable))
     }
 }
+
+impl FleetStore for UnavailableStore {}
 
 #[test]
 fn releases_of_failed_acquires_are_not_remembered() {

@@ -22,7 +22,7 @@ use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::coordinators::Coordinators;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 
 /// Fails after ten seconds.
 async fn in_time<T>(asked: impl Future<Output = T>) -> T {
@@ -110,7 +110,9 @@ impl CounterStore for Store {
     fn current_failure(&self) -> Option<StoreFailure> {
         self.is_away.load(Relaxed).then_some(StoreFailure::Unreachable)
     }
+}
 
+impl FleetStore for Store {
     fn report_shares<'a>(
         &'a self,
         now: Nanos,

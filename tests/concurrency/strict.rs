@@ -24,7 +24,7 @@ use sluicegate::store::permits::{
     AcquireOutcome, PermitId, PermitReport, PermitReportReply, PermitTiming, StrictAcquire,
     StrictPermitReply, StrictPermitRequest,
 };
-use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 
 const START: Nanos = Nanos::from_secs(1_000);
 const HEARTBEAT: Nanos = Nanos::SECOND;
@@ -102,7 +102,9 @@ impl CounterStore for Store {
     ) -> StoreReply<'a, LeaseOutcome> {
         self.memory.exchange_lease_message(now, message)
     }
+}
 
+impl FleetStore for Store {
     fn acquire_strict_permit<'a>(
         &'a self,
         now: Nanos,

@@ -18,7 +18,9 @@ use sluicegate::kernel::rate::Strategy;
 use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charge, ChargeMode, Charges, CounterStore, Outcomes, StoreReply};
+use sluicegate::store::{
+    Charge, ChargeMode, Charges, CounterStore, FleetStore, Outcomes, StoreReply,
+};
 
 use super::{all_or_nothing, is_allowed};
 use crate::waiting::soon;
@@ -171,3 +173,5 @@ impl CounterStore for LeasingStore {
         self.store.exchange_lease_message(self.advance_to(now), message)
     }
 }
+
+impl FleetStore for LeasingStore {}

@@ -26,7 +26,8 @@ use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::redis::{self, RedisStore};
 use sluicegate::store::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreReply,
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, Placement,
+    StoreReply,
 };
 use tokio::task::JoinSet;
 
@@ -85,6 +86,8 @@ impl CounterStore for SplitSlots {
         }))
     }
 }
+
+impl FleetStore for SplitSlots {}
 
 /// The cluster of the running tests.
 static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());

@@ -25,7 +25,9 @@ use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{
+    ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
+};
 use tokio::sync::Semaphore;
 
 /// 2026-01-01T00:00:00Z, the start of a window for all seven units.
@@ -210,6 +212,8 @@ impl CounterStore for RemoteStore {
         Some(Nanos(self.timeout_ns.load(Relaxed))).filter(|deadline| *deadline != Nanos(0))
     }
 }
+
+impl FleetStore for RemoteStore {}
 
 /// An engine over `store` with a manual clock and these descriptors in domain `d`.
 fn engine(store: &Arc<RemoteStore>, descriptors: &str) -> Engine {

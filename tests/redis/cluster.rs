@@ -10,7 +10,7 @@ use sluicegate::store::fleet::MembershipHeartbeat;
 use sluicegate::store::redis::{
     RedisOptions, RedisStore, RedisTopology, codec, inspect, membership,
 };
-use sluicegate::store::{CounterStore as _, Placement, StoreFailure, StoreReply};
+use sluicegate::store::{CounterStore as _, FleetStore as _, Placement, StoreFailure, StoreReply};
 use tokio::time::timeout;
 
 use super::degrade::redis_at;

@@ -18,7 +18,7 @@ use sluicegate::kernel::decision::{Check, Cost, Descriptor, LimitOverride, Reaso
 use sluicegate::kernel::units::{Hits, Nanos, Revision, Unit};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::redis::{RedisOptions, RedisStore, RedisTopology};
-use sluicegate::store::{CounterStore, StoreFailure};
+use sluicegate::store::{CounterStore as _, Store, StoreFailure};
 use tonic::metadata::MetadataMap;
 
 const LIMITS: &str = "domain: d
@@ -37,7 +37,7 @@ pub(super) fn redis_at(place: RedisTopology, deadline: Duration) -> RedisOptions
 }
 
 pub(super) fn engine_over(
-    backend: impl CounterStore + 'static,
+    backend: impl Store + 'static,
     clock: Clock,
     limits: &str,
     replicas: u32,

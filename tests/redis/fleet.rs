@@ -10,7 +10,9 @@ use sluicegate::kernel::rate::CounterDecision;
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply};
 use sluicegate::store::redis::{Batching, RedisStore, membership};
-use sluicegate::store::{ChargeMode, ChargeOutcome, CounterStore as _, StoreFailure, StoreReply};
+use sluicegate::store::{
+    ChargeMode, ChargeOutcome, CounterStore as _, FleetStore as _, StoreFailure, StoreReply,
+};
 
 use super::{Store, batch, check, limits, ready, serve, wait_until_ready};
 use crate::http1;

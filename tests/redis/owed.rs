@@ -9,7 +9,7 @@ use sluicegate::config::load;
 use sluicegate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::decision::{Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
-use sluicegate::store::CounterStore;
+use sluicegate::store;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::redis::{Address, RedisStore, RedisTopology, StoreGroup};
 use tokio::task::JoinSet;
@@ -58,7 +58,7 @@ fn replica() -> Replica {
 
 fn replica_over(
     store: Store,
-    backend: impl CounterStore + 'static,
+    backend: impl store::Store + 'static,
     mut tasks: JoinSet<()>,
 ) -> Replica {
     let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));

@@ -3,7 +3,7 @@
 //!
 //! Beyond `coordinator`, this covers heartbeat rounds, reports that are skipped because nothing
 //! changed, freed share states and waiting requests. The network is a
-//! [`Backend`](sluicegate::backend::Backend) that loses, delays and repeats messages. Clocks are
+//! [`CounterStore`](sluicegate::store::CounterStore) that loses, delays and repeats messages. Clocks are
 //! manual, and limits change. An oracle counts requests and adds up the shares in force. It does
 //! not know the protocol.
 //!

@@ -41,7 +41,7 @@ use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use crate::store::heartbeat::{
     MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply, reports_per_round,
 };
-use crate::store::{CounterStore, StoreFailure, StoreReply};
+use crate::store::{Store, StoreFailure, StoreReply};
 
 /// The largest difference in rate between two clocks, in ppm. NTP slews a clock by at most 500 ppm.
 const DRIFT_PPM: u32 = 1_000;
@@ -368,11 +368,11 @@ impl FleetReporter {
 
 impl ConcurrencyLimits {
     /// Sends reports forever. Without a fleet, does nothing and never returns.
-    pub async fn report_forever(&self, backend: &dyn CounterStore) {
+    pub async fn report_forever(&self, backend: &dyn Store) {
         tokio::join!(self.report_shares_forever(backend), self.report_permits_forever(backend));
     }
 
-    async fn report_shares_forever(&self, backend: &dyn CounterStore) {
+    async fn report_shares_forever(&self, backend: &dyn Store) {
         let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
         let often =
             Duration::from_nanos(fleet.pace.heartbeat.0.div_ceil(POLLS_PER_HEARTBEAT).max(1));
@@ -388,12 +388,12 @@ impl ConcurrencyLimits {
     }
 
     /// Sends everything that is due now, and applies the replies.
-    pub async fn report_once(&self, backend: &dyn CounterStore) {
+    pub async fn report_once(&self, backend: &dyn Store) {
         self.report_due_shares(backend).await;
         self.report_permits_once(backend).await;
     }
 
-    async fn report_due_shares(&self, backend: &dyn CounterStore) {
+    async fn report_due_shares(&self, backend: &dyn Store) {
         let Some(fleet) = self.fleet_reporter() else { return };
         let _turn = fleet.round_lock.lock().await;
         // The replica may have left during the wait for the lock.
@@ -406,7 +406,7 @@ impl ConcurrencyLimits {
     ///
     /// Waits one second for the current round, and two seconds
     /// in total. After that the remaining shares expire.
-    pub async fn leave_fleet(&self, backend: &dyn CounterStore) {
+    pub async fn leave_fleet(&self, backend: &dyn Store) {
         let Some(fleet) = self.fleet_reporter().filter(|fleet| !fleet.has_left.swap(true, Relaxed))
         else {
             return;
@@ -421,7 +421,7 @@ impl ConcurrencyLimits {
         drop(timeout(LEAVE_TIMEOUT, both).await);
     }
 
-    async fn return_shares(&self, fleet: &FleetReporter, backend: &dyn CounterStore) {
+    async fn return_shares(&self, fleet: &FleetReporter, backend: &dyn Store) {
         let Ok(_turn) = timeout(LEAVE_ROUND_TIMEOUT, fleet.round_lock.lock()).await else { return };
         self.run_round(fleet, backend).await;
         // The first round returned the shares. The second removes the replica's record.
@@ -429,7 +429,7 @@ impl ConcurrencyLimits {
     }
 
     /// Sends everything that is due. The caller has locked `round_lock`.
-    async fn run_round(&self, fleet: &FleetReporter, backend: &dyn CounterStore) {
+    async fn run_round(&self, fleet: &FleetReporter, backend: &dyn Store) {
         let active = reported_buckets(fleet);
         let under = common_store_incarnation(fleet, &active, self.clock.steady());
         let record = IncarnationRecord {
@@ -495,7 +495,7 @@ impl ConcurrencyLimits {
     async fn send_reports(
         &self,
         fleet: &FleetReporter,
-        backend: &dyn CounterStore,
+        backend: &dyn Store,
         (record, longest): (IncarnationRecord, Nanos),
         call: Vec<DueReport>,
     ) {
@@ -521,12 +521,7 @@ impl ConcurrencyLimits {
 
     /// Sends the replica's record if no other report has been sent for
     /// a heartbeat. Removes the record if the replica has no shares.
-    async fn renew_record(
-        &self,
-        fleet: &FleetReporter,
-        backend: &dyn CounterStore,
-        round: ShareRound,
-    ) {
+    async fn renew_record(&self, fleet: &FleetReporter, backend: &dyn Store, round: ShareRound) {
         let is_away = backend.current_failure().is_some();
         let Some(leaves) = fleet.due_record_change(self.clock.steady(), is_away) else { return };
         let heard =
@@ -539,7 +534,7 @@ impl ConcurrencyLimits {
     async fn send_round(
         &self,
         fleet: &FleetReporter,
-        backend: &dyn CounterStore,
+        backend: &dyn Store,
         round: &ShareRound,
     ) -> Option<ShareRoundReply> {
         let sent = self.clock.steady();

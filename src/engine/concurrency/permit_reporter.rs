@@ -32,7 +32,7 @@ use crate::store::permits::{
     LimitPermits, LimitPermitsReply, MAX_PERMITS_PER_REPORT, PermitId, PermitReport,
     PermitReportReply, PermitTiming,
 };
-use crate::store::{CounterStore, StoreReply};
+use crate::store::{FleetStore, StoreReply};
 use crate::telemetry::event::StrictPermitEvent;
 
 /// The heartbeats after which the store releases an unreported permit.
@@ -232,7 +232,7 @@ impl PermitReporter {
 
 impl ConcurrencyLimits {
     /// Sends reports forever. Without a fleet, does nothing and never returns.
-    pub(super) async fn report_permits_forever(&self, backend: &dyn CounterStore) {
+    pub(super) async fn report_permits_forever(&self, backend: &dyn FleetStore) {
         let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
         let teller = fleet.permit_reporter();
         let period = std::time::Duration::from_nanos(teller.heartbeat.0.div_ceil(20).max(1));
@@ -248,16 +248,16 @@ impl ConcurrencyLimits {
     }
 
     /// Sends everything that is due now, and applies the replies.
-    pub(super) async fn report_permits_once(&self, backend: &dyn CounterStore) {
+    pub(super) async fn report_permits_once(&self, backend: &dyn FleetStore) {
         self.report_due_permits(backend, false).await;
     }
 
     /// Sends the final report: all permits in use and all releases.
-    pub(super) async fn report_permits_finally(&self, backend: &dyn CounterStore) {
+    pub(super) async fn report_permits_finally(&self, backend: &dyn FleetStore) {
         self.report_due_permits(backend, true).await;
     }
 
-    async fn report_due_permits(&self, backend: &dyn CounterStore, is_last: bool) {
+    async fn report_due_permits(&self, backend: &dyn FleetStore, is_last: bool) {
         let Some(fleet) = self.fleet_reporter() else { return };
         let teller = fleet.permit_reporter();
         let _turn = teller.round_lock.lock().await;

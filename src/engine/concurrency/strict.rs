@@ -23,7 +23,7 @@ use super::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, queue_t
 use crate::kernel::concurrency::limiter::QueueConfig;
 use crate::kernel::units::{Nanos, Share};
 use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
-use crate::store::{CounterStore, StoreReply};
+use crate::store::{FleetStore, StoreReply};
 use crate::telemetry::trace;
 
 /// The shortest pause between two attempts of the first request, and the largest
@@ -100,7 +100,7 @@ struct StoreAcquire<'a> {
     request: &'a PermitRequest<'a>,
     limit: &'a StrictLimit,
     fleet: &'a FleetReporter,
-    backend: &'a dyn CounterStore,
+    backend: &'a dyn FleetStore,
 }
 
 impl ConcurrencyLimits {
@@ -113,7 +113,7 @@ impl ConcurrencyLimits {
         &self,
         ask: PermitRequest<'_>,
         strictly: StrictLimit,
-        backend: &dyn CounterStore,
+        backend: &dyn FleetStore,
     ) -> Result<PermitGuard, AcquireError> {
         let Some(fleet) = self.fleet_reporter() else { return self.acquire(ask).await };
         let asking = StoreAcquire { request: &ask, limit: &strictly, fleet, backend };

@@ -58,8 +58,8 @@ use super::permits::{
 };
 use super::stats::{ConnectionCounter, StoreStats};
 use super::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreFailure,
-    StoreReply,
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, Placement,
+    StoreFailure, StoreReply,
 };
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{LeaseCallSent, StoreCallSent};
@@ -434,6 +434,20 @@ impl CounterStore for RedisStore {
         self.lease_batcher.send_together(begin);
     }
 
+    fn max_wait(&self) -> Option<Nanos> {
+        u64::try_from(self.call_timeout.as_nanos()).ok().map(Nanos)
+    }
+
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.route.outage_cause()
+    }
+
+    fn stats(&self) -> StoreStats {
+        StoreStats { connections: Some(self.connection_counter.counts()), ..StoreStats::default() }
+    }
+}
+
+impl FleetStore for RedisStore {
     fn update_membership<'a>(
         &'a self,
         beat: &'a MembershipHeartbeat,
@@ -473,18 +487,6 @@ impl CounterStore for RedisStore {
         round: &'a Telling,
     ) -> StoreReply<'a, PermitReportReply> {
         StoreReply::Pending(Box::pin(self.report_permits(round)))
-    }
-
-    fn max_wait(&self) -> Option<Nanos> {
-        u64::try_from(self.call_timeout.as_nanos()).ok().map(Nanos)
-    }
-
-    fn current_failure(&self) -> Option<StoreFailure> {
-        self.route.outage_cause()
-    }
-
-    fn stats(&self) -> StoreStats {
-        StoreStats { connections: Some(self.connection_counter.counts()), ..StoreStats::default() }
     }
 }
 

@@ -37,7 +37,8 @@ use crate::store::permits::{
 };
 use crate::store::stats::StoreStats;
 use crate::store::{
-    Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, Outcomes, StoreReply,
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterHits, CounterStore, FleetStore, Outcomes,
+    StoreReply,
 };
 
 /// All stores that contain the counters of one process.
@@ -369,6 +370,26 @@ impl CounterStore for StoreGroup {
         }
     }
 
+    fn max_wait(&self) -> Option<Nanos> {
+        self.main.max_wait()
+    }
+
+    fn current_failure(&self) -> Option<StoreFailure> {
+        self.main.current_failure().or_else(|| self.per_second.as_ref()?.current_failure())
+    }
+
+    fn stats(&self) -> StoreStats {
+        let per_second = self.per_second.as_ref().and_then(|store| store.stats().connections);
+        let remembered = self.reference.as_ref().and_then(CompatCounters::deny_cache_stats);
+        StoreStats {
+            per_second_connections: per_second,
+            deny_cache: remembered,
+            ..self.main.stats()
+        }
+    }
+}
+
+impl FleetStore for StoreGroup {
     fn update_membership<'a>(
         &'a self,
         beat: &'a MembershipHeartbeat,
@@ -398,23 +419,5 @@ impl CounterStore for StoreGroup {
         round: &'a Telling,
     ) -> StoreReply<'a, PermitReportReply> {
         self.main.report_strict_permits(now, round)
-    }
-
-    fn max_wait(&self) -> Option<Nanos> {
-        self.main.max_wait()
-    }
-
-    fn current_failure(&self) -> Option<StoreFailure> {
-        self.main.current_failure().or_else(|| self.per_second.as_ref()?.current_failure())
-    }
-
-    fn stats(&self) -> StoreStats {
-        let per_second = self.per_second.as_ref().and_then(|store| store.stats().connections);
-        let remembered = self.reference.as_ref().and_then(CompatCounters::deny_cache_stats);
-        StoreStats {
-            per_second_connections: per_second,
-            deny_cache: remembered,
-            ..self.main.stats()
-        }
     }
 }

@@ -7,7 +7,7 @@ use sluicegate::kernel::units::{Nanos, Share};
 use sluicegate::store::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
+use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 use tokio::sync::oneshot;
 
 use crate::simulation::bad::Flaw;
@@ -63,7 +63,9 @@ impl CounterStore for Wire {
     ) -> StoreReply<'a, LeaseOutcome> {
         self.memory.exchange_lease_message(now, message)
     }
+}
 
+impl FleetStore for Wire {
     fn report_shares<'a>(
         &'a self,
         _now: Nanos,

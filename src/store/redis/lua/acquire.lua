@@ -1,4 +1,4 @@
--- Acquires one permit of the strict concurrency limit KEYS[2], as `Permits::acquire`.
+-- Acquires one permit of the strict concurrency limit KEYS[2], as `PermitTable::acquire`.
 -- Follows permits.lua, which documents the other keys and arguments.
 --
 -- ARGV[4]  the permit's id: 16 bytes
@@ -11,7 +11,8 @@ local HELD, FULL, CLOSED, NOT_UNDERSTOOD = 0, 1, 2, 3
 local key, id = KEYS[2], ARGV[4]
 local limit, keep, longest = unpack('<ddd', ARGV[5])
 
--- A clock that was set back left deadlines beyond the longest duration. Moves them to `latest`.
+-- `clamp_deadlines`: a clock that was set back left deadlines
+-- beyond the longest duration. Moves them to `latest`.
 local function mend(latest)
   local far = call('ZRANGEBYSCORE', key, '(' .. digits(latest), '+inf')
   for i = 1, #far do call('ZADD', key, digits(latest), far[i]) end

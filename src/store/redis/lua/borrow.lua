@@ -1,4 +1,4 @@
--- Applies lease messages in order, with the arithmetic of kernel/lease/book.rs. Each
+-- Applies lease messages in order, with the arithmetic of crates/kernel/src/lease/table.rs. Each
 -- message reports and returns hits, charges the hits of a check, and borrows hits.
 --
 -- For message m, from 1:
@@ -132,8 +132,8 @@ for m = 1, #all_keys / 2 do
     end
   end
   repeat
-    -- `held_at`, and `forget`: the replica's record, and the sums over the others. The
-    -- sums are the valid records, their balances, their demand and their latest expiry.
+    -- `balance_at`, and `remove_expired`: the replica's record, and the sums over the others.
+    -- The sums are the valid records, their balances, their demand and their latest expiry.
     local its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
     local its_held, its_fresh, its_demand, its_passed = 0, 0, 0, 0
     local others, others_demand, forgotten = 0, 0, 0

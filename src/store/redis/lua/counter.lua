@@ -6,7 +6,7 @@ end
 
 local function min(a, b) if b < a then return b end return a end
 
--- kernel/lease/counter.rs, `mark`.
+-- `locate_charge`, crates/kernel/src/lease/counter.rs.
 function mark()
   if strategy == 1 then return 0 end
   if strategy == 5 then return now end
@@ -22,7 +22,7 @@ function mark()
   return sum - sum % period
 end
 
--- kernel/rate/sliding_log.rs, `refund_at`. It also lowers the totals of all later
+-- `refund_at`, crates/kernel/src/rate/sliding_log.rs. It also lowers the totals of all later
 -- entries, so it costs O(later entries). The entry of a lease is one of the newest.
 local function refund_at(instant, hits)
   local size = call('LLEN', KEYS[1])
@@ -54,7 +54,7 @@ local function refund_at(instant, hits)
   end
 end
 
--- kernel/lease/counter.rs, `refund`.
+-- `refund`, crates/kernel/src/lease/counter.rs.
 function refund(charged_at, hits)
   -- Moves the counter to its current window, so that marks are comparable.
   step(CHARGE, 0)

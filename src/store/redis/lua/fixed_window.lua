@@ -1,4 +1,5 @@
-    -- Fixed and calendar windows, a block in the charge loop: kernel/rate/fixed_window.rs.
+    -- Fixed and calendar windows, a block in the charge loop:
+    -- crates/kernel/src/rate/fixed_window.rs.
     --
     -- State of a window of `period`: one integer, the start in microseconds plus the count, while
     -- the count is below half a period. Then INCR or INCRBY alone counts, and its reply also

@@ -1,4 +1,4 @@
-    -- GCRA, a block in the charge loop: kernel/rate/gcra.rs.
+    -- GCRA, a block in the charge loop: crates/kernel/src/rate/gcra.rs.
     --
     -- State, 37 bytes: 'g', since, owed, N, P, B, tick. At the tick `since` the debt was `owed`
     -- hit-ticks, under the limit of the last four. This is the TAT, `since + owed / N`, without a
@@ -71,7 +71,7 @@
             lives = lives + -lives % tenth
             ahead = owed - (at - since) * limit
             if capacity < ahead then ahead, changed = capacity, true end
-          else -- carry
+          else -- convert
             local n, p, b, t = unpack('<I4dI4I4', its)
             if n < 1 or b < 1 or not (1 <= p and b * p < EXACT)
               or (t ~= 1 and t ~= 1000 and t ~= 1000000) then
@@ -120,7 +120,7 @@
           strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
             unpack(RECORD, ARGV[in_hand + 2])
           act, hits = its_act, its_hits
-          if n ~= limit or p ~= period or b ~= burst or t ~= tick then -- carry
+          if n ~= limit or p ~= period or b ~= burst or t ~= tick then -- convert
             worked_out, capacity, at = in_hand, burst * period, (now - now % tick) / tick
             under = pack('<I4dI4I4', limit, period, burst, tick)
             tenth, lives = tick < 100000 and 100000 / tick or 1, nil

@@ -1,5 +1,5 @@
--- Applies one round of share reports of one replica: kernel/coordinator, line for line, in
--- microseconds. Unlike the kernel, it stores the sums over all share states, see `put`.
+-- Applies one round of share reports of one replica: crates/kernel/src/coordinator, line for line,
+-- in microseconds. Unlike the kernel, it stores the sums over all share states, see `put`.
 --
 -- KEYS[1]  a hash: 'store' is the store's name when the incarnation began, 'life' the coordinator's
 --          incarnation, 'heard' the instant of the last report, 'knew' that instant when the
@@ -12,8 +12,8 @@
 --          its shares (-1 none); the instant of the last reply that it received (-1 none); the
 --          microseconds for which a share of it, or of a forgotten replica, may be in use; 1 if it
 --          leaves
--- ARGV[n]  from 4, packed: the law and the report of each limit, see SAID; a vote is one more than
---          its ratio, and 0 is none
+-- ARGV[n]  from 4, packed: the configuration and the report of each limit, see SAID; a vote is one
+--          more than its ratio, and 0 is none
 -- Reply: one string of little-endian doubles: the incarnation, the instant in microseconds, and
 --   eight for each limit. These are a code, and for code 0 (granted) the incarnation, the
 --   generation, the share, the fair share, the limit, the number of replicas, and 1 while
@@ -65,7 +65,8 @@ local HEAD, HEAD_BYTES = '<IddddHdIdddIdddIIIII', 122
 local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddddI', 37, 96
 local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
--- kernel/coordinator/life.rs, and an instant before every report.
+-- `FAILOVER_LOSS`, crates/kernel/src/coordinator/incarnation.rs,
+-- and an instant before every report.
 local MOMENT, NEVER = 3000000, -2 ^ 52
 -- The time that a state is kept after its last use. A lost state must not
 -- look like a lost store to a late report. An adaptive limit is kept longer.
@@ -86,7 +87,8 @@ local function expire(key, at)
   call('PEXPIREAT', key, string.format('%.0f', floor(at / 1000) + 1))
 end
 
--- kernel/coordinator/life.rs. `knew` is the instant up to which the table is known.
+-- crates/kernel/src/coordinator/incarnation.rs. `knew`
+-- is the instant up to which the table is known.
 local born_as, born, settled, since_when
 
 local function begin(knew)
@@ -95,7 +97,7 @@ local function begin(knew)
   call('HSET', KEYS[1], 'knew', knew)
 end
 
--- backend/memory/coordinators.rs, `life` and `register`:
+-- `incarnation_for` and `update_table`, src/store/memory/coordinators.rs:
 -- writes the replica's line before its reports are applied.
 local life_changed = false
 do
@@ -106,7 +108,7 @@ do
 
   if known_life then born_as, born, settled, since_when = unpack(LIFE, known_life) end
   if not known_life or ARGV[2] ~= '' and its_store ~= ARGV[2] then
-    -- `lists_nobody`, kernel/coordinator/life.rs.
+    -- `may_list_only_dead`, crates/kernel/src/coordinator/incarnation.rs.
     if not known_life or last_heard + replica_longest <= told + MOMENT then since_when = told end
 
     begin(last_heard)
@@ -114,7 +116,7 @@ do
     life_changed = true
   end
 
-  -- `has_lost`, kernel/coordinator/life.rs.
+  -- `has_lost_state`, crates/kernel/src/coordinator/incarnation.rs.
   if settled == 0 and 0 <= answered and answered < born and since_when ~= born
     and tonumber(call('HGET', KEYS[1], 'knew') or NEVER) + MOMENT < answered then
     since_when, life_changed = born, true
@@ -152,7 +154,7 @@ do
   end
 end
 
--- One limit: its law and the report, and its head.
+-- One limit: its configuration, the report, and its head.
 local heartbeat, term, max_duration, least, start, most, aggregate, split
 local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceiling
 local in_flight, wanted, vote, leaves
@@ -180,7 +182,7 @@ local texts = {}
 local has_wants, has_all, all_changed, grace
 local now, whole
 
--- kernel/coordinator/split.rs. The split's input: the live replicas in the fleet's
+-- crates/kernel/src/coordinator/split.rs. The split's input: the live replicas in the fleet's
 -- order, and the reporter. `live` lists their share states, and is nil if all are live.
 -- `idle` counts replicas without need that are treated as hungry with a need of one.
 local living, live, me, hungry, idle, my_need, total_need
@@ -201,6 +203,7 @@ local function put(sign, ends, held, granted, in_flight, told, wanted)
   if ends < next_end then count_ending = count_ending + sign end
 end
 
+-- `divide_evenly`
 local function even(total, among, place_from_0)
   if among == 0 then return 0 end
   local rest = total % among
@@ -264,7 +267,7 @@ for i = 2, #KEYS do
       was_wanted = unpack('<I', state, HEAD_BYTES + 4 * at - 3)
     end
 
-    -- `on_heartbeat`, kernel/coordinator/coordinator.rs: to the end of the loop.
+    -- `apply_heartbeat`, crates/kernel/src/coordinator/coordinator.rs: to the end of the loop.
     if incarnation ~= born_as then
       incarnation, latest, generation, level, recovered, counted, votes = born_as, 0, 0, -1, 0, told, 0
       n, at, has_wants, has_all, all_changed = 0, nil, true, true, true
@@ -275,7 +278,7 @@ for i = 2, #KEYS do
     now = latest
     whole = level < 0 and 0 or (level - level % FINE) / FINE
 
-    -- `is_in_grace`, kernel/coordinator/life.rs.
+    -- `is_in_grace`, crates/kernel/src/coordinator/incarnation.rs.
     grace = settled == 0 and now < born + term + max_duration
 
     local must_see_all = not at or sums_hold_until <= now or leaves == 1
@@ -320,7 +323,7 @@ for i = 2, #KEYS do
         R[at], D[at] = rests, lasts
       end
 
-      -- kernel/coordinator/seat.rs.
+      -- crates/kernel/src/coordinator/share_state.rs.
       local function exposure(i)
         local most, granted, in_flight = HS[i], GS[i], F[i]
         if most < granted then most = granted end
@@ -328,11 +331,12 @@ for i = 2, #KEYS do
         return most
       end
 
+      -- `is_unused`
       local function is_over(i)
         if now < U[i] then return false end
         if exposure(i) == 0 then return true end
         load(i)
-        -- `rests_at`: by its own law and by the current one.
+        -- `unused_from`: by its own `max_duration` and by the current one.
         local lasts = D[i]
         if lasts < max_duration then lasts = max_duration end
         return R[i] <= now and U[i] + lasts <= now
@@ -359,8 +363,8 @@ for i = 2, #KEYS do
         n, all_changed = kept, true
       end
 
-      -- Returns the share state's index, true if it exists,
-      -- and SUPERSEDED if a later incarnation reported.
+      -- `find_index`: returns the share state's index, true if it
+      -- exists, and SUPERSEDED if a later incarnation reported.
       function place()
         local member, M = member, M
         local at, is_there = n + 1, false
@@ -386,11 +390,12 @@ for i = 2, #KEYS do
         n, all_changed, sums_hold_until = n + 1, true, 0
       end
 
+      -- `live_replicas`
       local function is_live(i)
         return now < U[i] and (i == n or M[i + 1] ~= M[i])
       end
 
-      -- kernel/coordinator/aggregate.rs.
+      -- crates/kernel/src/coordinator/aggregate.rs.
       local function within(a)
         if most * FINE < a then a = most * FINE end
         if a < least * FINE then a = least * FINE end
@@ -403,12 +408,14 @@ for i = 2, #KEYS do
         return within(floor(a * ratio / 65536))
       end
 
+      -- `combine`
       local function fold(votes)
         table.sort(votes)
         if aggregate == 1 or #votes == 0 then return votes[1] end
         return votes[floor((#votes - 1) / 2) + 1]
       end
 
+      -- `count_votes`
       local function count()
         lay_down()
         load_all()
@@ -422,6 +429,7 @@ for i = 2, #KEYS do
         for i = 1, n do V[i] = 0 end
       end
 
+      -- `update_limit`
       function move_ceiling()
         local claim = grace and holds == 1 and h_coordinator ~= incarnation and h_ceiling * FINE or nil
         if level < 0 or claim and recovered == 0 then
@@ -455,14 +463,15 @@ for i = 2, #KEYS do
           end
         end
         -- With an expired share state the sums are not valid:
-        -- each report's law decides how long it is kept.
+        -- each report's configuration decides how long it is kept.
         sums_hold_until = living == n and until_when or 0
       end
 
-      -- kernel/coordinator/split.rs. For each live replica: its want, true
-      -- if it waits for a permit, and since when it waits or has one.
+      -- crates/kernel/src/coordinator/split.rs. For each live replica: its want,
+      -- true if it waits for a permit, and since when it waits or has one.
       local wants, waits, turns
 
+      -- `priority_class`
       local function class(i, turned)
         if split == DEMAND and wants[i] == 0 then return 3 end
         if waits[i] then return 1 end
@@ -540,7 +549,7 @@ for i = 2, #KEYS do
       code = FULL
     else
 
-      -- `held`: the grant that the replica had when it sent the report.
+      -- `confirmed_grant`: the grant that the replica had when it sent the report.
       local its_held, its_held_generation = 0, 0
       if holds == 1 and leaves == 0 then
         if h_coordinator ~= incarnation then
@@ -552,14 +561,14 @@ for i = 2, #KEYS do
         end
       end
 
-      -- `vote_that_counts`: a vote counts only for the limit that the replica knew when it voted.
+      -- `valid_vote`: a vote counts only for the limit that the replica knew when it voted.
       local said_vote = 0
       if holds == 1 and h_ceiling == whole and 0 < wanted then
         said_vote = vote
         if vote == 0 and is_there then said_vote = its_vote end
       end
 
-      -- `hear`.
+      -- `store_heartbeat`.
       if not is_there then
         insert()
         granted_generation, since, granted, its_told, its_vote = its_held_generation, now, its_held, 0, 0
@@ -572,7 +581,7 @@ for i = 2, #KEYS do
         votes = votes + (said_vote == 0 and 0 or 1) - (its_vote == 0 and 0 or 1)
         its_vote = said_vote
       end
-      -- `admitted_rests`.
+      -- `previous_requests_end`.
       local last = now
       if max_duration < lasts and now < ends then last = ends end
       if rests < last + lasts then rests = last + lasts end
@@ -592,7 +601,7 @@ for i = 2, #KEYS do
       else
         if not is_plain then move_ceiling() end
 
-        -- `grant`.
+        -- `grant_share`.
         if sums_hold_until <= now or whole ~= sum_ceiling then
           sum_up()
         else
@@ -603,7 +612,7 @@ for i = 2, #KEYS do
         total_need, hungry, idle = sum_need + my_need, count_hungry, 0
         if 0 < my_need then hungry = hungry + 1 end
 
-        -- `rule`, kernel/coordinator/split.rs.
+        -- `split_rule`, crates/kernel/src/coordinator/split.rs.
         local by = TURNS
         if living <= whole then
           by = ALL
@@ -619,7 +628,8 @@ for i = 2, #KEYS do
           if my_need < 1 then my_need = 1 end
         end
 
-        -- `part`, kernel/coordinator/split.rs; and the permits owed to others.
+        -- `fair_share`, crates/kernel/src/coordinator/split.rs;
+        -- and `reserved`, the permits owed to others.
         local owed = 0
         if not me then
           fair = 0
@@ -631,10 +641,10 @@ for i = 2, #KEYS do
           fair = my_need + even(whole - total_need, living, me - 1)
         elseif my_need ~= 0 then
           if not fill then
-            -- Sets `filled` to the highest level, rounded down, to which every need can be
-            -- filled. Returns the number of needs above it, and the rest. The level is below the
-            -- limit, so needs above the limit change nothing. From a start that is too high, the
-            -- first step leads to the level or below it. From below, each step leads up, and
+            -- `fill_level`: sets `filled` to the highest level, rounded down, to which every need
+            -- can be filled. Returns the number of needs above it, and the rest. The level is below
+            -- the limit, so needs above the limit change nothing. From a start that is too high,
+            -- the first step leads to the level or below it. From below, each step leads up, and
             -- stops only at the level. So the search starts at the last level, which is near.
             local function fill_all(wants)
               local living, level, spare, is_first = living, filled, whole - idle, true
@@ -655,6 +665,7 @@ for i = 2, #KEYS do
               end
             end
 
+            -- `divide_by_need`
             function fill()
               -- The replicas that want more share the rest.
               -- If none does, all that take part share it.
@@ -676,8 +687,8 @@ for i = 2, #KEYS do
           fair = fill()
         end
 
-        -- `share`; and `left_by_the_lowered` for a lowered
-        -- limit that other replicas do not know yet.
+        -- `grantable_share`; and `room_after_decrease` for a
+        -- lowered limit that other replicas do not know yet.
         local free, share = whole - sum_exposure, fair
         if free < held then
           local left = whole - sum_taken
@@ -709,7 +720,7 @@ for i = 2, #KEYS do
     end
 
     local is_heard, in_use = code == GRANTED or code == LEFT, term + max_duration
-    -- Requests that it allowed under an earlier law may last longer.
+    -- Requests that it allowed under an earlier configuration may last longer.
     if is_heard and in_use < rests - now then in_use = rests - now end
     local least_kept = real + in_use + (least < most and INFERRED or KEPT)
     local renews = kept < least_kept

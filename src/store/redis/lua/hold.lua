@@ -1,5 +1,6 @@
 -- Reserves the hits of a check that several calls decide, and commits or cancels them, with the
--- arithmetic of kernel/lease/hold.rs. A call has the messages of one check and slot, in order.
+-- arithmetic of crates/kernel/src/lease/reservation.rs. A call has the messages of one check and
+-- slot, in order.
 --
 -- For message m, from 1:
 -- KEYS[2m - 1]  the counter
@@ -48,7 +49,7 @@ local function pack_head()
   return pack(HEAD, earliest, since, owed_then, held, waiting, n, p, b, t)
 end
 
--- kernel/rate/gcra.rs, `owed`.
+-- `debt`, crates/kernel/src/rate/gcra.rs.
 local function owed()
   local value = call('GET', KEYS[1])
   if not value then return 0 end
@@ -58,7 +59,7 @@ local function owed()
   return min(left, capacity)
 end
 
--- `Debt::turn`
+-- `ReservedDebt::advance`
 local function turn()
   local owes = owed()
   if n ~= limit or p ~= period or b ~= burst or t ~= tick then
@@ -73,7 +74,7 @@ local function turn()
   since, owed_then = at, owes
 end
 
--- `Holds::undo` for a debt, and kernel/rate/gcra.rs, `forgive`.
+-- `CounterReservations::refund_all` for a debt, and `reduce_debt`, crates/kernel/src/rate/gcra.rs.
 local function undo(hits)
   turn()
   waiting = waiting - hits
@@ -89,7 +90,7 @@ local function undo(hits)
   end
 end
 
--- `Holds::expire`
+-- `CounterReservations::expire`
 local function expire()
   if now < earliest then return end
   local all, hits = call('HGETALL', KEYS[2]), 0
@@ -110,7 +111,7 @@ local function expire()
   call('HSET', KEYS[2], 'h', pack_head())
 end
 
--- `Holds::keep`
+-- `CounterReservations::keep`
 local function keep()
   if not open then return REFUSED, 0, 0, 0 end
   local _, _, hits = unpack(OPEN, open)
@@ -123,7 +124,7 @@ local function keep()
   return ADMIT, 0, 0, 0
 end
 
--- `Holds::give_back`
+-- `CounterReservations::cancel`
 local function give_back()
   if open then
     local _, mark, hits = unpack(OPEN, open)
@@ -138,7 +139,7 @@ local function give_back()
   return step(ASK, 0)
 end
 
--- `Holds::hold`
+-- `CounterReservations::reserve`
 local function hold(term)
   if head then expire() end
   if open then

@@ -1,6 +1,6 @@
 -- Continues the loop of borrow.lua: applies one message to its counter and to its list.
 --
--- Stores the replica's record `known`, unless the list is full. `others`
+-- `put_record`: stores the replica's record `known`, unless the list is full. `others`
 -- is the number of other records, and `forgotten` their latest expiry.
 function put(key, member, others, forgotten, kept_until, known)
   if MOST_MEMBERS <= others then return end
@@ -22,7 +22,7 @@ end
 
     end
 
-    -- `step`: converts a debt under another limit, for any result of the message.
+    -- `apply`: converts a debt under another limit, for any result of the message.
     if not is_plain then
       KEYS[1] = its_counter
       code, remaining, retry, reset = step(again and CHARGE or ASK, 0, lives_there or nil)
@@ -38,7 +38,7 @@ end
     end
     local had = now < its_till and its_held or 0
 
-    -- `repeat`, and `ask_then_step`: the reply to a message that was applied before.
+    -- `repeat_reply`, and `peek_then_charge`: the reply to a message that was applied before.
     if number == its_number then
       code, remaining, retry, reset = step(ASK, its_passed == 1 and 0 or own, again)
       if its_passed == 1 then
@@ -55,7 +55,7 @@ end
       break
     end
 
-    -- `report`.
+    -- `apply_report`.
     kept = still_held
     if had < kept then kept = had end
     local left, returned = kept + back, 0
@@ -74,7 +74,7 @@ end
       refund(its_mark, returned)
     end
 
-    -- `turn`: without a charge the debt of the last step
+    -- `apply_new`: without a charge the debt of the last step
     -- is still valid. A change is written with the grant.
     if not is_plain then
       if not again or own ~= 0 or back ~= 0 then
@@ -91,7 +91,7 @@ end
     if own == 0 or code == ADMIT then
       its_passed = 1
 
-      -- `may_have`, and `share`.
+      -- `max_grant`, and `proportional_share`.
       local most, all = 0, its_demand + others_demand
       if others < MOST_MEMBERS then
         local product = remaining * its_demand
@@ -146,7 +146,7 @@ end
       break
     end
 
-    -- `length`.
+    -- `lease_duration`.
     good_for = term
     if coupled and has_windows and reset < term then good_for = reset end
     local kept_until = now + term

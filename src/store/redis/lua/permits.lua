@@ -1,5 +1,5 @@
--- The common part of the scripts of strict concurrency limits: kernel/concurrency/permits.rs
--- and backend/memory/permits.rs, line for line, in microseconds.
+-- The common part of the scripts of strict concurrency limits, line for line, in microseconds:
+-- crates/kernel/src/concurrency/permit_table.rs and src/store/memory/permits.rs.
 --
 -- KEYS[1]  the incarnation of the node: 'permits1', packed the instant at which acquires become
 --          possible and the instant of the last report, and the store's name when it began
@@ -40,7 +40,7 @@ local grace, silence = unpack('<dd', ARGV[3])
 
 local function digits(number) return format('%.0f', number) end
 
--- kernel/concurrency/permits.rs, `Life`.
+-- `AcquireGate`, crates/kernel/src/concurrency/permit_table.rs.
 local opens_at, told_at, store
 
 local function write_life()
@@ -68,6 +68,7 @@ local function closed_for()
   return opens_at - now
 end
 
+-- `record_report`
 local function told()
   told_at = now
   write_life()

@@ -22,15 +22,15 @@ else
     end
   end
 
-  -- `all_or_nothing`, backend/memory.rs. The current check: its mode and
-  -- its `count` charges; charge i is current. Then the trial results so
-  -- far and the hits of each key. `charged` is nil until the last trial.
+  -- `charge_atomically`, src/store/memory.rs. The current check: its mode
+  -- and its `count` charges; charge i is current. Then the trial results
+  -- so far and the hits of each key. `charged` is nil until the last trial.
   local place, ends = 2, #ARGV[2] / 2
   local rule, count, i, asked, together, charged = 0, 0, 0, nil, nil, nil
   -- The key and the records that a strategy's block has not reached.
   local left_key, left_from, left_last
 
-  -- `combine`, kernel/decision.rs.
+  -- `combine`, crates/kernel/src/decision.rs.
   local function admitted()
     local quota, quota_denies = false, true
     for each = 1, count do

@@ -99,7 +99,7 @@ local function ask(i)
   return {act = act, count = count, denies = denies, group = group, votes_no = denies and shadow == '0'}
 end
 
--- `combine`, kernel/decision.rs.
+-- `combine`, crates/kernel/src/decision.rs.
 local function admitted(asked)
   local quota_for_all = match(ARGV[1], 'q')
   local quota, quota_denies = false, true

@@ -1,4 +1,4 @@
-    -- Sliding logs, a block in the charge loop: kernel/rate/sliding_log.rs.
+    -- Sliding logs, a block in the charge loop: crates/kernel/src/rate/sliding_log.rs.
     --
     -- State: a list of at most N runs, the oldest first. A run is at, total, hits:
     -- its arrival in microseconds, all hits up to and including it, modulo 2^52, and
@@ -56,7 +56,7 @@
         oldest, total, own = run(0)
         origin = total - own
         newest, total = run(-1)
-        -- `settle`: `drop_oldest`, then the expired runs.
+        -- `normalize`: `drop_oldest`, then the expired runs.
         -- Written below, unless this step is a trial.
         local surplus = total - (limit < 1 and 1 or limit)
         if 0 < surplus then
@@ -97,7 +97,7 @@
           remaining, pushed = remaining - hits, pushed + hits
         elseif limit < hits then
           code = NEVER
-        else -- frees_in
+        else -- time_until_freed
           local freed, at = first(low, nil, base + held + pushed + hits - limit - 1), now
           if freed < size then at = run(freed) end
           code, retry = DENY, (at < now and at or now) - past

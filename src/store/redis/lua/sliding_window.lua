@@ -1,4 +1,4 @@
-    -- Sliding windows, a block in the charge loop: kernel/rate/sliding_window.rs.
+    -- Sliding windows, a block in the charge loop: crates/kernel/src/rate/sliding_window.rs.
     --
     -- State, 17 bytes: 's', start, prev, cur: two counts,
     -- and the start of the later window in microseconds.
@@ -13,7 +13,7 @@
       end
 
       while true do
-        -- `seen`
+        -- `advance`
         local held_prev, held_cur = prev, cur
         local since = (began - began % tick) / tick
         local at_now = (now - now % tick) / tick
@@ -41,7 +41,7 @@
           cur, remaining = cur + hits, remaining - hits
         elseif limit < hits then
           code = NEVER
-        else -- passes_at
+        else -- allowed_at
           local after = limit - hits
           local count, fades_at, spare = cur, finish + period, after
           if cur <= after then count, fades_at, spare = prev, finish, after - cur end

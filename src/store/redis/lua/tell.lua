@@ -1,5 +1,6 @@
 -- Reports the permits in use and the released permits of some strict concurrency limits, as
--- `Permits::tell` for each. Follows permits.lua, which documents the other keys and arguments.
+-- `PermitTable::apply_report` for each. Follows permits.lua, which documents the other keys and
+-- arguments.
 --
 -- ARGV[n]  from 4, for the limit KEYS[n - 2], packed: the number of permits in use; each of them,
 --          16 bytes, with the microseconds until its deadline; then each released permit, 16 bytes
