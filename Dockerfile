@@ -19,9 +19,9 @@ COPY src src
 
 FROM source AS build
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
-    cargo build --release --locked --bin sluicegate --config 'profile.release.strip="debuginfo"' \
+    cargo build --profile dist --locked --bin sluicegate --config 'profile.dist.strip="debuginfo"' \
     && mkdir -p /out/bin \
-    && cp target/release/sluicegate /out/bin/sluicegate \
+    && cp target/dist/sluicegate /out/bin/sluicegate \
     # The program's name in the image of envoyproxy/ratelimit.
     && ln -s sluicegate /out/bin/ratelimit
 

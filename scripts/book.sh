@@ -14,7 +14,7 @@ version=0.5.4
 mdbook=.tools/cargo/bin/mdbook
 if ! "$mdbook" --version 2>/dev/null | grep -qx "mdbook v$version"; then
     # Compiles for two minutes, once. Omits the search and the server.
-    cargo install --locked --quiet --root .tools/cargo mdbook --version "$version" --no-default-features
+    cargo install --locked --quiet --debug --root .tools/cargo mdbook --version "$version" --no-default-features
 fi
 
 to=${1:-target/book}

@@ -61,6 +61,9 @@ check_gateway() {
     SLUICEGATE_GATEWAY_SECONDS=60 run gateway cargo test --locked --test all -- drop_in::gateway
 }
 
+# The commands of the Dockerfile: a build with the dist profile, and its size.
+check_image() { run image scripts/image.sh --compile; }
+
 # The commands of README and docs, run in an empty checkout.
 check_walk() { run walk scripts/walk.sh; }
 
@@ -71,7 +74,7 @@ check_stall() { run stall cargo bench --locked --bench backend -- stall; }
 check_benches() { run benches cargo bench --locked; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings specs leases capacity fleet gateway walk)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz ceilings specs leases capacity fleet gateway image walk)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

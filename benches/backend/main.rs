@@ -367,8 +367,7 @@ impl Server {
     /// Checks that the store failed to answer.
     fn failures(&self) -> u64 {
         let page = self.metrics();
-        let its =
-            page.lines().filter(|line| line.starts_with("sluicegate_backend_failures_total{"));
+        let its = page.lines().filter(|line| line.starts_with("sluicegate_store_failures_total{"));
         its.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
     }
 

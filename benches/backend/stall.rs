@@ -184,7 +184,7 @@ impl Load<'_> {
     /// Waits until the service reports its store as up, and returns the duration.
     async fn answered_by_the_store(&self) -> Duration {
         let began = Instant::now();
-        while self.server.metric("sluicegate_backend_up") == 0 {
+        while self.server.metric("sluicegate_store_up") == 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         began.elapsed()

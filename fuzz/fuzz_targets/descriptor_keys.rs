@@ -1,132 +1,138 @@
-//! Counter names are as distinct as descriptors, and the service's rule lookup equals [`naive`].
+//! Counter keys are as distinct as descriptors, and the service's rule lookup equals [`naive`].
 //!
-//! An input has two sides, separated by a line `=`. A side is a line for the counting, a line for
-//! the domain, then keys and values in turn.
+//! An input has the parts of two keys, separated by a line `=`. Each has a line for the strategy, a
+//! line for the domain, then keys and values in turn.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use sluicegate::config::Config;
-use sluicegate::config::tree::trace::Outcome;
-use sluicegate::engine::Policy;
-use sluicegate::kernel::decision::{Cost, Descriptor, Question};
-use sluicegate::kernel::key::{CounterKey, Counting};
+use sluicegate::config::tree::trace::LookupOutcome;
+use sluicegate::engine::DecisionPolicy;
+use sluicegate::kernel::decision::{Check, Cost, Descriptor};
+use sluicegate::kernel::key::{CounterKey, KeyStrategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
-use sluicegate_fuzz::naive::{self, DOMAIN, Found, TRICKY};
-use sluicegate_fuzz::{Service, sound};
+use sluicegate_fuzz::naive::{self, DOMAIN, ExpectedMatch, TRICKY};
+use sluicegate_fuzz::{Service, load_valid};
 
-static CONFIG: LazyLock<Arc<Config>> = LazyLock::new(|| sound(&[("tricky.yaml", &naive::yaml())]));
+static CONFIG: LazyLock<Arc<Config>> =
+    LazyLock::new(|| load_valid(&[("tricky.yaml", &naive::yaml())]));
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);
     let (left, right) = text.split_once("\n=\n").unwrap_or((&text, ""));
-    let sides = [Side::read(left), Side::read(right)];
-    keys_are_as_distinct_as_names(&sides);
-    let found = sides.each_ref().map(|side| found(&side.entries));
-    counters_are_as_distinct_as_found(&sides, &found);
+    let inputs = [KeyParts::parse(left), KeyParts::parse(right)];
+    assert_keys_are_as_distinct_as_parts(&inputs);
+    let matches = inputs.each_ref().map(|parts| lookup(&parts.entries));
+    assert_counters_are_as_distinct_as_matches(&inputs, &matches);
 });
 
-/// The parts of one counter's name.
+/// The parts of one counter's key.
 #[derive(PartialEq)]
-struct Side<'t> {
-    counting: Counting,
+struct KeyParts<'t> {
+    strategy: KeyStrategy,
     domain: &'t str,
     entries: Vec<(&'t str, &'t str)>,
 }
 
-impl<'t> Side<'t> {
-    fn read(text: &'t str) -> Self {
+impl<'t> KeyParts<'t> {
+    fn parse(text: &'t str) -> Self {
         let mut lines = text.split('\n');
-        let counting = counting(lines.next().unwrap_or_default());
+        let strategy = parse_strategy(lines.next().unwrap_or_default());
         let domain = lines.next().unwrap_or_default();
         let mut entries = Vec::new();
         while let Some(key) = lines.next() {
             entries.push((key, lines.next().unwrap_or_default()));
         }
-        Self { counting, domain, entries }
+        Self { strategy, domain, entries }
     }
 
-    fn injective(&self) -> CounterKey {
-        CounterKey::injective(self.domain, self.entries.iter().copied(), self.counting)
+    fn unique_key(&self) -> CounterKey {
+        CounterKey::unique(self.domain, self.entries.iter().copied(), self.strategy)
     }
 
-    fn joined(&self) -> CounterKey {
-        CounterKey::joined(self.domain, self.entries.iter().copied(), self.counting)
+    fn compatible_key(&self) -> CounterKey {
+        CounterKey::compatible(self.domain, self.entries.iter().copied(), self.strategy)
     }
 
-    /// The spelling of envoyproxy/ratelimit, without the window.
-    fn spelled(&self) -> String {
+    /// The key in envoyproxy/ratelimit, without the window.
+    fn envoyproxy_text(&self) -> String {
         let entries = self.entries.iter().map(|(key, value)| format!("{key}_{value}_"));
         format!("{}_{}", self.domain, entries.collect::<String>())
     }
 }
 
-/// Decodes a word: its first byte selects the strategy, its length and second byte the window. A
-/// window is never zero.
-fn counting(word: &str) -> Counting {
-    let mut bytes = word.bytes();
-    let (how, long) = (bytes.next(), u64::from(bytes.next().unwrap_or_default()));
-    let length = Nanos((long << (word.len() % 56)).max(1));
-    match how {
-        Some(b'g') => Counting::Gcra,
-        Some(b'l') => Counting::SlidingLog,
-        Some(b's') => Counting::SlidingWindow(length),
+/// Decodes a strategy. The first byte selects it; the text's length and second byte select the
+/// window, which is never zero.
+fn parse_strategy(text: &str) -> KeyStrategy {
+    let mut bytes = text.bytes();
+    let (tag, length) = (bytes.next(), u64::from(bytes.next().unwrap_or_default()));
+    let window = Nanos((length << (text.len() % 56)).max(1));
+    match tag {
+        Some(b'g') => KeyStrategy::Gcra,
+        Some(b'l') => KeyStrategy::SlidingLog,
+        Some(b's') => KeyStrategy::SlidingWindow(window),
         Some(b'c') => {
             let units = [Unit::Day, Unit::Week, Unit::Month, Unit::Year];
-            Counting::Calendar(units[word.len() % units.len()])
+            KeyStrategy::Calendar(units[text.len() % units.len()])
         }
-        _ => Counting::FixedWindow(length),
+        _ => KeyStrategy::FixedWindow(window),
     }
 }
 
-fn keys_are_as_distinct_as_names([left, right]: &[Side<'_>; 2]) {
-    assert_eq!(left.injective() == right.injective(), left == right);
-    let spelled_alike = left.counting == right.counting && left.spelled() == right.spelled();
-    assert_eq!(left.joined() == right.joined(), spelled_alike);
-    assert_ne!(left.injective(), right.joined());
+fn assert_keys_are_as_distinct_as_parts([left, right]: &[KeyParts<'_>; 2]) {
+    assert_eq!(left.unique_key() == right.unique_key(), left == right);
+    let is_same_text =
+        left.strategy == right.strategy && left.envoyproxy_text() == right.envoyproxy_text();
+    assert_eq!(left.compatible_key() == right.compatible_key(), is_same_text);
+    assert_ne!(left.unique_key(), right.compatible_key());
 }
 
 /// Finds a rule with the service's tree, traced and untraced, and with the naive lookup. All three
 /// must be equal.
-fn found(entries: &[(&str, &str)]) -> Option<Found> {
+fn lookup(entries: &[(&str, &str)]) -> Option<ExpectedMatch> {
     let tree = &CONFIG.domains[DOMAIN].tree;
-    let expected = naive::find(TRICKY, entries);
-    let traced = match tree.explain(entries).outcome {
-        Outcome::Found(found) => Some(found),
+    let expected = naive::find_rule(TRICKY, entries);
+    let traced = match tree.trace_lookup(entries).outcome {
+        LookupOutcome::Found(rule_match) => Some(rule_match),
         _ => None,
     };
-    for matched in [tree.lookup(entries.iter().copied()), traced] {
-        let got = matched.map(|found| {
-            let mut counted: Vec<(String, String)> =
+    for rule_match in [tree.lookup(entries.iter().copied()), traced] {
+        let actual = rule_match.map(|rule_match| {
+            let mut key_entries: Vec<(String, String)> =
                 entries.iter().map(|&(key, value)| (key.into(), value.into())).collect();
-            for (position, pattern) in found.shared {
-                counted[position].1 = pattern.into();
+            for (position, pattern) in rule_match.shared {
+                key_entries[position].1 = pattern.into();
             }
-            let limit = found.rule.limit.as_ref().expect("none is unlimited");
-            Found { requests: limit.requests, counted }
+            let limit = rule_match.rule.limit.as_ref().expect("no tricky rule is unlimited");
+            ExpectedMatch { requests: limit.requests, key_entries }
         });
-        assert_eq!(got, expected, "{entries:?}");
+        assert_eq!(actual, expected, "{entries:?}");
     }
     expected
 }
 
-/// Decides one check with both descriptors. They share a counter if their counted entries are
+/// Decides one check with both descriptors. They share a counter if the entries in their keys are
 /// equal, and only then.
-fn counters_are_as_distinct_as_found(sides: &[Side<'_>; 2], found: &[Option<Found>; 2]) {
-    let [Some(left), Some(right)] = found else { return };
-    let descriptors = sides.iter().map(|side| Descriptor {
-        entries: side.entries.iter().copied().collect(),
+fn assert_counters_are_as_distinct_as_matches(
+    inputs: &[KeyParts<'_>; 2],
+    matches: &[Option<ExpectedMatch>; 2],
+) {
+    let [Some(left), Some(right)] = matches else { return };
+    let descriptors = inputs.iter().map(|parts| Descriptor {
+        entries: parts.entries.iter().copied().collect(),
         cost: Cost::Charge(Hits(1)),
         limit: None,
     });
-    let question = Question { domain: DOMAIN, descriptors: descriptors.collect() };
-    let service = Service::new(CONFIG.clone(), Policy::default());
-    let answer = service.decide(&question).expect("limits are loaded");
-    let used =
-        |at: usize, limit: u32| u64::from(limit) - answer.statuses[at].finding.room.remaining.0;
-    assert_eq!(used(0, left.requests), 1);
-    let alike = left.counted == right.counted;
-    assert_eq!(used(1, right.requests), if alike { 2 } else { 1 });
-    assert_eq!(service.keys(), if alike { 1 } else { 2 });
+    let check = Check { domain: DOMAIN, descriptors: descriptors.collect() };
+    let service = Service::new(CONFIG.clone(), DecisionPolicy::default());
+    let decision = service.decide(&check).expect("limits are loaded");
+    let used_hits = |index: usize, limit: u32| {
+        u64::from(limit) - decision.statuses[index].decision.headroom.remaining.0
+    };
+    assert_eq!(used_hits(0, left.requests), 1);
+    let is_same_counter = left.key_entries == right.key_entries;
+    assert_eq!(used_hits(1, right.requests), if is_same_counter { 2 } else { 1 });
+    assert_eq!(service.key_count(), if is_same_counter { 1 } else { 2 });
 }

@@ -10,46 +10,46 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use sluicegate::backend::memory::{Memory, WhenFull};
 use sluicegate::clock::Clock;
 use sluicegate::config::Config;
 use sluicegate::config::load;
-use sluicegate::engine::{Answer, Engine, Policy, Refusal};
-use sluicegate::kernel::decision::Question;
+use sluicegate::engine::{CheckError, Decision, DecisionPolicy, Engine};
+use sluicegate::kernel::decision::Check;
 use sluicegate::kernel::units::{Nanos, Revision};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 
 /// An instant inside every kind of window: 2026-03-29T00:30:00.25Z, half an hour before summer time
 /// starts in Berlin.
 pub const NOW: Nanos = Nanos(1_774_744_200_250_000_000);
 
-/// Enough counters for all descriptors of a request, several times.
+/// More counters than the descriptors of a request.
 const MAX_KEYS: usize = 10_000;
 
 /// The engine with an empty memory store and a manual clock.
 pub struct Service {
     engine: Engine,
-    memory: Arc<Memory>,
+    store: Arc<MemoryStore>,
 }
 
 impl Service {
     /// Creates a service with `config` active, at [`NOW`].
     #[must_use]
-    pub fn new(config: Arc<Config>, policy: Policy) -> Self {
-        let memory = Arc::new(Memory::new(MAX_KEYS, WhenFull::Deny, [7; 16]));
-        let engine = Engine::new(Clock::manual(NOW), memory.clone(), policy);
+    pub fn new(config: Arc<Config>, policy: DecisionPolicy) -> Self {
+        let store = Arc::new(MemoryStore::new(MAX_KEYS, WhenFull::Deny, [7; 16]));
+        let engine = Engine::new(Clock::manual(NOW), store.clone(), policy);
         engine.publish(config);
-        Self { engine, memory }
+        Self { engine, store }
     }
 
-    /// Decides one check. The memory store never waits, so this does not wait either.
+    /// Decides `check` in one poll, because the memory store never waits.
     ///
     /// # Errors
-    /// If the engine refuses the check.
-    pub fn decide(&self, question: &Question<'_>) -> Result<Answer, Refusal> {
-        let deciding = pin!(self.engine.decide(question));
-        match deciding.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => panic!("the memory backend waited"),
+    /// The engine refuses the check.
+    pub fn decide(&self, check: &Check<'_>) -> Result<Decision, CheckError> {
+        let future = pin!(self.engine.decide(check));
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(decision) => decision,
+            Poll::Pending => panic!("the memory store waited"),
         }
     }
 
@@ -60,19 +60,19 @@ impl Service {
         }
     }
 
-    /// The number of counters.
+    /// Returns the number of counters.
     #[must_use]
-    pub fn keys(&self) -> usize {
-        self.memory.live_keys()
+    pub fn key_count(&self) -> usize {
+        self.store.live_keys()
     }
 }
 
 /// Loads limits files that are known to be valid.
 #[must_use]
-pub fn sound(texts: &[(&str, &str)]) -> Arc<Config> {
+pub fn load_valid(texts: &[(&str, &str)]) -> Arc<Config> {
     let texts = texts.iter().map(|&(name, text)| (name, text.as_bytes()));
     match load(texts, Revision(1), false) {
         Ok((config, _)) => Arc::new(config),
-        Err(found) => panic!("limits of the fuzz targets: {found:?}"),
+        Err(findings) => panic!("invalid limits of the fuzz targets: {findings:?}"),
     }
 }

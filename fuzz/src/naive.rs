@@ -14,38 +14,38 @@ pub struct Node {
     /// `requests_per_unit`, which identifies a rule; `None` for a node without a limit.
     pub requests: Option<u32>,
     /// `share_threshold`.
-    pub share: bool,
+    pub share_threshold: bool,
     /// `descriptors`.
     pub children: &'static [Node],
 }
 
 const fn node(key: &'static str, value: &'static str, requests: u32) -> Node {
-    Node { key, value, requests: Some(requests), share: false, children: &[] }
+    Node { key, value, requests: Some(requests), share_threshold: false, children: &[] }
 }
 
 const fn shared(key: &'static str, value: &'static str, requests: u32) -> Node {
-    Node { share: true, ..node(key, value, requests) }
+    Node { share_threshold: true, ..node(key, value, requests) }
 }
 
-const fn above(node: Node, children: &'static [Node]) -> Node {
+const fn with_children(node: Node, children: &'static [Node]) -> Node {
     Node { children, ..node }
 }
 
-const fn free(key: &'static str, value: &'static str) -> Node {
+const fn without_limit(key: &'static str, value: &'static str) -> Node {
     Node { requests: None, ..node(key, value, 0) }
 }
 
 /// Names that have surprised users.
 pub const TRICKY: &[Node] = &[
-    // Exact, bare and without a limit.
+    // A key alone, an exact value, and a node without a limit.
     node("k", "", 1001),
     node("k", "v", 1002),
-    free("k", "free"),
-    // Matches an empty value, and another key's value.
+    without_limit("k", "free"),
+    // Ambiguous when key and value are joined: `k_` may be `k` with an empty value.
     node("k_", "", 1003),
     node("a", "b_c", 1004),
     node("a_b", "d", 1005),
-    // Stars in values: the order decides, not the length. A longer key also matches.
+    // Stars in values: the first match wins, not the longest. A longer key also matches.
     node("w", "x*", 1006),
     node("w", "x*y", 1007),
     node("w", "*", 1008),
@@ -60,19 +60,19 @@ pub const TRICKY: &[Node] = &[
     shared("t", "p*", 1015),
     node("t", "p*q", 1016),
     // Levels: each has its own rule, without backtracking.
-    above(
+    with_children(
         node("n", "", 1020),
         &[
             node("k", "", 1021),
-            above(
+            with_children(
                 shared("k", "v*", 1022),
-                &[shared("s", "*", 1023), node("s", "1", 1024), free("k", "")],
+                &[shared("s", "*", 1023), node("s", "1", 1024), without_limit("k", "")],
             ),
-            above(free("k", "v"), &[node("deep", "", 1025)]),
+            with_children(without_limit("k", "v"), &[node("deep", "", 1025)]),
         ],
     ),
-    above(node("n", "v", 1030), &[node("k", "only", 1031)]),
-    above(shared("n", "p*", 1040), &[shared("n", "p*", 1041)]),
+    with_children(node("n", "v", 1030), &[node("k", "only", 1031)]),
+    with_children(shared("n", "p*", 1040), &[shared("n", "p*", 1041)]),
     // Punctuation, and characters of several bytes.
     node("é", "ü*ß", 1050),
     node("sp ace", "a.b/c", 1051),
@@ -88,12 +88,12 @@ pub const DOMAIN: &str = "d";
 #[must_use]
 pub fn yaml() -> String {
     let mut text = format!("{{domain: {DOMAIN}, descriptors: [");
-    write(&mut text, TRICKY);
+    write_level(&mut text, TRICKY);
     text + "]}"
 }
 
-fn write(text: &mut String, level: &[Node]) {
-    for Node { key, value, requests, share, children } in level {
+fn write_level(text: &mut String, level: &[Node]) {
+    for Node { key, value, requests, share_threshold, children } in level {
         let _ = write!(text, "{{key: \"{key}\"");
         if !value.is_empty() {
             let _ = write!(text, ", value: \"{value}\"");
@@ -101,57 +101,59 @@ fn write(text: &mut String, level: &[Node]) {
         if let Some(requests) = requests {
             let _ = write!(text, ", rate_limit: {{unit: day, requests_per_unit: {requests}}}");
         }
-        let _ = write!(text, ", share_threshold: {share}, descriptors: [");
-        write(text, children);
+        let _ = write!(text, ", share_threshold: {share_threshold}, descriptors: [");
+        write_level(text, children);
         text.push_str("]}, ");
     }
 }
 
 /// The rule and the counter of a descriptor.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ExpectedMatch {
     /// The rule's `requests_per_unit`.
     pub requests: u32,
-    /// The entries that name its counter, with shared values replaced.
-    pub counted: Vec<(String, String)>,
+    /// The entries in the counter's key, with shared values replaced.
+    pub key_entries: Vec<(String, String)>,
 }
 
 /// Finds the rule of a descriptor, if it has one.
 #[must_use]
-pub fn find(level: &[Node], entries: &[(&str, &str)]) -> Option<Found> {
-    let (&(key, value), deeper) = entries.split_first()?;
+pub fn find_rule(level: &[Node], entries: &[(&str, &str)]) -> Option<ExpectedMatch> {
+    let (&(key, value), rest) = entries.split_first()?;
     let joined = format!("{key}_{value}");
-    let exact = || level.iter().find(|node| name(node) == joined).map(|node| (node, false));
-    let by_star = |node: &&Node| name(node).contains('*') && glob(&name(node), &joined);
-    let star = || level.iter().find(by_star).map(|node| (node, true));
-    let bare = || level.iter().find(|node| name(node) == key).map(|node| (node, false));
+    let exact = || level.iter().find(|node| full_name(node) == joined).map(|node| (node, false));
+    let is_star_match =
+        |node: &&Node| full_name(node).contains('*') && matches_pattern(&full_name(node), &joined);
+    let star = || level.iter().find(is_star_match).map(|node| (node, true));
+    let bare = || level.iter().find(|node| full_name(node) == key).map(|node| (node, false));
     let (node, by_star) = exact().or_else(star).or_else(bare)?;
-    let counted = if by_star && node.share { substitute(&name(node), key) } else { value.into() };
-    let mut found = match deeper {
-        [] => Found { requests: node.requests?, counted: Vec::new() },
-        _ => find(node.children, deeper)?,
+    let is_shared = by_star && node.share_threshold;
+    let key_value = if is_shared { shared_value(&full_name(node), key) } else { value.into() };
+    let mut expected = match rest {
+        [] => ExpectedMatch { requests: node.requests?, key_entries: Vec::new() },
+        _ => find_rule(node.children, rest)?,
     };
-    found.counted.insert(0, (key.into(), counted));
-    Some(found)
+    expected.key_entries.insert(0, (key.into(), key_value));
+    Some(expected)
 }
 
-fn name(node: &Node) -> String {
+fn full_name(node: &Node) -> String {
     if node.value.is_empty() { node.key.into() } else { format!("{}_{}", node.key, node.value) }
 }
 
 /// The pattern without the request's key and underscore, or the whole pattern.
-fn substitute(pattern: &str, key: &str) -> String {
+fn shared_value(pattern: &str, key: &str) -> String {
     let prefix = format!("{key}_");
-    if pattern.starts_with(&prefix) { pattern[prefix.len()..].into() } else { pattern.into() }
+    pattern.strip_prefix(&prefix).unwrap_or(pattern).into()
 }
 
-/// Returns `true` if `subject` matches `pattern`, where a star matches any text.
-fn glob(pattern: &str, subject: &str) -> bool {
+/// Returns `true` if `text` matches `pattern`, where a star matches any text.
+fn matches_pattern(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
-        None => pattern == subject,
-        Some((literal, rest)) => subject.strip_prefix(literal).is_some_and(|subject| {
-            let mut starts = (0..=subject.len()).filter(|&at| subject.is_char_boundary(at));
-            starts.any(|at| glob(rest, &subject[at..]))
+        None => pattern == text,
+        Some((literal, after_star)) => text.strip_prefix(literal).is_some_and(|rest| {
+            let mut starts = (0..=rest.len()).filter(|&at| rest.is_char_boundary(at));
+            starts.any(|at| matches_pattern(after_star, &rest[at..]))
         }),
     }
 }

@@ -408,15 +408,10 @@ impl fmt::Display for MetricsPage<'_> {
 
 impl Metrics {
     fn write_decisions(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_head(
-            page,
-            "sluicegate_questions_answered_total",
-            "counter",
-            "Questions, by verdict",
-        )?;
+        write_head(page, "sluicegate_checks_total", "counter", "Checks, by verdict")?;
         for (index, verdict) in ["admit", "deny", "shadow_deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.verdicts[index]);
-            writeln!(page, "sluicegate_questions_answered_total{{verdict=\"{verdict}\"}} {n}")?;
+            writeln!(page, "sluicegate_checks_total{{verdict=\"{verdict}\"}} {n}")?;
         }
         write_head(
             page,
@@ -434,7 +429,7 @@ impl Metrics {
             page,
             name,
             "counter",
-            "Descriptors admitted beyond near_limit_ratio of their limit",
+            "Descriptors allowed above near_limit_ratio of their limit",
         )?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.near_limit))?;
         Ok(())
@@ -454,7 +449,7 @@ impl Metrics {
 
     fn write_requests(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_edge_requests_total";
-        write_head(page, name, "counter", "Requests, by protocol and what came of them")?;
+        write_head(page, name, "counter", "Requests, by protocol and outcome")?;
         for protocol in Protocol::ALL {
             for outcome in EdgeOutcome::ALL {
                 let n = self.sum(|shard| &shard.requests[protocol as usize][outcome as usize]);
@@ -467,7 +462,7 @@ impl Metrics {
 
     fn write_config(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_config_loads_total";
-        write_head(page, name, "counter", "Configurations loaded, by what came of them")?;
+        write_head(page, name, "counter", "Configuration loads, by outcome")?;
         for (outcome, cell) in
             [("accepted", &self.accepted_loads), ("refused", &self.rejected_loads)]
         {
@@ -478,80 +473,75 @@ impl Metrics {
             page,
             name,
             "gauge",
-            "The number of the configuration in force, 0 before the first",
+            "The revision of the current configuration, 0 before the first",
         )?;
         writeln!(page, "{name} {}", self.revision.load(Relaxed))?;
         let name = "sluicegate_config_stale";
-        write_head(page, name, "gauge", "1 while the last load is one that was refused")?;
+        write_head(page, name, "gauge", "1 if the last load was rejected")?;
         writeln!(page, "{name} {}", self.stale.load(Relaxed))?;
         let name = "sluicegate_config_loaded_timestamp_seconds";
-        write_head(page, name, "gauge", "When the configuration in force was loaded, Unix time")?;
+        write_head(page, name, "gauge", "The time of the last accepted load, Unix time")?;
         writeln!(page, "{name} {}", DecimalSeconds(Nanos(self.loaded_at.load(Relaxed))))
     }
 
     fn write_store(&self, page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {
         let name = "sluicegate_memory_keys";
-        write_head(page, name, "gauge", "Live keys of the memory backend")?;
+        write_head(page, name, "gauge", "Live keys of the memory store")?;
         writeln!(page, "{name} {}", gauges.keys)?;
         let name = "sluicegate_memory_keys_max";
-        write_head(page, name, "gauge", "The ceiling on live keys")?;
+        write_head(page, name, "gauge", "The largest number of live keys")?;
         writeln!(page, "{name} {}", gauges.max_keys)?;
         let name = "sluicegate_memory_full_total";
         write_head(
             page,
             name,
             "counter",
-            "New keys at the ceiling, by what `when_full` made of them",
+            "New keys while the memory store was full, by the verdict of `when_full`",
         )?;
         for (index, verdict) in ["admit", "deny"].into_iter().enumerate() {
             let n = self.sum(|shard| &shard.memory_full[index]);
             writeln!(page, "{name}{{verdict=\"{verdict}\"}} {n}")?;
         }
-        let name = "sluicegate_backend_failures_total";
+        let name = "sluicegate_store_failures_total";
         write_head(
             page,
             name,
             "counter",
-            "Charges that the shared store did not answer, by cause",
+            "Charges without a reply from the shared store, by cause",
         )?;
         for cause in StoreFailure::ALL {
             let n = self.sum(|shard| &shard.failed_charges[cause as usize]);
             writeln!(page, "{name}{{cause=\"{}\"}} {n}", cause.as_str())?;
         }
         let name = "sluicegate_denials_remembered_total";
+        write_head(page, name, "counter", "Denials from the deny cache, without a store call")?;
+        writeln!(page, "{name} {}", self.sum(|shard| &shard.cached_denials))?;
+        let name = "sluicegate_local_hits_total";
         write_head(
             page,
             name,
             "counter",
-            "Denials answered from memory, without asking the store",
+            "Hits allowed while the store was unavailable, by outcome of their fallback debt",
         )?;
-        writeln!(page, "{name} {}", self.sum(|shard| &shard.cached_denials))?;
-        let name = "sluicegate_local_hits_total";
-        write_head(page, name, "counter", "Hits admitted while the store was away, by their end")?;
         for outcome in FallbackDebtOutcome::ALL {
             let n = self.sum(|shard| &shard.fallback_debt[outcome as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
         self.write_store_calls(page)?;
-        let name = "sluicegate_backend_up";
-        write_head(
-            page,
-            name,
-            "gauge",
-            "1 while the store of counters answers, 0 while it does not",
-        )?;
+        let name = "sluicegate_store_up";
+        write_head(page, name, "gauge", "1 while the store is available, else 0")?;
         writeln!(page, "{name} {}", u8::from(!gauges.is_store_down))
     }
 }
 
 impl Metrics {
     fn write_store_calls(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = "sluicegate_backend_call_questions";
+        let name = "sluicegate_store_call_checks";
         write_head(
             page,
             name,
             "histogram",
-            "Script calls to the shared store, by questions in them",
+            "Script calls to the shared store, by number of checks",
         )?;
         let mut below = 0;
         for (index, bound) in CHECK_COUNT_BOUNDS.iter().enumerate() {
@@ -575,25 +565,38 @@ impl Metrics {
             ("sluicegate_requests_in_flight", "Requests that hold a permit", total.in_flight),
             ("sluicegate_requests_queued", "Requests that wait for a permit", total.waiting),
             (
-                "sluicegate_ceilings_limit",
-                "Requests that may be in flight, of all buckets, of strict ceilings this replica's part",
+                "sluicegate_concurrency_limits_sum",
+                "The sum of all concurrency limits; of a strict limit, this replica's part",
                 total.limit,
             ),
-            ("sluicegate_ceilings", "Buckets of ceilings", total.buckets),
-            ("sluicegate_ceilings_max", "How many buckets there may be", total.max_buckets),
+            ("sluicegate_concurrency_buckets", "Buckets of concurrency limits", total.buckets),
+            (
+                "sluicegate_concurrency_buckets_max",
+                "The largest number of buckets",
+                total.max_buckets,
+            ),
             (
                 "sluicegate_early_releases",
-                "Releases that wait for their acquire",
+                "Early releases that wait for their acquire",
                 total.early_releases,
             ),
-            ("sluicegate_early_releases_max", "How many there may be", total.max_early_releases),
+            (
+                "sluicegate_early_releases_max",
+                "The largest number of early releases",
+                total.max_early_releases,
+            ),
         ];
         for (name, help, value) in gauges {
             write_head(page, name, "gauge", help)?;
             writeln!(page, "{name} {value}")?;
         }
-        let name = "sluicegate_ceilings_reached_total";
-        write_head(page, name, "counter", "Requests that a ceiling turned away, or would have")?;
+        let name = "sluicegate_concurrency_limit_reached_total";
+        write_head(
+            page,
+            name,
+            "counter",
+            "Requests rejected by a concurrency limit; enforced is no in shadow mode",
+        )?;
         for (at, reason) in ConcurrencyLimitExceeded::REASONS.iter().enumerate() {
             for (enforced, word) in ["no", "yes"].into_iter().enumerate() {
                 let n = self.sum(|shard| &shard.limit_exceeded[at][enforced]);
@@ -602,24 +605,19 @@ impl Metrics {
             }
         }
         let name = "sluicegate_permit_ids_total";
-        write_head(page, name, "counter", "Ids of requests, by what became of what they hold")?;
+        write_head(page, name, "counter", "Request ids, by event")?;
         for event in PermitIdEvent::ALL {
             let n = self.sum(|shard| &shard.permit_ids[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         let name = "sluicegate_shares_total";
-        write_head(page, name, "counter", "Shares of a fleet's ceilings, by what became of them")?;
+        write_head(page, name, "counter", "Shares of fleet-wide concurrency limits, by event")?;
         for event in ShareEvent::ALL {
             let n = self.sum(|shard| &shard.share_events[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
         }
         let name = "sluicegate_strict_permits_total";
-        write_head(
-            page,
-            name,
-            "counter",
-            "Permits of ceilings that the store counts, by what became of them",
-        )?;
+        write_head(page, name, "counter", "Permits of strict concurrency limits, by event")?;
         for event in StrictPermitEvent::ALL {
             let n = self.sum(|shard| &shard.strict_permits[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
@@ -631,29 +629,24 @@ impl Metrics {
 impl Metrics {
     fn write_leases(&self, page: &mut fmt::Formatter<'_>, totals: LeaseTotals) -> fmt::Result {
         let name = "sluicegate_lease_keys";
-        write_head(page, name, "gauge", "Keys of leased limits that a balance is kept of")?;
+        write_head(page, name, "gauge", "Keys of leased limits with a balance")?;
         writeln!(page, "{name} {}", totals.keys)?;
         let name = "sluicegate_lease_balance_hits";
-        write_head(page, name, "gauge", "Hits held, which are spent without asking the store")?;
+        write_head(page, name, "gauge", "Unspent hits of leases")?;
         writeln!(page, "{name} {}", totals.hits)?;
         let name = "sluicegate_lease_calls_total";
         write_head(
             page,
             name,
             "counter",
-            "Script calls to the store that borrow or give back, for one key or several",
+            "Script calls that borrow or return hits, for one or more keys",
         )?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_calls))?;
         let name = "sluicegate_lease_messages_total";
-        write_head(page, name, "counter", "Messages in those calls, each about one key")?;
+        write_head(page, name, "counter", "Lease messages, one for each key")?;
         writeln!(page, "{name} {}", self.sum(|shard| &shard.lease_messages))?;
         let name = "sluicegate_lease_hits_total";
-        write_head(
-            page,
-            name,
-            "counter",
-            "Hits that were borrowed, and that ended unspent, by how",
-        )?;
+        write_head(page, name, "counter", "Leased hits, by outcome")?;
         for end in LeasedHitsEvent::ALL {
             let n = self.sum(|shard| &shard.leased_hits[end as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", end.as_str())?;
@@ -663,13 +656,13 @@ impl Metrics {
 
     fn write_datagrams(&self, page: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = "sluicegate_syslog_datagrams_total";
-        write_head(page, name, "counter", "Datagrams to the port for releases, by what they were")?;
+        write_head(page, name, "counter", "Datagrams to the syslog port, by kind")?;
         for outcome in DatagramKind::ALL {
             let n = self.sum(|shard| &shard.datagrams[outcome as usize]);
             writeln!(page, "{name}{{outcome=\"{}\"}} {n}", outcome.as_str())?;
         }
-        let name = "sluicegate_peer_letters_total";
-        write_head(page, name, "counter", "Letters between replicas, by what they met")?;
+        let name = "sluicegate_forwarded_releases_total";
+        write_head(page, name, "counter", "Forwarded releases, by event")?;
         for event in ForwardingEvent::ALL {
             let n = self.sum(|shard| &shard.forwarding[event as usize]);
             writeln!(page, "{name}{{event=\"{}\"}} {n}", event.as_str())?;
@@ -680,7 +673,7 @@ impl Metrics {
 
 fn write_process(page: &mut fmt::Formatter<'_>, gauges: &Gauges) -> fmt::Result {
     let name = "process_start_time_seconds";
-    write_head(page, name, "gauge", "When this process started, Unix time")?;
+    write_head(page, name, "gauge", "The start of this process, Unix time")?;
     writeln!(page, "{name} {}", DecimalSeconds(gauges.started_at))?;
     if let Some(process) = &gauges.process {
         process.write(page)?;

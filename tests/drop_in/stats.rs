@@ -395,7 +395,7 @@ fn prometheus_path_serves_both_sets_of_metrics() {
         page.contains("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"k\"} 1\n"),
         "{page}"
     );
-    assert!(page.contains("sluicegate_questions_answered_total{verdict=\"admit\"} 1\n"), "{page}");
+    assert!(page.contains("sluicegate_checks_total{verdict=\"admit\"} 1\n"), "{page}");
     assert!(service.log().contains("the built-in one is taken"));
     for path in ["/metrics", "/debug/pprof/", "/debug/vars"] {
         assert_eq!(http1::get(service.metrics, path, &[]).unwrap().status, 404, "{path}");

@@ -246,7 +246,7 @@ fn direct_response(scene: &Scene) -> Duration {
 }
 
 fn admitted(scene: &Scene) -> u64 {
-    gauge(scene.service.metrics, r#"sluicegate_questions_answered_total{verdict="admit"}"#)
+    gauge(scene.service.metrics, r#"sluicegate_checks_total{verdict="admit"}"#)
 }
 
 /// Name, documented release times in ms, and action. The times are for `ext_proc`, two rate limit

@@ -206,7 +206,7 @@ pub(super) fn lower_limit(
     upstream: &Visits,
     send: impl Fn() -> JoinHandle<std::io::Result<Reply>>,
 ) {
-    let limit = || gauge(service.metrics, "sluicegate_ceilings_limit");
+    let limit = || gauge(service.metrics, "sluicegate_concurrency_limits_sum");
     let began = now();
     while limit() != 1 {
         let client = send();
@@ -216,7 +216,9 @@ pub(super) fn lower_limit(
         assert!(began.elapsed() < PATIENCE, "the ceiling stays at {}", limit());
     }
     let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
-    for measured in ["sluicegate_ceiling_rtt_seconds{", "sluicegate_ceiling_min_rtt_seconds{"] {
+    for measured in
+        ["sluicegate_concurrency_rtt_seconds{", "sluicegate_concurrency_min_rtt_seconds{"]
+    {
         assert!(!page.contains(measured), "{measured} of nothing but failures:\n{page}");
     }
 }
@@ -231,7 +233,7 @@ fn failed_responses_lower_the_limit_and_are_not_measured() {
     assert_eq!(client.join().unwrap().unwrap().status, 200);
     scene.expect_in_flight(0);
     let page = http1::get(scene.service.metrics, "/metrics", &[]).unwrap().text();
-    assert!(page.contains("sluicegate_ceiling_rtt_seconds{"), "of one that succeeded:\n{page}");
+    assert!(page.contains("sluicegate_concurrency_rtt_seconds{"), "of one that succeeded:\n{page}");
 }
 
 /// The service uses a mode override if Envoy permits it, and otherwise ends the stream.

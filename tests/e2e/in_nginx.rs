@@ -276,7 +276,7 @@ fn nginx_403_reaches_the_client_and_releases_the_permit() {
         for asked in 1..=3 {
             assert_eq!(scene.get().status, 403, "{by:?} {}", scene.nginx.log());
             scene.expect_in_flight(0);
-            let admitted = r#"sluicegate_questions_answered_total{verdict="admit"}"#;
+            let admitted = r#"sluicegate_checks_total{verdict="admit"}"#;
             assert_eq!(gauge(scene.service.metrics, admitted), asked, "{by:?}");
         }
     }

@@ -194,7 +194,7 @@ fn upstream_retry(scene: &Scene) -> Duration {
 
 /// Measured from the arrival of the response. The request had acquired a permit.
 fn upstream_refuses(scene: &Scene) -> Duration {
-    const ADMITTED: &str = r#"sluicegate_questions_answered_total{verdict="admit"}"#;
+    const ADMITTED: &str = r#"sluicegate_checks_total{verdict="admit"}"#;
     let admitted = || gauge(scene.service.metrics, ADMITTED);
     let before = admitted();
     assert_eq!(status(&open(scene, "/refused", "")), 502);

@@ -78,7 +78,7 @@ fn a_new_page_is_valid_with_zero_counters() {
     let version = format!("sluicegate_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     let want = [
         ("process_start_time_seconds", 1.5),
-        ("sluicegate_backend_up", 1.0),
+        ("sluicegate_store_up", 1.0),
         (&*version, 1.0),
         ("sluicegate_memory_keys", 5.0),
         ("sluicegate_memory_keys_max", 9.0),
@@ -131,17 +131,17 @@ fn events_increment_their_own_series() {
     ConfigRejected.count(&metrics);
     let samples = samples(&page(&metrics));
     let want = [
-        ("sluicegate_backend_failures_total{cause=\"wrong_type\"}", 3.0),
-        ("sluicegate_backend_call_questions_bucket{le=\"1\"}", 2.0),
-        ("sluicegate_backend_call_questions_bucket{le=\"8\"}", 2.0),
-        ("sluicegate_backend_call_questions_bucket{le=\"16\"}", 3.0),
-        ("sluicegate_backend_call_questions_bucket{le=\"256\"}", 3.0),
-        ("sluicegate_backend_call_questions_bucket{le=\"+Inf\"}", 4.0),
-        ("sluicegate_backend_call_questions_count", 4.0),
-        ("sluicegate_backend_call_questions_sum", 1_011.0),
-        ("sluicegate_questions_answered_total{verdict=\"admit\"}", 1.0),
-        ("sluicegate_questions_answered_total{verdict=\"deny\"}", 1.0),
-        ("sluicegate_questions_answered_total{verdict=\"shadow_deny\"}", 1.0),
+        ("sluicegate_store_failures_total{cause=\"wrong_type\"}", 3.0),
+        ("sluicegate_store_call_checks_bucket{le=\"1\"}", 2.0),
+        ("sluicegate_store_call_checks_bucket{le=\"8\"}", 2.0),
+        ("sluicegate_store_call_checks_bucket{le=\"16\"}", 3.0),
+        ("sluicegate_store_call_checks_bucket{le=\"256\"}", 3.0),
+        ("sluicegate_store_call_checks_bucket{le=\"+Inf\"}", 4.0),
+        ("sluicegate_store_call_checks_count", 4.0),
+        ("sluicegate_store_call_checks_sum", 1_011.0),
+        ("sluicegate_checks_total{verdict=\"admit\"}", 1.0),
+        ("sluicegate_checks_total{verdict=\"deny\"}", 1.0),
+        ("sluicegate_checks_total{verdict=\"shadow_deny\"}", 1.0),
         ("sluicegate_descriptors_decided_total{reason=\"over_limit\"}", 1.0),
         ("sluicegate_descriptors_decided_total{reason=\"within_limit\"}", 2.0),
         ("sluicegate_descriptors_decided_total{reason=\"no_limit\"}", 1.0),
@@ -233,7 +233,7 @@ fn concurrency_limits_beyond_a_hundred_share_one_series() {
         Gauges { concurrency_limits: (0..150).rev().map(ceiling).collect(), ..Gauges::default() };
     let samples = samples(&Metrics::new().page(gauges).to_string());
     let of = |name: &str, ceiling: &str| {
-        samples.get(&format!("sluicegate_ceiling_{name}{{ceiling=\"{ceiling}\"}}")).copied()
+        samples.get(&format!("sluicegate_concurrency_{name}{{ceiling=\"{ceiling}\"}}")).copied()
     };
     assert_eq!(of("requests_in_flight", "d.k099"), Some(99.0));
     assert_eq!(of("requests_in_flight", "d.k100"), None);
@@ -276,9 +276,7 @@ fn openmetrics_has_the_same_samples_and_its_own_syntax() {
     };
     assert_eq!(own(&shown), own(&as_floats));
     assert!(shown.ends_with("\n# EOF\n") && shown.matches("# EOF").count() == 1);
-    assert!(shown.contains(
-        "# TYPE sluicegate_questions_answered counter\n# HELP sluicegate_questions_answered "
-    ));
+    assert!(shown.contains("# TYPE sluicegate_checks counter\n# HELP sluicegate_checks "));
     assert!(
         shown.contains("# TYPE process_cpu_seconds counter\n# UNIT process_cpu_seconds seconds\n")
     );

@@ -69,12 +69,12 @@ fn starting_without_redis_uses_fallbacks_until_it_appears() {
             format!("sluicegate_descriptors_decided_total{{reason=\"backend_down_{reason}\"}}");
         assert!(metric(&service, &series) > 0, "{reason}");
     }
-    assert_eq!(metric(&service, "sluicegate_backend_up"), 0);
+    assert_eq!(metric(&service, "sluicegate_store_up"), 0);
     let began = now();
     store.start(&["--port", "0"]);
     wait_until_ready(&service);
     watch.finish(began.elapsed());
-    assert_eq!(metric(&service, "sluicegate_backend_up"), 1);
+    assert_eq!(metric(&service, "sluicegate_store_up"), 1);
     assert_limit_enforced(&service, "present");
 }
 
@@ -314,7 +314,7 @@ fn assert_rejected_writes_are_reported(
         let log = service.log();
         log.lines().filter(|line| line.contains(what) && !line.contains("in time again")).count()
     };
-    let is_reported = || match (ready(&service).text(), metric(&service, "sluicegate_backend_up")) {
+    let is_reported = || match (ready(&service).text(), metric(&service, "sluicegate_store_up")) {
         (text, 0) if text.contains(&answer) => Ok(()),
         logged => Err(format!("{logged:?} {}", service.log())),
     };
@@ -341,7 +341,7 @@ fn assert_rejected_writes_are_reported(
         assert_eq!(logged, (outage, answered), "{}", service.log());
         store.command(take);
         wait_until_ready(&service);
-        assert_eq!(metric(&service, "sluicegate_backend_up"), 1);
+        assert_eq!(metric(&service, "sluicegate_store_up"), 1);
         until("it is said to answer again", || match log_lines("redis answers") {
             answers if answered < answers => Ok(()),
             _ => Err(service.log()),

@@ -203,7 +203,7 @@ fn metric(service: &Service, series: &str) -> u64 {
 }
 
 fn failures(service: &Service, cause: &str) -> u64 {
-    metric(service, &format!("sluicegate_backend_failures_total{{cause=\"{cause}\"}}"))
+    metric(service, &format!("sluicegate_store_failures_total{{cause=\"{cause}\"}}"))
 }
 
 fn failures_of_any_kind(service: &Service) -> u64 {

@@ -289,7 +289,7 @@ fn id(number: usize) -> String {
 }
 
 fn peer_events(service: &Service, event: &str) -> u64 {
-    metric(service, &format!("sluicegate_peer_letters_total{{event=\"{event}\"}}"))
+    metric(service, &format!("sluicegate_forwarded_releases_total{{event=\"{event}\"}}"))
 }
 
 fn wait_for_count(service: &Service, event: &str, wanted: u64) {

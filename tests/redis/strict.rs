@@ -329,8 +329,10 @@ fn limit_metrics_of_all_replicas_add_up() {
         .unwrap();
     }
     let limit = u64::try_from(LIMIT).unwrap();
-    for series in ["sluicegate_ceilings_limit", "sluicegate_ceiling_limit{ceiling=\"d.upstream\"}"]
-    {
+    for series in [
+        "sluicegate_concurrency_limits_sum",
+        "sluicegate_concurrency_limit{ceiling=\"d.upstream\"}",
+    ] {
         until("each has seen the others", || {
             match fleet.iter().map(|service| metric(service, series)).sum::<u64>() {
                 sum if sum == limit => Ok(()),

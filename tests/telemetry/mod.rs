@@ -248,7 +248,7 @@ fn decision_counts_are_exported_as_monotonic_sums() {
     let statuses = [(); 5].map(|()| json(&service, &[]));
     assert_eq!(statuses, [200, 200, 429, 429, 429]);
     let exported = |verdict: &str| {
-        let metrics = collector.metrics("sluicegate_questions_answered_total");
+        let metrics = collector.metrics("sluicegate_checks_total");
         let last = metrics.last()?.data.clone()?;
         let Data::Sum(sum) = last else { panic!("{last:?}") };
         assert!(sum.is_monotonic);

@@ -12,7 +12,7 @@ fn serve(limits: &tempfile::TempDir, environment: &[(&str, &str)]) -> Service {
 }
 
 fn wait_for_counts(collector: &Collector) {
-    let counts = || match collector.metrics("sluicegate_questions_answered_total").len() {
+    let counts = || match collector.metrics("sluicegate_checks_total").len() {
         0 => Err("none".to_owned()),
         _ => Ok(()),
     };

@@ -40,7 +40,7 @@ pub struct ConcurrencyGauges {
 
 /// A strict limit applies to the fleet, but the metric shows this replica's part.
 const LIMIT_HELP: &str =
-    "Requests that may be in flight, of a strict ceiling this replica's part of it";
+    "The largest number of requests in flight; of a strict limit, this replica's part";
 
 type CountField = fn(&ConcurrencyGauges) -> u64;
 
@@ -54,12 +54,16 @@ pub(super) fn write_series(
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
     let (own, rest) = sorted.split_at(sorted.len().min(MAX_LIMIT_SERIES));
     let counts: [(&str, &str, CountField); 3] = [
-        ("sluicegate_ceiling_requests_in_flight", "Requests that hold a permit", |c| c.in_flight),
-        ("sluicegate_ceiling_requests_queued", "Requests that wait for a permit", |c| c.waiting),
-        ("sluicegate_ceiling_limit", LIMIT_HELP, |c| c.limit),
+        ("sluicegate_concurrency_requests_in_flight", "Requests that hold a permit", |c| {
+            c.in_flight
+        }),
+        ("sluicegate_concurrency_requests_queued", "Requests that wait for a permit", |c| {
+            c.waiting
+        }),
+        ("sluicegate_concurrency_limit", LIMIT_HELP, |c| c.limit),
     ];
     for (name, help, count) in counts {
-        write_head(page, name, "gauge", &[help, ", by ceiling"].concat())?;
+        write_head(page, name, "gauge", &[help, ", by concurrency limit"].concat())?;
         for ceiling in own {
             writeln!(
                 page,
@@ -76,8 +80,12 @@ pub(super) fn write_series(
 
 fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) -> fmt::Result {
     let times: [(&str, &str, DurationField); 2] = [
-        ("sluicegate_ceiling_rtt_seconds", "Latency of successes, smoothed", |c| c.rtt),
-        ("sluicegate_ceiling_min_rtt_seconds", "Latency without a queue", |c| c.min_rtt),
+        ("sluicegate_concurrency_rtt_seconds", "Smoothed latency of successful requests", |c| {
+            c.rtt
+        }),
+        ("sluicegate_concurrency_min_rtt_seconds", "Latency without queueing (min RTT)", |c| {
+            c.min_rtt
+        }),
     ];
     for (name, help, time) in times {
         write_head(page, name, "gauge", help)?;
@@ -86,8 +94,8 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
             writeln!(page, "{name}{{ceiling=\"{path}\"}} {}", DecimalSeconds(time))?;
         }
     }
-    let name = "sluicegate_ceiling_gradient";
-    write_head(page, name, "gauge", "Latency without a queue over latency, 1 without a queue")?;
+    let name = "sluicegate_concurrency_gradient";
+    write_head(page, name, "gauge", "min RTT divided by RTT; 1 without queueing")?;
     for (ceiling, gradient) in own.iter().filter_map(|c| Some((c, c.gradient?))) {
         let (whole, part) = (gradient / 1_000_000, gradient % 1_000_000);
         writeln!(page, "{name}{{ceiling=\"{}\"}} {whole}.{part:06}", EscapedLabel(&ceiling.path))?;

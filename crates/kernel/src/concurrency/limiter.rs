@@ -1,18 +1,21 @@
 //! One concurrency limit as a state machine: permits in flight, queue, admission.
 //!
 //! ```
-//! use sluicegate_kernel::concurrency::limiter::{Effect, Event, Limiter, Refusal, Rules};
-//! use sluicegate_kernel::concurrency::Outcome;
+//! use sluicegate_kernel::concurrency::limiter::{AcquireDenial, Limiter, LimiterConfig};
+//! use sluicegate_kernel::concurrency::limiter::{LimiterEffect, LimiterEvent};
+//! use sluicegate_kernel::concurrency::RequestOutcome;
 //! use sluicegate_kernel::units::Nanos;
 //!
-//! let mut ceiling = Limiter::new(&Rules::fixed(1), 0);
-//! let (now, arrive) = (Nanos::from_secs(1), Event::Arrive { keep: None, patience: Nanos(0) });
-//! let effects = ceiling.step(now, arrive);
-//! let [Effect::Admit(permit)] = effects[..] else { panic!() };
-//! assert_eq!(ceiling.step(now, arrive)[..], [Effect::Deny(Refusal::Full)]);
-//! let leave = Event::Leave { permit, outcome: Outcome::Success, rtt: None };
-//! assert_eq!(ceiling.step(now, leave)[..], []);
-//! assert_eq!(ceiling.in_flight(), 0);
+//! let mut limiter = Limiter::new(&LimiterConfig::fixed(1), 0);
+//! let now = Nanos::from_secs(1);
+//! let acquire = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(0) };
+//! let effects = limiter.step(now, acquire);
+//! let [LimiterEffect::Admit(permit)] = effects[..] else { panic!() };
+//! let denied = LimiterEffect::Deny(AcquireDenial::LimitReached);
+//! assert_eq!(limiter.step(now, acquire)[..], [denied]);
+//! let release = LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None };
+//! assert_eq!(limiter.step(now, release)[..], []);
+//! assert_eq!(limiter.in_flight(), 0);
 //! ```
 //!
 //! Guarantees:

@@ -1,17 +1,21 @@
 //! The store's permits of one concurrency limit in strict mode, where every acquire is a store call.
 //!
 //! ```
-//! use sluicegate_kernel::concurrency::permits::{Acquired, Ask, Id, Permits, Times};
+//! use sluicegate_kernel::concurrency::permit_table::{AcquireOutcome, PermitId, PermitTable};
+//! use sluicegate_kernel::concurrency::permit_table::{PermitTiming, StrictAcquire};
 //! use sluicegate_kernel::units::{Nanos, Share};
 //!
-//! let [silence, grace, longest] = [2, 4, 60].map(Nanos::from_secs);
-//! let times = Times { silence, grace, longest };
-//! let ask = |number| Ask { id: Id(7, number), limit: Share(1), keep: Nanos::from_secs(3), times };
-//! let (mut permits, now, open) = (Permits::default(), Nanos::from_secs(1_000), Nanos(0));
-//! assert_eq!(permits.acquire(now, open, &ask(0)), Acquired::Held);
-//! assert_eq!(permits.acquire(now, open, &ask(0)), Acquired::Held, "the same one again");
-//! assert_eq!(permits.acquire(now, open, &ask(1)), Acquired::Full);
-//! assert_eq!(permits.acquire(now.plus(Nanos::from_secs(3)), open, &ask(1)), Acquired::Held);
+//! let [max_silence, grace, max_lifetime] = [2, 4, 60].map(Nanos::from_secs);
+//! let timing = PermitTiming { max_silence, grace, max_lifetime };
+//! let lifetime = Nanos::from_secs(3);
+//! let request =
+//!     |number| StrictAcquire { id: PermitId(7, number), limit: Share(1), lifetime, timing };
+//! let (mut permits, now, open) = (PermitTable::default(), Nanos::from_secs(1_000), Nanos(0));
+//! assert_eq!(permits.acquire(now, open, &request(0)), AcquireOutcome::Acquired);
+//! assert_eq!(permits.acquire(now, open, &request(0)), AcquireOutcome::Acquired, "repeated");
+//! assert_eq!(permits.acquire(now, open, &request(1)), AcquireOutcome::LimitReached);
+//! let later = now.plus(lifetime);
+//! assert_eq!(permits.acquire(later, open, &request(1)), AcquireOutcome::Acquired);
 //! ```
 //!
 //! Requests in flight are a fact. So a store that lost its state

@@ -10,15 +10,16 @@
 //! | new = ⌊limit·r / 2^16⌋ within min and max | 40·1.25 = 50 |
 //!
 //! ```
-//! use sluicegate_kernel::coordinator::aggregate::{self, Inference, Level};
+//! use sluicegate_kernel::coordinator::aggregate::{self, FractionalLimit, LimitInference};
 //! use sluicegate_kernel::units::Share;
 //!
-//! let inference = Inference {
-//!     estimate: Level::of(Share(10)), allowed: Share(8), peak: Share(8), samples: 100,
-//! };
-//! let ratio = aggregate::vote(&inference).unwrap();
+//! let estimate = FractionalLimit::from_share(Share(10));
+//! let inference =
+//!     LimitInference { estimate, allowed: Share(8), peak: Share(8), samples: 100 };
+//! let factor = aggregate::vote(&inference).unwrap();
 //! let (min, max) = (Share(1), Share(1_000));
-//! assert_eq!(Level::of(Share(40)).scaled(ratio, min, max).whole(), Share(50));
+//! let limit = FractionalLimit::from_share(Share(40)).scaled(factor, min, max);
+//! assert_eq!(limit.round_down(), Share(50));
 //! ```
 //!
 //! Guarantees:

@@ -97,10 +97,10 @@ impl ShareTiming {
     /// `max_duration`)·(1 + d) of the store's time. This may be at most lifetime + `max_duration`.
     ///
     /// ```
-    /// use sluicegate_kernel::coordinator::Terms;
+    /// use sluicegate_kernel::coordinator::ShareTiming;
     /// use sluicegate_kernel::units::Nanos;
     /// // A tenth: 90 ticks of a slow clock are 99 of the store's, 91 are 100.1.
-    /// assert_eq!(Terms::least_margin(Nanos(100), Nanos(0), 100_000), Nanos(10));
+    /// assert_eq!(ShareTiming::least_margin(Nanos(100), Nanos(0), 100_000), Nanos(10));
     /// ```
     #[must_use]
     pub fn least_margin(share_lifetime: Nanos, max_duration: Nanos, drift_ppm: u32) -> Nanos {

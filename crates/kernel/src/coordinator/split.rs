@@ -61,14 +61,18 @@ pub struct UsageSample {
 /// | ⌈arrived·lasted / window⌉ | ⌈30·90 / 1,000⌉ = 3 |
 ///
 /// ```
-/// use sluicegate_kernel::coordinator::aggregate::Level;
-/// use sluicegate_kernel::coordinator::split::{wanted, Usage};
+/// use sluicegate_kernel::coordinator::aggregate::FractionalLimit;
+/// use sluicegate_kernel::coordinator::split::{demand, UsageSample};
 /// use sluicegate_kernel::units::{Nanos, Share};
 ///
-/// let lasted = Some(Nanos(90_000_000));
-/// let mean = Level::of(Share(2));
-/// let usage = Usage { window: Nanos::SECOND, mean, arrived: 30, refused: 9, lasted };
-/// assert_eq!(wanted(&usage), Share(3));
+/// let usage = UsageSample {
+///     window: Nanos::SECOND,
+///     mean_in_use: FractionalLimit::from_share(Share(2)),
+///     arrived: 30,
+///     denied: 9,
+///     mean_duration: Some(Nanos(90_000_000)),
+/// };
+/// assert_eq!(demand(&usage), Share(3));
 /// ```
 #[must_use]
 pub fn demand(usage: &UsageSample) -> Share {

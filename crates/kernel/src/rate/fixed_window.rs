@@ -9,16 +9,17 @@
 //! | `retry_after` = `reset_after` = end of the window − now | 20 s |
 //!
 //! ```
-//! use sluicegate_kernel::rate::fixed_window::{Count, FixedWindow, Windows};
-//! use sluicegate_kernel::rate::{Room, Step};
+//! use sluicegate_kernel::rate::fixed_window::{FixedWindow, WindowCount, Windows};
+//! use sluicegate_kernel::rate::{CounterDecision, Headroom};
 //! use sluicegate_kernel::units::{Hits, Nanos};
 //!
 //! let limit = FixedWindow::new(5, Windows::Every(Nanos::from_secs(60))).unwrap();
-//! let mut state = Count { start: Nanos::from_secs(12 * 3600), count: 4 };
+//! let mut state = WindowCount { start: Nanos::from_secs(12 * 3600), count: 4 };
 //! let now = Nanos::from_secs(12 * 3600 + 40);
-//! let (wait, remaining) = (Nanos::from_secs(20), Hits(0));
-//! let denied = Step::Deny { retry_after: wait, room: Room { remaining, reset_after: wait } };
-//! assert_eq!(limit.step(&mut state, now, Hits(2)), denied);
+//! let wait = Nanos::from_secs(20);
+//! let headroom = Headroom { remaining: Hits(0), reset_after: wait };
+//! let denied = CounterDecision::Deny { retry_after: wait, headroom };
+//! assert_eq!(limit.charge(&mut state, now, Hits(2)), denied);
 //! assert_eq!(state.count, 6);
 //! ```
 //!

@@ -14,15 +14,15 @@
 //!
 //! ```
 //! use sluicegate_kernel::rate::gcra::{Gcra, Tat};
-//! use sluicegate_kernel::rate::{Room, Step};
+//! use sluicegate_kernel::rate::{CounterDecision, Headroom};
 //! use sluicegate_kernel::units::{Hits, Nanos};
 //!
 //! let limit = Gcra::new(3, Nanos::from_secs(10), 4).unwrap();
 //! let (mut tat, now) = (Tat::default(), Nanos::from_secs(1_000));
-//! let spent = Room { remaining: Hits(0), reset_after: Nanos(13_333_334_000) };
-//! assert_eq!(limit.step(&mut tat, now, Hits(4)), Step::Admit(spent));
-//! let denied = Step::Deny { retry_after: Nanos(3_333_334_000), room: spent };
-//! assert_eq!(limit.step(&mut tat, now, Hits(1)), denied);
+//! let spent = Headroom { remaining: Hits(0), reset_after: Nanos(13_333_334_000) };
+//! assert_eq!(limit.charge(&mut tat, now, Hits(4)), CounterDecision::Allow(spent));
+//! let denied = CounterDecision::Deny { retry_after: Nanos(3_333_334_000), headroom: spent };
+//! assert_eq!(limit.charge(&mut tat, now, Hits(1)), denied);
 //! ```
 //!
 //! Guarantees:

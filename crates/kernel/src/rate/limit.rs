@@ -97,10 +97,10 @@ impl RefillRate {
     ///
     /// ```
     /// # use std::num::NonZeroU64;
-    /// # use sluicegate_kernel::rate::limit::Worth;
-    /// let worth = Worth { hits: 3, ticks: NonZeroU64::new(2).unwrap() }; // 1.5 hits a tick
-    /// assert!(worth.is_coarse(149));
-    /// assert!(!worth.is_coarse(150));
+    /// # use sluicegate_kernel::rate::limit::RefillRate;
+    /// let rate = RefillRate { hits: 3, ticks: NonZeroU64::new(2).unwrap() }; // 1.5 hits a tick
+    /// assert!(rate.is_coarse(149));
+    /// assert!(!rate.is_coarse(150));
     /// ```
     #[must_use]
     pub fn is_coarse(self, burst: u32) -> bool {

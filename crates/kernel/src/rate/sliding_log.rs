@@ -11,17 +11,17 @@
 //! | `reset_after`: until the newest hit is | 4 + 10 − 5 = 9 s |
 //!
 //! ```
-//! use sluicegate_kernel::rate::sliding_log::{Log, SlidingLog};
-//! use sluicegate_kernel::rate::{Room, Step};
+//! use sluicegate_kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
+//! use sluicegate_kernel::rate::{CounterDecision, Headroom};
 //! use sluicegate_kernel::units::{Hits, Nanos};
 //!
 //! let limit = SlidingLog::new(3, Nanos::from_secs(10)).unwrap();
-//! let (mut log, at) = (Log::default(), |second: u64| Nanos::from_secs(100 + second));
-//! assert!(matches!(limit.step(&mut log, at(0), Hits(2)), Step::Admit(_)));
-//! assert!(matches!(limit.step(&mut log, at(4), Hits(1)), Step::Admit(_)));
-//! let room = Room { remaining: Hits(0), reset_after: Nanos::from_secs(9) };
-//! let denied = Step::Deny { retry_after: Nanos::from_secs(5), room };
-//! assert_eq!(limit.step(&mut log, at(5), Hits(1)), denied);
+//! let (mut log, at) = (ArrivalLog::default(), |second: u64| Nanos::from_secs(100 + second));
+//! assert!(matches!(limit.charge(&mut log, at(0), Hits(2)), CounterDecision::Allow(_)));
+//! assert!(matches!(limit.charge(&mut log, at(4), Hits(1)), CounterDecision::Allow(_)));
+//! let headroom = Headroom { remaining: Hits(0), reset_after: Nanos::from_secs(9) };
+//! let denied = CounterDecision::Deny { retry_after: Nanos::from_secs(5), headroom };
+//! assert_eq!(limit.charge(&mut log, at(5), Hits(1)), denied);
 //! ```
 //!
 //! Memory: 12 bytes per arrival, at most 12·N + 40 per key. Time: each

@@ -11,17 +11,17 @@
 //! | `reset_after`: until prev and cur are both past | 45 + 60 s |
 //!
 //! ```
-//! use sluicegate_kernel::rate::sliding_window::{Pair, SlidingWindow};
-//! use sluicegate_kernel::rate::{Room, Step};
+//! use sluicegate_kernel::rate::sliding_window::{SlidingWindow, WindowPair};
+//! use sluicegate_kernel::rate::{CounterDecision, Headroom};
 //! use sluicegate_kernel::units::{Hits, Nanos};
 //!
 //! let limit = SlidingWindow::new(10, Nanos::from_secs(60)).unwrap();
-//! let mut state = Pair { start: Nanos::from_secs(6_000), prev: 8, cur: 3 };
+//! let mut state = WindowPair { start: Nanos::from_secs(6_000), prev: 8, cur: 3 };
 //! let now = Nanos::from_secs(6_015);
-//! let room = Room { remaining: Hits(1), reset_after: Nanos::from_secs(105) };
-//! let denied = Step::Deny { retry_after: Nanos(7_500_000_000), room };
-//! assert_eq!(limit.step(&mut state, now, Hits(2)), denied);
-//! assert!(matches!(limit.step(&mut state, now, Hits(1)), Step::Admit(_)));
+//! let headroom = Headroom { remaining: Hits(1), reset_after: Nanos::from_secs(105) };
+//! let denied = CounterDecision::Deny { retry_after: Nanos(7_500_000_000), headroom };
+//! assert_eq!(limit.charge(&mut state, now, Hits(2)), denied);
+//! assert!(matches!(limit.charge(&mut state, now, Hits(1)), CounterDecision::Allow(_)));
 //! ```
 //!
 //! **Error.** A period can contain up to twice the

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Checks the parts around the service: licenses, the chart, the image, the book and the TLA+ models.
+# Run scripts/test.sh first; it installs the packages. Tools are built from source, once, into .tools.
+#
+#   scripts/verify.sh
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/steps.sh
+source scripts/steps.sh
+
+deny_version=0.20.2
+
+# Compiles for six minutes, once.
+step "Helm and the validators of charts"
+scripts/chart.sh
+
+# Compiles for two to three minutes, once.
+deny=.tools/cargo/bin/cargo-deny
+if ! "$deny" --version 2>/dev/null | grep -qx "cargo-deny $deny_version"; then
+    step "cargo-deny"
+    cargo install --locked --quiet --debug --root .tools/cargo cargo-deny --version "$deny_version"
+fi
+
+step "cargo deny check licenses bans sources"
+"$deny" --log-level error check --hide-inclusion-graph licenses bans sources
+
+step "Dockerfile"
+scripts/image.sh
+
+step "The book"
+scripts/book.sh
+
+# The checker compiles for three minutes, once.
+step "TLA+"
+scripts/specs.sh
+
+step "The tests of the chart, the compose file and the book"
+export RUST_BACKTRACE=0
+scripts/within.sh 20 cargo test --locked --test all -- chart:: docs::book:: e2e::compose::
+
+step "all verified"
