@@ -34,7 +34,7 @@ check_keys() { run keys cargo bench --locked --bench path -- keys; }
 # Ten thousand fault schedules for the coordinator of concurrency limits, and as many for engines.
 check_ceilings() {
     SLUICEGATE_SCHEDULES=10000 SLUICEGATE_ENGINE_SCHEDULES=10000 run ceilings \
-        cargo test --locked --release --test all -- --nocapture no_schedule_of_faults_brings
+        cargo test --locked --release --test all -- --nocapture random_faults_never_exceed_the_limit
 }
 
 # The models of spec/large: pairs of faults that no small model covers.

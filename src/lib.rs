@@ -4,7 +4,7 @@
 //! kernel is a crate of its own:
 //!
 //! ```text
-//! cli → edge, source, engine → config, clock, backend, telemetry → kernel, pem
+//! cli → edge, source, engine → config, clock, store, telemetry → kernel, pem
 //! ```
 //!
 //! # Layers
@@ -30,12 +30,12 @@
 //!    [`Check`](kernel::decision::Check), or rejects the message.
 //! 2. [`Engine::decide_within`](engine::Engine::decide_within)
 //!    reads the clock and the configuration once.
-//! 3. `engine::plan` finds each descriptor's limit ([`config::tree`]),
+//! 3. `engine::decide::plan` finds each descriptor's limit ([`config::tree`]),
 //!    its counter key ([`kernel::key`]), and the effect of its denial.
-//! 4. With a shared store, `engine::deny_cache` returns remembered denials, if the limit allows it.
-//! 5. [`Backend::charge`](store::Backend::charge) runs the strategy on
+//! 4. With a shared store, `engine::decide::deny_cache` returns remembered denials, if the limit allows it.
+//! 5. [`CounterStore::charge`](store::CounterStore::charge) runs the strategy on
 //!    each counter: under a shard lock in memory, or in one script in Redis.
-//! 6. `engine::fallback` decides by each limit's `on_backend_failure` if the store call failed.
+//! 6. `engine::decide::fallback` decides by each limit's `on_backend_failure` if the store call failed.
 //! 7. [`kernel::decision::combine`] applies shadow mode and quota group, and returns the verdict.
 //! 8. `edge::grpc::convert` and [`edge::headers`] write the reply.
 //! 9. [`telemetry::event`] counts the decision.
@@ -45,23 +45,23 @@
 //!
 //! **Leased limits.** [`engine::lease`] takes the place of step 5. It spends from a
 //! balance borrowed with a lease call
-//! ([`exchange_lease_message`](store::Backend::exchange_lease_message), [`kernel::lease`]).
+//! ([`exchange_lease_message`](store::CounterStore::exchange_lease_message), [`kernel::lease`]).
 //! If balances cover the whole check, the decision is made without waiting.
 //!
-//! **Concurrency limits.** [`engine::concurrency_path`] leads a check through its concurrency
+//! **Concurrency limits.** [`engine::concurrency::path`] leads a check through its concurrency
 //! limits before step 2; `edge::grpc::ext_proc` calls it. [`engine::concurrency`] acquires a
 //! permit from [`kernel::concurrency`], or waits in its queue. At the end of the request
 //! it releases the permit with the latency, from which an adaptive limit is inferred.
 //!
 //! **Shared limits.** The concurrency limit is this replica's share of a limit of the
 //! fleet. [`engine::concurrency::fleet`] reports for all of them
-//! ([`report_shares`](store::Backend::report_shares)), and [`kernel::coordinator`]
+//! ([`report_shares`](store::FleetStore::report_shares)), and [`kernel::coordinator`]
 //! splits the limit. Only the first request of a new limit waits for a report.
 //!
 //! **Strict limits.** The store counts the permits ([`kernel::concurrency::permit_table`]).
 //! Every request calls
-//! [`acquire_strict_permit`](store::Backend::acquire_strict_permit).
-//! [`report_strict_permits`](store::Backend::report_strict_permits) reports renewed and released permits.
+//! [`acquire_strict_permit`](store::FleetStore::acquire_strict_permit).
+//! [`report_strict_permits`](store::FleetStore::report_strict_permits) reports renewed and released permits.
 
 pub mod cli;
 pub mod clock;

@@ -93,7 +93,7 @@ fn no_room_is_named_for_nothing() {
 
 #[test]
 fn the_rules_bite() {
-    // As `src/engine/plan.rs` would say it, which is two modules deep.
+    // As `src/engine/decide.rs` would say it, which is two modules deep.
     let named = |code| named_layers(code, 2).collect::<Vec<_>>();
     assert_eq!(named("use crate::edge::grpc;"), ["edge"]);
     assert_eq!(named("use crate::{clock::Clock, engine::Engine};"), ["clock", "engine"]);
@@ -102,7 +102,7 @@ fn the_rules_bite() {
     assert_eq!(named("use super::{super::{cli, clock::{self, Clock}}, source};"), ["clock", "cli"]);
     assert_eq!(named("use super::\n    super::edge;"), ["edge"]);
     // What only looks so: neighbours, and visibility.
-    assert!(named("use super::edge; use self::cli; use super::{source, backend::x};").is_empty());
+    assert!(named("use super::edge; use self::cli; use super::{source, store::x};").is_empty());
     assert!(named("pub(super) const fn edge() { super::super() }").is_empty());
     assert!(says("let now = Instant::now();", "::now("));
     assert!(!says("/// operands", "rand"), "a word inside another is not that word");
@@ -122,7 +122,7 @@ fn layer_of(file: &Path) -> String {
     first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-/// How many modules deep a file is: `src/clock.rs` and `src/engine/mod.rs` one, `src/engine/plan.rs` two.
+/// How many modules deep a file is: `src/clock.rs` and `src/engine/mod.rs` one, `src/engine/decide.rs` two.
 fn depth_of(file: &Path) -> usize {
     let inside = file.strip_prefix("src").unwrap().with_extension("");
     inside.components().filter(|part| part.as_os_str() != "mod").count()

@@ -1,6 +1,6 @@
 //! The cost of a shared Redis store: server CPU, caller latency and Redis CPU.
 //!
-//! `cargo bench --bench store` prints a table. Select parts with `-- server`, `-- latency`,
+//! `cargo bench --bench backend` prints a table. Select parts with `-- server`, `-- latency`,
 //! `-- redis` and `-- hot`. Two more parts run only if selected: `-- leased` measures leased
 //! limits, and `-- stall` stops Redis for a minute.
 //!

@@ -37,7 +37,7 @@ impl Scene {
         ]
     }
 
-    /// Results of `adaptive` in each phase.
+    /// Results of `policy` in each phase.
     pub fn run(&self, policy: AdaptiveLimit) -> Vec<Result> {
         run(policy, &self.phases(), self.spread, self.seed)
     }

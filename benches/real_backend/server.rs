@@ -43,7 +43,7 @@ pub struct Result {
     pub whole_p99: f64,
 }
 
-/// Runs `adaptive` through `phases` in order.
+/// Runs `policy` through `phases` in order.
 pub fn run(mut policy: AdaptiveLimit, phases: &[Phase], spread: Spread, seed: u64) -> Vec<Result> {
     let mut server = Server::new(spread, seed);
     phases.iter().map(|phase| server.live(phase, &mut policy)).collect()

@@ -115,7 +115,7 @@ async fn log_findings(options: RedisOptions, wanted: DoctorRequirements, clock: 
         }
     };
     for finding in facts.iter().flat_map(|facts| evaluate_facts(facts, wanted)) {
-        tracing::warn!(at = finding.at, help = finding.help, "{}", finding.message);
+        tracing::warn!(addr = finding.at, help = finding.help, "{}", finding.message);
     }
 }
 

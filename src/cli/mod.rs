@@ -65,7 +65,7 @@ pub fn run(
         Ok(cli) => run_command(cli, environment, terminal),
         Err(error) => print_clap_error(&error, terminal),
     };
-    // The reader of the output has closed it, as in `sluicegate schema limits_schema | head`.
+    // The reader of the output has closed it, as in `sluicegate schema limits | head`.
     done.unwrap_or(CommandOutcome::Failed)
 }
 

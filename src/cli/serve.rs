@@ -353,7 +353,7 @@ impl ServiceContext<'_> {
         let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
         let (told, refused) = otlp::start(&variable, &self.otlp_defaults(), &page);
         for why in refused {
-            tracing::warn!(why, "a part of the telemetry that OTEL_* asks for is not told");
+            tracing::warn!(error = why, "OTLP export disabled for a signal");
         }
         told
     }
@@ -555,9 +555,9 @@ async fn sweep_counters(memory: Arc<MemoryStore>, engine: Arc<Engine>) {
         let full = memory.times_full();
         if full > reported {
             tracing::warn!(
-                times = full - reported,
+                new_keys = full - reported,
                 max_keys = memory.max_keys(),
-                "new keys found no room; raise max_keys, or see which descriptor has so many values"
+                "store is full: raise max_keys, or find the descriptor with too many values"
             );
             reported = full;
         }

@@ -78,7 +78,7 @@ impl SourceText {
         }
     }
 
-    /// Returns the line of byte `into_diagnostic`, from 1. Cost: logarithmic
+    /// Returns the line of byte `at`, from 1. Cost: logarithmic
     /// in the number of lines, after the first call.
     #[must_use]
     pub fn line(&self, at: usize) -> usize {

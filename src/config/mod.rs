@@ -6,7 +6,7 @@
 //!
 //! Not covered:
 //! - The origin of the text (see [`crate::source`]).
-//! - Counting hits (see [`crate::backend`]).
+//! - Counting hits (see [`crate::store`]).
 
 pub mod calendar;
 pub mod concurrency;

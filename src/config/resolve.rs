@@ -34,7 +34,7 @@ use rate_limit_block::{DomainDefaults, KeywordReader, RateLimitReader};
 ///
 /// With `merge_domains`, the files of one domain are merged. Their first levels are
 /// combined, with patterns in the order of `files`. `charge`, `colocate` and
-/// `read_defaults` may be in any file. If several files have one, the values must be equal.
+/// `defaults` may be in any file. If several files have one, the values must be equal.
 ///
 /// # Errors
 ///
@@ -239,7 +239,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         defaults.map_or_else(otherwise, |(defaults, _)| defaults)
     }
 
-    /// Returns the position of `max_overshoot` in the domain's `read_defaults`.
+    /// Returns the position of `max_overshoot` in the domain's `defaults`.
     fn default_overshoot_span(&self) -> Option<FileSpan> {
         self.group.files.iter().find_map(|&file| {
             let word = self.files[file].0.defaults.as_ref()?.max_overshoot.as_ref()?;

@@ -233,7 +233,7 @@ settings! {
     peer_tls_name: Option<HostName> = None, "name";
     /// Store of the counters: this process's memory, or a Redis that replicas share.
     backend: StoreSetting = StoreSetting::Memory, "place";
-    /// File with the Redis password, read again for each connection. The user stays in `store`.
+    /// File with the Redis password, read again for each connection. The user stays in `backend`.
     backend_password_file: Option<PathBuf> = None, "path";
     /// CA bundle (PEM) that verifies Redis. Default: the system's CAs.
     backend_tls_ca_file: Option<PathBuf> = None, "path";
@@ -255,8 +255,8 @@ settings! {
     backend_sentinel_password_file: Option<PathBuf> = None, "path";
     /// Timeout of one check's wait for Redis. After it `on_backend_failure` decides.
     backend_deadline: Nanos = Nanos(15 * Nanos::MILLI.0), "duration";
-    /// A second Redis for limits with a period of one second; empty to keep them in `store`.
-    /// It uses the TLS files of `store`, and its password file if the URL has no password.
+    /// A second Redis for limits with a period of one second; empty to keep them in `backend`.
+    /// It uses the TLS files of `backend`, and its password file if the URL has no password.
     backend_per_second: Option<RedisUrl> = None, "place";
     /// Prefix of every key in Redis, except the keys in envoyproxy/ratelimit's format.
     key_prefix: String = "sluicegate".to_owned(), "text";

@@ -11,9 +11,9 @@
 //!
 //! | header | source | condition |
 //! |---|---|---|
-//! | three names from the settings | the binding limit | `compat_names`, and a limit binds |
-//! | `RateLimit-Policy`: `"name";q=100;w=60` | each limit that counted or denies | `draft_headers` |
-//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | `draft_headers` |
+//! | three names from the settings | the binding limit | `reference`, and a limit binds |
+//! | `RateLimit-Policy`: `"name";q=100;w=60` | each limit that counted or denies | `draft` |
+//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | `draft` |
 //! | `Retry-After` | the time until the whole check fits | denied, and waiting helps |
 //!
 //! Sources: envoyproxy/ratelimit for the first three. draft-ietf-httpapi-ratelimit-headers-10

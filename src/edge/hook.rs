@@ -72,7 +72,7 @@ impl From<CheckError> for HookError {
     }
 }
 
-/// Decides `build_request` within `timeout`. Safe to cancel.
+/// Decides `request` within `timeout`. Safe to cancel.
 ///
 /// With an id, the concurrency limits apply too, and the permits belong
 /// to `id` until its release. Without an id, only the rate limits apply.
@@ -81,7 +81,7 @@ impl From<CheckError> for HookError {
 /// without permits. Its release is then not an early release.
 ///
 /// # Errors
-/// The error in `build_request`, [`HookError::BadId`] or
+/// The error in `request`, [`HookError::BadId`] or
 /// [`HookError::Rejected`]. In these cases no permit is acquired.
 pub async fn decide(
     engine: &Engine,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::net::UdpSocket;
 
 use crate::config::settings::Networks;
-use crate::engine::forwarding::{PermitUpdate, is_incarnation_name};
+use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
 use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
@@ -68,7 +68,7 @@ pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
                 DatagramReceived { kind: outcome }.emit();
             }
             Err(error) => {
-                tracing::warn!(%error, "a release could not be received");
+                tracing::warn!(%error, "failed to receive a syslog message, retrying");
                 tokio::time::sleep(RECEIVE_PAUSE).await;
             }
         }

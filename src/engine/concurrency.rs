@@ -9,8 +9,8 @@
 //!
 //! Not covered:
 //! - The decisions: see [`Limiter`](crate::kernel::concurrency::Limiter).
-//! - Request ids: see [`Register`](crate::kernel::concurrency::PermitRegistry).
-//! - The buckets of a check: see [`super::concurrency_path`].
+//! - Request ids: see [`PermitRegistry`](crate::kernel::concurrency::PermitRegistry).
+//! - The buckets of a check: see [`path`].
 //!
 //! Cost: an acquire takes two locks, and a release takes
 //! one. The lock of the map lasts only for the look-up.
@@ -18,6 +18,8 @@
 mod bucket;
 mod bucket_map;
 pub mod fleet;
+pub mod path;
+pub(super) mod permit_ids;
 mod permit_reporter;
 mod queue_time;
 mod replica_share;
@@ -107,7 +109,7 @@ pub enum AcquireError {
 }
 
 impl ConcurrencyLimits {
-    /// Creates an empty set of at most `max_buckets` buckets.
+    /// Creates an empty set of at most `most` buckets.
     ///
     /// Their names have at most 512 bytes per bucket in total, and at least 1 MiB is
     /// allowed. Beyond that, a new bucket replaces an idle one. `jitter` is any number
@@ -227,7 +229,7 @@ impl ConcurrencyLimits {
     }
 
     /// Returns the requests in flight, the queue length and the
-    /// limit of `find_or_create_bucket`. `None` if there is no such bucket.
+    /// limit of `bucket`. `None` if there is no such bucket.
     #[must_use]
     pub fn load(&self, bucket: &[u8]) -> Option<BucketLoad> {
         self.buckets.read().get(bucket).map(|bucket| bucket.load())
@@ -246,7 +248,7 @@ impl ConcurrencyLimits {
         bucket.map(|bucket| bucket.snapshot())
     }
 
-    /// Returns the `max_buckets` oldest permits, each with its bucket and its age, oldest first.
+    /// Returns the `most` oldest permits, each with its bucket and its age, oldest first.
     #[must_use]
     pub fn oldest_permits(&self, most: usize) -> Vec<(BucketName, Nanos)> {
         // The youngest of them is on top, so that an older one can replace it.

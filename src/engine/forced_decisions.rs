@@ -6,7 +6,7 @@
 //! - Replicas that share a store agree after about a second, including new ones.
 //!
 //! Not covered:
-//! - The transport between replicas: see the records of [`super::membership`].
+//! - The transport between replicas: see the records of [`crate::engine::membership`].
 
 mod replicated;
 
@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::Engine;
 use crate::config::Config;
 use crate::config::forced_decision::{ForcedDecision, ForcedRule};
+use crate::engine::Engine;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 use replicated::ForcedRules;
@@ -59,7 +59,7 @@ pub enum ForceError {
 }
 
 impl ForcedDecisions {
-    /// Publishes `loaded_config` with the current forced decisions.
+    /// Publishes `written` with the current forced decisions.
     pub(super) fn load(&self, written: Arc<Config>, now: Nanos, put: impl FnOnce(Arc<Config>)) {
         let mut inside = self.0.lock();
         inside.loaded_config = Some(written);
@@ -165,19 +165,19 @@ impl Engine {
             let (domain, limit, by, held) = (&**domain, &**limit, &**by, held.as_deref());
             let left_ms = held.map(|_| *left_ms);
             tracing::warn!(
-                act,
+                action = act,
                 domain,
                 limit,
-                held,
-                left_ms,
+                verdict = held,
+                remaining_ms = left_ms,
                 by,
-                "another replica was told how a limit answers"
+                "another replica changed a forced decision"
             );
         }
         inside.publish(now, |config| self.activate_config(config));
     }
 
     fn own_replica_name(&self) -> &str {
-        self.membership().map_or("", super::membership::Membership::replica_name)
+        self.membership().map_or("", crate::engine::fleet::membership::Membership::replica_name)
     }
 }

@@ -259,7 +259,7 @@ impl LeaseManager {
         }
     }
 
-    /// Returns the result of `act`, or `None` at `new_deadline` on the steady clock.
+    /// Returns the result of `act`, or `None` at `deadline` on the steady clock.
     async fn run_until<T>(
         &self,
         deadline: Option<Nanos>,
@@ -465,7 +465,7 @@ impl LeaseManager {
         LeaseCall::new(async move { all.send(&message).await })
     }
 
-    /// Sends the message of a check, and waits for the reply until `new_deadline`.
+    /// Sends the message of a check, and waits for the reply until `deadline`.
     async fn send_until(
         self: &Arc<Self>,
         deadline: Option<Nanos>,

@@ -1,181 +1,215 @@
-//! The decision path of a check, and the background work of one replica.
+//! The engine of one replica: the decision path of a check, and the background work.
 //!
 //! Guarantees:
 //! - A check is decided by exactly one configuration at one instant.
 //! - An invalid check is refused before any counter changes.
+//! - A published configuration decides every check that starts afterwards.
 //!
 //! Not covered:
 //! - Protocols ([`crate::edge`]).
-//! - Where counters live ([`crate::backend`]).
+//! - Where counters live ([`crate::store`]).
 
 pub mod concurrency;
-pub mod concurrency_path;
 mod decide;
-mod decision;
-mod decision_log;
-mod deny_cache;
-mod fallback;
-mod fallback_debt;
+pub mod fleet;
 pub mod forced_decisions;
-pub mod forwarding;
 pub mod lease;
-mod local_fallback;
-pub mod local_share;
-pub mod membership;
-mod path;
-mod permit_ids;
-mod plan;
-mod retry_after;
-mod rule_stats;
-mod stale_charges;
 
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::engine::concurrency::ConcurrencyLimits;
+use crate::engine::concurrency::fleet::FleetReporter;
+use crate::engine::concurrency::path::DEFAULT_MAX_BUCKETS;
+use crate::engine::concurrency::permit_ids::{DEFAULT_BOUNDS, PermitIds};
+use crate::engine::decide::deny_cache::DenyCache;
+use crate::engine::fleet::forwarding::ForwardingQueue;
+use crate::engine::forced_decisions::ForcedDecisions;
+use crate::engine::lease::LeaseManager;
+use crate::kernel::concurrency::permit_registry;
+use crate::store::stats::StoreStats;
+use crate::store::{Store, StoreFailure};
+use crate::telemetry::stats::Stats;
+use arc_swap::ArcSwapOption;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+pub use concurrency::path::{AdmissionOutcome, ConcurrencyRejection, RequestPermits};
+pub use concurrency::permit_ids::validate_id;
+pub use decide::local_fallback::LocalFallback;
+pub use decide::local_share;
+pub use decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
+pub use decide::{CheckError, Decision, LimitStatus, LimitStatuses};
+pub use fleet::membership::Membership;
 
-use crate::kernel::decision::{DescriptorDecision, Reason, StoreFailure, Verdict, VoteGroup};
-use crate::kernel::units::{Nanos, Revision};
-
-pub use concurrency_path::{AdmissionOutcome, ConcurrencyRejection, RequestPermits};
-pub use decide::{DecisionPolicy, Engine};
-pub use local_fallback::LocalFallback;
-pub use membership::Membership;
-pub use permit_ids::validate_id;
-pub use plan::{KeyNaming, OverridePolicy, PlanSettings};
-
-/// The decision for one check.
+/// Decides checks.
 #[derive(Debug)]
-pub struct Decision {
-    /// The overall verdict, after global shadow mode.
-    pub verdict: Verdict,
-    /// One status for each descriptor, in the order of the check.
-    pub statuses: LimitStatuses,
-    /// The index of the status that response headers describe.
-    pub binding: Option<usize>,
-    /// After a denial, the wait until the same check would be allowed
-    /// if no other check came. `None` if waiting does not help.
-    pub retry_after: Option<Nanos>,
-    /// `true` if global shadow mode turned a denial into an allowed check.
-    pub is_shadowed: bool,
-    /// The revision of the configuration that decided.
-    pub revision: Revision,
-    /// The instant of the decision.
-    pub now: Nanos,
+pub struct Engine {
+    clock: Arc<Clock>,
+    config: ArcSwapOption<Config>,
+    store: Arc<dyn Store>,
+    policy: DecisionPolicy,
+    deny_cache: DenyCache,
+    /// The balances of leased limits; `None` for the memory store.
+    leases: Option<Arc<LeaseManager>>,
+    /// The local shares that decide while the store is unavailable.
+    local_fallback: Option<LocalFallback>,
+    concurrency_limits: ConcurrencyLimits,
+    permit_ids: PermitIds,
+    /// Statistics under envoyproxy/ratelimit's names.
+    stats: Option<Arc<Stats>>,
+    forwarding: Option<ForwardingQueue>,
+    forced_decisions: ForcedDecisions,
 }
 
-impl Decision {
-    /// Returns a decision that allows the check and has no statuses yet.
-    #[must_use]
-    pub fn allow(revision: Revision, now: Nanos) -> Self {
-        let (verdict, statuses) = (Verdict::Allow, LimitStatuses::new());
-        let (binding, retry_after, shadowed) = (None, None, false);
-        Self { verdict, statuses, binding, retry_after, is_shadowed: shadowed, revision, now }
+/// The settings that apply to every decision.
+#[derive(Clone, Copy, Debug)]
+pub struct DecisionPolicy {
+    /// The settings of the plan.
+    pub planning: PlanSettings,
+    /// `true`: denials are reported, but not enforced.
+    pub is_shadow: bool,
+    /// The fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
+    pub near_limit_ratio: f32,
+}
+
+impl Default for DecisionPolicy {
+    fn default() -> Self {
+        Self { planning: PlanSettings::default(), is_shadow: false, near_limit_ratio: 0.8 }
     }
 }
 
-/// The statuses of a check, one for each descriptor.
-pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
+impl Engine {
+    /// Creates an engine without limits. It refuses every check until [`Engine::publish`].
+    #[must_use]
+    pub fn new(clock: Clock, store: Arc<dyn Store>, policy: DecisionPolicy) -> Self {
+        let (config, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
+        let clock = Arc::new(clock);
+        let ceilings = ConcurrencyLimits::new(Arc::clone(&clock), DEFAULT_MAX_BUCKETS, 0);
+        let new_leases = || LeaseManager::new(Arc::clone(&clock), store.clone());
+        let leases = (!store.is_synchronous()).then(new_leases);
+        let (local_fallback, permit_ids, stats, forwarding) =
+            (None, PermitIds::new(DEFAULT_BOUNDS), None, None);
+        let forced_decisions = ForcedDecisions::default();
+        Self {
+            clock,
+            config,
+            store,
+            policy,
+            deny_cache,
+            leases,
+            local_fallback,
+            concurrency_limits: ceilings,
+            permit_ids,
+            stats,
+            forwarding,
+            forced_decisions,
+        }
+    }
 
-/// The decision for one descriptor.
-#[derive(Debug)]
-pub struct LimitStatus {
-    /// The verdict with its reason, limit and retry-after.
-    pub decision: DescriptorDecision,
-    /// The metadata of the rule.
-    pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
-}
+    /// Adds the counters of local shares. Without them, the fallback "local" means "error".
+    #[must_use]
+    pub fn with_local_fallback(self, local: LocalFallback) -> Self {
+        Self { local_fallback: Some(local), ..self }
+    }
 
-impl LimitStatus {
-    /// The status of a descriptor without a limit.
-    // A constant, because one copy of the whole value is faster than a value built field by field.
-    const UNLIMITED: Self = Self {
-        decision: DescriptorDecision::uncounted(Reason::NoLimit, VoteGroup::Enforced),
-        metadata: None,
-    };
-}
+    /// Sets the bounds for early releases.
+    #[must_use]
+    pub fn with_early_releases(self, bounds: permit_registry::EarlyReleaseLimits) -> Self {
+        Self { permit_ids: PermitIds::new(bounds), ..self }
+    }
 
-/// The reason why a check has no decision. No counter changed, unless a store failed to reply.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CheckError {
-    /// The domain is empty. Same error as envoyproxy/ratelimit, because clients know it.
-    #[error("the domain must not be empty")]
-    EmptyDomain,
-    /// The check has no descriptors. Same error as envoyproxy/ratelimit.
-    #[error("the list of descriptors must not be empty")]
-    NoDescriptors,
-    /// No configuration is loaded. Same error as envoyproxy/ratelimit.
-    #[error("no limits are loaded; see the log or /config for what is wrong with them")]
-    NoConfig,
-    /// The check has too many descriptors.
-    #[error(
-        "{got} descriptors in one question; at most {most} are answered: ask the rest in another"
-    )]
-    TooManyDescriptors {
-        /// The number of descriptors in the check.
-        got: usize,
-        /// The largest number allowed.
-        most: usize,
-    },
-    /// The descriptors of the check have too many entries in total.
-    #[error("{got} entries in one question; at most {most} are answered: ask the rest in another")]
-    TooManyEntries {
-        /// The number of entries in the check.
-        got: usize,
-        /// The largest number allowed.
-        most: usize,
-    },
-    /// The key or value of an entry is too long.
-    #[error(
-        "descriptor {descriptor}: an entry of {got} bytes; a key or value has less than {most}"
-    )]
-    EntryTooLong {
-        /// The index of the descriptor, from 0.
-        descriptor: usize,
-        /// The length in bytes.
-        got: usize,
-        /// The shortest length that is refused, in bytes.
-        most: usize,
-    },
-    /// `hits_addend` is 2^63 or more.
-    #[error("descriptor {descriptor}: hits_addend {got} is 2^63 or more")]
-    HitsTooLarge {
-        /// The index of the descriptor, from 0.
-        descriptor: usize,
-        /// The `hits_addend` of the descriptor.
-        got: u64,
-    },
-    /// A limit override has an unknown unit.
-    #[error(
-        "descriptor {descriptor}: {got} is not a unit for a limit in a request; \
-         1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH, 6 YEAR and 7 (week) are"
-    )]
-    UnknownUnit {
-        /// The index of the descriptor, from 0.
-        descriptor: usize,
-        /// The number of the unit in the request.
-        got: i32,
-    },
-    /// `is_negative_hits` is set while the setting `negative_hits` is off.
-    #[error(
-        "descriptor {descriptor}: is_negative_hits is refused unless the setting negative_hits is on"
-    )]
-    RefundsDisabled {
-        /// The index of the descriptor, from 0.
-        descriptor: usize,
-    },
-    /// A reserved entry has an invalid request id, or is used in a way that is not allowed.
-    #[error("descriptor {descriptor}: {why}")]
-    BadId {
-        /// The index of the descriptor, from 0.
-        descriptor: usize,
-        /// The error, for the caller.
-        why: &'static str,
-    },
-    /// The store did not reply, and a limit has `on_backend_failure:
-    /// error`. After a timeout the store may still have made the charge.
-    #[error(
-        "the store of counters did not answer ({}), and the limit's on_backend_failure is error",
-        .0.as_str()
-    )]
-    StoreUnavailable(StoreFailure),
+    /// Sets the largest number of concurrency buckets. `jitter` is any number that differs between
+    /// replicas.
+    #[must_use]
+    pub fn with_max_buckets(self, max_buckets: usize, jitter: u64) -> Self {
+        let ceilings = ConcurrencyLimits::new(Arc::clone(&self.clock), max_buckets, jitter);
+        Self { concurrency_limits: ceilings, ..self }
+    }
+
+    /// Counts decisions in `stats`.
+    #[must_use]
+    pub fn with_stats(self, stats: Arc<Stats>) -> Self {
+        Self { stats: Some(stats), ..self }
+    }
+
+    /// Returns the statistics under envoyproxy/ratelimit's names, if they are on.
+    #[must_use]
+    pub const fn stats(&self) -> Option<&Arc<Stats>> {
+        self.stats.as_ref()
+    }
+
+    /// Shares concurrency limits with a fleet.
+    #[must_use]
+    pub fn with_fleet(self, fleet: Arc<FleetReporter>) -> Self {
+        Self { concurrency_limits: self.concurrency_limits.with_fleet(fleet), ..self }
+    }
+
+    /// Reports the shared concurrency limits to the store, forever.
+    pub async fn report_forever(&self) {
+        self.concurrency_limits.report_forever(self.store()).await;
+    }
+
+    /// Sends the reports that are due now and applies the replies.
+    pub async fn report_once(&self) {
+        self.concurrency_limits.report_once(self.store()).await;
+    }
+
+    /// Returns the live replicas; `None` for the memory store.
+    #[must_use]
+    pub fn membership(&self) -> Option<&Membership> {
+        self.local_fallback.as_ref().map(|local| &*local.membership)
+    }
+
+    /// Returns the balances of leased limits; `None` for the memory store.
+    #[must_use]
+    pub const fn leases(&self) -> Option<&Arc<LeaseManager>> {
+        self.leases.as_ref()
+    }
+
+    const fn local_fallback(&self) -> Option<&LocalFallback> {
+        self.local_fallback.as_ref()
+    }
+
+    fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    /// Returns the reason why the store is unavailable, if it is.
+    #[must_use]
+    pub fn store_failure(&self) -> Option<StoreFailure> {
+        self.store.current_failure()
+    }
+
+    /// Returns the store's statistics.
+    #[must_use]
+    pub fn store_stats(&self) -> StoreStats {
+        self.store.stats()
+    }
+
+    /// Decides all later checks by `config`. Its concurrency limits also apply to requests that
+    /// wait in a queue.
+    pub fn publish(&self, config: Arc<Config>) {
+        self.forced_decisions.load(config, self.clock.now(), |config| self.activate_config(config));
+    }
+
+    fn activate_config(&self, config: Arc<Config>) {
+        let before = self.config.swap(Some(config));
+        let Some(now) = self.config() else { return };
+        if let Some(leases) = &self.leases {
+            leases.apply_config(before.as_deref(), &now);
+        }
+        // After the swap, so that it includes buckets that the old configuration creates meanwhile.
+        self.reload_concurrency_limits(&now);
+    }
+
+    /// Returns the current configuration.
+    #[must_use]
+    pub fn config(&self) -> Option<Arc<Config>> {
+        self.config.load_full()
+    }
+
+    /// Returns the clock of all decisions.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
 }

@@ -168,7 +168,7 @@ impl FileLoader {
 
     fn publish_config(&self, at: Nanos, NewConfig { config, warnings, files }: NewConfig) {
         let (revision, domains) = (config.revision, config.domains.len());
-        tracing::info!(%revision, files = files.len(), domains, "limits are loaded");
+        tracing::info!(%revision, files = files.len(), domains, "limits loaded");
         log_diagnostics(&warnings);
         self.publish(|published| {
             published.config = Some(Arc::new(config));
@@ -182,36 +182,51 @@ impl FileLoader {
     /// Records a load without a change. Logs it after a
     /// failed load, because the failure was logged too.
     fn record_unchanged(&self, at: Nanos) {
-        let (Revision(in_force), was_refused) = {
+        let (Revision(revision), was_refused) = {
             let status = &self.sender.borrow().status;
             (status.revision, status.last_error.is_some())
         };
         if was_refused {
-            tracing::info!(in_force, "limits are as before; nothing is refused any more");
+            tracing::info!(revision, "limits valid again, same as the current revision");
         }
         self.publish(|published| published.status.record_success(at));
     }
 
     fn record_failure(&self, refused: FailedLoad) {
-        let (Revision(in_force), refusals) = {
+        let (Revision(revision), refusals) = {
             let status = &self.sender.borrow().status;
             (status.revision, status.failed_loads + 1)
         };
         match &refused.reason {
             LoadFailure::Unreadable(error) => {
                 let error: &dyn std::error::Error = error;
-                tracing::error!(in_force, error, "limits cannot be read; what is in force stays");
+                tracing::error!(
+                    revision,
+                    error,
+                    "failed to load limits, keeping the current revision"
+                );
             }
             LoadFailure::Invalid(diagnostics) => {
                 let findings = diagnostics.counts().total();
-                tracing::error!(in_force, findings, "limits are refused; what is in force stays");
+                tracing::error!(
+                    revision,
+                    findings,
+                    "limits rejected, keeping the current revision"
+                );
                 log_diagnostics(diagnostics);
             }
             LoadFailure::Unconvertible(why) => {
-                tracing::error!(in_force, why, "limits are refused; what is in force stays");
+                tracing::error!(
+                    revision,
+                    error = why,
+                    "limits rejected, keeping the current revision"
+                );
             }
             LoadFailure::ParserPanicked => {
-                tracing::error!(in_force, "the loader broke; what is in force stays");
+                tracing::error!(
+                    revision,
+                    "failed to load limits because the parser crashed, keeping the current revision"
+                );
             }
         }
         self.publish(|published| {
@@ -233,7 +248,7 @@ fn log_diagnostics(diagnostics: &Diagnostics) {
         tracing::warn!(%place, help, "{message}");
     }
     if !more.is_zero() {
-        tracing::warn!("and {more}");
+        tracing::warn!("validation found {more}");
     }
 }
 
@@ -359,7 +374,7 @@ impl FilePoller {
 
 fn log_skipped(listing: &tree::FileListing) {
     for path in &listing.skipped {
-        tracing::warn!(path = %path.display(), "passed over: no regular file");
+        tracing::warn!(path = %path.display(), "skipped a path that is not a regular file");
     }
 }
 

@@ -58,9 +58,9 @@ const REQUEST_QUEUE_CAPACITY: usize = 4;
 pub struct XdsOptions {
     /// The xDS server.
     pub server: XdsServer,
-    /// The field `build_node.id`.
+    /// The field `node.id`.
     pub node_id: String,
-    /// The field `build_node.metadata`.
+    /// The field `node.metadata`.
     pub node_metadata: Vec<(String, String)>,
     /// The headers of the stream.
     pub headers: Vec<(String, String)>,
@@ -154,8 +154,8 @@ impl XdsClient {
                 over = self.run_stream() => over,
             };
             let wait = self.backoff.next_wait();
-            let again_in = format!("{:.1}s", wait.as_secs_f64());
-            tracing::warn!(server = %self.options.server, error = %end, %again_in, "no stream from the management server; limits stay as they are");
+            let retry_in = format!("{:.1}s", wait.as_secs_f64());
+            tracing::warn!(server = %self.options.server, error = %end, %retry_in, "xDS stream failed, keeping the current limits and retrying");
             tokio::select! {
                 () = publisher.closed() => return,
                 () = sleep(wait) => {}
@@ -198,8 +198,8 @@ impl XdsClient {
                 Err(why) => {
                     tracing::error!(
                         version,
-                        in_force = self.accepted_version,
-                        "limits of the management server are refused: {why}"
+                        current_version = self.accepted_version,
+                        "limits from the xDS server rejected, keeping the current version: {why}"
                     );
                     Some(why)
                 }
@@ -281,7 +281,7 @@ impl XdsClient {
 
     fn publish_config(&self, config: Config, warnings: Diagnostics, texts: &[TextFile]) {
         let (revision, domains) = (config.revision, config.domains.len());
-        tracing::info!(%revision, domains, "limits of the management server are loaded");
+        tracing::info!(%revision, domains, "limits loaded from the xDS server");
         let at = (self.now)();
         self.sender.send_modify(|published| {
             published.config = Some(Arc::new(config));

@@ -4,7 +4,7 @@
 //! - The list is the store's last reply; ages are measured by the store's clock.
 //!
 //! Not covered:
-//! - The content of a record and its readers (`engine::membership`).
+//! - The content of a record and its readers (`engine::fleet::membership`).
 
 use crate::kernel::units::Nanos;
 

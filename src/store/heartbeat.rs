@@ -4,7 +4,7 @@
 //! - The store applies a replica's round in one step, by the store's own clock.
 //!
 //! Not covered:
-//! - When a replica reports and how it applies the replies (`engine::admit::fleet`).
+//! - When a replica reports and how it applies the replies (`engine::concurrency::fleet`).
 //! - How shares are computed ([`crate::kernel::coordinator`]).
 
 use crate::kernel::coordinator::incarnation::IncarnationRecord;

@@ -218,7 +218,7 @@ impl MemoryStore {
         }
     }
 
-    /// Makes all charges if `is_allowed` accepts their trial
+    /// Makes all charges if `admits` accepts their trial
     /// outcomes, else none. Makes refunds in any case.
     fn charge_atomically(
         &self,
@@ -327,7 +327,7 @@ impl MemoryStore {
     }
 }
 
-/// Returns true if `decision` leaves a counter to store. Without one, the charge needs no place.
+/// Returns true if `step` leaves a counter to store. Without one, the charge needs no place.
 const fn leaves_counter(strategy: &Strategy, step: CounterDecision) -> bool {
     match step {
         CounterDecision::Allow(_) | CounterDecision::Deny { .. } => true,

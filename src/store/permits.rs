@@ -5,7 +5,7 @@
 //! - A limit with unreadable state stays unchanged and affects no other limit.
 //!
 //! Not covered:
-//! - When a replica acquires and reports (`engine::admit`).
+//! - When a replica acquires and reports (`engine::concurrency`).
 //! - How the store counts ([`crate::kernel::concurrency::permit_table`]).
 
 use super::StoreFailure;

@@ -90,7 +90,7 @@ fn config_and_log_count_omitted_errors() {
         let log = fixture.service.log();
         assert!(log.contains("findings=300"), "{log}");
         // The log shows 50 findings.
-        assert!(log.contains("and 250 more errors"), "{log}");
+        assert!(log.contains("validation found 250 more errors"), "{log}");
     });
 }
 

@@ -4,7 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use sluicegate::clock::Clock;
-use sluicegate::engine::forwarding::{ForwardedRelease, IdState, PermitUpdate, incarnation_name};
+use sluicegate::engine::fleet::forwarding::{
+    ForwardedRelease, IdState, PermitUpdate, incarnation_name,
+};
 use sluicegate::engine::{DecisionPolicy, Engine, LocalFallback, Membership};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::units::Nanos;

@@ -1,4 +1,4 @@
-//! Compares leases of one key with the kernel's book: grants, returns and expiry.
+//! Compares leases of one key with the kernel's lease table: grants, returns and expiry.
 
 use sluicegate::kernel::decision::{Cost, StoreFailure};
 use sluicegate::kernel::lease::counter::AnyCounter;
@@ -200,7 +200,7 @@ impl TraceGenerator {
             view.held = answer.kept.0 + answer.granted.0;
             view.lease = if answer.granted.0 == 0 { view.lease } else { answer.number.0 };
         }
-        // The book does not record a stale message, and no replica repeats its number with other
+        // The table does not record a stale message, and no replica repeats its number with other
         // content.
         if !matches!(lent, LeaseOutcome::Stale(_)) {
             view.last = Some(message);

@@ -10,7 +10,7 @@
 //!
 //! - `gcra_script_matches_the_kernel`: ticks not converted, or rounded up. Debt not capped, or the
 //!   cap not stored. Unused credit accumulated. Retry or reset rounded down, or summed beyond 2^53.
-//!   `Never` for exactly the burst. Off by one. Refund below zero. Key of an empty counter kept.
+//!   `ExceedsLimit` for exactly the burst. Off by one. Refund below zero. Key of an empty counter kept.
 //!   Converted debt rounded down, not capped by both bursts, or in the wrong tick. Change of the
 //!   burst ignored.
 //! - `fixed_window_script_matches_the_kernel`: boundary counted in the old window. Future window

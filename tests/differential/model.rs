@@ -131,7 +131,7 @@ fn charge_or_hits(
     }
 }
 
-/// The script's expected reply for the kernel's `charge`.
+/// The script's expected reply for the kernel's `step`.
 pub(super) fn expected(step: CounterDecision, cost: Cost, now: Nanos) -> ChargeResult {
     match (step, cost) {
         (CounterDecision::OutsideWindows, _) => {

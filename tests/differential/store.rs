@@ -143,7 +143,7 @@ fn flushed_script_reloads_under_the_same_hash() {
     assert!(scripted.charge(&charges, Some(NOW)).into_iter().all(admits));
 }
 
-/// Commands that store a foreign value under `counter_key`.
+/// Commands that store a foreign value under `key`.
 fn foreign_values(key: &[u8]) -> Vec<Vec<Vec<u8>>> {
     let command = |words: &[&[u8]]| {
         let rest = words[1..].iter().copied();

@@ -269,7 +269,7 @@ impl ExercisedService {
             // The service reloads changed files on a new connection.
             drop(std::net::TcpStream::connect(self.service.grpc));
             match self.service.log() {
-                log if log.contains("the last good one stays") => Ok(()),
+                log if log.contains("keeping the previous one") => Ok(()),
                 log => Err(log),
             }
         })

@@ -20,7 +20,7 @@ fn stats(most: u32) -> Stats {
     Stats::new(most, StatMapping::built_in(false))
 }
 
-/// Limit 10, near limit above 8. `counter` is the counter value after the charge.
+/// Limit 10, near limit above 8. `held` is the counter value after the charge.
 fn verdict(hits: u64, held: u64) -> RuleCharge {
     RuleCharge {
         hits,
@@ -359,7 +359,7 @@ fn statistics_default_to_tcp_and_survive_refused_connections() {
         ("SLUICEGATE_BACKEND", "memory"),
     ]);
     assert_eq!(process::ask(&service), 200);
-    let refused = format!("statistics cannot be sent; trying on to=127.0.0.1:{port} (tcp) ");
+    let refused = format!("failed to send statistics, retrying to=127.0.0.1:{port} (tcp) ");
     until("it is cut off", || match service.log() {
         log if log.contains(&refused) => Ok(()),
         log => Err(log),
@@ -396,7 +396,7 @@ fn prometheus_path_serves_both_sets_of_metrics() {
         "{page}"
     );
     assert!(page.contains("sluicegate_checks_total{verdict=\"admit\"} 1\n"), "{page}");
-    assert!(service.log().contains("the built-in one is taken"));
+    assert!(service.log().contains("using the built-in mapping"));
     for path in ["/metrics", "/debug/pprof/", "/debug/vars"] {
         assert_eq!(http1::get(service.metrics, path, &[]).unwrap().status, 404, "{path}");
     }

@@ -293,7 +293,7 @@ fn reconnect_delays_double_and_reset_after_a_response() {
     xds.hang_up();
     let waits = || {
         let log = service.log();
-        let waits = log.lines().filter_map(|line| line.rsplit_once("again_in="));
+        let waits = log.lines().filter_map(|line| line.rsplit_once("retry_in="));
         waits.map(|(_, wait)| wait.to_owned()).collect::<Vec<_>>()
     };
     until("three waits", || if waits().len() < 3 { Err(service.log()) } else { Ok(()) }).unwrap();
@@ -430,7 +430,7 @@ fn sighup_during_startup_reconnects_at_once() {
     // Without the signal the next attempt would come after the test.
     let mut waiting = WaitingProcess::with_backoff(["1h", "1h"], http, ports::free(), server);
     let called = || match waiting.log() {
-        log if log.contains("no stream from the management server") => Ok(()),
+        log if log.contains("xDS stream failed") => Ok(()),
         log => Err(log),
     };
     until("its first call", called).unwrap();
@@ -475,8 +475,7 @@ fn mutual_tls_verifies_the_xds_server() {
         other.iter_mut().find(|(known, _)| known == name).unwrap().1 = text.to_owned();
         let other: Vec<_> = other.iter().map(|(n, t)| (&**n, &**t)).collect();
         let service = start(&xds, &other);
-        let no_stream =
-            format!("limits stay as they are server={} error=no connection", xds.address);
+        let no_stream = format!("and retrying server={} error=no connection", xds.address);
         let is_logged = || match service.log() {
             log if log.contains(&no_stream) => Ok(()),
             log => Err(log),

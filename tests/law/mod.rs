@@ -20,7 +20,7 @@
 //!   `a_refund_undoes_the_charge_up_to_the_limit`
 //! - any: idle a tick early, reset without fraction or next window →
 //!   `a_counter_is_empty_exactly_at_reset_after`
-//! - any: `Never` returned at the limit itself → `only_checks_above_the_maximum_can_never_pass`
+//! - any: `ExceedsLimit` returned at the limit itself → `only_checks_above_the_maximum_can_never_pass`
 //! - fixed: `<` for `<=`, a denial not counted, a window restarted →
 //!   `windows_count_like_envoyproxy_ratelimit`
 //! - fixed, sliding window: counts follow the clock back →

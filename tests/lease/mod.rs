@@ -2,21 +2,21 @@
 //!
 //! Each property was verified by mutation: with each defect below, the named tests failed.
 //!
-//! - book: budget ignores other replicas; a report ignored →
+//! - table: budget ignores other replicas; a report ignored →
 //!   `no_simulation_exceeds_limit_plus_outstanding_hits`
-//! - book: a superseded message applied → `a_superseded_message_charges_nothing`
-//! - book: a repeated message charged again → `a_repeated_message_is_charged_once`
-//! - book: refund of another lease → `only_the_last_lease_is_refunded`
-//! - book: refund beyond the newest lease → `a_window_refunds_only_its_newest_lease`
-//! - book: refund in another window → `a_window_refunds_only_its_own_hits`
-//! - book: refund of the newest log entries first → `a_log_refunds_the_entries_of_the_lease`
-//! - book: an in-window lease outlives its window → `an_in_window_lease_ends_with_its_window`
-//! - book: a lease with a denial → `a_denied_borrow_grants_no_lease`
-//! - ledger: no drift margin; expiry counted from the reply →
+//! - table: a superseded message applied → `a_superseded_message_charges_nothing`
+//! - table: a repeated message charged again → `a_repeated_message_is_charged_once`
+//! - table: refund of another lease → `only_the_last_lease_is_refunded`
+//! - table: refund beyond the newest lease → `a_window_refunds_only_its_newest_lease`
+//! - table: refund in another window → `a_window_refunds_only_its_own_hits`
+//! - table: refund of the newest log entries first → `a_log_refunds_the_entries_of_the_lease`
+//! - table: an in-window lease outlives its window → `an_in_window_lease_ends_with_its_window`
+//! - table: a lease with a denial → `a_denied_borrow_grants_no_lease`
+//! - balance: no drift margin; expiry counted from the reply →
 //!   `a_lease_expires_early_counted_from_sending`
-//! - ledger: any reply settled → `a_reply_to_an_abandoned_message_is_ignored`
-//! - ledger: unlisted hits kept → `unlisted_hits_leave_the_balance`
-//! - ledger: returned hits still spendable →
+//! - balance: any reply settled → `a_reply_to_an_abandoned_message_is_ignored`
+//! - balance: unlisted hits kept → `unlisted_hits_leave_the_balance`
+//! - balance: returned hits still spendable →
 //!   `a_full_return_happens_once_and_ignores_pending_replies`
 
 mod book;

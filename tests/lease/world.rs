@@ -139,7 +139,7 @@ struct Replica {
     /// Lag of the local clock behind the store clock.
     behind: Nanos,
     last: Option<BorrowRequest>,
-    /// An unsent message, not yet reported to the ledger.
+    /// An unsent message, not yet reported to the balance.
     unsent: Option<BorrowRequest>,
     numbers: u64,
     /// Checks that spent hits and may still be denied by another limit.
@@ -149,7 +149,7 @@ struct Replica {
 #[derive(Clone, Copy)]
 struct Undecided {
     hits: Hits,
-    /// The ledger epoch when the hits were spent.
+    /// The balance's epoch when the hits were spent.
     grip: u64,
     /// The last message sent before.
     last_message: Option<BorrowRequest>,

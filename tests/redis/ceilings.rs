@@ -552,7 +552,7 @@ fn empty_redis_denies_permits_for_a_grace_period() {
         }
         assert_ne!(denied, 0, "what is in flight elsewhere was not known");
     });
-    let said = service.log().matches("the store does not know yet what is in flight").count();
+    let said = service.log().matches("does not know the requests in flight yet").count();
     assert_eq!(said, 1, "{}", service.log());
 }
 

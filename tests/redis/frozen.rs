@@ -75,7 +75,7 @@ fn forced_decision_applies_to_the_whole_fleet() {
     drop(a);
     let a = replica(files.path(), &store, "a");
     wait_for_status(&a, 429);
-    assert!(b.log().contains("another replica was told how a limit answers"), "{}", b.log());
+    assert!(b.log().contains("another replica changed a forced decision"), "{}", b.log());
     let (code, output) = run_ask(&c, &["--thaw"]);
     assert!(code == Some(0) && output.starts_with("d.local counts again, at all "), "{output}");
     for service in [&a, &b, &c] {

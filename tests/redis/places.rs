@@ -51,8 +51,8 @@ fn url_credentials_and_database_are_used_but_never_shown() {
     };
     until("the user is refused", refused).unwrap();
     until("the refusal is logged", || {
-        let (log, at) = (service.log(), format!("at=127.0.0.1:{port}"));
-        let is_refusal = |line: &str| line.contains("redis cannot be had") && line.contains(&at);
+        let (log, at) = (service.log(), format!("addr=127.0.0.1:{port}"));
+        let is_refusal = |line: &str| line.contains("redis unavailable") && line.contains(&at);
         if log.lines().any(is_refusal) { Ok(()) } else { Err(log) }
     })
     .unwrap();
@@ -165,10 +165,10 @@ fn open_connections_survive_a_password_rotation() {
     };
     let before = made(connections());
     mounted.swap("two", "sesame-two");
-    wait_for_log("redis does not take the new password");
+    wait_for_log("redis rejected the new password");
     assert_eq!(check(&service, "error", "k"), 200);
     set("sesame-two");
-    wait_for_log("redis was told the new password");
+    wait_for_log("redis accepted the new password");
     assert_eq!(check(&service, "error", "k"), 200);
     // Both connections belong to this test, and none to the service.
     assert_eq!(made(connections()) - before, 2);
@@ -203,7 +203,7 @@ fn unknown_auth_command_is_reported_without_the_password() {
 }
 
 fn names_the_command(line: &str) -> bool {
-    line.contains("redis cannot be had") && line.contains("ERR unknown command 'AUTH'")
+    line.contains("redis unavailable") && line.contains("ERR unknown command 'AUTH'")
 }
 
 /// Polls, because only the next check may notice a closed connection.

@@ -128,7 +128,7 @@ fn one_of_three_sentinels_is_enough() {
     assert_limit_enforced(&service, "none: the connection is as good as ever");
     watched.primary.tell(&["CLIENT", "KILL", "TYPE", "normal"]);
     let says = || match service.log() {
-        log if log.contains("redis cannot be had") && log.contains("sentinel 127.0.0.1") => Ok(()),
+        log if log.contains("redis unavailable") && log.contains("sentinel 127.0.0.1") => Ok(()),
         log => Err(log),
     };
     until("it says that no sentinel answers", says).unwrap();
@@ -145,7 +145,7 @@ fn discovered_sentinels_replace_the_configured_one() {
     let url = format!("redis+sentinel://{}/{NAME}", watched.sentinels[0].address());
     let service = serve(limits.path(), &url, &FLAGS);
     wait_until_ready(&service);
-    let times = || service.log().matches("another sentinel was found").count();
+    let times = || service.log().matches("redis sentinel discovered").count();
     // Two by the inspection at start, and two by the connection.
     let found = || if times() == 4 { Ok(()) } else { Err(service.log()) };
     until("the other two are found", found).unwrap();

@@ -31,7 +31,7 @@ fn assert_limit_enforced(service: &Service, value: &str) {
 /// Waits until the log contains `why`, then checks that the fallback is in use.
 fn assert_refused(service: &Service, why: &str) {
     let says = || match service.log() {
-        log if log.contains("redis cannot be had") && log.contains(why) => Ok(()),
+        log if log.contains("redis unavailable") && log.contains(why) => Ok(()),
         log => Err(log),
     };
     until(why, says).unwrap();

@@ -461,7 +461,7 @@ fn unreadable_file_is_retried_without_a_change() {
     let usual = set_open_file_limit(&service, Some(3));
     put(&file, &rules.replace("unit: 2", "unit: 3"));
     until("it is refused", || match service.log() {
-        log if log.contains("limits cannot be read") => Ok(()),
+        log if log.contains("failed to load limits") => Ok(()),
         log => Err(log),
     })
     .unwrap();
@@ -475,7 +475,7 @@ fn unreadable_file_is_retried_without_a_change() {
 
 #[test]
 fn log_reports_restored_limits_only_after_a_refusal() {
-    const OVER: &str = "nothing is refused any more";
+    const OVER: &str = "limits valid again";
     let (_root, limits) = limits_directory();
     let file = limits.join("a.yaml");
     let rules =
@@ -496,11 +496,11 @@ fn log_reports_restored_limits_only_after_a_refusal() {
     })
     .unwrap();
     put(&file, "domain: d\nno word: 1\n");
-    wait_for_log("limits are refused").unwrap();
+    wait_for_log("limits rejected").unwrap();
     assert!(!service.log().contains(OVER), "{}", service.log());
     put(&file, rules);
     wait_for_log(OVER).unwrap();
-    assert_eq!(service.log().matches("limits are loaded").count(), 1, "{}", service.log());
+    assert_eq!(service.log().matches("limits loaded").count(), 1, "{}", service.log());
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn a_place_ends_where_it_ends() {
     assert_eq!(place(lua, "b", "--"), None);
 }
 
-/// What is wrong with a cell, such as "`lease/ledger.rs::settle` 0123abcd".
+/// What is wrong with a cell, such as "`lease/balance.rs::settle` 0123abcd".
 fn finding(root: &str, comment: &str, cell: &str) -> Option<String> {
     let (named, hash) = cell.trim().strip_prefix('`')?.split_once('`')?;
     let (file, name) = named.split_once("::")?;

@@ -213,7 +213,7 @@ impl Twin {
         self.forget_old_answers(state);
     }
 
-    /// Drops replies that every ledger would ignore, for fewer states.
+    /// Drops replies that every balance would ignore, for fewer states.
     fn forget_old_answers(&self, state: &mut State) {
         let nodes = &state.nodes;
         state.answers.retain(|(member, answer)| {

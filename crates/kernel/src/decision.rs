@@ -5,7 +5,7 @@
 //! - The verdict of a check depends on its descriptors' decisions alone, never on timing.
 //!
 //! Not covered:
-//! - Finding the limit of a descriptor (see `engine::plan`).
+//! - Finding the limit of a descriptor (see `engine::decide::plan`).
 //! - Counting hits (see `rate`).
 
 use std::sync::Arc;
@@ -355,7 +355,7 @@ impl DescriptorDecision {
         }
     }
 
-    /// Returns `true` if `headroom` comes from a counter or a local share.
+    /// Returns `true` if the headroom comes from a counter or a local share.
     #[must_use]
     pub const fn is_counted(&self) -> bool {
         matches!(

@@ -90,20 +90,20 @@ pub(super) async fn run_drain(
     times: DrainTimes,
 ) {
     let cause = ends.next().await;
-    tracing::info!(signal = cause, delay = ?times.delay, "draining: health says NOT_SERVING");
+    tracing::info!(signal = cause, delay = ?times.delay, "draining, health checks report NOT_SERVING");
     health.set_readiness(Readiness::Draining);
     tokio::select! {
         () = tokio::time::sleep(times.delay) => {}
-        again = ends.next() => tracing::info!(signal = again, "drain delay cut short"),
+        again = ends.next() => tracing::info!(signal = again, "drain delay ended by another signal"),
     }
-    tracing::info!(at_most = ?times.finish, "finishing calls under way");
+    tracing::info!(timeout = ?times.finish, "draining, waiting for calls in flight");
     phase.send_replace(DrainPhase::Finishing);
     tokio::select! {
         () = tokio::time::sleep(times.finish) => {
-            tracing::warn!(after = ?times.finish, "calls are still under way; ending without them");
+            tracing::warn!(timeout = ?times.finish, "drain timeout exceeded, exiting with calls in flight");
         }
         again = ends.next() => {
-            tracing::warn!(signal = again, "told again to stop; ending with calls under way");
+            tracing::warn!(signal = again, "another signal received, exiting with calls in flight");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Not covered:
 //! - The selection of limits with their own series: see [`metrics`].
 
-use crate::engine::concurrency_path::ConcurrencyUsage;
+use crate::engine::concurrency::path::ConcurrencyUsage;
 use crate::engine::{Engine, concurrency};
 use crate::telemetry::metrics;
 

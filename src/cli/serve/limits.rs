@@ -102,7 +102,7 @@ impl ConfigSource {
         http: Option<&TcpListener>,
         ends: &mut ShutdownSignals,
     ) -> bool {
-        tracing::info!("waiting for the first limits of the management server");
+        tracing::info!("waiting for the first limits from the xDS server");
         tokio::select! {
             never = startup_probes::answer_probes(http) => match never {},
             _ = ends.next() => false,
@@ -201,7 +201,7 @@ impl LimitsFollower {
         if let Some(config) = &latest.config {
             let had = self.engine.config().is_some_and(|config| !config.domains.is_empty());
             if had && config.domains.is_empty() {
-                tracing::warn!("no file names a domain any more: nothing is limited");
+                tracing::warn!("the new limits have no domains, nothing is limited");
             }
             self.warn_unknown_domains(config);
             let ready =
@@ -226,7 +226,7 @@ impl LimitsFollower {
                     hook = name,
                     domain,
                     domains,
-                    "no file has this hook's domain: all pass"
+                    "no file has this hook's domain, allowing all its requests"
                 );
             }
             self.unknown_domain_hooks = astray;

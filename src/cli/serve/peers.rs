@@ -16,7 +16,7 @@ use crate::config::settings::{Settings, StoreSetting};
 use crate::edge::grpc::peer::{self, BatchSigner, PeerTrust, ReleaseForwarder};
 use crate::edge::grpc::tls;
 use crate::engine::Engine;
-use crate::engine::forwarding::ForwardedRelease;
+use crate::engine::fleet::forwarding::ForwardedRelease;
 
 /// The minimum length of a secret, as for `peer_secret`.
 const MIN_SECRET_LEN: usize = 16;
@@ -94,7 +94,7 @@ impl SecretFile {
                 if seal.rotate(&secret) {
                     self.polls = 0;
                     tracing::info!(
-                        "the peers' secret was read anew; the one before is good for ten more minutes"
+                        "peer_secret_file reloaded, accepting the previous secret for 10 minutes"
                     );
                 }
                 String::new()
@@ -103,7 +103,7 @@ impl SecretFile {
         };
         // Log an error once, and not every second.
         if !error.is_empty() && error != self.last_error {
-            tracing::error!(error = %error, "the peers' secret cannot be read anew; the last good one stays");
+            tracing::error!(error = %error, "failed to reload peer_secret_file, keeping the previous secret");
         }
         self.last_error = error;
     }

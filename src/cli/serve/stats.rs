@@ -69,13 +69,13 @@ fn load_mapping(settings: &Settings) -> StatMapping {
         Ok(_) => String::new(),
         Err(error) => {
             let path = path.display();
-            tracing::warn!(%path, %error, "the file of metrics_mapping (PROMETHEUS_MAPPER_YAML) cannot be read; the built-in one is taken");
+            tracing::warn!(%path, %error, "failed to read the file of metrics_mapping (PROMETHEUS_MAPPER_YAML), using the built-in mapping");
             return built_in();
         }
     };
     StatMapping::parse(&text).unwrap_or_else(|error| {
         let path = path.display();
-        tracing::error!(%path, %error, "the file of metrics_mapping (PROMETHEUS_MAPPER_YAML) is wrong; the built-in one is taken");
+        tracing::error!(%path, %error, "file of metrics_mapping (PROMETHEUS_MAPPER_YAML) rejected, using the built-in mapping");
         built_in()
     })
 }
@@ -247,7 +247,7 @@ impl StatsSender {
             self.waiting.push_back(line + "\n");
         }
         if dropped != 0 {
-            tracing::warn!(dropped, "statistics are lost: nobody takes them, and no more can wait");
+            tracing::warn!(dropped, "statistics dropped, the send queue is full");
         }
     }
 
@@ -264,7 +264,7 @@ impl StatsSender {
         if let Some(error) = &error {
             self.destination.close();
             if !self.is_failing {
-                tracing::warn!(to = %self.destination, %error, "statistics cannot be sent; trying on");
+                tracing::warn!(to = %self.destination, %error, "failed to send statistics, retrying");
             }
         }
         self.is_failing = error.is_some() || (self.is_failing && !can_prove_delivery);
@@ -369,7 +369,7 @@ async fn send_datagrams(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::
     while let Some((text, lines)) = next_packet(waiting, MAX_DATAGRAM_BYTES) {
         let text = text.trim_end();
         if MAX_LINE_BYTES < text.len() {
-            tracing::warn!(bytes = text.len(), "a statistic is lost: no datagram is so long");
+            tracing::warn!(bytes = text.len(), "statistic dropped, too long for a datagram");
         } else {
             to.send(text.as_bytes()).await?;
             // The system reports a refusal after the send: at once

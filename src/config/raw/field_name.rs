@@ -332,7 +332,7 @@ impl LimitsBlock {
         }
     }
 
-    /// Returns the block that is the value of `field_name`, or `WithoutEffect`.
+    /// Returns the block that is the value of `word`, or `WithoutEffect`.
     pub(super) fn child_block(self, word: FieldName) -> Self {
         if !self.field_names().contains(&word) {
             return Self::WithoutEffect;

@@ -15,7 +15,7 @@ use super::field_name::{FieldName, LimitsBlock};
 use crate::config::diagnostic::{Code, Findings, Span};
 use crate::config::yaml::{ScalarValue, YamlId, YamlKind, YamlTree};
 
-/// Checks the keys and leaves of a tree. Nodes in `reported` already have a finding. Returns
+/// Checks the keys and leaves of a tree. Nodes in `blamed` already have a finding. Returns
 /// them together with the newly reported nodes, so that no node is reported twice.
 pub(super) fn check(
     tree: &YamlTree<'_>,

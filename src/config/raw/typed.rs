@@ -185,7 +185,7 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    /// Reads `read_rate_limit`. `Null` and `NULL` make an empty block, but `null` makes none: only the
+    /// Reads `rate_limit`. `Null` and `NULL` make an empty block, but `null` makes none: only the
     /// lower-case spelling is null when envoyproxy/ratelimit's parser decides if there is a block.
     fn read_rate_limit(&mut self, field: FieldValue, out: &mut Option<RateLimit>) {
         if let Some(("Null" | "NULL", ScalarValue::Null)) = self.tree.scalar(field.value)
@@ -447,7 +447,7 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    /// Reads `read_metadata`. A repeated or merged block adds its first-level keys to the earlier block.
+    /// Reads `metadata`. A repeated or merged block adds its first-level keys to the earlier block.
     fn read_metadata(
         &mut self,
         value: YamlId,

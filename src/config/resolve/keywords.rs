@@ -71,7 +71,7 @@ pub(crate) const CONCURRENCY_FALLBACKS: &Keywords<ConcurrencyFallback> = &[
     ("allow", ConcurrencyFallback::Allow),
 ];
 
-/// `adaptive` of a concurrency limit.
+/// `policy` of a concurrency limit.
 pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("gradient", AdaptiveAlgorithm::Gradient),
     ("gradient2", AdaptiveAlgorithm::Gradient2),

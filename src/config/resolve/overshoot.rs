@@ -1,4 +1,4 @@
-//! Resolves `resolve_mode: leased` and `max_overshoot`.
+//! Resolves `mode: leased` and `max_overshoot`.
 //!
 //! | `max_overshoot`, for 600 requests | most outstanding hits |
 //! |---|---|

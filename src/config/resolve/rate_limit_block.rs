@@ -98,7 +98,7 @@ pub(super) fn read_defaults(
 }
 
 impl RateLimitReader<'_, '_, '_> {
-    /// Returns the limit; `None` is `check_unlimited`.
+    /// Returns the limit; `None` is `unlimited`.
     pub(super) fn read(mut self) -> Result<Option<Limit>, InvalidSetting> {
         if self.raw.unlimited.value {
             return self.check_unlimited().map(|()| None);
@@ -164,7 +164,7 @@ impl RateLimitReader<'_, '_, '_> {
         if is_valid { Ok(()) } else { Err(InvalidSetting) }
     }
 
-    /// Warns about fields beside `check_unlimited` that envoyproxy/ratelimit accepts and ignores.
+    /// Warns about fields beside `unlimited` that envoyproxy/ratelimit accepts and ignores.
     fn warn_ignored_beside_unlimited(&mut self) {
         let raw = self.raw;
         let (unit, requests) = (&raw.unit.value, raw.requests_per_unit.span);
@@ -302,7 +302,7 @@ impl RateLimitReader<'_, '_, '_> {
         self.resolve_overshoot(amount, said.strategy).map(Some)
     }
 
-    /// Converts `overshoot_amount` to this limit's maximum overshoot.
+    /// Converts `amount` to this limit's maximum overshoot.
     fn resolve_overshoot(
         &mut self,
         amount: Option<OvershootAmount>,
@@ -467,7 +467,7 @@ fn build_strategy(
 /// Returns the windows of a fixed-window limit.
 ///
 /// A calendar gets windows of the past as placeholders. Each charge must replace
-/// them with the windows around its own time; otherwise it fails with `Stale`.
+/// them with the windows around its own time; otherwise it fails with `OutsideWindows`.
 fn windows(window: &LimitWindow, period: Nanos) -> Windows {
     match window {
         LimitWindow::Calendar(_, calendar) => {

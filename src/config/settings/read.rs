@@ -326,7 +326,7 @@ fn invalid_value_message(setting: &Setting, texts: &[&str]) -> (String, Option<S
     }
 }
 
-/// Returns the setting's name in the notation of `origin_of`: a flag, a variable or a key.
+/// Returns the setting's name in the notation of `origin`: a flag, a variable or a key.
 fn spelled_for(origin: &SettingOrigin, name: &str) -> String {
     match origin {
         SettingOrigin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),

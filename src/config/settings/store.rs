@@ -1,4 +1,4 @@
-//! The setting `store`: the store of the counters.
+//! The setting `backend`: the store of the counters.
 //!
 //! Guarantees:
 //! - A URL is parsed as a whole or rejected.
@@ -68,9 +68,9 @@ impl RedisUrl {
     /// Parses one of these URLs, with `rediss` for TLS:
     ///
     /// * `redis://user:password@host:port/database`
-    /// * `redis+parse_sentinel://user:password@host:port,host:port/primary/database`
-    /// * `redis+parse_cluster://user:password@host:port,host:port`
-    /// * `redis+parse_unix://user:password@/path?db=database`
+    /// * `redis+sentinel://user:password@host:port,host:port/primary/database`
+    /// * `redis+cluster://user:password@host:port,host:port`
+    /// * `redis+unix://user:password@/path?db=database`
     ///
     /// The user, the password and the path may contain `%` escapes.
     /// A password without a user belongs to the default user.

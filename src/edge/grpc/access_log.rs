@@ -40,7 +40,7 @@ use tonic_prost::ProstEncoder;
 
 use super::protobuf_fields::ProtobufFields;
 use crate::edge::hook::{self, ID};
-use crate::engine::forwarding::PermitUpdate;
+use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{Engine, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
@@ -81,7 +81,7 @@ pub struct AccessLogService {
 }
 
 impl AccessLogService {
-    /// Creates the service over `engine`, which ends its streams soon after `draining` becomes true.
+    /// Creates the service over `engine`, which ends its streams soon after `leaving` becomes true.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, leaving: watch::Receiver<bool>) -> Self {
         Self { engine, draining: leaving }

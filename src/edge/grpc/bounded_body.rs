@@ -200,7 +200,7 @@ impl FramePosition {
 }
 
 /// Returns an error with tonic's code. Clients receive another
-/// code, from [`Surface`](super::status_codes::StatusCodeMapper) or [`count_unreadable`].
+/// code, from [`StatusCodeMapper`](super::status_codes::StatusCodeMapper) or [`count_unreadable`].
 fn message_too_long(most: usize) -> Status {
     Status::out_of_range(format!("a message may have {most} bytes, and this one has more"))
 }

@@ -102,7 +102,7 @@ fn descriptor<'r>(
 }
 
 /// Returns the hits of a descriptor: its own `hits_addend`,
-/// even 0, otherwise `request_hits` of the request.
+/// even 0, otherwise `every` of the request.
 fn cost(
     index: usize,
     written: &RateLimitDescriptor,

@@ -69,7 +69,7 @@ pub struct IncomingConnections {
 
 impl IncomingConnections {
     /// Accepts at most `max_connections` connections at one time from `listener`.
-    /// If `lifetime` is given, a connection is closed after that time.
+    /// If `max_lifetime` is given, a connection is closed after that time.
     #[must_use]
     pub fn new(
         listener: GrpcListener,
@@ -114,7 +114,7 @@ async fn accept(
         let raw = match listener.accept().await {
             Ok(raw) => raw,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "failed to accept a connection, retrying");
                 sleep(ACCEPT_RETRY_PAUSE).await;
                 continue;
             }
@@ -131,8 +131,8 @@ async fn accept(
         tokio::spawn(async move {
             match timeout(HANDSHAKE_TIMEOUT, handshake(&tls, raw)).await {
                 Ok(Ok(io)) => drop(ready.send(Ok(GrpcConnection::new(io, lifetime, slot))).await),
-                Ok(Err(error)) => tracing::debug!(%error, "a client did not come to terms on TLS"),
-                Err(_) => tracing::debug!("a client took too long to come to terms on TLS"),
+                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                Err(_) => tracing::debug!("TLS handshake timed out"),
             }
             drop(handshake_slot);
         });

@@ -1,9 +1,9 @@
 //! Dynamic metadata of a decision: the request, and the metadata of rules that allowed it.
 //!
 //! Guarantees:
-//! - The format is that of envoyproxy/ratelimit, plus `fallback_reason` and the owner of permits.
+//! - The format is that of envoyproxy/ratelimit, plus `degraded` and the owner of permits.
 //! - The first value of a key wins; two objects with the same key are merged.
-//! - `fallback_reason` is present only if the store did not answer.
+//! - `degraded` is present only if the store did not answer.
 //!
 //! Not covered:
 //! - Errors, which carry no metadata.

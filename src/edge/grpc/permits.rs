@@ -26,7 +26,7 @@ use super::rls;
 use crate::edge::ReplyOptions;
 use crate::edge::hook::{self, HookError};
 use crate::engine::concurrency::with_queue_time;
-use crate::engine::forwarding::{PermitUpdate, is_incarnation_name};
+use crate::engine::fleet::forwarding::{PermitUpdate, is_incarnation_name};
 use crate::engine::{
     AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, Engine, validate_id,
 };
@@ -60,7 +60,7 @@ pub struct PermitsService {
 }
 
 impl PermitsService {
-    /// Creates the service over `engine`, which ends its streams when `draining` becomes true.
+    /// Creates the service over `engine`, which ends its streams when `leaving` becomes true.
     #[must_use]
     pub const fn new(
         engine: Arc<Engine>,

@@ -18,7 +18,7 @@ use super::reserved_keys::ReservedCall;
 use super::{convert, reserved_keys};
 use crate::edge::{ReplyOptions, check_outcome, count_check_error};
 use crate::engine::concurrency::with_queue_time;
-use crate::engine::forwarding::PermitUpdate;
+use crate::engine::fleet::forwarding::PermitUpdate;
 use crate::engine::{AdmissionOutcome, CheckError, Decision, Engine};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
@@ -99,7 +99,7 @@ impl RateLimitService {
         Ok(self.to_reply(request, &answer))
     }
 
-    /// Decides the call, or applies its release, within `caller_timeout`.
+    /// Decides the call, or applies its release, within `patience`.
     async fn resolve(
         &self,
         (call, request): (ReservedCall, &RateLimitRequest),
@@ -155,7 +155,7 @@ impl RateLimitService {
         (convert::to_response(request, answer, &self.reporting), outcome)
     }
 
-    /// Converts the reply and counts the call. `arrived` is its arrival, `queue_time` the time in queues.
+    /// Converts the reply and counts the call. `came` is its arrival, `queued` the time in queues.
     fn finish(
         &self,
         replied: RlsReply,

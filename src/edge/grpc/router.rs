@@ -48,7 +48,7 @@ pub(super) struct ConnectionRouter {
 }
 
 impl ConnectionRouter {
-    /// Creates the router for a client at `peer`. `idle_handle` creates the guards of permit streams.
+    /// Creates the router for a client at `peer`. `holding` creates the guards of permit streams.
     pub(super) fn new(
         limits: &RateLimitService,
         others: &Routes,

@@ -80,7 +80,7 @@ impl ServerTls {
     /// The files cannot be read or do not match.
     pub fn new(files: TlsFiles) -> Result<Self, PemError> {
         let (seen, config) = (files.fingerprints(), Arc::new(files.server_config()?));
-        let (held, whose) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC's");
+        let (held, whose) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC");
         Ok(Self {
             files,
             log_name: whose,
@@ -95,7 +95,7 @@ impl ServerTls {
     /// # Errors
     /// As [`ServerTls::new`].
     pub fn for_peers(files: TlsFiles) -> Result<Self, PemError> {
-        Ok(Self { log_name: "the peers'", ..Self::new(files)? })
+        Ok(Self { log_name: "peer", ..Self::new(files)? })
     }
 
     /// Returns how often the files were read.
@@ -121,7 +121,7 @@ impl ServerTls {
             let (whose, file) = (self.log_name, self.files.certificate.display());
             match self.files.server_config() {
                 Ok(config) => {
-                    tracing::info!(%file, "{whose} certificate was read anew");
+                    tracing::info!(%file, "{whose} TLS certificate reloaded");
                     held.config = Arc::new(config);
                 }
                 Err(error) => {
@@ -129,7 +129,7 @@ impl ServerTls {
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(
                         error,
-                        "{whose} certificate changed and does not fit; the last good one stays"
+                        "failed to reload the {whose} TLS certificate, keeping the previous one"
                     );
                 }
             }

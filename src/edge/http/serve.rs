@@ -82,7 +82,7 @@ async fn accept(
                 return (stream, slot);
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "failed to accept a connection, retrying");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

@@ -128,7 +128,7 @@ impl Bucket {
         state.step(now, event)
     }
 
-    /// Applies the rules of `revision`. Without `shared_limit` the limit belongs to this replica alone.
+    /// Applies the rules of `revision`. Without `shared` the limit belongs to this replica alone.
     pub(super) fn reload(
         &self,
         clock: &Clock,
@@ -148,7 +148,7 @@ impl Bucket {
         }
     }
 
-    /// Returns the acquire instant of `wait_for_permit`. `None`
+    /// Returns the acquire instant of `permit`. `None`
     /// if it was released or its deadline has passed.
     pub(super) fn acquired_at(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
         let mut state = self.0.lock();
@@ -277,7 +277,7 @@ impl BucketState {
                     }
                     // Dropping the sender ends the wait.
                     LimiterEffect::TimedOut(ticket) => drop(self.waiters.remove(&ticket)),
-                    // Its `Held` learns of it at its release.
+                    // Its `PermitGuard` learns of it at its release.
                     LimiterEffect::Expired(permit) => self.end_strict_permit(now, permit),
                     other => mine.push(other),
                 }
@@ -287,7 +287,7 @@ impl BucketState {
         mine
     }
 
-    /// Sends `wait_for_permit` to the waiting request. Returns it if the request was canceled.
+    /// Sends `permit` to the waiting request. Returns it if the request was canceled.
     fn wake(&mut self, ticket: QueueTicket, permit: Permit) -> Option<Permit> {
         match self.waiters.remove(&ticket) {
             Some(waiter) => waiter.send(permit).err(),

@@ -10,7 +10,7 @@
 //! - A draining replica frees its shares within two seconds if the store replies.
 //!
 //! Not covered:
-//! - The content of a report: see `admit::replica_share`.
+//! - The content of a report: see `concurrency::replica_share`.
 //! - The store.
 
 use std::collections::{HashMap, VecDeque};
@@ -32,7 +32,7 @@ use super::{BucketName, ConcurrencyLimits};
 use crate::clock::Clock;
 use crate::config::concurrency::{ConcurrencyFallback, ConcurrencyLimit, ConcurrencyMode};
 use crate::engine::Membership;
-use crate::engine::local_share::{FleetDivision, divide};
+use crate::engine::decide::local_share::{FleetDivision, divide};
 use crate::kernel::concurrency::adaptive::ProbeSchedule;
 use crate::kernel::coordinator::config::CoordinatorConfigError;
 use crate::kernel::coordinator::incarnation::IncarnationRecord;
@@ -175,7 +175,7 @@ impl DueReports {
 impl FleetReporter {
     /// Creates a reporter that has sent nothing yet.
     ///
-    /// `incarnation` must be larger than for every earlier process of this name. `first_reply_timeout`
+    /// `life` must be larger than for every earlier process of this name. `patience`
     /// is the longest time that the first request of a limit waits for its share.
     #[must_use]
     pub fn new(
@@ -587,8 +587,8 @@ impl FleetReporter {
                 if told.incarnation.is_some_and(|under| under != heard.incarnation) {
                     told.recovering = Some(heard.incarnation);
                     tracing::warn!(
-                        "the store has forgotten the ceilings' shares: until all have spoken again, or \
-                         their last requests are over, nobody is given more than it holds"
+                        "the store lost its share state, keeping current shares until all replicas \
+                         have reported"
                     );
                 }
                 (told.incarnation, told.replied_at, told.is_failing) =
@@ -600,15 +600,18 @@ impl FleetReporter {
                 let doubts = grants.any(|grant| grant.is_recovering);
                 if doubts && told.recovering.replace(heard.incarnation) != Some(heard.incarnation) {
                     tracing::warn!(
-                        "the store does not know yet what is in flight: until a ceiling's fleet_term and \
-                         max_duration are over, nobody is given more of it than it holds"
+                        "the store does not know the requests in flight yet, keeping current shares \
+                         for fleet_term and max_duration"
                     );
                 }
             }
             Err(cause) => {
                 if !told.is_failing {
                     let cause = cause.as_str();
-                    tracing::warn!(cause, "no answer to a heartbeat: shares end with their terms");
+                    tracing::warn!(
+                        cause,
+                        "failed to report shares to the store, retrying until they expire"
+                    );
                 }
                 told.is_failing = true;
             }

@@ -317,7 +317,7 @@ impl PermitBatch {
 }
 
 /// Packs the report into as few calls as possible. With
-/// `to_all_nodes` there is at least one call, even without permits.
+/// `everywhere` there is at least one call, even without permits.
 fn pack_rounds(
     told: BTreeMap<BucketName, LimitPermits>,
     times: PermitTiming,
@@ -405,7 +405,7 @@ impl PermitReporter {
                 last.heartbeat_at = last.heartbeat_at.map(|at| at.min(sooner));
                 if !std::mem::replace(&mut last.is_failing, true) {
                     let cause = cause.as_str();
-                    tracing::warn!(cause, "permits could not be told to the store");
+                    tracing::warn!(cause, "failed to report permits to the store, retrying");
                 }
                 last.failed_at = Some(now);
             }

@@ -164,7 +164,7 @@ impl ReplicaShare {
         }
     }
 
-    /// Joins the fleet, as incarnation `incarnation` unless the previous return is still unconfirmed.
+    /// Joins the fleet, as incarnation `life` unless the previous return is still unconfirmed.
     pub(super) fn join(&mut self, now: Nanos, id: ReplicaId, life: Incarnation) {
         if let Some(member) = &mut self.member {
             // A new incarnation would have to wait for its own
@@ -442,7 +442,7 @@ impl ReplicaShare {
 }
 
 /// Returns the requests in flight that use the share. Requests that started since
-/// `outage_share` do not count, because a busy limit could otherwise never return its share.
+/// `alone` do not count, because a busy limit could otherwise never return its share.
 fn requests_in_share(limiter: &Limiter, alone: Option<Nanos>) -> Share {
     let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
     let before = limiter.permits().filter(|(_, since)| *since <= alone).count();

@@ -63,7 +63,7 @@ impl UsageMeter {
         self.measured_until = self.measured_until.max(now);
     }
 
-    /// Counts `event`. `in_flight_area` is the number after it.
+    /// Counts `event`. `in_flight` is the number after it.
     pub(super) fn count_event(
         &mut self,
         event: LimiterEvent,

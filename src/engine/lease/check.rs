@@ -10,7 +10,7 @@
 //! - A check that is denied in any case spends no balance and borrows nothing.
 //!
 //! Not covered:
-//! - The fallback after a failed store call (see `degrade`).
+//! - The fallback after a failed store call (see `fallback`).
 //! - Combining a balance with hits left in the store under `all_or_nothing`.
 
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
 use super::{KeyLease, LeaseKeyHash, LeaseManager, LeasedCounter, is_pending_for_other_limit};
-use crate::engine::stale_charges::{self, ChargeSubset};
+use crate::engine::decide::stale_charges;
+use crate::engine::decide::stale_charges::ChargeSubset;
 use crate::kernel::decision::{Cost, Enforcement, Verdict, VoteGroup};
 use crate::kernel::lease::LeaseTerms;
 use crate::kernel::rate::{CounterDecision, Headroom};

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A due refill is sent at once, or within [`MAX_SCAN_WAIT`] together with early refills.
-//! - At most [`MOST_AT_LEISURE`](super::MAX_EARLY_REFILLS) early refills are in flight.
+//! - At most [`MAX_EARLY_REFILLS`](super::MAX_EARLY_REFILLS) early refills are in flight.
 //! - While more are needed than fit, scans repeat by themselves.
 //! - Scans take at most 1/[`SCAN_TIME_DIVISOR`] of the time.
 //!

@@ -31,7 +31,7 @@ pub(super) struct WatchResult {
 }
 
 impl FileWatches {
-    /// Watches nothing yet. Later events about the paths `paths` notify `changed`.
+    /// Watches nothing yet. Later events about the paths `named` notify `changed`.
     pub(super) fn new(named: &[PathBuf], changed: Arc<Notify>) -> Self {
         let named: Arc<[_]> = named.iter().map(|path| absolute(path)).collect();
         let watched_paths = Arc::clone(&named);
@@ -43,10 +43,7 @@ impl FileWatches {
         });
         let watcher = watcher.inspect_err(|error| {
             let error: &dyn std::error::Error = error;
-            tracing::warn!(
-                error,
-                "the system does not tell of changed files, looking every second"
-            );
+            tracing::warn!(error, "file watching is unavailable, polling every second");
         });
         Self { watcher: watcher.ok(), paths: named, watched: BTreeSet::new() }
     }
@@ -98,7 +95,7 @@ fn may_change_content(event: &Event, named: &[PathBuf]) -> bool {
     event.need_rescan() || (!is_read && event.paths.iter().any(touches))
 }
 
-/// Returns `true` if `path` is below `paths`, is a parent of it, or is a Kubernetes link beside it.
+/// Returns `true` if `path` is below `named`, is a parent of it, or is a Kubernetes link beside it.
 fn affects(path: &Path, named: &Path) -> bool {
     let beside = path.parent() == named.parent()
         && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));

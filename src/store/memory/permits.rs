@@ -1,6 +1,6 @@
 //! The permits of strict concurrency limits and their incarnation, in this process.
 //!
-//! These are the kernel's steps; `acquire.lua` and `apply_report.lua` are the same steps in Redis.
+//! These are the kernel's steps; `acquire.lua` and `tell.lua` are the same steps in Redis.
 //! Only replicas in one process share this store. Tests compare the scripts with it.
 //!
 //! Guarantees:

@@ -39,7 +39,7 @@ impl Backoff {
         self.max_pause = FIRST_PAUSE;
     }
 
-    /// A random duration below `max_pause`.
+    /// A random duration below `longest`.
     pub(super) fn random_below(&mut self, longest: Duration) -> Duration {
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
         Duration::from_micros(self.random() % micros)

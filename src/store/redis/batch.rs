@@ -176,7 +176,7 @@ impl<Q: BatchItem> Batcher<Q> {
         }
     }
 
-    /// Runs `begin_call`, which polls items for the first time, and sends them only afterwards.
+    /// Runs `begin`, which polls items for the first time, and sends them only afterwards.
     /// In a Cluster they are sent as usual, because each key has its own slot.
     pub(super) fn send_together(self: &Arc<Self>, begin: &mut dyn FnMut()) {
         if self.route.is_clustered() {

@@ -3,8 +3,8 @@
 //! Guarantees:
 //! - Pure.
 //! - The result equals that of sequential calls at one instant.
-//! - Checks with [`ChargeMode::Each`](crate::backend::ChargeMode) come first; each kind keeps its order.
-//! - A key that several [`ChargeMode::Each`](crate::backend::ChargeMode) checks share is sent once.
+//! - Checks with [`ChargeMode::Each`](crate::store::ChargeMode) come first; each kind keeps its order.
+//! - A key that several [`ChargeMode::Each`](crate::store::ChargeMode) checks share is sent once.
 //! - A record is sent once.
 //! - A reply of the wrong length is rejected as a whole.
 //!

@@ -178,13 +178,13 @@ async fn watch_password_file(
             timeout(CONNECT_TIMEOUT, client.auth(login.user.map(str::to_owned), text)).await;
         match answer.unwrap_or_else(|_| Err(timeout_error())) {
             Ok(()) => {
-                tracing::info!(%at, "redis was told the new password");
+                tracing::info!(addr = %at, "redis accepted the new password");
                 (sent_password, last_error) = (now, String::new());
             }
             Err(error) => {
                 let why = describe_error(&error);
                 if why != last_error {
-                    tracing::warn!(%at, error = %why, "redis does not take the new password");
+                    tracing::warn!(addr = %at, error = %why, "redis rejected the new password, retrying");
                     last_error = why;
                 }
             }

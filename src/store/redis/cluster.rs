@@ -199,7 +199,7 @@ pub(super) async fn keep_cluster(
                 *cluster.query_failure.lock() = connect_refusal(&error);
                 let why = describe_error(&error);
                 if why != last_error {
-                    tracing::warn!(error = %why, "no node of the redis cluster tells its slots");
+                    tracing::warn!(error = %why, "failed to query the slots of the redis cluster, retrying");
                     last_error = why;
                 }
             }
@@ -234,7 +234,7 @@ impl NodeKeepers {
         }
         let gone = before.nodes.iter().filter(|(address, _)| !nodes.contains_key(*address));
         for (address, node) in gone {
-            tracing::info!(at = %address, "this node of the redis cluster has no slots any more");
+            tracing::info!(addr = %address, "redis cluster node has no slots left, disconnecting");
             node.keeper.abort();
         }
         self.cluster.map.store(Arc::new(ClusterMap { slots, nodes }));

@@ -6,7 +6,7 @@
 //! - An impossible result makes the whole check fail.
 //!
 //! Not covered:
-//! - Several checks in one call (`call`), sending, and deadlines.
+//! - Several checks in one call (`charge_call`), sending, and deadlines.
 //! - The fallback of a charge without an outcome.
 //!
 //! A key is `{prefix}sg:{tag}:` plus the counter's bytes. Above
@@ -85,7 +85,7 @@ pub type ChargeResults = SmallVec<[ChargeResult; 2]>;
 /// A decoded result for one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChargeResult {
-    /// The counter was charged, queried or refunded; the step is never `CounterDecision::Stale`.
+    /// The counter was charged, queried or refunded; the step is never `CounterDecision::OutsideWindows`.
     Outcome(ChargeOutcome),
     /// Nothing was charged: at this instant of the store's
     /// clock, none of the planned windows is open.

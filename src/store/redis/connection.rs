@@ -65,7 +65,7 @@ pub(super) struct LiveConnection {
     reservation_digest: String,
     acquire_digest: String,
     permit_report_digest: String,
-    /// The `query_run_id` from `INFO server`. Empty if Redis does not report it.
+    /// The `run_id` from `INFO server`. Empty if Redis does not report it.
     run_id: String,
     at: ServerAddress,
     cluster: Option<Weak<ClusterConnections>>,
@@ -168,7 +168,7 @@ impl Link {
         *self.connect_failure.lock() = connect_refusal(error);
     }
 
-    /// Records that calls fail for `classify_error`, even if there is a connection.
+    /// Records that calls fail for `cause`, even if there is a connection.
     pub(super) fn set_recent_failure(&self, cause: StoreFailure) {
         *self.recent_failure.lock() = Some(cause);
     }
@@ -197,7 +197,7 @@ impl Link {
 
 fn log_if_opened(opened: bool) {
     if opened {
-        tracing::warn!("redis is too slow: not asked until it answers in time again");
+        tracing::warn!("redis timed out repeatedly, pausing calls until it responds in time");
     }
 }
 
@@ -499,7 +499,7 @@ impl LiveConnection {
 async fn query_run_id(client: &Client) -> Result<String, Error> {
     let info: String = match client.info(Some(InfoKind::Server)).await {
         Err(error) if is_refused(&error) => {
-            tracing::warn!(error = %describe_error(&error), "redis does not say which run of it this is: let the user run INFO");
+            tracing::warn!(error = %describe_error(&error), "redis rejected INFO, so restarts go unnoticed: allow INFO for this user");
             String::new()
         }
         answer => answer?,
@@ -582,7 +582,7 @@ fn is_write_refusal(error: &Error) -> bool {
 }
 
 pub(super) fn classify_error(error: &Error) -> StoreFailure {
-    tracing::debug!(kind = ?error.kind(), error = %describe_error(error), "a call to redis failed");
+    tracing::debug!(kind = ?error.kind(), error = %describe_error(error), "redis call failed");
     let said = |word: &str| without_arguments(error).contains(word);
     match error.kind() {
         ErrorKind::IO => StoreFailure::ConnectionLost,

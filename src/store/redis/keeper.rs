@@ -139,13 +139,13 @@ impl OutageLog {
     }
 
     fn log_recovered(&mut self, at: &ServerAddress) {
-        tracing::info!(%at, "redis answers");
+        tracing::info!(addr = %at, "redis is available");
         self.reasons.clear();
     }
 
     fn log_lost(&mut self, why: &'static str, at: &ServerAddress) {
         if self.add_reason(why) {
-            tracing::warn!(why, %at, "redis is lost: on_backend_failure answers until it is back");
+            tracing::warn!(addr = %at, error = why, "redis connection lost, retrying");
         }
     }
 
@@ -155,22 +155,22 @@ impl OutageLog {
             return;
         }
         if !lets_go {
-            tracing::warn!(error = %refusing.message, %at, "redis lets no counter expire, and keeps all of them for ever: let the user run EXPIRE");
+            tracing::warn!(error = %refusing.message, addr = %at, "redis rejected EXPIRE, so counters never expire: allow EXPIRE for this user");
         } else if refusing.cause == StoreFailure::OutOfMemory {
-            tracing::warn!(%at, "redis is out of memory (maxmemory): on_backend_failure answers what it cannot count");
+            tracing::warn!(addr = %at, "redis is out of memory (maxmemory), using on_backend_failure");
         } else {
-            tracing::warn!(error = %refusing.message, %at, "redis refuses to count: on_backend_failure answers");
+            tracing::warn!(error = %refusing.message, addr = %at, "redis rejected a command, using on_backend_failure");
         }
     }
 
     fn log_unavailable(&mut self, why: &str, at: Option<&ServerAddress>) {
         if self.add_reason(why) {
             let at = at.map(tracing::field::display);
-            tracing::warn!(error = %why, at, "redis cannot be had: on_backend_failure answers");
+            tracing::warn!(error = %why, addr = at, "redis unavailable, retrying");
         }
     }
 
-    /// Remembers `message`, and returns `true` if it is new. An
+    /// Remembers `why`, and returns `true` if it is new. An
     /// outage of an hour would otherwise log ten thousand lines.
     fn add_reason(&mut self, why: &str) -> bool {
         if self.reasons.iter().any(|said| said == why) {
@@ -238,7 +238,7 @@ impl ConnectionWatch<'_> {
             tokio::select! {
                 () = self.opened.wait_closed() => return "the connection was closed",
                 () = &mut telling => {}
-                () = self.live.wait_useless() => return "it may not write, or is not ready",
+                () = self.live.wait_useless() => return "redis is read-only or not ready",
                 () = &mut doubts => {}
                 () = &mut leaves => return "the sentinels name another primary",
                 refusing = self.live.wait_refused() => {
@@ -262,11 +262,11 @@ impl ConnectionWatch<'_> {
                     tokio::select! {
                         () = &mut leaves => return "the sentinels name another primary",
                         again = wait_responsive(self.live, deadline, pauses) => if !again {
-                            return "it was silent";
+                            return "redis timed out";
                         },
                     }
                     self.link.breaker.close();
-                    tracing::info!(at = %at, "redis answers in time again");
+                    tracing::info!(addr = %at, "redis responds in time again, resuming calls");
                 }
             }
         }

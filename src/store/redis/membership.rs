@@ -13,7 +13,7 @@ use super::StoreFailure;
 use crate::kernel::units::Nanos;
 use crate::store::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
 
-/// The script. Its protocol is documented in `membership.lua`.
+/// The script. Its protocol is documented in `beat.lua`.
 pub const MEMBERSHIP_SCRIPT: &str = include_str!("lua/beat.lua");
 
 /// The key of the membership records. No counter has

@@ -14,7 +14,7 @@
 //!   then commits or cancels, within one deadline.
 //!
 //! Not covered:
-//! - The fallback for a failed charge (`engine::degrade`).
+//! - The fallback for a failed charge (`engine::decide::fallback`).
 //! - Several connections to one Redis process: its single thread would reply no faster.
 
 mod backoff;
@@ -107,17 +107,17 @@ pub const LEASE_SCRIPT: &str = concat!(
 /// Its protocol is documented in `heartbeat.lua`.
 pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
 /// The script that acquires a permit of a strict concurrency limit.
-/// Its protocol is documented in `permits.lua` and `acquire_strict_permit.lua`.
+/// Its protocol is documented in `permits.lua` and `acquire.lua`.
 pub const ACQUIRE_SCRIPT: &str =
     concat!(include_str!("lua/permits.lua"), include_str!("lua/acquire.lua"));
 
 /// The script that renews and releases permits of strict concurrency
-/// limits. Its protocol is documented in `permits.lua` and `report_strict_permits.lua`.
+/// limits. Its protocol is documented in `permits.lua` and `tell.lua`.
 pub const PERMIT_REPORT_SCRIPT: &str =
     concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
 
 /// The script that reserves hits for a joint decision of several slots or stores,
-/// and commits or cancels them. Its protocol is documented in `reserve_all.lua`.
+/// and commits or cancels them. Its protocol is documented in `hold.lua`.
 pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
@@ -368,7 +368,7 @@ fn write_outcomes(answered: IndexedOutcomes, outcomes: &mut Outcomes) {
 }
 
 fn log_invalid_reply(refused: &InvalidReply) -> StoreFailure {
-    tracing::error!(error = %refused, "redis answered what the script does not");
+    tracing::error!(error = %refused, "redis returned an invalid script reply");
     StoreFailure::InvalidReply
 }
 

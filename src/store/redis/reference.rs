@@ -9,7 +9,7 @@
 //! - On one node `all_or_nothing` and `stop_when_over` are atomic: one script.
 //!
 //! Not covered:
-//! - Checks over several stores, key formats or slots (`stores`, in two steps).
+//! - Checks over several stores, key formats or slots (`store_group`, in two steps).
 //!
 //! Intended differences from envoyproxy/ratelimit:
 //! - Hits beyond the range of a counter are denied; envoyproxy/ratelimit fails the call.
@@ -188,12 +188,12 @@ impl CompatCounters {
 }
 
 impl CompatCounter {
-    /// Returns the kernel's result of this charge, for a counter that contains `hits` afterwards.
+    /// Returns the kernel's result of this charge, for a counter that contains `held` afterwards.
     fn step_after_charge(&self, held: u64, now: Nanos) -> CounterDecision {
         self.preview_step(held.saturating_sub(self.hits.0), now, self.hits)
     }
 
-    /// Returns the kernel's result of `hits`, for a counter that contains `hits` before.
+    /// Returns the kernel's result of `hits`, for a counter that contains `held` before.
     fn preview_step(&self, held: u64, now: Nanos, hits: Hits) -> CounterDecision {
         self.window.peek(
             &WindowCount { start: self.start, count: held.min(EXACT_BOUND) },

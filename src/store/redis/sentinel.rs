@@ -7,7 +7,7 @@
 //! - Besides the configured sentinels, up to [`MAX_DISCOVERED`] discovered ones are known.
 //!
 //! Not covered:
-//! - Checking that the named process is a primary already, which `keep` does.
+//! - Checking that the named process is a primary already, which `keeper` does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +99,7 @@ impl SentinelGroup {
         Ok(newest.primary)
     }
 
-    /// Keeps the configured sentinels, `sentinel`, and `others`.
+    /// Keeps the configured sentinels, `teller`, and `others`.
     fn update_known(&self, teller: &Address, others: &[Address]) {
         let mut known = self.known.lock();
         let stays = |its: &Address| its == teller || others.contains(its);
@@ -107,7 +107,7 @@ impl SentinelGroup {
         for address in others {
             let found = known.iter().filter(|watcher| !watcher.is_configured).count();
             if found < MAX_DISCOVERED && known.iter().all(|watcher| watcher.address != *address) {
-                tracing::info!(sentinel = %address, "another sentinel was found");
+                tracing::info!(sentinel = %address, "redis sentinel discovered");
                 known.push(SentinelClient::new(address, false));
             }
         }

@@ -74,7 +74,7 @@ impl StoreGroup {
         Self { main, per_second: None, reference: None }
     }
 
-    /// Sends limits per second to `store_of`.
+    /// Sends limits per second to `store`.
     #[must_use]
     pub fn with_per_second(self, store: RedisStore) -> Self {
         let per_second = Some(store.beside_other_stores());

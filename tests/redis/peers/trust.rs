@@ -4,7 +4,7 @@ use prost::Message as _;
 use sluicegate::edge::grpc::peer::api::peers_client::PeersClient;
 use sluicegate::edge::grpc::peer::api::{About, Answer, Letter, Letters, Outcome, Parcel};
 use sluicegate::edge::grpc::peer::{BatchSigner, MAX_BATCH_MESSAGES};
-use sluicegate::engine::forwarding::incarnation_name;
+use sluicegate::engine::fleet::forwarding::incarnation_name;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
@@ -136,7 +136,7 @@ fn rolling_secret_rotation_loses_no_release() {
         })
         .unwrap();
     };
-    let words = "secret was read anew";
+    let words = "peer_secret_file reloaded";
     std::fs::write(files[0].path(), new).unwrap();
     read_anew(&scene.fleet[0], words);
     pass_on(&scene, 0, 1, 1);
@@ -147,7 +147,7 @@ fn rolling_secret_rotation_loses_no_release() {
     pass_on(&scene, 0, 2, 3);
     pass_on(&scene, 2, 0, 4);
     std::fs::write(files[1].path(), "short").unwrap();
-    read_anew(&scene.fleet[1], "the last good one stays");
+    read_anew(&scene.fleet[1], "keeping the previous secret");
     pass_on(&scene, 1, 0, 5);
     std::fs::write(files[1].path(), new).unwrap();
     read_anew(&scene.fleet[1], words);

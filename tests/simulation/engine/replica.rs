@@ -26,7 +26,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 const QUEUE: usize = 3;
 /// Ticks between two sweeps: a second, as in
-/// [`Admission::run`](sluicegate::engine::concurrency::Admission::run).
+/// [`ConcurrencyLimits::sweep_forever`](sluicegate::engine::concurrency::ConcurrencyLimits::sweep_forever).
 const SWEEP: u64 = Nanos::SECOND.0 / TICK.0;
 
 #[derive(Clone, Copy)]

@@ -114,7 +114,7 @@ impl PermitTable {
         AcquireOutcome::Acquired
     }
 
-    /// Applies a replica's report: permits still `count`, each with its lifetime, and released ones.
+    /// Applies a replica's report: permits still in use, each with its lifetime, and released ones.
     pub fn apply_report(
         &mut self,
         now: Nanos,

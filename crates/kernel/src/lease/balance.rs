@@ -130,7 +130,7 @@ pub enum SpendResult {
 
 impl LeaseBalance {
     /// Creates an empty balance that borrows at most
-    /// `max_at_once` hits at once, for leases that last `duration`.
+    /// `most` hits at once, for leases that last `term`.
     #[must_use]
     pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
         Self {
@@ -578,9 +578,9 @@ impl LeaseBalance {
     }
 }
 
-/// Returns the time for which a denial is certain, even if the `outstanding_elsewhere` hits are returned.
+/// Returns the time for which a denial is certain, even if the `parked` hits are returned.
 ///
-/// The limit must first free the missing hits beyond `outstanding_elsewhere`.
+/// The limit must first free the missing hits beyond `parked`.
 ///
 /// The 1 is subtracted because `remaining` is rounded down by almost one hit.
 ///

@@ -73,7 +73,7 @@ impl AnyCounter<'_> {
         }
     }
 
-    /// Refunds `hits` of the charge at `locate_charge`; does nothing if its window is over.
+    /// Refunds `hits` of the charge at `mark`; does nothing if its window is over.
     pub fn refund(&mut self, now: Nanos, mark: ChargeLocation, hits: Hits) {
         // Moves the counter to its current window, so that the window starts compare.
         self.charge(now, Hits(0));

@@ -23,13 +23,13 @@
 //! enforces the limit on the hits that were charged and not returned. A returned hit frees room
 //! for one other hit, and was itself outstanding at the start or charged in the interval. It is
 //! never spent, because the replica removes it from its balance before it sends the message. It
-//! remains to show that the book lists at least as many hits as replicas may spend:
+//! remains to show that the table lists at least as many hits as replicas may spend:
 //!
-//! 1. The book lists a grant before the replica can
+//! 1. The table lists a grant before the replica can
 //!    spend it, until the expiry on the store's clock.
 //! 2. The replica's expiry counts from the time of sending, minus a margin for drift
 //!    ([`safe_duration`]). It is earlier than the store's for any network delay and any clock offset.
-//! 3. Messages of a replica are numbered. The book ignores a message older than the
+//! 3. Messages of a replica are numbered. The table ignores a message older than the
 //!    last one it applied; the replica ignores replies to any message but its last.
 //!
 //! By rule 3, the balance in a report is the most that the replica can have until
@@ -43,7 +43,7 @@
 //! - A crashed replica withholds its balance from others only until the lease expires.
 //!
 //! Not covered:
-//! - Sending, retrying and waiting (see `engine::leases`).
+//! - Sending, retrying and waiting (see `engine::lease`).
 //! - Choosing the keys that a replica leases.
 
 pub mod balance;
@@ -127,7 +127,7 @@ pub struct BorrowReply {
     pub decision: CounterDecision,
     /// The hits granted, at most `wanted`.
     pub granted: Hits,
-    /// The part of `balance` that the book still lists for this replica.
+    /// The part of the balance that the table still lists for this replica.
     pub kept: Hits,
     /// The outstanding hits of other replicas; they may return before the counter frees any.
     pub outstanding_elsewhere: Hits,
@@ -150,7 +150,7 @@ impl BorrowReply {
     }
 }
 
-/// Adds the local hits `local_hits` to the remaining hits of `decision`, up to `most`.
+/// Adds the local hits `local_hits` to the remaining hits of `step`, up to `most`.
 #[must_use]
 pub fn add_local_hits(step: CounterDecision, local_hits: Hits, most: Hits) -> CounterDecision {
     let Headroom { remaining, reset_after } = headroom_of(step);
@@ -160,7 +160,7 @@ pub fn add_local_hits(step: CounterDecision, local_hits: Hits, most: Hits) -> Co
 /// The unused part of a lease is 1/500 of its duration: two clocks may each drift by 1,000 ppm.
 const DRIFT_DIVISOR: u64 = 500;
 
-/// The part of `valid_for` that a replica may use, from the time of sending.
+/// The part of `good_for` that a replica may use, from the time of sending.
 ///
 /// | good for | replica uses | because |
 /// |---|---|---|

@@ -64,7 +64,7 @@ struct ReservedDebt {
     /// The tick of the last update, and the debt at that tick in hit·ticks.
     since: u64,
     owed: u64,
-    /// The reserved part of `debt`, in hit·ticks.
+    /// The reserved part of the debt, in hit·ticks.
     reserved: u64,
 }
 
@@ -177,7 +177,7 @@ impl ReservedDebt {
         *self = Self { limit: Some(**limit), since, owed, reserved: held };
     }
 
-    /// Returns the part of the debt `debt` at `tick` that is still reserved.
+    /// Returns the part of the debt `owed` at `tick` that is still reserved.
     fn still_reserved(&self, limit: &Gcra, tick: u64, owed: u64) -> u64 {
         let worth = limit.refill_rate();
         let earned = |ticks: u64| ticks.saturating_mul(u64::from(worth.hits));

@@ -94,7 +94,7 @@ impl DemandTally {
 }
 
 impl LeaseSizer {
-    /// Creates a sizer for leases of at most `max_lease` hits that last `duration`.
+    /// Creates a sizer for leases of at most `most` hits that last `term`.
     #[must_use]
     pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
         let span = if term.0 < MAX_SPAN.0 { term } else { MAX_SPAN };

@@ -111,7 +111,7 @@ impl LeaseTable {
         found.and_then(|at| self.records.get(at)).map_or(Hits(0), |record| record.balance_at(now))
     }
 
-    /// Returns `true` if the book has no record left and can be deleted.
+    /// Returns `true` if the table has no record left and can be deleted.
     #[must_use]
     pub fn is_expired(&self, now: Nanos) -> bool {
         self.records.iter().all(|record| record.forget_at <= now)
@@ -175,7 +175,7 @@ impl LeaseTable {
         left: Hits,
         counter: &AnyCounter,
     ) -> Hits {
-        // A full book could not list the grant.
+        // A full table could not list the grant.
         if MAX_REPLICAS <= self.records.len() {
             return Hits(0);
         }

@@ -130,7 +130,7 @@ impl Gcra {
         CounterDecision::Allow(self.headroom(*state, now, self.free_hits(ahead)))
     }
 
-    /// Reduces the debt by `debt` hit·ticks; it does not fall below zero.
+    /// Reduces the debt by `owed` hit·ticks; it does not fall below zero.
     pub fn reduce_debt(&self, state: &mut Tat, now: Nanos, owed: u64) {
         let now = self.tick.floor(now);
         *state = self.state_with_debt(now, self.debt_at_tick(*state, now).saturating_sub(owed));
@@ -199,7 +199,7 @@ impl Gcra {
         })
     }
 
-    /// Returns the state whose debt is `debt_at_tick` hit·ticks at `now`.
+    /// Returns the state whose debt is `ahead` hit·ticks at `now`.
     fn state_with_debt(&self, now: u64, ahead: u64) -> Tat {
         if ahead == 0 {
             return Tat::default();

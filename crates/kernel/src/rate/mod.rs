@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Every strategy is deterministic and exact in integers.
-//! - `ask` and `step` give the same result; only `step` changes the state.
+//! - `peek` and `charge` give the same result; only `charge` changes the state.
 //! - A denied client is allowed at `retry_after`, without other traffic, and not one tick sooner.
 //!
 //! Not covered:
@@ -107,7 +107,7 @@ impl Strategy {
         }
     }
 
-    /// Projects a counter's headroom `headroom` from `at` to `now`, without other traffic.
+    /// Projects a counter's headroom `room` from `at` to `now`, without other traffic.
     ///
     /// At most the counter's own headroom, and equal once the counter
     /// is empty, unless its clock steps back. Cost: no allocation.
@@ -145,7 +145,7 @@ impl Strategy {
 
     /// Returns the time after which `hits` (at least 1) are allowed, without other traffic.
     ///
-    /// It counts from the reply that left `headroom`. `None` if they are never allowed.
+    /// It counts from the reply that left `room`. `None` if they are never allowed.
     /// It is never too short, unless a sliding window's limit was lowered since. It
     /// is exact for a fixed window, and within one tick for GCRA. The sliding
     /// strategies may give a longer time, at most until the counter is empty.

@@ -145,7 +145,7 @@ impl SlidingLog {
         state.runs.back().is_none_or(|newest| self.is_expired(*newest, now))
     }
 
-    /// Returns the result if `total` hits are younger than a period.
+    /// Returns the result if `held` hits are younger than a period.
     fn decide(&self, state: &ArrivalLog, held: u64, now: u64, hits: Hits) -> CounterDecision {
         let room = self.headroom(state, held, now);
         if let Some(remaining) = room.remaining.0.checked_sub(hits.0) {
@@ -271,7 +271,7 @@ impl ArrivalLog {
     }
 }
 
-/// Takes up to `time_left` hits out of `run`. Returns `true` if the run is empty now.
+/// Takes up to `left` hits out of `run`. Returns `true` if the run is empty now.
 fn take_hits(run: &mut Arrivals, left: &mut u64) -> bool {
     let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(run.hits);
     run.hits = run.hits.saturating_sub(taken);

@@ -127,7 +127,7 @@ impl SlidingWindow {
     }
 
     /// Returns the hits that are certainly allowed if the
-    /// counter, which had `headroom`, is empty after `wait`.
+    /// counter, which had `room`, is empty after `wait`.
     ///
     /// The used hits fade during the last period before that, or the rest of it.
     #[must_use]
@@ -140,7 +140,7 @@ impl SlidingWindow {
         limit.less(Hits(used.div_ceil(fades_for)))
     }
 
-    /// Returns the time before the counter, which had `headroom`, is empty from
+    /// Returns the time before the counter, which had `room`, is empty from
     /// which `hits` are certainly allowed. `hits` is at most the limit.
     #[must_use]
     pub fn lead_time(&self, room: Headroom, hits: Hits) -> Nanos {
@@ -190,9 +190,9 @@ impl SlidingWindow {
         }
     }
 
-    /// Returns the tick at which `count` hits, which fade until `end`, weigh at most `headroom`.
+    /// Returns the tick at which `count` hits, which fade until `end`, weigh at most `room`.
     fn faded_at(&self, end: u64, count: u32, room: u64) -> u64 {
-        // Below 2^53, because `headroom` is at most the limit.
+        // Below 2^53, because `room` is at most the limit.
         // Rounded down, which rounds the result up.
         let product = room.saturating_mul(self.period.get());
         end.saturating_sub(product.checked_div(u64::from(count)).unwrap_or(self.period.get()))

@@ -24,8 +24,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::route::{BatchSender, PeerRoute, QueuedMessage, ResultReceiver};
 use super::trust::PeerTrust;
 use crate::config::settings::Networks;
-use crate::engine::forwarding::{ForwardedRelease, IdState, SEARCH_TIMEOUT};
-use crate::engine::membership::{FleetSnapshot, Peer};
+use crate::engine::fleet::forwarding::{ForwardedRelease, IdState, SEARCH_TIMEOUT};
+use crate::engine::fleet::membership::{FleetSnapshot, Peer};
 use crate::engine::{Engine, Membership};
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::ForwardingEvent;
@@ -60,7 +60,7 @@ pub struct ReleaseForwarder {
 }
 
 impl ReleaseForwarder {
-    /// Forwards the messages in `queue` to replicas in `networks`, authenticated by `trust`.
+    /// Forwards the messages in `posted` to replicas in `networks`, authenticated by `trust`.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -233,10 +233,10 @@ fn warn_disallowed(last_warned: &mut Option<Nanos>, now: Nanos, peer: &Peer) {
     }
     *last_warned = Some(now);
     tracing::warn!(
-        node = &*peer.replica_name,
+        replica = &*peer.replica_name,
         address = %peer.address,
-        "an end of a request is for a replica at an address that is not called: it must lie in `peer_networks`, be its own, \
-         and without `peer_secret` or certificates be this machine's; see docs/peers.md"
+        "release not forwarded, peer address rejected: check `peer_networks`, `peer_address`, and \
+         `peer_secret` or the peer certificates; see docs/peers.md"
     );
 }
 

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use super::api::{self, Letter};
-use crate::engine::forwarding::{IdState, PermitEvent, PermitUpdate};
+use crate::engine::fleet::forwarding::{IdState, PermitEvent, PermitUpdate};
 use crate::engine::validate_id;
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;

@@ -18,7 +18,7 @@ use super::api::{Answer, Letter, Letters, Parcel, Receipt};
 use super::trust::{PeerTrust, ReplayWindows};
 use super::{MAX_BATCH_MESSAGES, message_codec};
 use crate::engine::Engine;
-use crate::engine::forwarding::IdState;
+use crate::engine::fleet::forwarding::IdState;
 use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
 
 /// The service that receives batches.
@@ -92,7 +92,7 @@ impl Peers for PeerReceiver {
     async fn deliver(&self, request: Request<Parcel>) -> Result<Response<Receipt>, Status> {
         let letters = self.validate_batch(request.get_ref()).map_err(|(event, status)| {
             event.emit();
-            tracing::debug!(error = status.message(), "a parcel is refused");
+            tracing::debug!(error = status.message(), "forwarded releases rejected");
             status
         })?;
         let count = u64::try_from(letters.letters.len()).unwrap_or(u64::MAX);

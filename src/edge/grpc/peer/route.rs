@@ -26,8 +26,8 @@ use super::api::{Letters, Parcel, Receipt};
 use super::trust::PeerTrust;
 use super::{MAX_BATCH_MESSAGES, connector, message_codec};
 use crate::engine::Engine;
-use crate::engine::forwarding::{IdState, PermitUpdate};
-use crate::engine::membership::Peer;
+use crate::engine::fleet::forwarding::{IdState, PermitUpdate};
+use crate::engine::fleet::membership::Peer;
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
 
@@ -192,10 +192,10 @@ impl RouteTask {
         }
         self.last_warned = Some(now);
         tracing::warn!(
-            node = &*self.peer.replica_name,
+            replica = &*self.peer.replica_name,
             address = %self.peer.address,
             error = error.message(),
-            "a replica takes no ends of requests from this one; their permits are free when max_duration is over"
+            "failed to forward releases, their permits expire after max_duration"
         );
     }
 }

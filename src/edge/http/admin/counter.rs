@@ -135,7 +135,7 @@ fn log_change(act: &str, query: &ExplainQuery) {
     let descriptors = query.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
     let (domain, hits) = (&*query.domain, query.hits);
     // A warning, so that common log levels include it.
-    tracing::warn!(act, domain, descriptors, hits, "admin changed a counter");
+    tracing::warn!(action = act, domain, descriptors, hits, "admin changed a counter");
 }
 
 fn counter_json(answer: &Decision) -> Result<Value, CounterError> {

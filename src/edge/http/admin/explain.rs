@@ -59,7 +59,7 @@ fn parse_hits(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("hits `{text}` is not a whole number"))
 }
 
-/// Explains the check `query` under `config` at `live_state`.
+/// Explains the check `query` under `config` at `now`.
 #[must_use]
 pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation {
     let descriptors: Vec<Vec<(&str, &str)>> =

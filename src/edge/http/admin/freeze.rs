@@ -1,4 +1,4 @@
-//! Serves `/freeze`, `/thaw` and `/forced_decision`: forced decisions of an operator.
+//! Serves `/freeze`, `/thaw` and `/frozen`: forced decisions of an operator.
 //!
 //! Guarantees:
 //! - Every change is logged with the limit's name.
@@ -155,5 +155,5 @@ fn forced_rule_json(held: &ForcedRule) -> Value {
 
 fn log_change(act: &str, domain: &str, limit: &str, verdict: Option<Verdict>) {
     let held = verdict.map(verdict_name);
-    tracing::warn!(act, domain, limit, held, "admin changed how a limit answers");
+    tracing::warn!(action = act, domain, limit, verdict = held, "admin changed a forced decision");
 }

@@ -18,7 +18,7 @@ use crate::config::diagnostic::SeverityCounts;
 use crate::config::{Config, Rule, Unit};
 use crate::engine::concurrency::fleet::FleetReporter;
 use crate::engine::concurrency::{BucketName, ShareSnapshot, StrictSnapshot};
-use crate::engine::membership::{LiveReplica, Membership, parse_record};
+use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 

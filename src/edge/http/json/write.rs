@@ -23,7 +23,7 @@ use serde_json::{Map, Number, Value as Json};
 #[error("the answer holds a number that JSON cannot express")]
 pub struct NotExpressibleInJson;
 
-/// Returns `to_json_text` as JSON text.
+/// Returns `response` as JSON text.
 ///
 /// # Errors
 /// [`NotExpressibleInJson`] if a rule's metadata contains infinity or NaN.

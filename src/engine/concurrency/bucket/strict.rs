@@ -5,8 +5,8 @@
 //! - Only permits that the store granted, or `on_backend_failure` allowed, are reported as in use.
 //!
 //! Not covered:
-//! - Acquire calls and queueing: see `admit::strict_permits`.
-//! - Sending the reports: see `admit::reporter`.
+//! - Acquire calls and queueing: see `concurrency::strict`.
+//! - Sending the reports: see `concurrency::permit_reporter`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -264,7 +264,7 @@ impl StrictPermits {
 
     /// Records the reply, and returns `true` if the request has its permit.
     ///
-    /// - `outage_limit`: the requests in flight are within this replica's limit for store outages.
+    /// - `alone`: the requests in flight are within this replica's limit for store outages.
     /// - `late`: the reply took a heartbeat or more, so the granted permit may expire too soon.
     fn record_reply(
         &mut self,

@@ -1,5 +1,5 @@
 //! Encodes a round of share reports for
-//! [`HEARTBEAT`](super::super::HEARTBEAT_SCRIPT), and decodes the reply.
+//! [`HEARTBEAT_SCRIPT`](super::super::HEARTBEAT_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
 //! - Pure.
@@ -37,7 +37,7 @@ pub struct PackedRound {
 }
 
 /// Encodes `round` for the store with this `run_id`.
-/// Uses the instant `store_time`, or else the store's clock.
+/// Uses the instant `at`, or else the store's clock.
 #[must_use]
 pub fn pack(round: &ShareRound, prefix: &[u8], store: &str, at: Option<Nanos>) -> PackedRound {
     let now = at.map_or_else(Vec::new, |at| micros(at).to_string().into_bytes());

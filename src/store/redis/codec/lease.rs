@@ -1,4 +1,4 @@
-//! Encodes lease messages for [`BORROW`](super::super::LEASE_SCRIPT), and decodes the reply.
+//! Encodes lease messages for [`LEASE_SCRIPT`](super::super::LEASE_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
 //! - Pure.
@@ -139,7 +139,7 @@ pub fn read(message: &LeaseMessage, reply: &[i64]) -> Result<LeaseOutcome, Inval
     }))
 }
 
-/// Returns `true` if the script can have granted this many hits with `decision`.
+/// Returns `true` if the script can have granted this many hits with `step`.
 fn can_be_granted(message: &LeaseMessage, step: CounterDecision, granted: u64) -> bool {
     let passes = matches!(step, CounterDecision::Allow(_)) || message.borrow.hits == Hits(0);
     granted <= message.borrow.wanted.0 && (passes || granted == 0)

@@ -1,4 +1,4 @@
-//! Encodes permit calls for [`ACQUIRE`](super::super::ACQUIRE_SCRIPT)
+//! Encodes permit calls for [`ACQUIRE_SCRIPT`](super::super::ACQUIRE_SCRIPT)
 //! and [`PERMIT_REPORT_SCRIPT`](super::super::PERMIT_REPORT_SCRIPT), and decodes the replies.
 //!
 //! Guarantees:

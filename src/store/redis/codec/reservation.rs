@@ -1,5 +1,5 @@
 //! Encodes reservations, commits and cancellations for
-//! [`HOLD`](super::super::RESERVATION_SCRIPT), and decodes the reply.
+//! [`RESERVATION_SCRIPT`](super::super::RESERVATION_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
 //! - Pure.

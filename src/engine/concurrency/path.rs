@@ -18,15 +18,15 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::concurrency::{
-    AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
-    SharedLimit, StrictLimit,
-};
-use super::path::validate;
-use super::{CheckError, Decision, Engine};
 use crate::config::Config;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
 use crate::config::tree::ConcurrencyMatch;
+use crate::engine::concurrency::{
+    AcquireError, BucketLoad, BucketMetrics, ConcurrencyLimits, PermitGuard, PermitRequest,
+    SharedLimit, StrictLimit,
+};
+use crate::engine::decide::path::validate;
+use crate::engine::{CheckError, Decision, Engine};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::LimiterConfig;
@@ -84,7 +84,7 @@ impl RequestPermits {
     /// `false` if there are no permits, or a deadline has released one.
     #[must_use]
     pub fn renew(&self) -> bool {
-        // Renew all permits: `into_permits()` would stop at the first expired one.
+        // Renew all permits: `all()` would stop at the first expired one.
         self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
     }
 
@@ -179,7 +179,7 @@ enum AcquirePass {
 
 /// The time after which a permit expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PermitLifetime {
+pub(in crate::engine) enum PermitLifetime {
     /// Never: the end of the request is always seen.
     UntilReleased,
     /// After `max_duration`, because the end of the request may never be reported.
@@ -195,7 +195,7 @@ struct WaitDeadlines {
 }
 
 impl WaitDeadlines {
-    /// Creates the deadlines of a check that starts at `started_at`. A timeout
+    /// Creates the deadlines of a check that starts at `begun`. A timeout
     /// of zero disables queueing, but does not limit store calls.
     fn starting_at(begun: Nanos, patience: Option<Nanos>) -> Self {
         let end = patience.map(|patience| begun.plus(patience));
@@ -216,7 +216,7 @@ type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
 impl Engine {
     /// Acquires the permits of the check, then decides its rate limits.
     ///
-    /// `queue_timeout` limits the waits in queues and for the store,
+    /// `patience` limits the waits in queues and for the store,
     /// all together. Zero disables queueing. Safe to cancel.
     ///
     /// # Errors
@@ -243,7 +243,7 @@ impl Engine {
     }
 
     /// Does the same with the given `keep`. Only the descriptors of `covered` need permits.
-    pub(super) async fn admit_covered(
+    pub(in crate::engine) async fn admit_covered(
         &self,
         covered: &Check<'_>,
         question: &Check<'_>,
@@ -372,7 +372,7 @@ impl Engine {
     }
 
     /// Applies the concurrency limits of `config` to existing buckets and their waiting requests.
-    pub(super) fn reload_concurrency_limits(&self, config: &Config) {
+    pub(in crate::engine) fn reload_concurrency_limits(&self, config: &Config) {
         if let Some(fleet) = self.concurrency_limits.fleet_reporter() {
             let all =
                 || config.domains.values().flat_map(|domain| domain.tree.concurrency_limits());

@@ -21,11 +21,11 @@ use arc_swap::ArcSwapOption;
 use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::Engine;
-use super::concurrency::{BucketName, ShareSnapshot};
-use super::forced_decisions::ForcedChange;
-use super::forwarding::incarnation_name;
-use super::local_share::FleetDivision;
+use crate::engine::Engine;
+use crate::engine::concurrency::{BucketName, ShareSnapshot};
+use crate::engine::decide::local_share::FleetDivision;
+use crate::engine::fleet::forwarding::incarnation_name;
+use crate::engine::forced_decisions::ForcedChange;
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Nanos, Revision};
 pub use crate::store::fleet::LiveReplica;
@@ -127,7 +127,7 @@ pub struct Peer {
 }
 
 impl Membership {
-    /// Creates a view that has seen no replica yet. `replica_name` is the name of this
+    /// Creates a view that has seen no replica yet. `node` is the name of this
     /// replica, unique in the fleet. `incarnation` is the number of this start.
     #[must_use]
     pub fn new(node: &str, incarnation: u64, replicas_min: NonZeroU32) -> Self {
@@ -216,9 +216,9 @@ impl Membership {
         if other.is_some() && !self.has_warned_of_duplicate.swap(true, Relaxed) {
             let node = &*self.replica_name;
             tracing::warn!(
-                node,
-                "another replica has this node_id: they are counted as one, and limits are divided \
-                 by too few; give each its own"
+                node_id = node,
+                "another replica has this node_id, set a unique one: limits are split among too \
+                 few replicas"
             );
         }
     }
@@ -254,7 +254,7 @@ fn peer(member: &LiveReplica) -> Option<Peer> {
     Some(Peer { incarnation_name: name, replica_name: node, address: record.peer.parse().ok()? })
 }
 
-/// Returns the snapshot after the reply `fleet_reporter` of instant `now`.
+/// Returns the snapshot after the reply `fleet` of instant `now`.
 fn next_snapshot(
     seen: Option<&FleetSnapshot>,
     fleet: MembershipReply,
@@ -295,7 +295,7 @@ impl Engine {
                     self.apply_forced_changes(&forced_changes_of(&fleet));
                     membership.apply_reply(fleet, self.clock().now());
                 }
-                Err(cause) => tracing::debug!(cause = cause.as_str(), "no answer to a beat"),
+                Err(cause) => tracing::debug!(cause = cause.as_str(), "heartbeat failed, retrying"),
             }
         }
     }
@@ -336,7 +336,10 @@ impl Engine {
         self.concurrency_limits.leave_fleet(self.store()).await;
         let beat = MembershipHeartbeat { node: membership.replica_name.clone(), record: None };
         if let Err(cause) = send_heartbeat(self.store(), &beat).await {
-            tracing::debug!(cause = cause.as_str(), "left without a word");
+            tracing::debug!(
+                cause = cause.as_str(),
+                "failed to leave the fleet, the membership entry expires"
+            );
         }
     }
 }

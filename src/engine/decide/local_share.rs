@@ -6,8 +6,8 @@
 //! - GCRA divides its burst, and its rate among the replicas with burst.
 //!
 //! Not covered:
-//! - The list of replicas: see [`super::membership`].
-//! - Counting: see [`super::local_fallback`].
+//! - The list of replicas: see [`crate::engine::membership`].
+//! - Counting: see [`crate::engine::local_fallback`].
 
 use std::num::NonZeroU32;
 

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::concurrency_path::PermitLifetime;
-use super::forwarding::IdState;
-use super::{AdmissionOutcome, CheckError, Engine, RequestPermits};
+use crate::engine::concurrency::path::PermitLifetime;
+use crate::engine::fleet::forwarding::IdState;
+use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits};
 use crate::kernel::concurrency::permit_registry::{
     EarlyReleaseLimits, RegisterOutcome, ReleaseOutcome,
 };
@@ -31,7 +31,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The default bounds on early releases. The time is longer than a release can overtake
 /// its acquire by. The numbers cover the clients of a proxy that cancel in that time.
-pub(super) const DEFAULT_BOUNDS: EarlyReleaseLimits =
+pub(in crate::engine) const DEFAULT_BOUNDS: EarlyReleaseLimits =
     EarlyReleaseLimits { per_source: 50_000, total: 200_000, lifetime: Nanos::from_secs(10) };
 
 /// The number of ids up to which ids without permits are stored too.
@@ -43,7 +43,7 @@ type ReleaseSource = Option<IpAddr>;
 type IdRegister = PermitRegistry<Box<str>, ReleaseSource, RequestPermits>;
 
 #[derive(Debug)]
-pub(super) struct PermitIds(Mutex<IdRegister>);
+pub(in crate::engine) struct PermitIds(Mutex<IdRegister>);
 
 /// An id with a pending acquire. Dropping it frees the id, and
 /// records that the id has no permits unless `has_permits` is set.
@@ -67,7 +67,7 @@ impl Drop for IdClaim<'_> {
 }
 
 impl PermitIds {
-    pub(super) const fn new(bounds: EarlyReleaseLimits) -> Self {
+    pub(in crate::engine) const fn new(bounds: EarlyReleaseLimits) -> Self {
         Self(Mutex::new(PermitRegistry::new(bounds)))
     }
 
@@ -191,7 +191,7 @@ impl Engine {
     }
 
     /// Does the same as [`Engine::release`], but does not remember an unknown id.
-    pub(super) fn release_known(
+    pub(in crate::engine) fn release_known(
         &self,
         id: &str,
         outcome: RequestOutcome,

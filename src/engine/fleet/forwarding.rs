@@ -20,7 +20,7 @@ use siphasher::sip::SipHasher24;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::{Engine, Membership};
+use crate::engine::{Engine, Membership};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::ForwardingEvent;
@@ -96,7 +96,7 @@ pub struct ForwardedRelease {
 
 /// The queue of updates for other replicas.
 #[derive(Debug)]
-pub(super) struct ForwardingQueue {
+pub(in crate::engine) struct ForwardingQueue {
     membership: Arc<Membership>,
     sender: mpsc::Sender<ForwardedRelease>,
     /// Each update on its way has a reference to it.

@@ -5,7 +5,7 @@
 //! - Pure: no I/O and no clock.
 //!
 //! Not covered:
-//! - The second plan and the second store call (see [`super::path`]).
+//! - The second plan and the second store call (see [`crate::engine::path`]).
 
 use smallvec::SmallVec;
 
@@ -14,7 +14,7 @@ use crate::kernel::units::Nanos;
 use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
 /// Returns the store's time if a charge was planned for calendar windows that are not open then.
-pub(super) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> {
+pub(in crate::engine) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> {
     outcomes.iter().find_map(|outcome| match outcome {
         ChargeOutcome::Stale(store_now) => Some(*store_now),
         _ => None,
@@ -22,7 +22,7 @@ pub(super) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> {
 }
 
 /// Marks charges as failed that are stale after the second call too.
-pub(super) fn fail_stale(outcomes: &mut [ChargeOutcome]) {
+pub(in crate::engine) fn fail_stale(outcomes: &mut [ChargeOutcome]) {
     for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, ChargeOutcome::Stale(_)))
     {
         *outcome = ChargeOutcome::Failed(StoreFailure::OutsideWindows);
@@ -30,13 +30,13 @@ pub(super) fn fail_stale(outcomes: &mut [ChargeOutcome]) {
 }
 
 /// A subset of a check's charges, with their indexes in the check.
-pub(super) struct ChargeSubset {
-    pub(super) charges: Charges,
+pub(in crate::engine) struct ChargeSubset {
+    pub(in crate::engine) charges: Charges,
     indexes: SmallVec<[usize; 2]>,
 }
 
 impl ChargeSubset {
-    pub(super) fn select(
+    pub(in crate::engine) fn select(
         charges: &Charges,
         is_missing: impl Fn(usize) -> bool,
         rule: ChargeMode,
@@ -47,12 +47,12 @@ impl ChargeSubset {
         Self { charges: Charges { list, mode: rule }, indexes }
     }
 
-    pub(super) fn contains(&self, index: usize) -> bool {
+    pub(in crate::engine) fn contains(&self, index: usize) -> bool {
         self.indexes.contains(&index)
     }
 
     /// Returns the elements of `all` at the indexes of these charges.
-    pub(super) fn select_from<T: Copy>(&self, all: &[T]) -> SmallVec<[T; 2]>
+    pub(in crate::engine) fn select_from<T: Copy>(&self, all: &[T]) -> SmallVec<[T; 2]>
     where
         [T; 2]: smallvec::Array<Item = T>,
     {
@@ -60,7 +60,7 @@ impl ChargeSubset {
     }
 
     /// Copies the store's outcomes to their indexes in `outcomes`.
-    pub(super) fn copy_outcomes(&self, answered: Outcomes, outcomes: &mut Outcomes) {
+    pub(in crate::engine) fn copy_outcomes(&self, answered: Outcomes, outcomes: &mut Outcomes) {
         for (&index, new_outcome) in self.indexes.iter().zip(answered) {
             if let Some(outcome) = outcomes.get_mut(index) {
                 *outcome = new_outcome;
@@ -76,7 +76,7 @@ impl ChargeSubset {
 ///   check, the store charged nothing except refunds. Then all charges are sent again.
 /// - [`ChargeMode::Preview`]: the stale ones. The check is denied
 ///   in any case, so the other outcomes stay valid.
-pub(super) fn charges_to_repeat(
+pub(in crate::engine) fn charges_to_repeat(
     sent: &Charges,
     outcomes: &[ChargeOutcome],
     replanned: &Charges,
@@ -111,7 +111,7 @@ pub(super) fn charges_to_repeat(
 }
 
 /// Returns `true` if the store denied the whole check, and thus charged nothing except refunds.
-pub(super) fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutcome]) -> bool {
+pub(in crate::engine) fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutcome]) -> bool {
     let (quota_for_all, rescued) = match sent.mode {
         ChargeMode::Each => return false,
         ChargeMode::Preview => return true,

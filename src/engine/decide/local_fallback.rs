@@ -1,21 +1,21 @@
-//! Decides charges from this replica's memory during a store outage (`on_backend_failure: local_fallback`).
+//! Decides charges from this replica's memory during a store outage (`on_backend_failure: local`).
 //!
 //! Guarantees:
 //! - Allowed hits are within this replica's local share.
 //! - Allowed hits become fallback debt, unless the store may have counted them already.
 //!
 //! Not covered:
-//! - The size of a local share: see [`super::local_share`].
+//! - The size of a local share: see [`crate::engine::local_share`].
 //! - Fallback debt: see [`super::fallback_debt`].
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::fallback_debt::{FallbackDebt, FallbackDebts};
-use super::local_share::{FleetDivision, local_share, rank};
-use super::membership::Membership;
-use super::stale_charges::is_check_denied;
+use crate::engine::decide::fallback_debt::{FallbackDebt, FallbackDebts};
+use crate::engine::decide::local_share::{FleetDivision, local_share, rank};
+use crate::engine::decide::stale_charges::is_check_denied;
+use crate::engine::fleet::membership::Membership;
 use crate::kernel::decision::{Cost, StoreFailure, Verdict, VoteGroup, combine};
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
@@ -27,16 +27,16 @@ use crate::store::{
 /// The local counters and the fallback debt of this replica.
 #[derive(Debug)]
 pub struct LocalFallback {
-    pub(super) memory: Arc<MemoryStore>,
-    pub(super) membership: Arc<Membership>,
-    pub(super) debts: FallbackDebts,
+    pub(in crate::engine) memory: Arc<MemoryStore>,
+    pub(in crate::engine) membership: Arc<Membership>,
+    pub(in crate::engine) debts: FallbackDebts,
 }
 
 /// A charge without a reply from the store, and the failure.
-pub(super) type FailedCharge<'p> = (&'p Charge, StoreFailure);
+pub(in crate::engine) type FailedCharge<'p> = (&'p Charge, StoreFailure);
 
 /// The outcome of a local share of zero hits.
-pub(super) const NO_SHARE_OUTCOME: ChargeOutcome =
+pub(in crate::engine) const NO_SHARE_OUTCOME: ChargeOutcome =
     ChargeOutcome::Decided(CounterDecision::ExceedsLimit(Headroom {
         remaining: Hits(0),
         reset_after: Nanos(0),
@@ -51,7 +51,7 @@ impl LocalFallback {
     }
 
     /// Charges the local shares. Returns one outcome for each charge, in order.
-    pub(super) fn charge(
+    pub(in crate::engine) fn charge(
         &self,
         charges: &[FailedCharge<'_>],
         rule: ChargeMode,
@@ -88,13 +88,13 @@ impl LocalFallback {
     }
 
     /// Returns this replica's local share of the charge's limit. `None` if it has no hits.
-    pub(super) fn local_share_of(&self, charge: &Charge) -> Option<Strategy> {
+    pub(in crate::engine) fn local_share_of(&self, charge: &Charge) -> Option<Strategy> {
         let replicas = self.membership.replicas();
         let mut division = FleetDivision { replicas, rank: None };
         if !charge.strategy.max_at_once().is_multiple_of(replicas.get()) {
             let me = self.membership.replica_name();
             let seen = self.membership.snapshot();
-            let members = |seen: &super::membership::FleetSnapshot| {
+            let members = |seen: &crate::engine::fleet::membership::FleetSnapshot| {
                 rank(&charge.key, me, seen.replicas.iter().map(|member| &*member.node))
             };
             division.rank = seen.as_deref().map(members);
@@ -104,7 +104,7 @@ impl LocalFallback {
 
     /// Returns the part of `debt` that the local counter
     /// still counts. Windows end and GCRA debts drain.
-    pub(super) fn remaining_debt(&self, debt: &FallbackDebt, now: Nanos) -> Hits {
+    pub(in crate::engine) fn remaining_debt(&self, debt: &FallbackDebt, now: Nanos) -> Hits {
         let FallbackDebt { local_strategy: part, hits, .. } = debt;
         let peek = Charge { strategy: *part, ..debt.charge_of(Hits(0)) };
         let peek = Charges { list: [peek].into_iter().collect(), mode: ChargeMode::Each };

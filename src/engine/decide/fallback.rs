@@ -7,14 +7,14 @@
 //!
 //! Not covered:
 //! - The reason of the store failure.
-//! - Local counters: see [`super::local_fallback`].
+//! - Local counters: see [`crate::engine::local_fallback`].
 
 use smallvec::SmallVec;
 
-use super::CheckError;
-use super::local_fallback::{FailedCharge, LocalFallback, NO_SHARE_OUTCOME};
-use super::plan::{CheckPlan, DescriptorPlan};
 use crate::config::FallbackMode;
+use crate::engine::CheckError;
+use crate::engine::decide::local_fallback::{FailedCharge, LocalFallback, NO_SHARE_OUTCOME};
+use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
 use crate::kernel::decision::{Cost, Reason, StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 use crate::store::ChargeOutcome;
@@ -22,7 +22,7 @@ use crate::telemetry::event::ChargesFailed;
 
 /// The outcome of a charge, with its source.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ChargeDecision {
+pub(in crate::engine) enum ChargeDecision {
     Store(ChargeOutcome),
     /// `on_backend_failure: allow` or `deny`.
     Fallback(Verdict, Reason),
@@ -33,7 +33,7 @@ pub(super) enum ChargeDecision {
 }
 
 /// Returns `true` if the store failed to reply to a charge.
-pub(super) fn is_needed(outcomes: &[ChargeOutcome]) -> bool {
+pub(in crate::engine) fn is_needed(outcomes: &[ChargeOutcome]) -> bool {
     outcomes.iter().any(|outcome| failure_of(*outcome).is_some())
 }
 
@@ -43,7 +43,7 @@ pub(super) fn is_needed(outcomes: &[ChargeOutcome]) -> bool {
 /// [`CheckError::StoreUnavailable`] if an unanswered charge has `on_backend_failure:
 /// error`. Not if the check is denied anyway, unless the charge is a refund.
 #[cold]
-pub(super) fn apply_fallback(
+pub(in crate::engine) fn apply_fallback(
     plan: &CheckPlan<'_>,
     outcomes: &[ChargeOutcome],
     local: Option<&LocalFallback>,

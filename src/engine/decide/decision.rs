@@ -6,10 +6,12 @@
 //! Not covered:
 //! - The fallback for charges without a store reply (see [`super::fallback`]).
 
-use super::decide::Engine;
-use super::fallback::{self, ChargeDecision};
-use super::plan::{CheckPlan, DescriptorPlan, enforcement_of};
-use super::{CheckError, Decision, LimitStatus, decision_log, retry_after};
+use crate::engine::Engine;
+use crate::engine::decide::fallback;
+use crate::engine::decide::fallback::ChargeDecision;
+use crate::engine::decide::plan::{CheckPlan, DescriptorPlan, enforcement_of};
+use crate::engine::decide::{decision_log, retry_after};
+use crate::engine::{CheckError, Decision, LimitStatus};
 use crate::kernel::decision::{
     DescriptorDecision, Reason, Verdict, VoteGroup, binding_index, combine,
 };
@@ -21,7 +23,7 @@ use crate::telemetry::stats::StatCounter;
 
 impl Engine {
     /// Decides a check from `outcomes`. Failed charges get the fallback of their limit.
-    pub(super) fn decide_from_outcomes(
+    pub(in crate::engine) fn decide_from_outcomes(
         &self,
         plan: &CheckPlan<'_>,
         outcomes: &[ChargeOutcome],
@@ -42,7 +44,7 @@ impl Engine {
     }
 
     /// Writes the decision of `plan`, made at the revision and the instant of `at`, and counts it.
-    pub(super) fn write_decision(
+    pub(in crate::engine) fn write_decision(
         &self,
         plan: &CheckPlan<'_>,
         settled: impl Iterator<Item = ChargeDecision>,
@@ -124,7 +126,7 @@ impl Engine {
     clippy::cast_sign_loss,
     reason = "envoyproxy/ratelimit rounds down; a ratio is 0 to 1"
 )]
-pub(super) fn near_limit_threshold(limit: u32, ratio: f32) -> u64 {
+pub(in crate::engine) fn near_limit_threshold(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
 }
 

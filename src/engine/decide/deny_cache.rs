@@ -12,7 +12,7 @@
 //!
 //! Not covered:
 //! - `mode: strict`, which needs no lookup.
-//! - Store calls (see [`super::path`]).
+//! - Store calls (see [`crate::engine::path`]).
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,10 +21,10 @@ use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use smallvec::SmallVec;
 
-use super::fallback::ChargeDecision;
-use super::plan::{CheckPlan, DescriptorPlan};
-use super::stale_charges::ChargeSubset;
 use crate::config::LimitMode;
+use crate::engine::decide::fallback::ChargeDecision;
+use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
+use crate::engine::decide::stale_charges::ChargeSubset;
 use crate::kernel::decision::{Cost, VoteGroup};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
@@ -39,7 +39,7 @@ const COUNTERS_PER_SHARD: usize = 16;
 
 /// The cached denials of all counters.
 #[derive(Debug)]
-pub(super) struct DenyCache {
+pub(in crate::engine) struct DenyCache {
     shards: Box<[Mutex<DenialShard>]>,
     /// `true` after the first cached denial. Before that, refunds have nothing to remove.
     has_denials: AtomicBool,
@@ -47,16 +47,16 @@ pub(super) struct DenyCache {
     secret: [u8; 16],
 }
 
-pub(super) enum DenyLookup {
+pub(in crate::engine) enum DenyLookup {
     All(SmallVec<[ChargeDecision; 2]>),
     /// The cached denials, and the charges to send to the store.
     Partial(Box<PartialDecision>),
 }
 
-pub(super) struct PartialDecision {
+pub(in crate::engine) struct PartialDecision {
     /// One outcome for each charge; a failure if no denial is cached.
-    pub(super) outcomes: Outcomes,
-    pub(super) to_send: ChargeSubset,
+    pub(in crate::engine) outcomes: Outcomes,
+    pub(in crate::engine) to_send: ChargeSubset,
 }
 
 #[derive(Debug, Default)]
@@ -91,14 +91,14 @@ struct RememberedDenial {
 
 /// The times of a store call, and the revision of its check.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StoreCallTimes {
-    pub(super) sent_at: Nanos,
-    pub(super) replied_at: Nanos,
-    pub(super) revision: Revision,
+pub(in crate::engine) struct StoreCallTimes {
+    pub(in crate::engine) sent_at: Nanos,
+    pub(in crate::engine) replied_at: Nanos,
+    pub(in crate::engine) revision: Revision,
 }
 
 impl DenyCache {
-    pub(super) fn new() -> Self {
+    pub(in crate::engine) fn new() -> Self {
         let random = RandomState::new();
         let mut secret = [0; 16];
         secret[..8].copy_from_slice(&random.hash_one(0_u8).to_le_bytes());
@@ -108,13 +108,13 @@ impl DenyCache {
     }
 
     /// Returns `true` if the check has a cached limit, or a refund that may end a cached denial.
-    pub(super) fn needs_lookup(&self, plan: &CheckPlan<'_>) -> bool {
+    pub(in crate::engine) fn needs_lookup(&self, plan: &CheckPlan<'_>) -> bool {
         let refunds = || plan.charges.list.iter().any(|c| matches!(c.cost, Cost::Refund(_)));
         plan.descriptors.iter().any(is_cached) || self.has_denials.load(Relaxed) && refunds()
     }
 
     /// Looks up the charges of `plan`. A refund ends the cached denial of its counter.
-    pub(super) fn look_up(
+    pub(in crate::engine) fn look_up(
         &self,
         plan: &CheckPlan<'_>,
         revision: Revision,
@@ -140,7 +140,7 @@ impl DenyCache {
     /// Caches the denials of a store call. `sent` are the charges that
     /// were sent. `reserved_for` returns how long another check's reservation
     /// may have caused a denial; with `charge: each` none can.
-    pub(super) fn record_outcomes(
+    pub(in crate::engine) fn record_outcomes(
         &self,
         plan: &CheckPlan<'_>,
         sent: &ChargeSubset,

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::decision::near_limit_threshold;
-use super::fallback::ChargeDecision;
-use super::plan::{CheckPlan, DescriptorPlan};
 use crate::config::{Config, Domain};
+use crate::engine::decide::decision::near_limit_threshold;
+use crate::engine::decide::fallback::ChargeDecision;
+use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
 use crate::kernel::decision::{Check, Cost, Descriptor, Verdict};
 use crate::kernel::rate::CounterDecision;
 use crate::kernel::rate::limit::EXACT_BOUND;
@@ -25,14 +25,14 @@ use crate::telemetry::stats::{RuleCharge as Told, RuleStats, RuleStatsKey, Stats
 
 /// The statistics of the rule behind one charge.
 #[derive(Clone, Debug)]
-pub(super) struct ChargeStats {
+pub(in crate::engine) struct ChargeStats {
     rule: Arc<RuleStats>,
     limit: u32,
     shadow: bool,
 }
 
 /// Counts the hits of `plan`. Returns the statistics of each charge.
-pub(super) fn count_hits(
+pub(in crate::engine) fn count_hits(
     stats: &Stats,
     config: &Config,
     question: &Check<'_>,
@@ -90,7 +90,12 @@ fn rule_stats(
 }
 
 impl ChargeStats {
-    pub(super) fn count(&self, cost: Cost, settled: &ChargeDecision, near_limit_ratio: f32) {
+    pub(in crate::engine) fn count(
+        &self,
+        cost: Cost,
+        settled: &ChargeDecision,
+        near_limit_ratio: f32,
+    ) {
         let Cost::Charge(Hits(hits)) = cost else { return };
         let limit = u64::from(self.limit);
         let (held, is_remembered) = match settled {

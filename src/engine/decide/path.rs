@@ -6,20 +6,22 @@
 //! - A store call that has no reply at the deadline counts as failed.
 //!
 //! Not covered:
-//! - Limits, keys and modes (see [`super::plan`]).
+//! - Limits, keys and modes (see [`crate::engine::plan`]).
 //! - The verdict and its headers (see [`super::decision`]).
 
 use std::pin::Pin;
 use std::time::Duration;
 
-use super::decide::Engine;
-use super::deny_cache::{DenyLookup, PartialDecision, StoreCallTimes};
-use super::fallback::ChargeDecision;
-use super::lease::ChargeTerms;
-use super::plan::{CheckPlan, DescriptorPlan, PlanInstants};
-use super::stale_charges::{self, ChargeSubset};
-use super::{CheckError, Decision, rule_stats};
 use crate::config::{Config, LimitMode};
+use crate::engine::Engine;
+use crate::engine::decide::deny_cache::{DenyLookup, PartialDecision, StoreCallTimes};
+use crate::engine::decide::fallback::ChargeDecision;
+use crate::engine::decide::plan::{CheckPlan, DescriptorPlan, PlanInstants};
+use crate::engine::decide::rule_stats;
+use crate::engine::decide::stale_charges;
+use crate::engine::decide::stale_charges::ChargeSubset;
+use crate::engine::lease::ChargeTerms;
+use crate::engine::{CheckError, Decision};
 use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::Nanos;
 use crate::store::{
@@ -275,7 +277,7 @@ impl Engine {
 }
 
 /// Rejects a check without a domain or descriptors.
-pub(super) fn validate(check: &Check<'_>) -> Result<(), CheckError> {
+pub(in crate::engine) fn validate(check: &Check<'_>) -> Result<(), CheckError> {
     if check.domain.is_empty() {
         return Err(CheckError::EmptyDomain);
     }

@@ -9,11 +9,11 @@
 
 use smallvec::SmallVec;
 
-use super::rule_stats::ChargeStats;
 use crate::config::tree::SharedValues;
 use crate::config::{
     ChargePolicy, Config, Domain, FallbackMode, Limit, LimitMode, LimitWindow, Rule,
 };
+use crate::engine::decide::rule_stats::ChargeStats;
 use crate::kernel::decision::{
     AppliedLimit, Check, Cost, Descriptor, Enforcement, LimitOverride, Verdict, VoteGroup, combine,
 };
@@ -61,26 +61,26 @@ pub enum OverridePolicy {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct CheckPlan<'c> {
+pub(in crate::engine) struct CheckPlan<'c> {
     /// One part for each descriptor.
-    pub(super) descriptors: SmallVec<[DescriptorPlan<'c>; 2]>,
-    pub(super) charges: Charges,
+    pub(in crate::engine) descriptors: SmallVec<[DescriptorPlan<'c>; 2]>,
+    pub(in crate::engine) charges: Charges,
     /// The statistics of each charge; empty if statistics are off.
-    pub(super) stats: SmallVec<[ChargeStats; 2]>,
+    pub(in crate::engine) stats: SmallVec<[ChargeStats; 2]>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PlanInstants {
+pub(in crate::engine) struct PlanInstants {
     /// The instant for forced decisions, on this process's clock. A second
     /// plan of a check uses the same instant. Otherwise it could have
     /// other charges, and outcomes would be assigned to the wrong ones.
-    pub(super) forced_at: Nanos,
+    pub(in crate::engine) forced_at: Nanos,
     /// The instant for calendar windows.
-    pub(super) windows_at: Nanos,
+    pub(in crate::engine) windows_at: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum DescriptorPlan<'c> {
+pub(in crate::engine) enum DescriptorPlan<'c> {
     /// No rule matches.
     NoRule,
     /// The rule has no limit.
@@ -98,7 +98,7 @@ pub(super) enum DescriptorPlan<'c> {
 
 impl<'c> DescriptorPlan<'c> {
     /// Returns the limit as decisions report it.
-    pub(super) fn applied_limit(&self) -> Option<AppliedLimit> {
+    pub(in crate::engine) fn applied_limit(&self) -> Option<AppliedLimit> {
         match self {
             Self::NoRule | Self::Unlimited(_) | Self::Replaced => None,
             Self::Charged(rule, limit) | Self::Forced(rule, limit, _) => Some(AppliedLimit {
@@ -116,7 +116,7 @@ impl<'c> DescriptorPlan<'c> {
         }
     }
 
-    pub(super) fn fallback(&self) -> Option<FallbackMode> {
+    pub(in crate::engine) fn fallback(&self) -> Option<FallbackMode> {
         match self {
             Self::NoRule | Self::Unlimited(_) | Self::Replaced | Self::Forced(..) => None,
             Self::Charged(_, limit) => Some(limit.on_backend_failure),
@@ -124,7 +124,7 @@ impl<'c> DescriptorPlan<'c> {
         }
     }
 
-    pub(super) fn mode(&self) -> LimitMode {
+    pub(in crate::engine) fn mode(&self) -> LimitMode {
         match self {
             Self::Charged(_, limit) => limit.mode,
             Self::NoRule
@@ -143,7 +143,7 @@ impl<'c> DescriptorPlan<'c> {
     }
 
     /// Returns the matching rule, unless it is replaced or overridden.
-    pub(super) const fn rule(&self) -> Option<&Rule> {
+    pub(in crate::engine) const fn rule(&self) -> Option<&Rule> {
         match self {
             Self::Unlimited(rule) | Self::Charged(rule, _) | Self::Forced(rule, ..) => Some(rule),
             Self::NoRule | Self::Replaced | Self::Override(..) => None,
@@ -155,7 +155,7 @@ impl<'c> CheckPlan<'c> {
     /// Returns the lease settings of each charge; `None` if it is not
     /// leased. A counter with a key of envoyproxy/ratelimit is never leased.
     #[inline]
-    pub(super) fn lease_terms(&self) -> impl Iterator<Item = Option<&'c LeaseTerms>> {
+    pub(in crate::engine) fn lease_terms(&self) -> impl Iterator<Item = Option<&'c LeaseTerms>> {
         let charged = self.descriptors.iter().filter(|part| part.is_charged());
         let charged = charged.zip(&self.charges.list);
         charged.map(|(part, charge)| {
@@ -165,7 +165,7 @@ impl<'c> CheckPlan<'c> {
 
     /// Plans `question` for the instant `now`. Fills the plan in
     /// place, because moving a plan costs more than making it.
-    pub(super) fn fill(
+    pub(in crate::engine) fn fill(
         &mut self,
         config: &'c Config,
         question: &Check<'_>,
@@ -175,7 +175,7 @@ impl<'c> CheckPlan<'c> {
         self.fill_at(config, question, planning, PlanInstants { forced_at: now, windows_at: now });
     }
 
-    pub(super) fn fill_at(
+    pub(in crate::engine) fn fill_at(
         &mut self,
         config: &'c Config,
         question: &Check<'_>,
@@ -267,7 +267,7 @@ impl<'c> CheckPlan<'c> {
 }
 
 impl DescriptorPlan<'_> {
-    pub(super) const fn is_charged(&self) -> bool {
+    pub(in crate::engine) const fn is_charged(&self) -> bool {
         matches!(self, Self::Charged(..) | Self::Override(..))
     }
 }
@@ -374,7 +374,7 @@ impl<'c> CheckPlan<'c> {
     }
 
     /// Returns `true` if forced decisions deny the check, for any state of the counters.
-    pub(super) fn has_forced_denial(&self, quota_for_all: bool) -> bool {
+    pub(in crate::engine) fn has_forced_denial(&self, quota_for_all: bool) -> bool {
         combine(self.votes(Some(Verdict::Allow)), quota_for_all) == Verdict::Deny
     }
 
@@ -410,7 +410,7 @@ fn counter_entries<'a>(
     })
 }
 
-pub(super) const fn enforcement_of(rule: &Rule) -> Enforcement {
+pub(in crate::engine) const fn enforcement_of(rule: &Rule) -> Enforcement {
     let group = if rule.quota { VoteGroup::Quota } else { VoteGroup::Enforced };
     Enforcement { group, shadow: rule.shadow }
 }

@@ -14,9 +14,9 @@
 
 use smallvec::SmallVec;
 
-use super::LimitStatuses;
-use super::local_fallback::LocalFallback;
-use super::plan::{CheckPlan, DescriptorPlan};
+use crate::engine::LimitStatuses;
+use crate::engine::decide::local_fallback::LocalFallback;
+use crate::engine::decide::plan::{CheckPlan, DescriptorPlan};
 use crate::kernel::decision::{self, Cost, DescriptorDecision, Reason, Verdict};
 use crate::kernel::rate::{Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos};
@@ -33,7 +33,7 @@ struct DecidedCharge<'p> {
 
 /// Returns the wait after which `plan`, with the decisions `statuses`,
 /// would be allowed if no other check came. `None` if no wait helps.
-pub(super) fn retry_after(
+pub(in crate::engine) fn retry_after(
     plan: &CheckPlan<'_>,
     statuses: &LimitStatuses,
     local: Option<&LocalFallback>,

@@ -11,13 +11,13 @@
 
 use tracing::Level;
 
-use super::Decision;
-use super::plan::CheckPlan;
 use crate::clock::Clock;
+use crate::engine::Decision;
+use crate::engine::decide::plan::CheckPlan;
 use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
 
-pub(super) fn log_decision(plan: &CheckPlan<'_>, answer: &Decision, clock: &Clock) {
+pub(in crate::engine) fn log_decision(plan: &CheckPlan<'_>, answer: &Decision, clock: &Clock) {
     if tracing::enabled!(Level::TRACE) {
         write_lines(plan, answer, clock);
     }

@@ -22,8 +22,8 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
-use super::Engine;
-use super::local_fallback::LocalFallback;
+use crate::engine::Engine;
+use crate::engine::decide::local_fallback::LocalFallback;
 use crate::kernel::decision::{Cost, StoreFailure};
 use crate::kernel::key::CounterKey;
 use crate::kernel::rate::{CounterDecision, Strategy};
@@ -48,22 +48,22 @@ const PAUSE_FACTOR: u32 = 10;
 const CALM_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
-pub(super) struct FallbackDebt {
+pub(in crate::engine) struct FallbackDebt {
     /// The last charge, for the counter and the strategy of the store.
     charge: Charge,
     /// The strategy of the local counter.
-    pub(super) local_strategy: Strategy,
-    pub(super) hits: Hits,
+    pub(in crate::engine) local_strategy: Strategy,
+    pub(in crate::engine) hits: Hits,
 }
 
 impl FallbackDebt {
-    pub(super) fn charge_of(&self, hits: Hits) -> Charge {
+    pub(in crate::engine) fn charge_of(&self, hits: Hits) -> Charge {
         Charge { cost: Cost::Charge(hits), ..self.charge.clone() }
     }
 }
 
 #[derive(Debug, Default)]
-pub(super) struct FallbackDebts {
+pub(in crate::engine) struct FallbackDebts {
     table: Mutex<DebtTable>,
     /// Notified after each local charge.
     charged_locally: Notify,
@@ -77,12 +77,12 @@ struct DebtTable {
 
 impl FallbackDebts {
     /// Starts the repayment after a local charge.
-    pub(super) fn wake(&self) {
+    pub(in crate::engine) fn wake(&self) {
         self.charged_locally.notify_one();
     }
 
     /// Adds an allowed charge to the debt, or subtracts a refund.
-    pub(super) fn record(&self, charge: &Charge, part: Strategy) {
+    pub(in crate::engine) fn record(&self, charge: &Charge, part: Strategy) {
         let mut book = self.table.lock();
         match charge.cost {
             Cost::Charge(Hits(0)) => {}
