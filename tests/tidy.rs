@@ -1,5 +1,9 @@
-//! The rules of the house, executable: who may name whom, what the kernel may not name, and what
-//! every file opens with.
+//! The rules of the source tree.
+//!
+//! Guarantees:
+//! - A layer uses only the layers below it.
+//! - The kernel is pure.
+//! - Every file begins with a module doc, and no module has a vague name.
 
 mod plain;
 mod spec;
@@ -7,7 +11,7 @@ mod spec;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each layer and the layers it may name. Every layer may name itself.
+/// Each layer and the layers that it may use, besides itself.
 const MAY_NAME: [(&str, &[&str]); 10] = [
     ("kernel", &[]),
     ("pem", &[]),
@@ -21,7 +25,7 @@ const MAY_NAME: [(&str, &[&str]); 10] = [
     ("cli", &["kernel", "config", "clock", "telemetry", "store", "engine", "source", "edge"]),
 ];
 
-/// What the kernel may not say, and what it does instead.
+/// Text that the kernel may not contain, with the reason.
 const IMPURE: [(&str, &str); 14] = [
     ("::now(", "is told the time"),
     ("async ", "waits for nothing"),
@@ -40,7 +44,7 @@ const IMPURE: [(&str, &str); 14] = [
 ];
 
 #[test]
-fn every_layer_names_only_those_below_it() {
+fn layers_use_only_lower_layers() {
     let findings = over_sources("src", |file, code| {
         let layer = layer_of(file);
         let Some((_, allowed)) = MAY_NAME.iter().find(|(name, _)| *name == layer) else {
@@ -59,7 +63,7 @@ fn the_kernel_is_pure() {
     let findings = over_sources("crates/kernel/src", |_, code| {
         IMPURE
             .iter()
-            .filter(|(word, _)| says(code, word))
+            .filter(|(word, _)| contains_word(code, word))
             .map(|(word, why)| format!("the kernel says `{word}`; it {why}"))
             .collect()
     });
@@ -67,7 +71,7 @@ fn the_kernel_is_pure() {
 }
 
 #[test]
-fn every_file_opens_with_what_it_is_for() {
+fn every_file_has_a_module_doc() {
     let findings: Vec<String> = files(Path::new("src"))
         .into_iter()
         .chain(files(Path::new("crates")))
@@ -80,7 +84,7 @@ fn every_file_opens_with_what_it_is_for() {
 }
 
 #[test]
-fn no_room_is_named_for_nothing() {
+fn no_module_has_a_vague_name() {
     let vague = ["utils", "util", "common", "types", "helpers", "helper", "misc", "manager"];
     let findings: Vec<String> = files(Path::new("src"))
         .into_iter()
@@ -92,8 +96,8 @@ fn no_room_is_named_for_nothing() {
 }
 
 #[test]
-fn the_rules_bite() {
-    // As `src/engine/decide.rs` would say it, which is two modules deep.
+fn rules_find_violations() {
+    // In `src/engine/decide.rs`, which is two modules deep.
     let named = |code| named_layers(code, 2).collect::<Vec<_>>();
     assert_eq!(named("use crate::edge::grpc;"), ["edge"]);
     assert_eq!(named("use crate::{clock::Clock, engine::Engine};"), ["clock", "engine"]);
@@ -101,11 +105,11 @@ fn the_rules_bite() {
     assert_eq!(named("let port = self::super::super::edge::PORT;"), ["edge"]);
     assert_eq!(named("use super::{super::{cli, clock::{self, Clock}}, source};"), ["clock", "cli"]);
     assert_eq!(named("use super::\n    super::edge;"), ["edge"]);
-    // What only looks so: neighbours, and visibility.
+    // Neighbors and visibility are no layers.
     assert!(named("use super::edge; use self::cli; use super::{source, store::x};").is_empty());
     assert!(named("pub(super) const fn edge() { super::super() }").is_empty());
-    assert!(says("let now = Instant::now();", "::now("));
-    assert!(!says("/// operands", "rand"), "a word inside another is not that word");
+    assert!(contains_word("let now = Instant::now();", "::now("));
+    assert!(!contains_word("/// operands", "rand"), "part of a word");
 }
 
 fn over_sources(root: &str, check: impl Fn(&Path, &str) -> Vec<String>) -> Vec<String> {
@@ -122,20 +126,21 @@ fn layer_of(file: &Path) -> String {
     first.as_os_str().to_str().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-/// How many modules deep a file is: `src/clock.rs` and `src/engine/mod.rs` one, `src/engine/decide.rs` two.
+/// The number of modules that contain a file: 1 for `src/clock.rs` and `src/engine/mod.rs`, 2 for
+/// `src/engine/decide.rs`.
 fn depth_of(file: &Path) -> usize {
     let inside = file.strip_prefix("src").unwrap().with_extension("");
     inside.components().filter(|part| part.as_os_str() != "mod").count()
 }
 
-/// Where a path has come to.
+/// The position in a path.
 #[derive(Clone, Copy)]
 enum At {
-    /// Nowhere yet.
+    /// Before the first segment.
     Start,
-    /// So many modules below the root.
+    /// This number of modules below the root.
     Below(usize),
-    /// Past what is of interest.
+    /// After the layer.
     Past,
 }
 
@@ -151,10 +156,10 @@ impl At {
     }
 }
 
-/// The layers that `code`, so many modules deep, names: what it takes from the root, be it as `crate::layer`, by as many
-/// `super::` as lead there (a module within the file takes one more), or inside of braces after either.
+/// The layers that `code` names. `depth` is the number of modules around it, which is the number of
+/// `super::` that lead to the root. Paths within braces count too.
 fn named_layers(code: &str, depth: usize) -> impl Iterator<Item = &'static str> + use<'_> {
-    // What each open brace's paths begin with, where the next word begins, and where the last one has come to.
+    // The prefix of each open brace, the start of the next segment, and the last position.
     let (mut braces, mut from, mut came) = (Vec::new(), At::Start, At::Start);
     let mut named = Vec::new();
     for token in tokens(code) {
@@ -183,7 +188,7 @@ fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
-/// Words, `::`, and every other character by itself; no blanks.
+/// Splits into words, `::` and single characters, without blanks.
 fn tokens(code: &str) -> impl Iterator<Item = &str> {
     let mut rest = code;
     std::iter::from_fn(move || {
@@ -200,8 +205,8 @@ fn tokens(code: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether `code` says `word` as a word of its own.
-fn says(code: &str, word: &str) -> bool {
+/// Returns `true` if `code` contains `word` as a whole word.
+fn contains_word(code: &str, word: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).any(|(at, _)| {
         let before = code[..at].chars().next_back().is_some_and(part_of_word);

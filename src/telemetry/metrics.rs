@@ -565,7 +565,7 @@ impl Metrics {
             ("sluicegate_requests_in_flight", "Requests that hold a permit", total.in_flight),
             ("sluicegate_requests_queued", "Requests that wait for a permit", total.waiting),
             (
-                "sluicegate_concurrency_limits_sum",
+                "sluicegate_concurrency_limits",
                 "The sum of all concurrency limits; of a strict limit, this replica's part",
                 total.limit,
             ),

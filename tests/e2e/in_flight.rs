@@ -206,7 +206,7 @@ pub(super) fn lower_limit(
     upstream: &Visits,
     send: impl Fn() -> JoinHandle<std::io::Result<Reply>>,
 ) {
-    let limit = || gauge(service.metrics, "sluicegate_concurrency_limits_sum");
+    let limit = || gauge(service.metrics, "sluicegate_concurrency_limits");
     let began = now();
     while limit() != 1 {
         let client = send();

@@ -78,10 +78,10 @@ fn a_new_page_is_valid_with_zero_counters() {
     let version = format!("sluicegate_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
     let want = [
         ("process_start_time_seconds", 1.5),
-        ("sluicegate_store_up", 1.0),
         (&*version, 1.0),
         ("sluicegate_memory_keys", 5.0),
         ("sluicegate_memory_keys_max", 9.0),
+        ("sluicegate_store_up", 1.0),
     ];
     let non_zero: Vec<_> =
         non_zero.into_iter().map(|(series, value)| (&**series, *value)).collect();

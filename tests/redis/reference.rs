@@ -9,7 +9,8 @@
 //!
 //! | mutation | test |
 //! |---|---|
-//! | duplicates not summed; refund below zero; shadow limit denies; denial reports the count after a refund | `redis_and_memory_agree_on_every_rule` |
+//! | duplicates not summed; refund below zero | `redis_and_memory_agree_on_every_rule` |
+//! | shadow limit denies; denial reports the count after a refund | `redis_and_memory_agree_on_every_rule` |
 //! | second step charges a denied check | `mixed_keys_and_stores_match_memory` |
 //! | a denial charges all limits; shadow limit blocks | `stop_when_over_charges_only_the_denying_limits` |
 //! | pipeline instead of the script | `checks_on_one_node_are_atomic` |

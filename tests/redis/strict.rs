@@ -329,10 +329,9 @@ fn limit_metrics_of_all_replicas_add_up() {
         .unwrap();
     }
     let limit = u64::try_from(LIMIT).unwrap();
-    for series in [
-        "sluicegate_concurrency_limits_sum",
-        "sluicegate_concurrency_limit{ceiling=\"d.upstream\"}",
-    ] {
+    for series in
+        ["sluicegate_concurrency_limits", "sluicegate_concurrency_limit{ceiling=\"d.upstream\"}"]
+    {
         until("each has seen the others", || {
             match fleet.iter().map(|service| metric(service, series)).sum::<u64>() {
                 sum if sum == limit => Ok(()),

@@ -1,7 +1,7 @@
-//! What is modelled, written and modelled again in code is tied by hashes: no side moves alone.
+//! Hashes tie the TLA+ models, the kernel, the Lua scripts and the test models together.
 //!
-//! `spec/README.md` has the table. A cell names a place and the hash of its text; where the text
-//! moved, whoever moved it rereads the row, follows on the other sides, and writes the new hash.
+//! `spec/README.md` has the table. A cell names a definition and the hash of its text. After a
+//! change, read the row again, change the other columns if necessary, and write the new hash.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
-/// The table's columns, where their files are, and how a comment line begins there.
+/// The columns of the table, with the directory of their files and the mark of a comment.
 const SIDES: [(&str, &str, &str); 4] = [
     ("TLA+", "spec", "\\*"),
     ("Rust", "crates/kernel/src", "//"),
@@ -18,7 +18,7 @@ const SIDES: [(&str, &str, &str); 4] = [
 ];
 
 #[test]
-fn no_side_of_the_spec_moves_alone() {
+fn sides_of_the_spec_change_together() {
     let readme = fs::read_to_string("spec/README.md").unwrap();
     let (mut cells, mut findings) = (0, Vec::new());
     for row in readme.lines().filter(|line| line.starts_with("| `")) {
@@ -35,7 +35,7 @@ fn no_side_of_the_spec_moves_alone() {
 }
 
 #[test]
-fn a_place_ends_where_it_ends() {
+fn definitions_end_at_their_closing_line() {
     let rust = "    fn a(&self) {\n        // Why.\n        b();\n    }\n\n    fn b() {}\n";
     assert_eq!(place(rust, "a", "//").unwrap(), "fn a(&self) { b(); }");
     let tla = "A(m) ==\n    \\* Why.\n    /\\ x\n\nB == y\n";
@@ -47,7 +47,7 @@ fn a_place_ends_where_it_ends() {
     assert_eq!(place(lua, "b", "--"), None);
 }
 
-/// What is wrong with a cell, such as "`lease/balance.rs::settle` 0123abcd".
+/// Returns the error of a cell such as "`lease/balance.rs::settle` 0123abcd".
 fn finding(root: &str, comment: &str, cell: &str) -> Option<String> {
     let (named, hash) = cell.trim().strip_prefix('`')?.split_once('`')?;
     let (file, name) = named.split_once("::")?;
@@ -83,7 +83,7 @@ fn place(text: &str, name: &str, comment: &str) -> Option<String> {
     Some(kept.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" "))
 }
 
-/// Whether a definition of `name` opens in this line, or in Lua the paragraph that transcribes it.
+/// Returns `true` if a definition of `name` begins in this line, or the Lua paragraph for it.
 fn opens(line: &str, name: &str) -> bool {
     let called = |word: &str| {
         line.split_once(word).is_some_and(|(before, rest)| {
