@@ -80,6 +80,9 @@ fn decided_charges<'p>(
 fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Option<Nanos>)) {
     let counted = |one: &DecidedCharge<'_>| Some((one.strategy?, one.decision.headroom));
     let Some(last) = same.iter().rev().find_map(counted) else { return };
+    let is_over = same
+        .iter()
+        .any(|one| matches!(one.decision.reason, Reason::OverLimit | Reason::LargerThanLimit));
     let mut before = Hits(0);
     for one in same {
         let Some(strategy) = one.strategy else { continue };
@@ -91,7 +94,11 @@ fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Opt
             }
         };
         let together = before.plus(hits);
-        let wait = strategy.time_until_allowed(room_for(last, strategy), together);
+        let wait = match strategy {
+            // A window counts denied hits. Until its end it denies even a check of 0 hits.
+            Strategy::FixedWindow(_) if is_over && together == Hits(0) => Some(last.1.reset_after),
+            _ => strategy.time_until_allowed(room_for(last, strategy), together),
+        };
         // Hits that can never fit are not charged, except in a fixed window.
         if wait.is_some() || matches!(strategy, Strategy::FixedWindow(_)) {
             before = together;
