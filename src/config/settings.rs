@@ -358,10 +358,6 @@ settings! {
 /// The prefix of every environment variable.
 pub const PREFIX: &str = "SLUICEGATE_";
 
-/// Names of settings that are reserved for a later version. Using one is an
-/// error, so that the process never starts without the requested behavior.
-pub const RESERVED_NAMES: &[&str] = &[];
-
 /// One row of the table of settings.
 #[derive(Debug)]
 pub struct Setting {

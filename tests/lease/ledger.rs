@@ -92,7 +92,7 @@ fn a_denial_during_an_undecided_check_is_not_remembered() {
 fn undecided_hits_stay_local_and_expire_with_the_lease() {
     let mut ledger = with_undecided_hits();
     let grip = ledger.undecided_epoch();
-    let all = ledger.return_for_check(after(500), MessageNumber(2)).unwrap();
+    let all = ledger.borrow(after(500), MessageNumber(2), Hits(20)).unwrap();
     assert_eq!((all.balance, all.returned), (Hits(4), Hits(6)));
     ledger.settle(after(500), &grant(2, 0, 4));
     let (good, over) = (after(500 + 997), after(500 + 998));
@@ -224,18 +224,6 @@ fn a_too_small_balance_is_returned_with_the_check() {
     let expected = (Hits(11), Hits(0), Hits(10), MessageNumber(1));
     assert_eq!((borrow.hits, borrow.balance, borrow.returned, borrow.last_lease), expected);
     assert_eq!(ledger.balance(NOW), Hits(0), "it is gone before the message leaves");
-}
-
-#[test]
-fn handing_back_returns_the_balance_and_awaits_a_reply() {
-    let mut ledger = with_ten();
-    let back = ledger.return_for_check(NOW, MessageNumber(2)).unwrap();
-    let expected = (Hits(0), Hits(0), Hits(0), Hits(10), MessageNumber(1));
-    assert_eq!((back.hits, back.wanted, back.balance, back.returned, back.last_lease), expected);
-    assert_eq!(ledger.balance(NOW), Hits(0), "it is gone before the message leaves");
-    assert_eq!(ledger.borrow(NOW, MessageNumber(3), Hits(1)), None, "others wait for its answer");
-    ledger.settle(NOW, &grant(2, 0, 0));
-    assert_eq!(ledger.return_for_check(NOW, MessageNumber(3)), None, "there is nothing");
 }
 
 #[test]

@@ -274,7 +274,7 @@ impl FleetSimulation {
         }
         self.deliver();
         let replica = usize::try_from(self.dice.up_to(self.replicas.len() as u64 - 1)).unwrap();
-        match self.dice.up_to(41) {
+        match self.dice.up_to(40) {
             0 => self.crash(replica),
             1 | 2 => self.resend(replica),
             3 | 4 => self.abandon_call(replica),
@@ -283,7 +283,6 @@ impl FleetSimulation {
             8..=11 => self.refill(replica),
             12..=15 => self.decide(replica),
             16..=18 => self.undo_unsent(replica),
-            19 => self.return_balance(replica),
             _ => {
                 let hits = self.hits();
                 self.check(replica, hits);
@@ -400,15 +399,6 @@ impl FleetSimulation {
         };
         if let Some(message) = message {
             self.send(replica, message);
-        }
-    }
-
-    /// Returns the whole balance before a check that needs it plus the headroom of the store.
-    fn return_balance(&mut self, replica: usize) {
-        let now = self.replicas[replica].clock(self.now);
-        let number = self.replicas[replica].number();
-        if let Some(all) = self.replicas[replica].ledger.return_for_check(now, number) {
-            self.send(replica, all);
         }
     }
 

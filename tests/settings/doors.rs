@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    HeaderName, HostPort, LogLevel, RESERVED_NAMES, RatelimitValue, RedisEndpoint, ResponseHeaders,
+    HeaderName, HostPort, LogLevel, RatelimitValue, RedisEndpoint, ResponseHeaders,
     SettingOrigin, Settings, SettingsInput, Shape, StoreSetting, UnitFraction, WhenFull,
     print_config, read, table,
 };
@@ -223,21 +223,6 @@ fn kubernetes_service_variables_are_ignored_unless_they_name_settings() {
     assert!(load_valid(&environment(&links)).warnings.is_empty());
     let messages = read_errors(&environment(&[("SLUICEGATE_GRPC_PORT", "tcp://10.0.0.1:8081")]));
     assert!(messages[0].contains("enableServiceLinks: false"), "{messages:?}");
-}
-
-#[test]
-fn settings_of_later_versions_are_refused() {
-    for word in RESERVED_NAMES {
-        let variable = format!("SLUICEGATE_{}", word.to_uppercase());
-        let doors = [
-            file(&format!("{word}: 1\n")),
-            environment(&[(&variable, "1")]),
-            flags(&[(&word.replace('_', "-"), "1")]),
-        ];
-        for doors in doors {
-            assert!(read_errors(&doors)[0].contains("is not in this version yet"), "{word}");
-        }
-    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::conflicts::{RatelimitValueAction, SettingConflict, find_conflicts};
 use super::value::Shape;
-use super::{PREFIX, RESERVED_NAMES, Setting, Settings, file, nearest, table};
+use super::{PREFIX, Setting, Settings, file, nearest, table};
 use crate::config::diagnostic::Severity;
 
 /// The raw input of all settings.
@@ -212,10 +212,6 @@ impl SettingsReader {
     }
 
     fn report_unknown(&mut self, origin: SettingOrigin, name: &str, text: &str) {
-        if RESERVED_NAMES.contains(&name) {
-            let help = Some("leave it out: nothing would heed it".to_owned());
-            return self.report_error(origin, format!("`{name}` is not in this version yet"), help);
-        }
         let in_environment = matches!(origin, SettingOrigin::Environment(_));
         if in_environment && is_service_link(name, text) {
             return;

@@ -50,11 +50,6 @@ pub trait Value: Sized {
     fn show(&self) -> String;
     /// Returns the JSON Schema of the value.
     fn schema() -> Json;
-    /// Returns `true` if the text is reserved for a later version.
-    #[must_use]
-    fn is_later(_text: &str) -> bool {
-        false
-    }
     /// Returns the error inside a text of [`Shape::Block`], with its position.
     #[must_use]
     fn why(_text: &str) -> Option<String> {

@@ -9,7 +9,6 @@
 //! | [`LeaseBalance::mark_undecided`] | Marks spent hits whose check other limits may still deny. |
 //! | [`LeaseBalance::put_back`], [`LeaseBalance::mark_spent`] | The check was denied, or allowed. |
 //! | [`LeaseBalance::refill`] | A background refill, before the balance runs out. |
-//! | [`LeaseBalance::return_for_check`] | Returns the balance before a check that needs more than the balance. |
 //! | [`LeaseBalance::return_surplus`] | Returns the hits that will not be needed. |
 //! | [`LeaseBalance::return_all`] | Returns everything when draining. |
 //!
@@ -322,18 +321,6 @@ impl LeaseBalance {
             return None;
         }
         Some(self.new_message(now, number, Hits(0), want.less(held), Hits(0)))
-    }
-
-    /// Returns the message that returns the whole balance, before
-    /// a check that needs the balance plus the store's headroom.
-    ///
-    /// Returns `None` if the balance is empty or while a message is in flight.
-    pub fn return_for_check(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
-        if self.pending.is_some() || self.balance(now) == Hits(0) {
-            return None;
-        }
-        let returned = self.take_balance(now);
-        Some(self.new_message(now, number, Hits(0), Hits(0), returned))
     }
 
     /// Returns the message that returns the hits that demand will not use before they expire.
