@@ -36,6 +36,6 @@ scripts/specs.sh
 
 step "The tests of the chart, the compose file and the book"
 export RUST_BACKTRACE=0
-scripts/within.sh 20 cargo test --locked --test all -- chart:: docs::book:: e2e::compose::
+scripts/within.sh 20 cargo test --locked --test all -- chart:: docs::book:: e2e::compose:: e2e::rollout::
 
 step "all verified"

@@ -1,24 +1,23 @@
-//! The only reader of time.
+//! Reads the time for the whole program. No other module reads a clock.
 //!
 //! Guarantees:
-//! - [`Clock::now`] and [`Clock::steady`] never run
-//!   backwards, and both start at the wall clock's time.
-//! - `now` adopts forward steps of the wall clock within a second.
-//! - `now` ignores backward steps.
+//! - [`Clock::now`] and [`Clock::steady`] never run backwards. Both start at the wall clock's time.
+//! - `now` follows a forward step of the wall clock within a second.
+//! - `now` ignores backward steps of the wall clock.
 //! - `steady` ignores all steps of the wall clock.
 //!
-//! Use `now` for windows and calendars: a window that has begun stays begun until
-//! the process restarts. Use `steady` for durations, such as the deadline of a
-//! permit or a share. Never compare instants of one with instants of the other.
+//! Use `now` for rate limit windows and calendar units: no window starts twice, unless the process
+//! restarts. Use `steady` for durations, such as the lifetime of a permit or a share. Never compare
+//! an instant of `now` with an instant of `steady`.
 //!
-//! On Linux both follow the boot clock, which runs while the machine sleeps and is slewed
-//! with the wall clock. Other systems use the monotonic clock, which may pause during sleep.
+//! On Linux both read the boot clock, which runs while the machine sleeps and is slewed like the
+//! wall clock. Other systems use the monotonic clock, which may pause during sleep.
 //!
-//! Cost: one clock read; `now` needs a second one once a second.
+//! Cost: one clock read. `now` also reads the wall clock once a second.
 //!
 //! Not covered:
-//! - The store's clock, which decides for shared counters.
-//! - A virtual machine that is paused together with all its clocks.
+//! - The store's clock, which determines the windows of counters in the store.
+//! - A virtual machine that is paused: all its clocks stop.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[cfg(not(target_os = "linux"))]
@@ -27,21 +26,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::kernel::units::Nanos;
 
-/// The environment variable that shifts this process's clock, in
-/// milliseconds. Read once; for tests of fleets whose clocks differ.
+/// The environment variable that shifts this process's wall clock, in milliseconds. It is read
+/// once, at the start. Tests use it to simulate fleets whose clocks differ.
 pub const SHIFT_VARIABLE: &str = "TEST_CLOCK_SHIFT_MS";
 
 /// The source of time.
 #[derive(Debug)]
 pub enum Clock {
-    /// The machine's clock.
+    /// The clocks of the operating system.
     System(SystemClock),
     /// A clock that is set by hand, for tests and replays.
     Manual(ManualClock),
 }
 
 impl Clock {
-    /// Creates the machine's clock.
+    /// Creates a clock that reads the clocks of the operating system.
     #[must_use]
     pub fn system() -> Self {
         Self::System(SystemClock::start())
@@ -53,7 +52,8 @@ impl Clock {
         Self::Manual(ManualClock { steady: AtomicU64::new(now.0), wall_offset: AtomicU64::new(0) })
     }
 
-    /// The current instant, in nanoseconds since the Unix epoch.
+    /// The current wall clock time, which never runs backwards, in nanoseconds since the Unix
+    /// epoch.
     #[must_use]
     pub fn now(&self) -> Nanos {
         match self {
@@ -62,7 +62,7 @@ impl Clock {
         }
     }
 
-    /// The start instant plus the time elapsed since, in nanoseconds.
+    /// The wall clock time at the process start plus the time elapsed since, in nanoseconds.
     #[must_use]
     pub fn steady(&self) -> Nanos {
         match self {
@@ -72,15 +72,15 @@ impl Clock {
     }
 }
 
-/// The machine's clock.
+/// The clocks of the operating system.
 #[derive(Debug)]
 pub struct SystemClock {
     started: Boot,
-    /// The artificial error of the wall clock, in nanoseconds.
+    /// The shift of the wall clock by [`SHIFT_VARIABLE`], in nanoseconds.
     shift: i64,
     /// The wall clock at the start, in nanoseconds since the Unix epoch.
     origin: u64,
-    /// The offset from elapsed time to `now`; it only grows.
+    /// The difference between `now` and the time since the start, in nanoseconds. It only grows.
     offset: AtomicU64,
     /// The last read of the wall clock, in nanoseconds since the start.
     last_wall_read: AtomicU64,
@@ -111,7 +111,7 @@ impl SystemClock {
 
     fn elapsed(&self) -> u64 {
         let elapsed = self.started.elapsed();
-        // In u64, which lasts for 584 years: u128 arithmetic on every check is slower.
+        // Nanoseconds in a u64 last for 584 years. u128 arithmetic would slow down every check.
         elapsed.as_secs().saturating_mul(Nanos::SECOND.0) + u64::from(elapsed.subsec_nanos())
     }
 
@@ -119,8 +119,8 @@ impl SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
     fn follow_wall_clock(&self) {
         let wall = nanos_since_epoch(SystemTime::now()).saturating_add_signed(self.shift);
-        // Read after the wall clock. A thread that is paused in between computes an offset that
-        // is too small, which changes nothing. An offset that is too large would be permanent.
+        // Read after the wall clock. If the thread pauses in between, the offset is too small and
+        // `fetch_max` ignores it. An offset that is too large would be permanent.
         let elapsed = self.elapsed();
         self.last_wall_read.store(elapsed, Relaxed);
         self.offset.fetch_max(wall.saturating_sub(elapsed), Relaxed);
@@ -169,12 +169,12 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// Advances time by `by`.
+    /// Advances both `now` and `steady` by `by`.
     pub fn advance(&self, by: Nanos) {
         self.steady.fetch_add(by.0, Relaxed);
     }
 
-    /// Steps the wall clock forward by `by`; `steady` does not change.
+    /// Steps `now` forward by `by`, like a step of the wall clock. `steady` does not change.
     pub fn step_wall_clock(&self, by: Nanos) {
         self.wall_offset.fetch_add(by.0, Relaxed);
     }

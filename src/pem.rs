@@ -1,12 +1,12 @@
-//! Certificates and keys from PEM files, for all TLS code.
+//! Reads certificates and private keys from PEM files, for all TLS code.
 //!
 //! Guarantees:
 //! - An error names its file and never contains key material.
-//! - At most [`MAX_FILE_BYTES`] bytes are read.
-//! - A certificate file has at least one certificate.
+//! - A file larger than [`MAX_FILE_BYTES`] is refused.
+//! - A certificate file without a certificate is an error.
 //!
 //! Not covered:
-//! - Reloading of files, and the purpose of a certificate.
+//! - Reloading of changed files, and the use of a certificate (server, client or CA).
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -16,14 +16,14 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// The largest file size in bytes; more than any certificate chain needs.
+/// The largest accepted file size in bytes. Certificate chains are much smaller.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// An error in a PEM file.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {what}", path.display())]
 pub struct PemError {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
     /// The problem, as the rest of a sentence that begins with the path.
     pub what: String,
@@ -40,7 +40,7 @@ impl PemError {
 /// Reads a whole file.
 ///
 /// # Errors
-/// The file cannot be read, or is too large.
+/// The file cannot be read, or is larger than [`MAX_FILE_BYTES`].
 pub fn read_file(path: &Path) -> Result<Vec<u8>, PemError> {
     let mut bytes = Vec::new();
     let read =
@@ -58,10 +58,10 @@ fn unreadable(path: &Path, error: &io::Error) -> PemError {
     PemError::new(path, &format_args!("cannot be read: {error}"))
 }
 
-/// Reads the certificates of a file, at least one.
+/// Reads the certificates of a PEM file.
 ///
 /// # Errors
-/// The file cannot be read, or contains something else.
+/// The file cannot be read, is not PEM, or has no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(path)?).collect();
     match found {
@@ -71,20 +71,20 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
     }
 }
 
-/// Reads the private key of a file.
+/// Reads the private key of a PEM file.
 ///
 /// # Errors
-/// The file cannot be read, or contains no key.
+/// The file cannot be read, or has no private key.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
     // The inner error is dropped, because it could contain part of the key.
     PrivateKeyDer::from_pem_slice(&read_file(path)?)
         .map_err(|_| PemError::new(path, &"holds no PEM key"))
 }
 
-/// Reads the certificates of a file as trusted CAs.
+/// Reads the certificates of a PEM file as trusted CAs.
 ///
 /// # Errors
-/// The file cannot be read, or contains something else.
+/// The file cannot be read, is not PEM, or has no certificate that can be a trusted CA.
 pub fn trusted_cas(path: &Path) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
@@ -95,18 +95,18 @@ pub fn trusted_cas(path: &Path) -> Result<RootCertStore, PemError> {
     Ok(roots)
 }
 
-/// Reads the CAs of the file `path`, plus the system's CAs if
-/// `with_system`. Without a file, returns the system's CAs.
+/// Reads the CAs of the PEM file `path`, and adds the system CAs if `with_system`. Without a file,
+/// returns the system CAs.
 ///
 /// # Errors
-/// The file cannot be read, or contains something else.
+/// Those of [`trusted_cas`].
 pub fn trusted_cas_or_system(
     path: Option<&Path>,
     with_system: bool,
 ) -> Result<RootCertStore, PemError> {
     let mut roots = path.map_or_else(|| Ok(RootCertStore::empty()), trusted_cas)?;
     if path.is_none() || with_system {
-        // Missing system CAs are no error.
+        // A system without CAs is no error.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     Ok(roots)

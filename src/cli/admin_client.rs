@@ -20,14 +20,14 @@ use crate::config::explain::Explanation;
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REPLY_BYTES: usize = 16 << 20;
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-/// The variable with the bearer token of the admin
-/// port. A flag would be visible to every local user.
+/// The environment variable with the bearer token for the admin port. A command-line flag would be
+/// visible to every local user.
 const TOKEN_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN";
 
-/// Returns the explanation from the replica at `server`.
+/// Asks the replica with the admin port `server` which limits a check of these descriptors matches.
 ///
 /// # Errors
-/// The URL and the reason.
+/// A message with the URL of the request and the reason of its failure.
 pub(super) fn explain(
     server: &str,
     domain: &str,
@@ -41,11 +41,11 @@ pub(super) fn explain(
         .map_err(|error| format!("{server} answered what is no explanation: {error}"))
 }
 
-/// Changes the counter or limit of these descriptors
-/// at the replica at `server`, and returns its reply.
+/// Sends `action`, such as `reset`, for the counter or limit of these descriptors to the admin port
+/// `server`. Returns the text of the reply.
 ///
 /// # Errors
-/// The URL and the reason.
+/// A message with the URL of the request and the reason of its failure.
 pub(super) fn post_change(
     server: &str,
     action: &str,
@@ -125,7 +125,7 @@ async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Percent-encodes `text` for a query, except letters, digits and `-._~`.
+/// Percent-encodes `text` for the query of a URL, except letters, digits and `-._~`.
 fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -21,7 +21,7 @@ use crate::config::settings::{Setting, Settings, Shape, table};
 #[command(name = "sluicegate", version, max_term_width = 100)]
 #[command(after_help = "Exit codes: 0 yes, 1 no, 2 could not say.")]
 pub struct Cli {
-    /// The command.
+    /// The command to run, with its arguments.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -46,7 +46,8 @@ pub enum Command {
     Schema(SchemaArgs),
 }
 
-/// Arguments of `sluicegate serve`. No `Debug`: the flags may contain a token.
+/// Arguments of `sluicegate serve`. They do not implement `Debug`, because flags may contain a
+/// token.
 #[derive(Args)]
 #[command(
     after_help = "Each setting is also a variable, SLUICEGATE_A_B_C for --a-b-c, and a key of \
@@ -59,7 +60,7 @@ pub struct ServeArgs {
     /// Print the effective settings with their origins, then exit.
     #[arg(long)]
     pub print_config: bool,
-    /// One flag for each setting.
+    /// One command-line flag for each setting.
     #[command(flatten)]
     pub flags: SettingFlags,
 }
@@ -67,7 +68,7 @@ pub struct ServeArgs {
 /// The settings given as flags.
 #[derive(Clone, Default)]
 pub struct SettingFlags {
-    /// The flag names without dashes, and the values of each.
+    /// The name of each flag on the command line, without leading dashes, and its values.
     pub given: Vec<(String, Vec<String>)>,
 }
 
@@ -146,7 +147,8 @@ pub struct AskArgs {
     pub tls_server_name: Option<String>,
 }
 
-/// Arguments of `sluicegate doctor`. No `Debug`: the flags may contain a password.
+/// Arguments of `sluicegate doctor`. They do not implement `Debug`, because flags may contain a
+/// password.
 #[derive(Args)]
 #[command(
     after_help = "The store is what `serve` would count in by the same flags, variables and file."
@@ -161,7 +163,7 @@ pub struct DoctorArgs {
     /// Exit with 1 for warnings, too.
     #[arg(long)]
     pub warnings_as_errors: bool,
-    /// One flag for each setting.
+    /// One command-line flag for each setting.
     #[command(flatten)]
     pub flags: SettingFlags,
 }
@@ -235,8 +237,9 @@ pub enum SchemaKind {
 ///
 /// # Errors
 ///
-/// The clap error, or the output of `--help` or `--version`. Flags that `serve` does not know are
-/// no error. They are added to [`SettingFlags::given`], so that the settings report all problems together.
+/// The clap error, or the output of `--help` or `--version`. Unknown flags of `serve` are no error
+/// here. They are added to [`SettingFlags::given`], so that [`crate::config::settings::read`]
+/// reports them together with all other problems.
 pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     let mut argv = insert_ratelimit_command(argv);
     let mut unknown = Vec::new();
@@ -256,7 +259,7 @@ pub fn parse(argv: Vec<OsString>) -> Result<Cli, clap::Error> {
     }
 }
 
-/// Inserts the command `ratelimit` if that is the name of the program.
+/// Inserts the command `ratelimit` if the program was started under the file name `ratelimit`.
 fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
     let name = argv.first().map(Path::new).and_then(Path::file_name);
     if name.is_some_and(|name| name == RATELIMIT_PROGRAM)
@@ -269,7 +272,8 @@ fn insert_ratelimit_command(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 const RATELIMIT_PROGRAM: &str = "ratelimit";
 
-/// Adds unknown flags to the settings. Commands without settings report them as an error.
+/// Adds unknown flags to the settings of `serve` and `ratelimit`. For all other commands, an
+/// unknown flag is an error.
 fn add_unknown_flags(
     mut cli: Cli,
     unknown: Vec<(String, Vec<String>)>,
@@ -283,7 +287,7 @@ fn add_unknown_flags(
     Ok(cli)
 }
 
-/// Returns the flag that clap does not know.
+/// Returns the flag that clap reports as unknown, without leading dashes.
 fn unknown_flag(error: &clap::Error) -> Option<String> {
     match (error.kind(), error.get(ContextKind::InvalidArg)) {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => {
@@ -293,7 +297,8 @@ fn unknown_flag(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// Removes a flag and its apparent value from `argv`.
+/// Removes `flag` from `argv`, with the next argument if that looks like the flag's value. Returns
+/// the name of the flag.
 fn remove_flag(argv: &mut Vec<OsString>, flag: &str) -> Option<String> {
     let name = flag.split('=').next()?.to_owned();
     let (bare, with_value) = (format!("--{name}"), format!("--{name}="));
@@ -322,11 +327,12 @@ impl Args for SettingFlags {
 
 fn flag_arg(row: &'static Setting, defaults: &Settings) -> Arg {
     let help = format!("{} [default: {}]", row.doc, row.show(defaults));
-    // A short list of allowed words replaces the unit.
-    // Other descriptions would indent all of the help.
+    // The placeholder for the value is a short list of the allowed words, or else the unit. A
+    // longer placeholder would indent the whole help text.
     let value_name = if row.unit == "word" { row.accepts.as_str() } else { row.unit };
     let arg = Arg::new(row.name).long(row.flag.as_str()).help(help).value_name(value_name);
-    // Append, so that a flag given twice is reported together with the other problems.
+    // Collect every value of a flag that is given twice, so that it is reported together with the
+    // other problems.
     let arg = arg.action(ArgAction::Append).allow_negative_numbers(true);
     match row.shape {
         Shape::Switch => arg.num_args(0..=1).default_missing_value("true"),

@@ -43,7 +43,8 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
                 )
             })
         }
-        // No fallback to `--address`: that could charge the counters of another service.
+        // `--server` without a change is an error. A check at `--address` instead could charge the
+        // counters of another service.
         (Some(_), None) => Err(SERVER_WITHOUT_CHANGE.to_owned()),
         (None, _) => send_check(args).map(|answer| format_reply(args, &answer)),
     };
@@ -59,7 +60,8 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
     }
 }
 
-/// Returns the requested admin action and its parameters, if any.
+/// Returns the change that the flags request on the admin port, with its parameters. `None` if the
+/// flags request a check.
 fn admin_action(args: &AskArgs) -> Option<(&'static str, Vec<(&'static str, String)>)> {
     match (&args.freeze, &args.long) {
         _ if args.reset => Some(("reset", Vec::new())),
@@ -99,7 +101,7 @@ fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {
 
 fn server_address(args: &AskArgs) -> Result<XdsServer, String> {
     let address = args.address.rsplit_once(':');
-    // An address with a slash is a URL.
+    // Refuse a URL, which contains a slash: `--address` takes host:port.
     let address = address.filter(|(host, _)| !host.is_empty() && !host.contains('/'));
     let parsed = address.and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let Some((host, port)) = parsed else {
@@ -122,7 +124,7 @@ fn to_descriptor(text: &str, hits: u64) -> Result<RateLimitDescriptor, String> {
     Ok(RateLimitDescriptor { entries, hits_addend, ..RateLimitDescriptor::default() })
 }
 
-/// Formats one line for each descriptor, then the verdict.
+/// Formats one line for each descriptor and each response header, then the verdict.
 fn format_reply(args: &AskArgs, reply: &RateLimitResponse) -> (String, CommandOutcome) {
     let mut text = String::new();
     for (descriptor, status) in args.descriptors.iter().zip(&reply.statuses) {
@@ -158,8 +160,8 @@ fn format_status(status: &DescriptorStatus) -> String {
     line
 }
 
-/// Formats a unit, such as "per day", with a leading space.
-/// Empty if the protocol has no unit for the limit's period.
+/// Formats the unit of a limit with a leading space, for example " per day". Empty if Envoy's
+/// protocol has no unit for the period of the limit.
 fn unit_suffix(unit: i32) -> String {
     match Unit::try_from(unit) {
         Ok(Unit::Unknown) => String::new(),

@@ -5,7 +5,7 @@
 //! - Warnings count as errors only with `--warnings-as-errors`.
 //!
 //! Not covered:
-//! - Finding the problems: see [`crate::config`].
+//! - The validation itself: see [`crate::config`].
 
 use std::io;
 
@@ -94,7 +94,8 @@ impl CheckReport {
     }
 }
 
-/// Returns the note about findings that are not in the output.
+/// Returns the SARIF notification with the number of findings that the output omits. `None` if it
+/// omits none.
 fn omitted_findings_notice(more: SeverityCounts) -> Option<Value> {
     let notice = json!({"level": "warning", "message": {"text": format!("and {more}, not shown")}});
     let run = json!({"executionSuccessful": true, "toolExecutionNotifications": [notice]});

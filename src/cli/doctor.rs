@@ -1,13 +1,13 @@
 //! Implements `sluicegate doctor`, which examines a Redis for use as the store.
 //!
 //! Guarantees:
-//! - Every finding names the address and the fix.
+//! - Every finding names the address of the Redis and the fix.
 //! - Exits with 0 (suitable), 1 (errors) or 2 (unreachable).
 //! - Warnings cause exit code 1 only with `--warnings-as-errors`.
-//! - `serve` logs the same findings once it is connected, and always starts.
+//! - `serve` logs the same findings once Redis is reachable, and starts in spite of them.
 //!
 //! Not covered:
-//! - Collecting and evaluating the facts, which the submodules do.
+//! - Collecting facts about a Redis and evaluating them: see the submodules.
 
 mod collect;
 mod evaluate;
@@ -105,12 +105,12 @@ fn to_json(looked_at: &[RedisFacts], found: &[DoctorFinding]) -> serde_json::Val
     json!({"stores": stores, "findings": found})
 }
 
-/// Waits until the Redis is reachable, then logs its findings.
+/// Waits until the Redis of `options` is reachable, then logs the findings about it.
 async fn log_findings(options: RedisOptions, wanted: DoctorRequirements, clock: Clock) {
     let facts = loop {
         match collect::collect_facts(&options, wanted.has_compat_keys, &clock).await {
             Ok(facts) => break facts,
-            // The store's own connection logs this failure.
+            // Not logged here: the store's own connection logs the same failure.
             Err(_refused) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     };
@@ -119,7 +119,7 @@ async fn log_findings(options: RedisOptions, wanted: DoctorRequirements, clock: 
     }
 }
 
-/// Logs the findings about the stores of `settings`, each once it is reachable.
+/// Logs the findings about each Redis in `settings`, as soon as that Redis is reachable.
 pub(super) async fn log_all_findings(settings: Settings) {
     let requirements = requirements(&settings);
     let mut tasks = tokio::task::JoinSet::new();

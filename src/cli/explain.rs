@@ -20,16 +20,17 @@ use crate::config::{self, Config, descriptor_text};
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::source::file::read_tree;
 
-/// The maximum number of non-matching patterns to list. The others are counted.
+/// The maximum number of non-matching value patterns to print for an entry. Further patterns are
+/// only counted.
 const MAX_ABSENT_PATTERNS: usize = 3;
 
 /// The duration units below one second, and the number of each in a second.
 const SUBSECOND_UNITS: [(&str, u64); 3] = [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)];
 
-/// Explains a check at the time of `clock`.
+/// Runs `sluicegate explain`: prints the limits that a check would match at the time of `clock`.
 ///
 /// # Errors
-/// A failed write to the terminal.
+/// Writing to the terminal failed.
 pub fn explain(
     args: &ExplainArgs,
     clock: &Clock,
@@ -167,7 +168,7 @@ fn print_rule(met: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> 
         return writeln!(out, "    answer    none of its own: replaced by `{by}` in this question");
     }
     let fresh = &met.fresh;
-    // A counted limit lacks `remaining` only during a forced decision.
+    // A limit that has a counter lacks `remaining` only during a forced decision.
     let is_forced = met.counter.is_some() && fresh.remaining.is_none();
     let counter_note = if is_forced { ", whatever a counter holds" } else { " on a fresh counter" };
     write!(out, "    answer    {}{counter_note}: {}", hits_text(fresh.hits), fresh.verdict)?;
@@ -177,7 +178,7 @@ fn print_rule(met: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> 
     writeln!(out)
 }
 
-/// Rounds a duration of more than one second in a small unit up to whole seconds.
+/// Rounds a duration of more than one second in ms, us or ns up to whole seconds: `1500ms` to `2s`.
 fn round_up_to_seconds(time: &str) -> String {
     let seconds = |(unit, per): &(&str, u64)| {
         let number: u64 = time.strip_suffix(*unit)?.parse().ok()?;

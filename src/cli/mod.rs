@@ -1,11 +1,11 @@
 //! The command line.
 //!
 //! Guarantees:
-//! - Every command ends with an [`CommandOutcome`], which determines the exit code.
+//! - Every command ends with a [`CommandOutcome`], which determines the exit code.
 //! - Results go to standard output, and errors to standard error.
 //!
 //! Not covered:
-//! - Logic: commands only connect the layers below.
+//! - Logic: a command only connects other modules.
 
 mod admin_client;
 pub mod args;
@@ -65,7 +65,8 @@ pub fn run(
         Ok(cli) => run_command(cli, environment, terminal),
         Err(error) => print_clap_error(&error, terminal),
     };
-    // The reader of the output has closed it, as in `sluicegate schema limits | head`.
+    // Writing the output fails if its reader has closed it, as in `sluicegate schema limits |
+    // head`.
     done.unwrap_or(CommandOutcome::Failed)
 }
 
@@ -148,7 +149,7 @@ fn start_as_ratelimit(
     }
 }
 
-/// Returns the settings, or `None` after it has printed the errors.
+/// Loads the settings. Returns `None` after printing the errors in them.
 fn load_settings(
     serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -160,7 +161,8 @@ fn load_settings(
     }
 }
 
-/// Collects the settings from all sources, or returns `None` after it has printed the error.
+/// Collects the settings from flags, environment variables and `server.yaml`. Returns `None` after
+/// printing an error.
 fn collect_settings(
     serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,

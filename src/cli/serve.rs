@@ -1,12 +1,13 @@
-//! Implements `sluicegate serve`, which connects the listeners, the engine and the source.
+//! Implements `sluicegate serve`, which starts the listeners, the engine and the configuration
+//! source.
 //!
 //! Guarantees:
 //! - A port in use or invalid limits end the process at once, with an error.
-//! - The end of any task ends the process: a partial service would be worse.
+//! - If a task fails, the process ends, because a partial service would be worse.
 //! - SIGTERM drains (see [`drain`]), then exits with 0.
 //!
 //! Not covered:
-//! - The behavior of the parts.
+//! - The behavior of the listeners, the engine and the source.
 
 mod connections;
 mod drain;
@@ -43,7 +44,7 @@ use drain::{DrainPhase, DrainTimes, ShutdownSignals};
 use limits::LimitsFollower;
 use listeners::{Listeners, StartupListeners};
 
-/// The duration of one sweep over all shards of the memory store.
+/// The time in which expired counters are removed from all shards of the memory store once.
 const SWEEP_ROUND: Duration = Duration::from_secs(60);
 
 /// The timeout for returning the balances of leases at shutdown.
@@ -83,7 +84,7 @@ pub(super) fn serve(
     }
     let served = runtime(settings).map_err(ServeError::from).and_then(|runtime| {
         let served = runtime.block_on(run(settings, terminal));
-        // Requests in flight have already had `drain_timeout`.
+        // Do not wait for requests in flight: they have already had `drain_timeout` to finish.
         runtime.shutdown_background();
         served
     });
@@ -109,7 +110,7 @@ fn runtime(settings: &Settings) -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), ServeError> {
-    // First, so that no signal during startup is lost.
+    // Install the signal handlers first, so that no signal during startup is lost.
     let (mut ends, hangups) = ShutdownSignals::install(settings.on_hangup)?;
     check_settings(settings)?;
     let tls = connections::load_tls(settings).map_err(ServeError::InvalidSettings)?;
@@ -198,13 +199,13 @@ async fn run(settings: &Settings, terminal: &mut Terminal<'_>) -> Result<(), Ser
     engine.flush_forwarded(RELEASE_FORWARD_TIMEOUT).await;
     engine.leave().await;
     if telemetry.is_active() {
-        // This waits for the collector, which would block a worker thread.
+        // `shutdown` waits for the OTLP collector, which would block a worker thread.
         drop(tokio::task::spawn_blocking(move || telemetry.shutdown()).await);
     }
     ended
 }
 
-/// Checks rules that involve several settings.
+/// Validates the rules that involve several settings.
 fn check_settings(settings: &Settings) -> Result<(), ServeError> {
     let is_empty_allowed = settings.limits_optional || settings.xds_server.is_some();
     if settings.limits.is_empty() && !is_empty_allowed {
@@ -317,8 +318,8 @@ impl ServiceContext<'_> {
         let finishing = drain::wait_until_finishing(self.phase.clone());
         let closing = async move {
             finishing.await;
-            // Remove the socket file now. The listener closes
-            // next, and requests in flight end much later.
+            // Remove the file of the Unix socket now. The listener closes next, and requests in
+            // flight end much later.
             drop(file);
         };
         let served = grpc::serve(listener, grpc, closing);
@@ -455,14 +456,15 @@ impl ServiceContext<'_> {
     }
 }
 
-/// Reads the gauges, which are sampled instead of counted.
+/// A function that reads the gauges, whose values are sampled instead of counted.
 type GaugesReader = Arc<dyn Fn() -> Gauges + Send + Sync>;
 
 #[derive(Default)]
 struct ServiceTasks {
-    /// Listeners. Each ends when its requests in flight are finished.
+    /// The tasks of the listeners. Each ends when the requests in flight of its listener are
+    /// finished.
     listeners: JoinSet<Result<(), ServeError>>,
-    /// Tasks that run as long as the process. The end of one is an error.
+    /// The tasks that run as long as the process. If a background task ends, that is an error.
     background: JoinSet<()>,
 }
 
@@ -506,7 +508,8 @@ fn memory_store(settings: &Settings) -> MemoryStore {
     MemoryStore::new(most, when_full, hash_secret())
 }
 
-/// Returns 16 unpredictable bytes. The standard library seeds its hashers from the system.
+/// Returns 16 unpredictable bytes, from hashers that the standard library seeds with the operating
+/// system's random numbers.
 fn hash_secret() -> [u8; 16] {
     let random = std::hash::RandomState::new();
     let mut secret = [0; 16];
@@ -541,8 +544,8 @@ fn reporting_options(settings: &Settings) -> ReplyOptions {
     }
 }
 
-/// Removes expired counters, one shard per tick. Warns
-/// once per round if the store had no room for new keys.
+/// Removes expired counters from the memory store, one shard per tick. Warns at most once per
+/// [`SWEEP_ROUND`] if the store had no room for new keys.
 async fn sweep_counters(memory: Arc<MemoryStore>, engine: Arc<Engine>) {
     let shards = u32::try_from(MemoryStore::SHARDS).unwrap_or(u32::MAX);
     let mut ticks = tokio::time::interval(SWEEP_ROUND / shards);

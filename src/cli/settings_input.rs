@@ -1,4 +1,5 @@
-//! Collects settings from the command line, the environment and a file.
+//! Collects settings from the command line, the environment variables `SLUICEGATE_*` and
+//! `server.yaml`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,14 +9,14 @@ use std::path::Path;
 use super::args::ServeArgs;
 use crate::config::settings::{PREFIX, SettingsInput};
 
-/// The maximum size of `server.yaml`, in bytes. Bounds the memory if the path is a device.
+/// The maximum size of `server.yaml`, in bytes. Bounds the memory use if the path names a device.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Collects the settings from all three sources.
+/// Collects the settings from flags, environment variables and `server.yaml`.
 ///
 /// # Errors
 ///
-/// The file cannot be read.
+/// `server.yaml` cannot be read.
 pub fn collect(
     serve: &ServeArgs,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -28,8 +29,8 @@ pub fn collect(
     })
 }
 
-/// Returns the variable if its name starts with our prefix. Bytes that are not
-/// UTF-8 become U+FFFD. Every setting except a path rejects that character.
+/// Returns an environment variable if its name starts with `SLUICEGATE_`. Bytes that are not UTF-8
+/// become U+FFFD. Every setting except a path rejects that character.
 fn own_variable((name, text): (OsString, OsString)) -> Option<(String, String)> {
     let name = name.to_str()?.to_owned();
     name.starts_with(PREFIX).then(|| (name, text.to_string_lossy().into_owned()))

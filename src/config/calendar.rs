@@ -1,16 +1,16 @@
 //! Computes the start times of calendar windows.
 //!
 //! Guarantees:
-//! - Windows tile time: each starts where the previous one ends, and none is empty.
+//! - Windows cover all time: each starts where the previous one ends, and none is empty.
 //! - A window starts at the first instant of its local day.
-//! - If the clock skips midnight, the window starts right after the jump.
-//! - If midnight occurs twice, the window starts at the first.
-//! - A day beyond the end of a month means the month's last day.
+//! - If a clock change skips midnight, the window starts right after the change.
+//! - If a clock change repeats midnight, the window starts at the first of the two.
+//! - A configured day beyond the end of a month means the month's last day.
 //! - Windows that start on 02-29 start on 02-28 in years without a leap day.
-//! - A day that the time zone skipped has no window (Samoa, 30 December 2011).
+//! - A whole day that a time zone change skips has no window (Samoa, 30 December 2011).
 //!
 //! Not covered:
-//! - Counting (see [`crate::kernel::rate::fixed_window`]).
+//! - Counting of hits (see [`crate::kernel::rate::fixed_window`]).
 
 use std::sync::Arc;
 
@@ -42,12 +42,14 @@ pub enum WindowStartDay {
     },
 }
 
-/// The candidate windows around the current local date, as steps. A time zone
-/// transition shifts an instant by at most one day and skips at most one window.
+/// The windows whose starts are computed, relative to the window of the current local date (0).
+/// Three before and four after suffice: a time zone transition shifts an instant by at most one day
+/// and skips at most one window.
 const CANDIDATE_STEPS: std::ops::RangeInclusive<i64> = -3..=4;
 
-/// The last result of [`Calendar::cached_starts_around`]. Nearly every check falls into the
-/// same window as the previous one. Comparing two calendars ignores this cache.
+/// The window starts that [`Calendar::cached_starts_around`] returned last. Nearly every check
+/// falls into the same window as the previous check. Two calendars are equal even if this cache
+/// differs.
 #[derive(Debug, Default)]
 pub(crate) struct CachedStarts(ArcSwapOption<[Nanos; 4]>);
 
@@ -66,14 +68,14 @@ impl PartialEq for CachedStarts {
 impl Eq for CachedStarts {}
 
 impl Calendar {
-    /// Creates a calendar whose windows start on these days, local to `time_zone`.
+    /// Creates a calendar whose windows start on the days `starts`, local to `time_zone`.
     #[must_use]
     pub fn new(time_zone: TimeZone, starts: WindowStartDay) -> Self {
         Self { time_zone, start_day: starts, cached_starts: CachedStarts::default() }
     }
 
-    /// Returns [`Calendar::starts_around`] from a cache. Cost:
-    /// one comparison, plus the conversions once per window.
+    /// Returns the result of [`Calendar::starts_around`], cached while `now` stays in the same
+    /// window. Cost: one comparison; once per window, eight conversions of local dates to instants.
     #[must_use]
     pub fn cached_starts_around(&self, now: Nanos) -> [Nanos; 4] {
         if let Some(starts) = self.cached_starts.0.load().as_deref()
@@ -86,10 +88,11 @@ impl Calendar {
         starts
     }
 
-    /// Returns the starts of the previous window, the current one, and the next two.
+    /// Returns the start instants of four windows: the previous one, the one that contains `now`,
+    /// and the next two.
     ///
-    /// The starts are ascending whole seconds. Cost: eight conversions of local time. The
-    /// result is exact from 1970 to 2550. A previous start before 1970 saturates at 0.
+    /// The starts are ascending whole seconds. Cost: eight conversions of local dates to instants.
+    /// The result is exact from 1970 to 2550. A previous start before 1970 is returned as 0.
     #[must_use]
     pub fn starts_around(&self, now: Nanos) -> [Nanos; 4] {
         let today = timestamp(now).to_zoned(self.time_zone.clone()).date();
@@ -103,14 +106,17 @@ impl Calendar {
         [previous, at(current), at(current + 1), at(current + 2)]
     }
 
-    /// Returns ascending window starts of the year 2000, as a placeholder.
+    /// Returns four window starts of about the year 2000. They fill a limit's strategy until a
+    /// check replaces them with the windows around its own time.
     pub(crate) fn past_starts(&self) -> [Nanos; 4] {
         self.starts_around(Nanos::from_secs(946_684_800))
     }
 }
 
 impl WindowStartDay {
-    /// Returns the first day of the window that contains `today`, shifted by `step` windows.
+    /// Returns the start day of one window near `today`. With `step` 0: of the day or week that
+    /// contains `today`, or in the month or year of `today`. With another `step`: that many units
+    /// later.
     fn window_start(self, today: Date, step: i64) -> Date {
         let (first, length) = match self {
             Self::Day => (today, Span::new().days(1)),
@@ -118,7 +124,8 @@ impl WindowStartDay {
                 let into = start.until(today.weekday());
                 (saturating_shift(today, Span::new().days(-i64::from(into))), Span::new().weeks(1))
             }
-            // Every month has a first day, so stepping never drifts. The day is applied afterwards.
+            // Steps are made from the first day, which every month has, so that short months do not
+            // shift later steps. The configured day is applied afterwards.
             Self::Month(_) => (today.first_of_month(), Span::new().months(1)),
             Self::Year { .. } => (today.first_of_year(), Span::new().years(1)),
         };
@@ -133,13 +140,13 @@ impl WindowStartDay {
     }
 }
 
-/// Returns this day of `month`, or the month's last day.
+/// Returns day `day` of `month`, or the last day of a shorter month.
 fn with_day_of_month(month: Date, day: i8) -> Date {
     let day = day.min(month.days_in_month());
     Date::new(month.year(), month.month(), day).unwrap_or(month)
 }
 
-/// Saturates at the ends of the calendar, the years -9999 and 9999.
+/// Adds `by` to a date. The result stays between the years -9999 and 9999.
 fn saturating_shift(date: Date, by: Span) -> Date {
     date.saturating_add(by)
 }
@@ -148,7 +155,8 @@ fn first_instant(date: Date, zone: &TimeZone) -> Nanos {
     let midnight = date.at(0, 0, 0, 0);
     let ambiguous = zone.to_ambiguous_timestamp(midnight);
     let start = match ambiguous.offset() {
-        // With the offset after the jump, the skipped midnight converts to an instant before it.
+        // The offset after the clock change converts the skipped midnight to an instant before the
+        // change, so the next transition of the time zone is the change itself.
         AmbiguousOffset::Gap { after, .. } => after
             .to_timestamp(midnight)
             .ok()

@@ -1,7 +1,7 @@
-//! The meaning of a node's `concurrency` block: a limit on requests in flight.
+//! The validated `concurrency` block of a rule: a limit on requests in flight.
 //!
 //! Guarantees:
-//! - Limits that differ in a number or a keyword have different descriptions.
+//! - Two limits with different numbers or keywords have different text descriptions.
 //!
 //! Not covered:
 //! - Enforcement (see [`crate::kernel::concurrency`]).
@@ -13,75 +13,75 @@ use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::units::Nanos;
 
-/// The default of `max_duration`.
+/// The default of `max_duration`, the lifetime of a permit whose release never arrives.
 pub const DEFAULT_MAX_DURATION: Nanos = Nanos::from_secs(60);
 
-/// The `max_duration` of a fleet-wide limit above which warning W30
-/// is reported. The share of a lost replica stays reserved that long.
+/// The longest `max_duration` of a fleet-wide limit without warning W30. The store keeps the share
+/// of a crashed replica reserved for `max_duration`.
 pub const LONG_MAX_DURATION: Nanos = Nanos::from_secs(300);
 
-/// The largest limit for which `mode: leased` causes warning
-/// W31. Most of a few dozen replicas would have no share.
+/// The largest concurrency limit for which `mode: leased` (shared) causes warning W31. Split among
+/// a few dozen replicas, such a limit leaves most of them without a share.
 pub const SMALL_LIMIT: u32 = 10;
 
-/// The smallest limit for which `mode: strict` causes warning W32. At
-/// this size, shares are fine enough to avoid a store call per request.
+/// The smallest concurrency limit for which `mode: strict` causes warning W32. A limit of this size
+/// can be split into shares, which avoids a store call for each request.
 pub const LARGE_LIMIT: u32 = 1_000;
 
-/// The replicas that a concurrency limit covers.
+/// The replicas over which a concurrency limit counts requests in flight (field `mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConcurrencyMode {
-    /// Each replica enforces the limit alone.
+    /// Each replica has the whole limit for itself, without store calls.
     Local,
-    /// One limit for the whole fleet, split into shares.
+    /// One limit for the whole fleet, split into shares (in the glossary: shared).
     Leased,
-    /// One limit for the whole fleet, with a store call for each permit.
+    /// One limit for the whole fleet; each acquire of a permit is a store call.
     Strict,
 }
 
-/// The fallback of a replica without a valid share while the store does not answer.
+/// The limit of a replica whose share expired because the store did not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ConcurrencyFallback {
-    /// No requests in flight.
+    /// 0: every request is rejected.
     Deny,
-    /// The smaller of the replica's last share and its last fair share.
-    /// A replica that never had a share uses an even part of the limit.
+    /// The smaller of two numbers: the replica's last share, and its last fair share. A replica
+    /// that never had a share uses the limit divided by the number of replicas.
     #[default]
     Local,
-    /// The whole limit, enforced by this replica alone.
+    /// The whole limit, which this replica then enforces for itself.
     Allow,
 }
 
-/// A concurrency limit and the reply to rejected requests.
+/// A concurrency limit, and the response to a request that gets no permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
-    /// The size of the limit, its adaptive range and its queue.
+    /// The initial limit, the bounds and algorithm of an adaptive limit, and the queue.
     pub rules: LimiterConfig,
-    /// The replicas that the limit covers. `None` means
-    /// the whole fleet, if there is a shared store.
+    /// The mode, if the file has one. Without it, the limit is fleet-wide (`leased`) with a shared
+    /// store and `local` with the memory store.
     pub mode: Option<ConcurrencyMode>,
-    /// The fallback while the store does not answer; unused in `local` mode.
+    /// The limit of a replica whose share expired during a store outage; unused in `local` mode.
     pub on_backend_failure: ConcurrencyFallback,
-    /// The time after which a permit expires if its release may be lost.
+    /// The lifetime of a permit whose release never arrives. Then the permit is free again.
     pub max_duration: Nanos,
-    /// The reply to a rejected request.
+    /// The response to a request that the concurrency limit rejects.
     pub reject: RejectReply,
-    /// Shadow mode: counted and reported, not enforced.
+    /// Shadow mode: requests above the limit are reported, but not rejected.
     pub shadow: bool,
-    /// The node's full path, as in [`super::Rule`].
+    /// The full path of the rule, as in [`super::Rule::path`].
     pub path: Box<str>,
-    /// The source file and line.
+    /// The file and line of the limit, `file:line`.
     pub location: Box<str>,
 }
 
-/// The reply to a rejected request.
+/// The response to a request that the concurrency limit rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectReply {
     /// The HTTP status, 400 to 599.
     pub status: u16,
-    /// The value of `Retry-After`, if the reply has one.
+    /// The value of the response header `Retry-After`; `None` omits the header.
     pub retry_after: Option<Nanos>,
-    /// The body.
+    /// The response body.
     pub body: Box<str>,
 }
 
@@ -91,7 +91,8 @@ impl Default for RejectReply {
     }
 }
 
-/// `64 in flight, gradient from 8 to 512, queue of 100 for 300ms, rejected with 503`.
+/// Formats the limit as `64 in flight, gradient from 8 to 512, queue of 100 for 300ms, rejected
+/// with 503`.
 impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LimiterConfig { limit, adaptive, queue: waiting } = &self.rules;
@@ -122,7 +123,7 @@ impl fmt::Display for ConcurrencyLimit {
     }
 }
 
-/// `503, retry after 1s, "busy"`.
+/// Formats the response as `503, retry after 1s, "busy"`.
 impl fmt::Display for RejectReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.status.fmt(f)?;

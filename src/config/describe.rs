@@ -1,10 +1,10 @@
-//! Formats limits as text, for logs, `explain` and `/config`.
+//! Formats rate limits as text for logs, the command `explain` and the admin page `/config`.
 //!
 //! Guarantees:
-//! - Limits that differ in a number or a keyword have different descriptions.
+//! - Two limits with different numbers or keywords have different text descriptions.
 //!
 //! Not covered:
-//! - The state of counters.
+//! - The hits that a counter has at the moment.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::rate::Strategy;
 use crate::kernel::units::Hits;
 
-/// The limit and the options of the rule: `10 per second, fixed_window, named "x", shadow`.
+/// Formats the rule's limit and options: `10 per second, fixed_window, named "x", shadow`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.limit {
@@ -39,7 +39,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// `600 per minute, gcra, burst 50`.
+/// Formats the limit as `600 per minute, gcra, burst 50`.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} per {}, {}", self.requests, self.window, strategy_keyword(&self.strategy))?;
@@ -56,7 +56,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// `minute`, `90s`, or `month from day 15 in Europe/Berlin`.
+/// Formats the period as `minute`, `90s`, or `month from day 15 in Europe/Berlin`.
 impl fmt::Display for LimitWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -67,7 +67,8 @@ impl fmt::Display for LimitWindow {
     }
 }
 
-/// `cached_deny`, or `leased, max_overshoot 12`. A percentage is shown in hits.
+/// Formats the mode as `cached_deny`, or `leased, max_overshoot 12`. A percentage in the file is
+/// shown as hits.
 impl fmt::Display for LimitMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -94,7 +95,7 @@ impl fmt::Display for FallbackMode {
     }
 }
 
-/// `from day 15 in Europe/Berlin`.
+/// Formats the start of the calendar's windows as `from day 15 in Europe/Berlin`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let zone = self.time_zone.iana_name().unwrap_or("UTC");
@@ -110,7 +111,7 @@ impl fmt::Display for Calendar {
     }
 }
 
-/// Returns the `strategy` keyword of a limits file.
+/// Returns the keyword of a strategy in a limits file: `gcra` or `fixed_window`, for example.
 #[must_use]
 pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
     use keywords::StrategyKeyword::{FixedWindow, Gcra, SlidingLog, SlidingWindow};

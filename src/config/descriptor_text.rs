@@ -1,25 +1,25 @@
-//! The text form of a descriptor: `api_key=me,path=/`.
+//! Parses and formats a descriptor as text: `api_key=me,path=/`.
 //!
 //! Guarantees:
-//! - Every non-empty list of entries can be formatted and parsed back.
-//! - Escapes: `\,` is a comma in an entry, `\=` an `=` in a key.
-//! - `\\` is a backslash; before other characters a backslash is literal.
+//! - Every nonempty list of entries can be formatted and parsed back.
+//! - `\,` is a comma in a key or value, and `\=` is an `=` in a key.
+//! - `\\` is a backslash. A single backslash before any other character stays a backslash.
 //!
 //! Not covered:
-//! - Lookup of the entries.
+//! - Finding the rule of a descriptor (see [`super::tree`]).
 
 use std::fmt::Write as _;
 
-/// Parses the entries of `text`, in order.
+/// Parses a descriptor such as `api_key=me,path=/` into keys and values, in order.
 ///
 /// # Errors
 ///
-/// A sentence for the user who wrote the text.
+/// Returns a message for the user if an entry has no unescaped `=`.
 pub fn parse_entries(text: &str) -> Result<Vec<(String, String)>, String> {
     split_entries(text).into_iter().map(parse_entry).collect()
 }
 
-/// Formats entries in the form that [`parse_entries`] parses.
+/// Formats keys and values as a text that [`parse_entries`] parses.
 pub fn format_entries<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
     let mut text = String::new();
     for (key, value) in entries {
@@ -29,13 +29,13 @@ pub fn format_entries<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>)
     text
 }
 
-/// Borrows the entries in the form that the engine accepts.
+/// Borrows owned keys and values as the `&str` pairs that the engine accepts.
 #[must_use]
 pub fn borrow_entries(entries: &[(String, String)]) -> Vec<(&str, &str)> {
     entries.iter().map(|(key, value)| (&**key, &**value)).collect()
 }
 
-/// Splits at unescaped commas and keeps the backslashes.
+/// Splits `text` at its unescaped commas. The parts keep their backslashes.
 fn split_entries(text: &str) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(end) = find_unescaped(rest, ',') {
@@ -56,7 +56,7 @@ fn parse_entry(part: &str) -> Result<(String, String), String> {
     Ok((unescape(key), unescape(value.get(1..).unwrap_or_default())))
 }
 
-/// Returns the position of the first unescaped `wanted`.
+/// Returns the byte position of the first `wanted` in `text` that has no backslash before it.
 fn find_unescaped(text: &str, wanted: char) -> Option<usize> {
     let mut characters = text.char_indices().peekable();
     while let Some((at, character)) = characters.next() {

@@ -1,11 +1,11 @@
-//! Diagnostics: a problem in a source text, its location and its fix.
+//! Diagnostics: findings in a configuration file, each with its location and suggested fix.
 //!
 //! Guarantees:
-//! - A diagnostic is self-contained: it includes the source line.
-//! - Every code is from a closed list and determines the severity.
+//! - A diagnostic contains the source line, so it can be printed without the file.
+//! - The code of a finding is from a closed list and determines its severity.
 //!
 //! Not covered:
-//! - Detection of problems (see [`super::raw`], [`super::resolve`] and the lints).
+//! - Detection of problems (see [`super::raw`], [`super::resolve`] and `super::lint`).
 
 mod list;
 
@@ -16,16 +16,16 @@ use serde::{Serialize, Serializer};
 
 pub use list::{Diagnostics, SeverityCounts};
 
-/// A range of bytes in the decoded source text.
+/// A range of bytes in the decoded text of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
-    /// The first byte.
+    /// The position of the first byte.
     pub start: usize,
-    /// One past the last byte.
+    /// The position after the last byte.
     pub end: usize,
 }
 
-/// A value and its position in the source text.
+/// A value of a configuration file, and its position in the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spanned<T> {
     /// The value.
@@ -34,31 +34,33 @@ pub struct Spanned<T> {
     pub span: Span,
 }
 
-/// A named source text, which converts spans to lines and columns.
+/// The text of one configuration file, with its name. Converts spans to lines and columns.
 #[derive(Debug)]
 pub struct SourceText {
     /// The path as the user wrote it, for example `limits/shop.yaml`.
     pub name: Arc<str>,
     /// The decoded text (UTF-8, no byte order mark).
     pub text: Arc<str>,
-    /// The start of each line. Computed at the first use, because a valid file needs no lines.
+    /// The byte position of each line start. Computed at first use, because a file without findings
+    /// needs no line numbers.
     lines: OnceLock<Box<[usize]>>,
 }
 
-/// The maximum number of characters shown on each side of a
-/// location. A JSON file can have one line of many megabytes.
+/// The largest number of characters that an excerpt shows on each side of a finding. A JSON file
+/// can have one line of many megabytes.
 const EXCERPT_CHARS: usize = 120;
 
 impl SourceText {
-    /// Creates a named text.
+    /// Creates a source text for the file `name`.
     #[must_use]
     pub fn new(name: &str, text: impl Into<Arc<str>>) -> Self {
         Self { name: name.into(), text: text.into(), lines: OnceLock::new() }
     }
 
-    /// Returns the location of `span`. A span outside the text moves to its end.
+    /// Returns the file, line and column of `span`. A span beyond the text is moved to the end of
+    /// the text.
     ///
-    /// Cost: the first call scans the whole text, later calls scan one line.
+    /// Cost: the first call scans the whole text for line starts. Later calls scan one line.
     #[must_use]
     pub fn locate(&self, span: Span) -> SourceLocation {
         let start = floor_char(&self.text, span.start);
@@ -78,15 +80,15 @@ impl SourceText {
         }
     }
 
-    /// Returns the line of byte `at`, from 1. Cost: logarithmic
-    /// in the number of lines, after the first call.
+    /// Returns the number (from 1) of the line that contains byte `at`. Cost: logarithmic in the
+    /// number of lines, after a first call that scans the text.
     #[must_use]
     pub fn line(&self, at: usize) -> usize {
         self.line_starts().partition_point(|first| *first <= at).max(1)
     }
 
-    /// Returns the span of line `line` (from 1) without surrounding blanks.
-    /// Beyond the last line, returns an empty span at the end of the text.
+    /// Returns the span of line `line` (from 1), without blanks at its start and end. If the text
+    /// has fewer lines, returns an empty span at its end.
     #[must_use]
     pub fn line_span(&self, line: usize) -> Span {
         let first = self.line_starts().get(line.saturating_sub(1)).copied();
@@ -121,7 +123,8 @@ fn until_line_end(text: &str) -> &str {
     text.split(['\n', '\r']).next().unwrap_or_default()
 }
 
-/// Replaces control characters, so that a file cannot control a terminal.
+/// Replaces a control character, because an escape sequence in a file could change the user's
+/// terminal.
 fn printable(c: char) -> char {
     match c {
         '\t' => ' ',
@@ -135,7 +138,7 @@ fn excerpt(before: &str, rest: &str) -> Box<str> {
     before.chars().skip(skipped).chain(rest.chars().take(EXCERPT_CHARS)).map(printable).collect()
 }
 
-/// A location in a source text, with the source line.
+/// A file, line and column, with the text of the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLocation {
     /// The name of the file.
@@ -144,11 +147,11 @@ pub struct SourceLocation {
     pub line: usize,
     /// The column in characters, from 1.
     pub column: usize,
-    /// The number of marked characters; at least 1.
+    /// The number of characters that the finding is about; at least 1.
     pub width: usize,
-    /// The number of characters that `text` omits at the start of a long line.
+    /// The number of characters that field `text` omits at the start of a long line.
     pub skipped_chars: usize,
-    /// The source line; of a long line, the part around the column.
+    /// The line of the file. If the line is long, only the part around the column.
     pub text: Box<str>,
 }
 
@@ -156,9 +159,9 @@ pub struct SourceLocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The file is valid; the note explains a consequence.
+    /// The file is valid. The finding explains a consequence of its content.
     Note,
-    /// The file loads, but probably has an unintended meaning.
+    /// The file loads, but probably does not mean what its author intended.
     Warning,
     /// The file does not load.
     Error,
@@ -174,28 +177,30 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One finding.
+/// One result of a validation: an error, a warning or a note.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// The kind of finding, from the closed list.
+    /// The kind of the finding, such as `E01`.
     pub code: Code,
-    /// The location.
+    /// The file, line and column of the finding.
     pub location: SourceLocation,
-    /// The expected and the actual content: one lower-case sentence without a full stop.
+    /// The message: one sentence in lower case without a full stop. Names the expected and the
+    /// actual content.
     pub message: String,
     /// The suggested fix.
     pub help: Option<String>,
 }
 
 impl Diagnostic {
-    /// Returns the severity of the code.
+    /// Returns the severity, which the code determines.
     #[must_use]
     pub fn severity(&self) -> Severity {
         self.code.severity()
     }
 }
 
-/// The format of the command `check`: location and message, the line, a caret with the fix.
+/// Formats the finding as the command `check` prints it: location and message, the source line, and
+/// a caret with the suggested fix.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SourceLocation { file, line, column, width, skipped_chars: shown, text } =
@@ -224,7 +229,7 @@ impl Serialize for Diagnostic {
     }
 }
 
-/// The JSON form of a diagnostic, with stable field names for other programs.
+/// The JSON form of a diagnostic. Other programs read it, so its field names are stable.
 #[derive(Serialize)]
 struct DiagnosticJson<'a> {
     severity: Severity,
@@ -236,20 +241,21 @@ struct DiagnosticJson<'a> {
     help: Option<&'a str>,
 }
 
-/// Lists the codes: variant, stable name and title. The first letter of a name is its severity.
+/// Defines [`Code`] from a list of variant, stable name and title. The first letter of a name is
+/// the severity: E error, W warning, N note.
 macro_rules! codes {
     ($($variant:ident = $name:ident $title:literal,)*) => {
-        /// The closed list of diagnostic codes.
+        /// The kinds of findings: a closed list.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code {
             $(#[doc = concat!(stringify!($name), ": ", $title, ".")] $variant,)*
         }
 
         impl Code {
-            /// All codes.
+            /// All codes, in the order of the list.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// Returns the stable name, for example `E01`.
+            /// Returns the stable name of the code, for example `E01`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => stringify!($name),)* }
@@ -325,7 +331,7 @@ codes! {
 }
 
 impl Code {
-    /// Returns the severity of findings with this code.
+    /// Returns the severity of all findings with this code.
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self.name().as_bytes() {
@@ -336,9 +342,10 @@ impl Code {
     }
 }
 
-/// The findings in one text while it is read. Spans become locations at the end.
+/// The findings in one file, collected while the file is read. They have byte spans;
+/// [`Self::into_diagnostics`] converts the spans to lines and columns.
 ///
-/// Keeps the first thousand findings of each severity and counts the others.
+/// Keeps the first thousand findings of each severity, and only counts the others.
 #[derive(Debug, Default)]
 pub struct Findings {
     errors: Vec<SpannedFinding>,
@@ -355,18 +362,19 @@ struct SpannedFinding {
     help: Option<String>,
 }
 
-/// The maximum of kept findings per severity. A generated file can have millions.
+/// The largest number of findings of one severity that are kept. A generated file can have
+/// millions.
 const MAX_KEPT_FINDINGS: usize = 1000;
 
 const MAX_SHOWN_PER_FILE: usize = 200;
 
 impl Findings {
-    /// Adds a finding.
+    /// Adds a finding at `span`, or counts it if enough findings of its severity are kept.
     pub fn add(&mut self, code: Code, span: Span, message: impl Into<String>) {
         self.keep(SpannedFinding { span, code, message: message.into(), help: None });
     }
 
-    /// Adds a finding with a suggested fix.
+    /// Adds a finding at `span` with a suggested fix, or counts it if enough are kept.
     pub fn add_with_help(
         &mut self,
         code: Code,
@@ -378,8 +386,8 @@ impl Findings {
         self.keep(SpannedFinding { span, code, message: message.into(), help });
     }
 
-    /// Counts a finding without keeping it. After
-    /// [`Self::is_full`], this avoids building a message.
+    /// Counts a finding of this code without keeping it. If [`Self::is_full`] is `true`, a caller
+    /// uses this to avoid building a message that would be dropped.
     pub fn count_dropped(&mut self, code: Code) {
         self.dropped.add(code.severity());
     }
@@ -395,13 +403,14 @@ impl Findings {
         }
     }
 
-    /// Returns `true` if there is an error.
+    /// Returns `true` if at least one finding is an error.
     #[must_use]
     pub fn has_errors(&self) -> bool {
         !self.errors.is_empty()
     }
 
-    /// Returns `true` if findings with the severity of `code` are no longer kept.
+    /// Returns `true` if a thousand findings with the severity of `code` are kept, so that further
+    /// ones are only counted.
     #[must_use]
     pub fn is_full(&self, code: Code) -> bool {
         let kept = match code.severity() {
@@ -412,9 +421,10 @@ impl Findings {
         MAX_KEPT_FINDINGS <= kept.len()
     }
 
-    /// Returns the findings in the order of the text, without duplicates.
+    /// Returns the findings in the order of their positions, without duplicates.
     ///
-    /// Shows at most two hundred, errors before warnings before notes, and counts the others.
+    /// Returns at most two hundred findings, errors before warnings before notes, and the number of
+    /// the others.
     #[must_use]
     pub fn into_diagnostics(self, source: &SourceText) -> Diagnostics {
         let Self { mut errors, mut warnings, mut notes, dropped: mut more } = self;
@@ -436,8 +446,8 @@ impl Findings {
 impl SpannedFinding {
     fn into_diagnostic(self, source: &SourceText) -> Diagnostic {
         let Self { span, code, message, help } = self;
-        // Quoted text can contain decoded escapes, and so
-        // control characters that are missing in the file.
+        // A message may quote a decoded YAML escape, and so contain a control character that the
+        // file itself does not contain.
         let harmless = |text: String| text.chars().map(printable).collect();
         let (message, help) = (harmless(message), help.map(harmless));
         Diagnostic { code, location: source.locate(span), message, help }

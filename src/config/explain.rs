@@ -1,11 +1,12 @@
-//! Explains the limit that a descriptor matches, the reason, and the decision of a new counter.
+//! Explains for the command `explain` which limit a descriptor matches and why, and how an empty
+//! counter of that limit would decide.
 //!
 //! Guarantees:
-//! - Uses the same tree walk and the same decision step as a request.
-//! - The text for terminals and the JSON for programs contain the same data.
+//! - Finds the rule and decides with the same functions as a real check.
+//! - The text output and the JSON output contain the same data.
 //!
 //! Not covered:
-//! - The present state of counters.
+//! - The hits that a counter has at the moment.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -29,26 +30,26 @@ use crate::kernel::units::{Hits, Nanos};
 pub struct Explanation {
     /// The domain of the check.
     pub domain: String,
-    /// The revision of the configuration.
+    /// The version number of the configuration.
     pub revision: u64,
     /// `true` if the configuration has the domain.
     pub known: bool,
-    /// One explanation per descriptor, in the order of the check.
+    /// One explanation for each descriptor, in the order of the check.
     pub descriptors: Vec<DescriptorExplanation>,
 }
 
 /// The explanation of one descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DescriptorExplanation {
-    /// The descriptor in the format of [`format_entries`].
+    /// The descriptor as text, in the format of [`format_entries`].
     pub descriptor: String,
-    /// One step per entry that the lookup compared.
+    /// One explanation for each entry that the lookup compared with the rules.
     pub steps: Vec<EntryExplanation>,
-    /// The outcome, as a sentence.
+    /// The result of the lookup, as a sentence.
     pub outcome: String,
-    /// The rule, if one was found.
+    /// The rule that the descriptor matches, if there is one.
     pub rule: Option<RuleExplanation>,
-    /// The concurrency limit, if one was found.
+    /// The concurrency limit that the descriptor matches, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling: Option<ConcurrencyExplanation>,
 }
@@ -56,27 +57,28 @@ pub struct DescriptorExplanation {
 /// The concurrency limit of a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConcurrencyExplanation {
-    /// The node's path.
+    /// The full path of the rule with this concurrency limit.
     pub path: String,
-    /// The source file and line.
+    /// The file and line of the rule, `file:line`.
     pub place: String,
-    /// The concurrency limit as text.
+    /// The concurrency limit as text, such as `64 in flight, rejected with 503`.
     pub says: String,
-    /// The state of the bucket, if a running service reported it and the bucket was used recently.
+    /// The state of the limit's bucket. Present only if a running service reported it and the
+    /// bucket was used recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now: Option<BucketSnapshot>,
 }
 
-/// The state of one bucket at one instant.
+/// The state of one concurrency bucket at one instant.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct BucketSnapshot {
     /// The number of requests in flight.
     pub in_flight: u64,
-    /// The number of queued requests.
+    /// The number of requests that wait in the queue.
     pub waiting: u64,
-    /// The current limit.
+    /// The limit that is in effect; an adaptive limit changes with latency.
     pub limit: u64,
-    /// The smoothed latency of successful requests.
+    /// The smoothed latency of successful requests, if it is measured.
     pub rtt: Option<String>,
     /// The latency without queueing, if the algorithm measures it.
     pub min_rtt: Option<String>,
@@ -84,63 +86,65 @@ pub struct BucketSnapshot {
     pub gradient: Option<f64>,
 }
 
-/// The candidates for one entry at its level.
+/// The rules that were compared with one entry of the descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EntryExplanation {
-    /// `key=value`.
+    /// The entry as `key=value`.
     pub entry: String,
-    /// The candidates, by priority.
+    /// The names that could match, in the order of priority.
     pub candidates: Vec<Candidate>,
 }
 
-/// One candidate for an entry.
+/// One name that could match an entry: an exact value, a pattern or a bare key.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// `exact`, `pattern` or `bare key`.
+    /// The kind of name: `exact`, `pattern` or `bare key`.
     pub how: Cow<'static, str>,
-    /// The name in the file.
+    /// The name: `key`, or `key_value` with a value or pattern.
     pub name: String,
-    /// `taken`, `absent` or `outranked`.
+    /// `taken` (the lookup continues there), `absent` (no such rule) or `outranked` (a name with
+    /// higher priority matched).
     pub verdict: Cow<'static, str>,
 }
 
 /// The rule that applies to a descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RuleExplanation {
-    /// The rule's path.
+    /// The full path of the rule.
     pub path: String,
-    /// The source file and line.
+    /// The file and line of the rule, `file:line`.
     pub place: String,
-    /// The rule as text.
+    /// The rule as text, such as `10 per second, fixed_window`.
     pub says: String,
-    /// The strategy keyword; absent if the rule is unlimited.
+    /// The strategy that counts hits, such as `gcra`; absent if the rule is unlimited.
     pub strategy: Option<Cow<'static, str>>,
-    /// The time unit of the limit's arithmetic.
+    /// The smallest time step of the strategy's arithmetic.
     pub tick: Option<String>,
-    /// The hits regained per tick, as `hits/ticks`.
+    /// The hits that become available in each tick, as a fraction `hits/ticks`.
     pub tick_is_worth: Option<String>,
-    /// The key of the counter in readable form; absent if nothing is counted.
+    /// The key of the counter in readable form; absent if the rule counts nothing.
     pub counter: Option<String>,
-    /// The path of the rule that replaces this one in the check.
+    /// The path of the rule whose `replaces` disables this rule in the check.
     pub replaced_by: Option<String>,
-    /// The decision of an empty counter.
+    /// The decision of this rule's limit if its counter were empty.
     pub fresh: FreshDecision,
 }
 
-/// The decision of an empty counter.
+/// The decision of this rule's limit if its counter were empty.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreshDecision {
     /// The hits of the check.
     pub hits: u64,
-    /// `admitted`, `denied` or `never` (more hits than the limit could ever allow).
+    /// `admitted`, `denied`, or `never` (the check has more hits than the limit ever allows).
     pub verdict: Cow<'static, str>,
-    /// The remaining hits; absent if nothing is counted.
+    /// The hits that the limit would allow after this check; absent if nothing is counted.
     pub remaining: Option<u64>,
-    /// The time until the counter is empty or its window ends.
+    /// The time until the counter is empty or, for a fixed window, until the window ends.
     pub reset_after: Option<String>,
 }
 
-/// Explains a check of these descriptors (lists of entries) that costs `hits` at `now`.
+/// Explains a check of these descriptors (each a list of entries) that costs `hits` at the instant
+/// `now`.
 #[must_use]
 pub fn explain(
     config: &Config,
@@ -187,7 +191,7 @@ fn mark_replaced(explained: &mut [DescriptorExplanation], rules: &[Option<&Rule>
         .flat_map(|rule| rule.replaces.iter().map(|name| (&**name, &*rule.path)))
         .collect();
     for (explanation, rule) in explained.iter_mut().zip(rules) {
-        // An unlimited rule charges nothing, so there is nothing to replace.
+        // An unlimited rule charges no counter, so `replaces` does not change it.
         let name = rule.filter(|rule| rule.limit.is_some()).and_then(|rule| rule.name.as_deref());
         if let (Some(met), Some(name)) = (&mut explanation.rule, name) {
             met.replaced_by = by.get(name).map(|path| (*path).to_owned());

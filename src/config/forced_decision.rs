@@ -2,38 +2,38 @@
 //!
 //! Guarantees:
 //! - Rules without a forced decision behave as configured.
-//! - A forced decision ends automatically at its expiry.
+//! - A forced decision ends by itself at its expiry.
 //!
 //! Not covered:
-//! - Authorization of operators.
-//! - Keeping forced decisions across reloads (see [`crate::engine`]).
+//! - Verifying that the caller is an operator.
+//! - Keeping forced decisions when the configuration is reloaded (see [`crate::engine`]).
 
 use super::{Config, Rule};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 
-/// A forced decision and its expiry.
+/// A verdict that an operator forces on a rule, and its expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForcedDecision {
-    /// The forced verdict.
+    /// The verdict of every check of the rule.
     pub verdict: Verdict,
-    /// The instant at which the rule behaves as configured again.
+    /// The expiry, after which the rule behaves as configured again.
     pub until: Nanos,
 }
 
-/// The forced decision of all rules with one path.
+/// The forced decision for all rules with one path in one domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForcedRule {
     /// The domain of the rules.
     pub domain: Box<str>,
-    /// The path of the rules. Rules of one domain with the same path share a forced decision.
+    /// The path of the rules. Rules of one domain with the same path have the same forced decision.
     pub path: Box<str>,
-    /// The forced decision.
+    /// The verdict and the expiry.
     pub decision: ForcedDecision,
 }
 
 impl Rule {
-    /// Returns the forced verdict at `now`, if there is one.
+    /// Returns the verdict that an operator forces at `now`, or `None` if there is none.
     #[must_use]
     pub fn forced_verdict_at(&self, now: Nanos) -> Option<Verdict> {
         self.forced_decision.filter(|frozen| now < frozen.until).map(|frozen| frozen.verdict)
@@ -41,7 +41,8 @@ impl Rule {
 }
 
 impl Config {
-    /// Returns this configuration with these forced decisions. Cost: a copy of all rules.
+    /// Returns a copy of this configuration with `forced_rules` as its forced decisions. Cost: a
+    /// copy of all rules.
     #[must_use]
     pub fn with_forced_rules(&self, forced_rules: &[ForcedRule]) -> Self {
         let mut config = self.clone();

@@ -1,13 +1,15 @@
-//! Builds descriptors for hooks without them, from Envoy's rate limit actions in `server.yaml`.
+//! Builds the descriptors of hooks, which are calls from a proxy without descriptors. The setting
+//! `hooks` lists Envoy rate limit actions for each hook.
 //!
 //! Guarantees:
-//! - Actions are pure and have the meaning of Envoy's actions of the same name.
-//! - An action with a missing input drops its whole descriptor, as in Envoy.
-//! - Regular expressions take time linear in the text.
+//! - Actions have the meaning of Envoy's actions of the same name, and no side effects.
+//! - If the request lacks a header or other input of an action, its descriptor is dropped, as in
+//!   Envoy.
+//! - Matching a regular expression takes time linear in the length of the text.
 //!
 //! Not covered:
-//! - Extracting request attributes, which each edge does.
-//! - Using the descriptors.
+//! - Reading the request's attributes, which each protocol does (see [`crate::edge`]).
+//! - The rate limit check with the descriptors.
 
 use std::borrow::Cow;
 
@@ -18,27 +20,27 @@ mod matcher;
 
 pub use matcher::{HeaderMatcher, Range, RegexPattern, StringMatch};
 
-/// The hooks by name. A request without a hook name uses the first hook.
+/// All configured hooks. A request without a hook name uses the first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Hooks(pub Vec<Hook>);
 
-/// The domain and the descriptors that one hook sends.
+/// One hook: the domain of its checks, and the actions that build its descriptors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hook {
-    /// The name that routes and NGINX use.
+    /// The name with which an Envoy route or an NGINX location selects this hook.
     pub name: String,
     /// The domain of the checks.
     pub domain: String,
-    /// One list of actions for each descriptor.
+    /// The lists of actions; each list builds one descriptor.
     pub descriptors: Vec<Vec<Action>>,
 }
 
-/// Creates one entry of a descriptor.
+/// One of Envoy's rate limit actions. It adds one entry to a descriptor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
-    /// A constant value.
+    /// An entry with a constant key and value.
     GenericKey {
         /// The entry's key.
         #[serde(default = "generic_key")]
@@ -46,67 +48,70 @@ pub enum Action {
         /// The entry's value.
         descriptor_value: String,
     },
-    /// The value of a request header; the first value if the header is repeated.
+    /// The value of a request header. If the header is repeated, the first value counts.
     RequestHeaders {
         /// The name of the header.
         header_name: String,
         /// The entry's key.
         descriptor_key: String,
-        /// If the header is missing, skip only this entry instead of the whole descriptor.
+        /// `true` to skip only this entry if the header is missing. With `false`, the whole
+        /// descriptor is dropped.
         #[serde(default)]
         skip_if_absent: bool,
     },
-    /// The client address that the proxy trusts, with the key `remote_address`.
+    /// The client address that the proxy determined, with the key `remote_address`.
     RemoteAddress {},
-    /// A constant value, if the headers match.
+    /// An entry with a constant value, added only if the request's headers match.
     HeaderValueMatch {
         /// The entry's key.
         #[serde(default = "header_match")]
         descriptor_key: String,
         /// The entry's value.
         descriptor_value: String,
-        /// `true` if the headers must match, `false` if they must not.
+        /// `true` to add the entry if all matchers match, `false` to add it if they do not.
         #[serde(default = "yes")]
         expect_match: bool,
-        /// The matchers, which must all match.
+        /// The header matchers.
         headers: Vec<HeaderMatcher>,
     },
     /// The value of a query parameter, percent-decoded.
     QueryParameters {
-        /// The name of the parameter; the first value counts if it is repeated.
+        /// The name of the parameter. If the parameter is repeated, the first value counts.
         query_parameter_name: String,
         /// The entry's key.
         descriptor_key: String,
-        /// If the parameter is missing, skip only this entry instead of the whole descriptor.
+        /// `true` to skip only this entry if the parameter is missing. With `false`, the whole
+        /// descriptor is dropped.
         #[serde(default)]
         skip_if_absent: bool,
     },
-    /// A text in the request's dynamic metadata. NGINX has no metadata.
+    /// A text in Envoy's dynamic metadata of the request. NGINX has no metadata.
     Metadata {
         /// The entry's key.
         descriptor_key: String,
-        /// The location of the text.
+        /// The location of the text in the dynamic metadata.
         metadata_key: MetadataKey,
-        /// The value if the metadata has no text there.
+        /// The entry's value if the metadata has no text at the location.
         #[serde(default)]
         default_value: Option<String>,
-        /// Without a text or a default, skip only this entry instead of the whole descriptor.
+        /// `true` to skip only this entry if there is neither text nor default. With `false`, the
+        /// whole descriptor is dropped.
         #[serde(default)]
         skip_if_absent: bool,
     },
 }
 
-/// A location in dynamic metadata.
+/// A location in Envoy's dynamic metadata.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MetadataKey {
-    /// The namespace, usually the name of a filter.
+    /// The metadata namespace, usually the name of an Envoy filter.
     pub key: String,
-    /// The path of fields to the text.
+    /// The names of the nested fields that lead to the text.
     pub path: Vec<PathSegment>,
 }
 
-/// One field of a path.
+/// One field name of a metadata path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PathSegment {
@@ -129,20 +134,20 @@ const fn yes() -> bool {
 /// The attributes of a request that hooks read.
 #[derive(Clone, Copy)]
 pub struct RequestAttributes<'a> {
-    /// Returns the first value of a header by its lower-case name.
-    /// A client that repeats the header cannot change this value.
+    /// Returns the first value of the header with this lower-case name. Values that a client
+    /// repeats later do not change it.
     pub first_header_value: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
-    /// Returns all values of a header by its lower-case name, joined by commas.
+    /// Returns all values of the header with this lower-case name, joined by commas.
     pub joined_header_values: &'a dyn Fn(&str) -> Option<Cow<'a, str>>,
-    /// The path with its query.
+    /// The request path with its query string.
     pub path: &'a str,
     /// The client's address without a port.
     pub remote_address: Option<&'a str>,
-    /// Returns the text at a location in dynamic metadata.
+    /// Returns the text at a location in the dynamic metadata.
     pub metadata: &'a dyn Fn(&MetadataKey) -> Option<String>,
 }
 
-/// The entries of one descriptor: keys and values.
+/// The entries of one descriptor, as keys and values.
 pub type DescriptorEntries<'a> = Vec<(&'a str, Cow<'a, str>)>;
 
 impl Hooks {
@@ -157,7 +162,8 @@ impl Hooks {
 }
 
 impl Hook {
-    /// Returns the descriptors of a request, without those with a missing input.
+    /// Returns the descriptors of a request. A descriptor is left out if the request lacks an input
+    /// of one of its actions.
     #[must_use]
     pub fn build_descriptors<'a>(
         &'a self,
@@ -228,8 +234,7 @@ impl Action {
     }
 }
 
-/// Returns the first value of a query parameter. A `+` is
-/// not a space: like Envoy, this decodes only percent signs.
+/// Returns the first value of a query parameter, percent-decoded. As in Envoy, a `+` stays a `+`.
 fn query_parameter<'a>(path: &'a str, name: &str) -> Option<Cow<'a, str>> {
     let query = path.split_once('?')?.1.split('#').next()?;
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));

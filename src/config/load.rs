@@ -1,11 +1,11 @@
-//! Loads texts into a configuration, for all commands and sources.
+//! Parses limits files and resolves them to a configuration, for all commands and sources.
 //!
 //! Guarantees:
-//! - Every problem of every file is reported or counted, even if another file is unreadable.
+//! - Every problem of every file is reported or counted, even if another file has syntax errors.
 //! - Findings are sorted by file, then by position.
 //!
 //! Not covered:
-//! - The origin of the texts.
+//! - Reading the files from disk or xDS (see [`crate::source`]).
 
 use std::collections::HashMap;
 
@@ -14,13 +14,15 @@ use super::diagnostic::{Diagnostic, Diagnostics};
 use super::{raw, resolve};
 use crate::kernel::units::Revision;
 
-/// Loads `texts`, pairs of name and bytes, and returns the configuration and the warnings.
+/// Loads limits files, given as pairs of name and content, and returns the configuration and its
+/// warnings.
 ///
 /// # Errors
 ///
-/// All findings of all texts. If a text is unreadable, the others are
-/// still resolved, so that a user sees all problems at once. Findings
-/// that depend on an unreadable file of a merged domain are not reported.
+/// Returns all findings of all files. If one file cannot be parsed, the others are still resolved,
+/// so that a user sees all problems at once. A domain that may be in several files
+/// (`merge_domains`) is then incomplete, so findings that depend on its missing parts are not
+/// reported.
 pub fn load<'t>(
     texts: impl IntoIterator<Item = (&'t str, &'t [u8])>,
     revision: Revision,

@@ -1,11 +1,11 @@
-//! Turns configuration text into a [`Config`], without opening files.
+//! Converts limits files, given as bytes, to a [`Config`].
 //!
 //! Guarantees:
-//! - A [`Config`] is complete and valid; each problem is a [`diagnostic::Diagnostic`].
-//! - A file written for envoyproxy/ratelimit has the same meaning here.
+//! - A [`Config`] is complete and valid. Every problem of a file is a [`diagnostic::Diagnostic`].
+//! - A limits file of envoyproxy/ratelimit has the same meaning here.
 //!
 //! Not covered:
-//! - The origin of the text (see [`crate::source`]).
+//! - Reading the files from disk or xDS (see [`crate::source`]).
 //! - Counting hits (see [`crate::store`]).
 
 pub mod calendar;
@@ -42,136 +42,141 @@ use crate::kernel::units::{Nanos, Revision};
 use forced_decision::ForcedDecision;
 use tree::DescriptorTree;
 
-/// A complete, immutable configuration for the engine.
+/// A complete, valid and immutable configuration: all limits that the engine enforces.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     /// The version number of this configuration.
     pub revision: Revision,
-    /// The domains by name.
+    /// The domains, by name.
     pub domains: HashMap<Box<str>, Domain, FnvBuildHasher>,
 }
 
-/// The rules and settings of one domain.
+/// The rules of one domain, and the fields that apply to all of them.
 #[derive(Clone, Debug)]
 pub struct Domain {
     /// The domain's name.
     pub name: Box<str>,
-    /// The limits of a check that are charged if one of them denies.
+    /// The limits of a check that are charged if at least one of them denies it (field `charge`).
     pub charge: ChargePolicy,
-    /// The entry key whose value selects the Redis Cluster slot of a counter.
+    /// The key of the entry whose value selects the Redis Cluster slot of a counter (field
+    /// `colocate`).
     pub colocate: Option<Box<str>>,
-    /// The fallback of a limit carried in a request, if no limit of the domain matches.
+    /// The fallback for a limit that the request itself carries, if the domain has no rule for the
+    /// descriptor.
     pub on_backend_failure: FallbackMode,
-    /// The rules.
+    /// The rules of the domain, as a descriptor tree.
     pub tree: DescriptorTree,
 }
 
-/// The limits of a check that are charged if one of them denies.
+/// The limits of a check that are charged if at least one of them denies it (field `charge`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChargePolicy {
     /// Each limit is charged, even if another denies.
     #[default]
     Each,
-    /// No limit is charged unless all allow.
+    /// A limit is charged only if all limits of the check allow it (all-or-nothing).
     AllOrNothing,
 }
 
-/// The prefix of a metadata text that represents a number
-/// JSON cannot express: `inf`, `-inf` or `NaN` follows.
+/// The prefix of a text in `metadata` that stands for a number that JSON cannot express. After the
+/// prefix comes `inf`, `-inf` or `NaN`.
 ///
-/// gRPC and envoyproxy/ratelimit support such numbers. Unicode reserves
-/// this character for use inside a program, so no file contains it as text.
+/// Such numbers are possible in gRPC metadata and in envoyproxy/ratelimit. Unicode reserves this
+/// character for internal use by a program, so a file never contains it as text.
 pub const NON_FINITE_PREFIX: char = '\u{fdd0}';
 
-/// The limit and the options of a node of the descriptor tree.
+/// One node of the descriptor tree with `rate_limit`: its limit and options.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// The limit; `None` is `unlimited`.
+    /// The limit, or `None` if the rule is `unlimited`.
     pub limit: Option<Limit>,
-    /// `name`: reported in decisions, and referenced by `replaces`.
+    /// The rule's `name`. Decisions report it, and other rules refer to it in `replaces`.
     pub name: Option<Arc<str>>,
-    /// Names of the rules that this rule disables in the same check.
+    /// The names of the rules that do not apply in a check in which this rule matches.
     pub replaces: Box<[Arc<str>]>,
-    /// Shadow mode: decided and reported, not enforced.
+    /// Shadow mode: the rule decides and is reported, but never denies.
     pub shadow: bool,
-    /// `quota_mode`: this rule is a member of the quota group.
+    /// `quota_mode`: the rule belongs to the quota group, which denies only if all its limits deny.
     pub quota: bool,
-    /// Metrics contain the key and value of every entry.
+    /// `detailed_metric`: the names of this rule's metrics contain the key and value of every
+    /// entry.
     pub detailed_metric: bool,
-    /// Metadata that is returned to the caller if the rule does not deny.
+    /// Free-form data that a check returns to the proxy if this rule does not deny.
     pub metadata: Option<Arc<serde_json::Map<String, serde_json::Value>>>,
-    /// The rule's full path: domain, then `key` or `key_value` per level, joined by dots.
+    /// The full path of the rule: the domain and the names of all levels, joined by dots. A name is
+    /// `key` or `key_value`.
     pub path: Box<str>,
-    /// The source file and line, for `explain`.
+    /// The file and line of the rule, for the command `explain`.
     pub location: Box<str>,
-    /// The decision that an operator forced for a while.
+    /// The forced decision of an operator, if there is one.
     pub forced_decision: Option<ForcedDecision>,
 }
 
-/// A rate limit: requests per period, counting strategy, mode and fallback.
+/// A rate limit: the number of requests in a period, and the way to count and decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Requests per unit.
+    /// The requests that are allowed in each period.
     pub requests: u32,
-    /// The unit or period.
+    /// The period.
     pub window: LimitWindow,
-    /// The counting strategy with its parameters.
+    /// The strategy that counts hits, with its parameters.
     pub strategy: Strategy,
-    /// The decisions that need no store call.
+    /// The decisions that this replica makes without a store call.
     pub mode: LimitMode,
-    /// The fallback while the store does not answer.
+    /// The fallback of charges to which the store does not reply.
     pub on_backend_failure: FallbackMode,
 }
 
-/// The period of a limit.
+/// The period over which a limit counts requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LimitWindow {
-    /// One of the seven units, aligned to the Unix epoch.
+    /// A `unit`. Windows of the strategy, if it has any, are aligned to the Unix epoch.
     Unit(Unit),
-    /// Another period; if the strategy has windows, they are aligned to the Unix epoch.
+    /// A period `per`. Windows of the strategy, if it has any, are aligned to the Unix epoch.
     Per(Nanos),
-    /// Calendar days, weeks, months or years.
+    /// Calendar days, weeks, months or years in a time zone.
     Calendar(Unit, Arc<Calendar>),
 }
 
 /// A calendar whose windows start on a configured local day.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
-    /// The time zone.
+    /// The time zone in which days start at midnight.
     pub time_zone: jiff::tz::TimeZone,
-    /// The day that a window starts on.
+    /// The day on which each window starts.
     pub start_day: calendar::WindowStartDay,
     pub(crate) cached_starts: calendar::CachedStarts,
 }
 
-/// The decisions that need no store call.
+/// The decisions that this replica makes without a store call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LimitMode {
-    /// None: every check calls the store.
+    /// No decisions: every check makes a store call.
     #[default]
     Strict,
-    /// Denials from the deny cache, until their retry-after.
+    /// Denials that the deny cache remembers until their retry-after.
     CachedDeny,
-    /// Checks that the lease balance covers; leases are granted under these terms.
+    /// Checks that the balance of a lease covers. The terms bound the size and duration of leases.
     Leased(LeaseTerms),
 }
 
-/// The fallback of a limit while the store does not answer.
+/// The decision of a charge to which the store does not reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FallbackMode {
-    /// Return an error; Envoy's `failure_mode_deny` decides.
+    /// The check is an error. Envoy then allows or denies, by its option `failure_mode_deny`.
     #[default]
     Error,
-    /// Allow.
+    /// The charge is allowed.
     Allow,
-    /// Deny.
+    /// The charge is denied.
     Deny,
-    /// Count in memory against this replica's local share.
+    /// The charge is counted in memory against this replica's local share of the limit.
     Local,
 }
 
 impl Limit {
-    /// Returns the part of the counter key that separates different ways of counting.
+    /// Returns the part of the counter key that depends on the strategy and window. A limit whose
+    /// strategy changes thereby starts a new counter.
     #[must_use]
     pub fn counting(&self) -> KeyStrategy {
         match (&self.strategy, &self.window) {
@@ -185,7 +190,7 @@ impl Limit {
         }
     }
 
-    /// Returns the strategy; for a calendar limit, with the windows around `now`.
+    /// Returns the strategy. For a calendar limit, it has the windows around the instant `now`.
     #[must_use]
     pub fn strategy_at(&self, now: Nanos) -> Strategy {
         match (&self.strategy, &self.window) {
@@ -200,7 +205,8 @@ impl Limit {
 }
 
 impl LimitWindow {
-    /// Returns the length of the period; a calendar window has its unit's nominal length.
+    /// Returns the length of the period. A calendar month counts as 30 days, a calendar year as
+    /// 365.
     #[must_use]
     pub const fn length(&self) -> Nanos {
         match self {
@@ -209,7 +215,7 @@ impl LimitWindow {
         }
     }
 
-    /// Returns the unit, if the period is one.
+    /// Returns the unit of the period, or `None` for a period given by `per`.
     #[must_use]
     pub const fn unit(&self) -> Option<Unit> {
         match self {

@@ -1,12 +1,12 @@
-//! Converts parsed files to a [`Config`], or reports all problems.
+//! Converts parsed limits files to a [`Config`], or reports all their problems.
 //!
 //! Guarantees:
-//! - Applies envoyproxy/ratelimit's checks, within and across files.
+//! - Applies all rules of envoyproxy/ratelimit for valid files, within and across files.
 //! - Reports all problems of all files; never returns a partial configuration.
-//! - Linear in the size of the files, without recursion, so deep nesting is safe.
+//! - The cost is linear in the size of the files. No recursion, so deeply nested files are safe.
 //!
 //! Not covered:
-//! - Text and keys of a file (see [`super::raw`]).
+//! - The syntax and the keys of a file (see [`super::raw`]).
 
 mod calendar_block;
 mod concurrency_block;
@@ -30,15 +30,15 @@ use crate::kernel::units::Revision;
 use findings::{FileFindings, FileSpan};
 use rate_limit_block::{DomainDefaults, KeywordReader, RateLimitReader};
 
-/// Resolves `files` to a configuration and its warnings.
+/// Converts `files` to a configuration and its warnings.
 ///
-/// With `merge_domains`, the files of one domain are merged. Their first levels are
-/// combined, with patterns in the order of `files`. `charge`, `colocate` and
-/// `defaults` may be in any file. If several files have one, the values must be equal.
+/// With `merge_domains`, several files may contain one domain. Their first levels of rules are
+/// combined, with patterns in the order of `files`. Each of `charge`, `colocate` and `defaults` may
+/// be in any of the files; if several have it, the values must be equal.
 ///
 /// # Errors
 ///
-/// All findings of all files, by file and position, including the warnings.
+/// Returns all findings of all files, errors and warnings, by file and position.
 pub fn resolve(
     files: &[(File, SourceText)],
     revision: Revision,
@@ -49,8 +49,8 @@ pub fn resolve(
     read_domains(files, revision, &groups, findings)
 }
 
-/// Resolves the readable files if others are unreadable. With
-/// `merge_domains`, checks that an unreadable file could affect are skipped.
+/// Converts the readable files if others could not be parsed. With `merge_domains`, an unreadable
+/// file may contain parts of any domain, so validations that need a whole domain are skipped.
 pub(super) fn resolve_readable(
     files: &[(File, SourceText)],
     revision: Revision,
@@ -76,16 +76,16 @@ fn read_domains<'a>(
     Ok((Config { revision, domains }, warnings))
 }
 
-/// The files of one domain, as indexes.
+/// The files that contain one domain, as indexes into the list of files.
 struct DomainFiles<'r> {
     domain: &'r str,
     files: Vec<usize>,
-    /// No other file can belong to this domain.
+    /// `true` if all files of the domain are known, `false` if an unreadable file may belong to it.
     is_complete: bool,
 }
 
-/// Groups files by domain. Without merging, a file with a duplicate
-/// domain forms its own group, so that the rest of it is checked too.
+/// Groups files by domain. Without `merge`, a second file of a domain is an error. It forms its own
+/// group, so that the rest of it is validated too.
 fn group_by_domain<'r>(
     files: &'r [(File, SourceText)],
     merge: bool,
@@ -143,7 +143,7 @@ struct DomainReader<'r, 'f, 'a> {
     group: &'r DomainFiles<'r>,
     findings: &'f mut FileFindings<'a>,
     builder: TreeBuilder,
-    /// Indexed by node.
+    /// The positions of the nodes in the files. The index is the node's number.
     origins: Vec<NodeOrigin>,
     defaults: DomainDefaults,
     replaces: Vec<(FileSpan, Arc<str>)>,
@@ -187,7 +187,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             }
         }
         let tree = self.builder.finish();
-        // An incomplete tree would cause false warnings about missing nodes.
+        // Nodes that are missing in an incomplete tree would cause false warnings.
         if self.group.is_complete && !self.findings.has_errors() {
             let (origins, replaces) = (&self.origins, &self.replaces);
             let slots = ChargeSettings { charge, colocate: colocate.as_ref() };
@@ -239,7 +239,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         defaults.map_or_else(otherwise, |(defaults, _)| defaults)
     }
 
-    /// Returns the position of `max_overshoot` in the domain's `defaults`.
+    /// Returns the position of `max_overshoot` in the `defaults` of the domain, if it is there.
     fn default_overshoot_span(&self) -> Option<FileSpan> {
         self.group.files.iter().find_map(|&file| {
             let word = self.files[file].0.defaults.as_ref()?.max_overshoot.as_ref()?;
@@ -247,7 +247,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         })
     }
 
-    /// Reads a setting that must be equal in all files of the domain, with its position.
+    /// Reads a field that must be equal in all files of the domain, and its first position.
     fn read_agreed<T: PartialEq>(
         &mut self,
         word: &str,
@@ -276,8 +276,8 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         self.findings.add(Code::Contradiction, at, message, cure);
     }
 
-    /// Adds and checks a descriptor. A descriptor that cannot be added
-    /// becomes a hidden node, so that its children are checked too.
+    /// Adds a descriptor to the tree and validates it. A descriptor that cannot be added becomes a
+    /// node that lookups do not find, so that its children are validated too.
     fn add_descriptor(&mut self, file: usize, parent: NodeId, raw: &Descriptor) -> NodeId {
         let key = FileSpan { file, span: key_span(raw) };
         let node = self.add_node(parent, raw, key);
@@ -455,7 +455,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
     }
 }
 
-/// Returns the span of the descriptor's key, or of the descriptor if it has no key.
+/// Returns the position of the descriptor's key, or of the whole descriptor if it has no key.
 fn key_span(raw: &Descriptor) -> Span {
     let Spanned { span, .. } = raw.key;
     if span.end == 0 { raw.span } else { span }

@@ -1,12 +1,12 @@
-//! The JSON Schema of a limits file, for completion and validation in editors.
+//! The JSON Schema of a limits file, with which editors complete and validate the file.
 //!
 //! Guarantees:
-//! - Derived from the parser's types and keyword lists, so every proposal is accepted.
-//! - A key in a place where it would be ignored is flagged.
+//! - Derived from the parser's types and keyword lists, so that each completion is valid.
+//! - A key in a block where it has no effect is marked as an error.
 //!
 //! Not covered:
-//! - Checks of a whole domain (see the command `check`).
-//! - YAML's abbreviations, which editors expand first.
+//! - Problems that depend on several rules or files (see the command `check`).
+//! - Anchors, aliases and merge keys, which editors expand first.
 
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::raw::File;
 use super::resolve::{duration, keywords, overshoot};
 
-/// Returns the schema of a limits file.
+/// Returns the JSON Schema of a limits file.
 #[must_use]
 pub fn limits_schema() -> Value {
     let generator = SchemaSettings::draft2020_12().into_generator();
@@ -24,7 +24,7 @@ pub fn limits_schema() -> Value {
     schema.to_value()
 }
 
-/// Returns the schema of text. YAML scalars of other types keep their spelling.
+/// Returns the schema of a text. A YAML number or boolean is accepted as the text that is written.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": ["string", "integer", "boolean", "null"]})
 }
@@ -53,7 +53,7 @@ pub(super) fn overshoot(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-/// Proposes the lower-case keywords and accepts any case.
+/// Returns the schema of `unit`: editors propose the lower-case keywords and accept any case.
 pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
     let words: Vec<&str> = keywords::UNITS.iter().map(|&(word, _)| word).collect();
     let pattern = format!("^({})$", in_any_case(&words));
@@ -107,7 +107,8 @@ pub(super) fn starts_on(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-/// Adds the unused top-level field `metadata`, which may contain anchors.
+/// Adds the field `metadata` at the top level. It has no effect, but may contain YAML anchors for
+/// use further below.
 pub(super) fn parking(schema: &mut Schema) {
     let anything = json!({"description": "A place for anchors; nothing reads it."});
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
@@ -128,7 +129,7 @@ pub(super) fn replaces(_: &mut SchemaGenerator) -> Schema {
     }})
 }
 
-/// Requires `unit`, `per` or `unlimited`, and excludes `unit` together with `per`.
+/// Requires one of `unit`, `per` and `unlimited`, and forbids `unit` together with `per`.
 pub(super) fn one_period(schema: &mut Schema) {
     let text = json!({"type": "string"});
     let requires_text = |word: &str| json!({"required": [word], "properties": {word: text}});
@@ -142,7 +143,7 @@ fn one_of<'w>(words: impl Iterator<Item = &'w str>) -> Schema {
     or_null(&json_schema!({"enum": words.collect::<Vec<_>>()}))
 }
 
-/// Accepts null as well: a key without a value counts as absent.
+/// Returns a schema that also accepts null, because a key without a value counts as absent.
 fn or_null(schema: &Schema) -> Schema {
     json_schema!({"anyOf": [schema, {"type": "null"}]})
 }

@@ -1,15 +1,17 @@
-//! The rules of one domain, and the lookup of a descriptor's rule.
+//! The descriptor tree of one domain, and the lookup of the rule for a descriptor.
 //!
 //! Guarantees:
-//! - Follows envoyproxy/ratelimit: each node is named `key` or `key_value`.
-//! - Priority per entry: exact `key_value`, first matching pattern in file order, bare `key`.
-//! - A lookup never backtracks, and the descriptor must end at the rule's depth.
-//! - A lookup allocates nothing, up to [`INLINE_SHARED_VALUES`] shared positions.
-//! - The cost does not depend on the number of nodes.
-//! - Patterns of a level are compared only if no exact name matches.
+//! - A node is named `key` or `key_value`, as in envoyproxy/ratelimit.
+//! - Each entry selects, in this order: exact `key_value`, first matching pattern in file order,
+//!   bare `key`.
+//! - A lookup never goes back to a parent. It matches only if the last entry reaches a node with a
+//!   limit.
+//! - A lookup allocates no memory, up to [`INLINE_SHARED_VALUES`] shared values.
+//! - The cost of a lookup does not depend on the number of nodes.
+//! - Patterns are compared only if the level has no node with the exact `key_value`.
 //!
 //! Not covered:
-//! - Reading rules from files (see [`super::resolve`]).
+//! - Building the tree from limits files (see [`super::resolve`]).
 
 pub(crate) mod builder;
 mod metric;
@@ -30,57 +32,63 @@ use super::forced_decision::ForcedDecision;
 use pattern::CompositeKey;
 use table::{LookupTarget, NameTable};
 
-/// The shared positions that a [`RuleMatch`] stores without allocation.
+/// The number of shared values (`share_threshold`) that a [`RuleMatch`] stores without allocating
+/// memory.
 pub const INLINE_SHARED_VALUES: usize = 1;
 
-/// The rules of one domain.
+/// The descriptor tree of one domain.
 ///
-/// Memory: one table for all levels and one text for all names. A
-/// node needs 60 to 145 bytes, in addition to its name and rule.
+/// Memory: one hash table for all levels, and one text for all names. A node needs 60 to 145 bytes,
+/// in addition to its name and rule.
 #[derive(Clone, Debug)]
 pub struct DescriptorTree {
     table: NameTable,
-    /// Indexed by [`NodeId`].
+    /// The nodes. The index is the number in [`NodeId`].
     nodes: Vec<DescriptorNode>,
     names: String,
     wildcards: Vec<NodeId>,
     rules: Vec<Rule>,
-    /// The node of each rule, by [`RuleId`].
+    /// The node of each rule. The index is the number in [`RuleId`] minus 1.
     rule_nodes: Vec<NodeId>,
-    /// Sorted by node. Stored outside [`DescriptorNode`], because few
-    /// nodes have a limit and a node already fills a cache line.
+    /// The concurrency limits, sorted by node. They are not in [`DescriptorNode`], because few
+    /// nodes have one and a node already fills a cache line.
     concurrency_limits: Vec<(NodeId, ConcurrencyLimit)>,
 }
 
-/// A rule and the replacements in its counter key.
+/// The rule that a descriptor matches, and the texts that replace values of the descriptor in the
+/// counter key.
 #[derive(Debug)]
 pub struct RuleMatch<'t> {
-    /// The rule of the matching node.
+    /// The rule.
     pub rule: &'t Rule,
-    /// The replacements of run-time values in the counter key. With
-    /// `share_threshold`, all values that the pattern matches share one counter.
+    /// The texts that replace values of the request in the counter key. With `share_threshold`, the
+    /// pattern is in the key, so all values that it matches share one counter.
     pub shared: SharedValues<'t>,
 }
 
-/// A concurrency limit and the replacements in its bucket name.
+/// The concurrency limit that a descriptor matches, and the texts that replace values of the
+/// descriptor in the bucket name.
 #[derive(Debug)]
 pub struct ConcurrencyMatch<'t> {
-    /// The concurrency limit of the matching node.
+    /// The concurrency limit.
     pub limit: &'t ConcurrencyLimit,
-    /// The replacements of run-time values, as in [`RuleMatch`].
+    /// The texts that replace values of the request in the bucket name, as in
+    /// [`RuleMatch::shared`].
     pub shared: SharedValues<'t>,
 }
 
-/// Positions of entries (from 0, ascending), each with the text that replaces the run-time value.
+/// Positions of entries in a descriptor (from 0, ascending), each with the text that replaces the
+/// value of the request.
 pub type SharedValues<'t> = SmallVec<[(usize, &'t str); INLINE_SHARED_VALUES]>;
 
-/// The number of a node, and of the level below it. The root represents the domain.
+/// The number of a node. The same number identifies the level of its children. The root has no name
+/// and stands for the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(u32);
 
 impl NodeId {
     pub(crate) const ROOT: Self = Self(0);
-    /// The largest number that a [`LookupTarget`] can store.
+    /// The largest node number that fits into a [`LookupTarget`].
     const MAX_NUMBER: u32 = LookupTarget::RULE_FLAG - 1;
 
     pub(crate) fn index(self) -> usize {
@@ -88,24 +96,25 @@ impl NodeId {
     }
 }
 
-/// A node of the tree. A lookup reads only nodes with
-/// children, patterns, and nodes with more than a rule.
+/// A node of the descriptor tree. A lookup does not read a node that has only a rule: its table
+/// entry contains the rule's number.
 #[derive(Clone, Debug)]
 pub(crate) struct DescriptorNode {
     pub(crate) id: NodeId,
     pub(crate) parent: NodeId,
     name: NameSpan,
-    /// The length of the key in the name. The rest of the name is `_` and the value.
+    /// The length of the key in the node's name, in bytes. After it come `_` and the value, if the
+    /// node has one.
     key_len: u32,
     rule: Option<RuleId>,
     wildcards: Range<u32>,
-    /// A bit set of name lengths on the level below. If
-    /// bit `length % 32` is zero, no name has that length.
+    /// The lengths of the children's names, as a bit set. If bit `length % 32` is 0, no child has a
+    /// name of that length.
     lengths_below: u32,
     pub(crate) flags: NodeFlags,
 }
 
-/// The number of a rule, from 1.
+/// The number of a rule in the tree, from 1.
 #[derive(Clone, Copy, Debug)]
 struct RuleId(NonZeroU32);
 
@@ -128,22 +137,22 @@ impl NameSpan {
     }
 }
 
-/// The options of a node for counters and metrics.
+/// The fields `value_to_metric` and `share_threshold` of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeFlags {
     pub(crate) share_threshold: bool,
-    /// `value_to_metric`: the metric's key includes this level's run-time value.
+    /// `value_to_metric`: the names of metrics contain the value of this node's entry.
     pub(crate) value_to_metric: bool,
 }
 
-/// The kind of name under which a node was found.
+/// The kind of a node's name, in the order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatchKind {
-    /// The exact `key_value`.
+    /// A name `key_value`, equal to the entry's.
     Exact,
-    /// A pattern.
+    /// A name that is a pattern with `*`.
     Wildcard,
-    /// The bare `key`.
+    /// A name that is only a `key`; it matches every value.
     Bare,
 }
 
@@ -154,7 +163,7 @@ impl Default for DescriptorTree {
 }
 
 impl DescriptorTree {
-    /// Returns the rule of a descriptor, if there is one.
+    /// Returns the rule that a descriptor matches, if there is one.
     #[inline]
     pub fn lookup<'e, E>(&self, entries: E) -> Option<RuleMatch<'_>>
     where
@@ -165,8 +174,9 @@ impl DescriptorTree {
         Some(RuleMatch { rule, shared })
     }
 
-    /// Returns the rule of a descriptor, and appends to `shared`. This avoids
-    /// moving a large [`RuleMatch`], which would cost more than the search.
+    /// Returns the rule that a descriptor matches, and appends its shared values to `shared`.
+    /// Unlike [`Self::lookup`], this moves no [`RuleMatch`], which costs more than the search
+    /// itself.
     #[inline]
     pub(crate) fn find_rule<'t, 'e, E>(
         &'t self,
@@ -179,7 +189,7 @@ impl DescriptorTree {
         self.rule_at(self.find_target(entries, shared)?)
     }
 
-    /// Returns the concurrency limit at the node where the descriptor ends, if there is one.
+    /// Returns the concurrency limit that a descriptor matches, if there is one.
     pub fn lookup_concurrency_limit<'e, E>(&self, entries: E) -> Option<ConcurrencyMatch<'_>>
     where
         E: IntoIterator<Item = (&'e str, &'e str)>,
@@ -193,13 +203,14 @@ impl DescriptorTree {
             .map(|ceiling| ConcurrencyMatch { limit: ceiling, shared })
     }
 
-    /// Returns all concurrency limits, parents before children.
+    /// Returns all concurrency limits of the domain. Those of parents come before those of
+    /// children.
     #[must_use]
     pub fn concurrency_limits(&self) -> impl ExactSizeIterator<Item = &ConcurrencyLimit> {
         self.concurrency_limits.iter().map(|(_, ceiling)| ceiling)
     }
 
-    /// Returns the target of a descriptor's last entry.
+    /// Returns the node or rule that the last entry of a descriptor matches.
     #[inline]
     fn find_target<'t, 'e, E>(
         &'t self,
@@ -224,7 +235,7 @@ impl DescriptorTree {
         None
     }
 
-    /// Returns all rules, parents before children.
+    /// Returns all rules of the domain. Those of parents come before those of children.
     #[must_use]
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.iter()
@@ -236,7 +247,8 @@ impl DescriptorTree {
         }
     }
 
-    /// Returns the matched pattern, if all values that it matches share one counter.
+    /// Returns the pattern by which an entry matched, if all values that it matches share one
+    /// counter (`share_threshold`).
     #[inline]
     fn shared_pattern(&self, goal: LookupTarget, how: MatchKind) -> Option<&str> {
         let node = self.node_at(goal).filter(|_| how == MatchKind::Wildcard)?;
@@ -276,7 +288,7 @@ impl DescriptorTree {
         self.table.find(&self.names, level, hash, subject)
     }
 
-    /// Returns the node with exactly this name.
+    /// Returns the node with exactly this name among the children of `level`.
     pub(crate) fn find_node(&self, level: NodeId, name: &str) -> Option<NodeId> {
         let goal =
             self.find_name(level, name_hash(level, name), CompositeKey::from_joined(name))?;
@@ -301,7 +313,7 @@ impl DescriptorTree {
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
-        // The root is not in any file.
+        // The root, number 0, stands for the domain and is not a rule of the file.
         (1..self.nodes.len()).filter_map(|index| u32::try_from(index).ok().map(NodeId))
     }
 
@@ -334,7 +346,7 @@ impl DescriptorTree {
         (&name[..key_len], name.get(key_len + 1..))
     }
 
-    /// Returns the patterns of the level below `level`, in file order.
+    /// Returns the children of `level` whose names are patterns, in file order.
     pub(crate) fn wildcards(&self, level: NodeId) -> &[NodeId] {
         self.patterns(self.node(level))
     }
@@ -359,26 +371,26 @@ impl DescriptorNode {
         self.lengths_below != 0
     }
 
-    /// Returns `false` if the level below has no name of `len` bytes. The
-    /// lookup can then skip hashing, for example on a level of bare keys.
+    /// Returns `false` if no child has a name of `len` bytes. The lookup then skips hashing the
+    /// name, for example if all children are bare keys.
     const fn may_have_name_of_len(&self, len: usize) -> bool {
         self.lengths_below & (1 << (len % 32)) != 0
     }
 }
 
-/// Returns the text that replaces a value in counter keys: the pattern without the
-/// request's key. If the pattern does not start with that key, returns the whole pattern.
+/// Returns the text that replaces a value in counter keys: the pattern `name` without the entry's
+/// `key` at its start. If the pattern does not start with `key`, returns the whole pattern.
 fn shared_text<'t>(name: &'t str, key: &str) -> &'t str {
     name.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(name)
 }
 
-/// Returns the hasher state after `key` on a level.
+/// Returns the state of the hash function after `key`, for names on one level.
 ///
-/// FNV hashes a stream of bytes, so `key` and `key_value` share work and need no joined
-/// string. It costs a few nanoseconds for names of this length. A keyed hash is
-/// unnecessary: the table contains only configured names, so clients cannot add entries.
+/// FNV hashes bytes one by one. So `key` and `key_value` share the work for `key`, and need not be
+/// joined in memory. The cost is a few nanoseconds for names of usual length. A keyed hash is
+/// unnecessary: the table contains only configured names, so clients cannot provoke collisions.
 fn key_hasher(level: NodeId, key: &[u8]) -> FnvHasher {
-    // An odd factor gives each level a different start state.
+    // Multiplying by an odd number gives each level a different start state.
     let mut hasher = FnvHasher::with_key(u64::from(level.0).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     hasher.write(key);
     hasher

@@ -1,13 +1,14 @@
-//! Parses YAML as envoyproxy/ratelimit does: one document as a tree of nodes with positions.
+//! Parses a limits file as envoyproxy/ratelimit's YAML parser does: the first document becomes a
+//! tree of nodes with positions.
 //!
 //! Guarantees:
-//! - Keeps scalar style, source text, order, repeated keys and merge keys.
-//! - Scalars have their meaning in YAML 1.1.
-//! - Recursion is never deeper than [`DEPTH`].
-//! - Aliases are counted before any code follows them.
+//! - The tree keeps quotes, texts as written, order, repeated keys and merge keys (`<<`).
+//! - Scalars have the type that YAML 1.1 gives them.
+//! - No function recurses deeper than [`DEPTH`].
+//! - Endless or excessive aliases are rejected before any code follows an alias.
 //!
 //! Not covered:
-//! - The keys and types of a limits file: see [`super::raw`].
+//! - The keys and types of a limits file (see [`super::raw`]).
 
 mod decode;
 mod input;
@@ -22,9 +23,11 @@ pub(super) use node::{YamlId, YamlKind, YamlTree, parse};
 pub(super) use scalar::ScalarValue;
 pub(super) use soundness::{AliasBudget, check};
 
-/// The most nesting levels of a file, with aliases followed. A descriptor takes two of them.
+/// The largest nesting depth of a file, counted with aliases followed. Each `descriptors` list adds
+/// two levels.
 ///
-/// Every walk over a tree recurses at most this deep, which fits the 2 MiB stack of any thread.
+/// All functions that walk over a tree recurse at most this deep, which fits into the 2 MiB stack
+/// of a thread.
 pub(super) const DEPTH: usize = 512;
 
 /// The size of the largest file, in bytes.

@@ -1,23 +1,24 @@
-//! Builds the rate limit headers, in one table for all protocols.
+//! Builds the rate limit headers of a decision, the same in all protocols.
 //!
 //! Guarantees:
 //! - Times are whole seconds, rounded up.
-//! - Every value is visible ASCII.
-//! - At most [`MAX_LISTED`] limits are listed, so the names of the rules bound the length.
+//! - Every header value is visible ASCII.
+//! - The two headers of the IETF draft list at most [`MAX_LISTED`] limits, to bound their length.
 //!
 //! Not covered:
-//! - The choice of the binding limit (see `kernel::decision`).
-//! - Adding headers to a message (see each protocol).
+//! - The choice of the binding limit, the one limit of a decision
+//!   that the three headers of envoyproxy/ratelimit describe (see `kernel::decision`).
+//! - Adding the headers to a reply (see each protocol).
 //!
-//! | header | source | condition |
+//! | header | content | sent if |
 //! |---|---|---|
-//! | three names from the settings | the binding limit | `reference`, and a limit binds |
-//! | `RateLimit-Policy`: `"name";q=100;w=60` | each limit that counted or denies | `draft` |
-//! | `RateLimit`: `"name";r=50;t=30` | the same limits, same order | `draft` |
-//! | `Retry-After` | the time until the whole check fits | denied, and waiting helps |
+//! | three names from the settings | the binding limit | `response_headers: reference` or `all` |
+//! | `RateLimit-Policy`: `"name";q=100;w=60` | limits that counted or denied | `draft` or `all` |
+//! | `RateLimit`: `"name";r=50;t=30` | the same limits in the same order | `draft` or `all` |
+//! | `Retry-After` | the retry-after of the decision | `retry_after: true`, and denied |
 //!
-//! Sources: envoyproxy/ratelimit for the first three. draft-ietf-httpapi-ratelimit-headers-10
-//! and RFC 9651 (structured fields) for the next two. RFC 9110 §10.2.3 for the last.
+//! Sources: envoyproxy/ratelimit for the three named headers; RFC 9110 §10.2.3 for `Retry-After`;
+//! draft-ietf-httpapi-ratelimit-headers-10 and RFC 9651 (structured fields) for the others.
 
 use std::fmt::{self, Write as _};
 
@@ -34,13 +35,13 @@ pub const MAX_LISTED: usize = 8;
 
 const DEFAULT_NAME: &str = "default";
 
-/// The largest integer of a structured field: 15 digits. Source: RFC 9651 §3.3.1.
+/// The largest integer that a structured header field can contain: 15 digits (RFC 9651 §3.3.1).
 const MAX_STRUCTURED_INTEGER: u64 = 999_999_999_999_999;
 
-/// The headers that replies contain.
+/// The choice of rate limit headers in replies.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimitHeaders {
-    /// The names of envoyproxy/ratelimit's three headers. `None` sends none.
+    /// The names of the three headers of envoyproxy/ratelimit. `None` means that none is sent.
     pub compat_names: Option<CompatHeaderNames>,
     /// Sends `RateLimit` and `RateLimit-Policy` of the IETF draft.
     pub draft: bool,
@@ -48,14 +49,16 @@ pub struct RateLimitHeaders {
     pub retry_after: bool,
 }
 
-/// The names of envoyproxy/ratelimit's three headers. They are sent unchanged, even if empty.
+/// The names of the three rate limit headers of envoyproxy/ratelimit.
+///
+/// A name is sent as configured, even if it is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompatHeaderNames {
-    /// The header for the requests per unit.
+    /// The name of the header with the limit's requests per unit.
     pub limit: Box<str>,
-    /// The header for the remaining hits.
+    /// The name of the header with the remaining hits.
     pub remaining: Box<str>,
-    /// The header for the seconds until the window ends.
+    /// The name of the header with the reset-after, in seconds.
     pub reset: Box<str>,
 }
 
@@ -69,25 +72,26 @@ impl Default for CompatHeaderNames {
     }
 }
 
-/// A header's name and value.
+/// The name and the value of a header.
 pub type HeaderPair<'h> = (&'h str, String);
 
 impl RateLimitHeaders {
-    /// Returns the headers that the settings enable.
+    /// Returns the choice of headers that the settings `response_headers` and `retry_after` make.
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
         let chosen = settings.response_headers;
         let reference = matches!(chosen, ResponseHeaders::Ratelimit | ResponseHeaders::All);
         Self {
             compat_names: reference.then(|| CompatHeaderNames::from_settings(settings)),
-            // In shadow mode no client should obey a limit.
+            // In shadow mode limits are not enforced, so clients should not obey them.
             draft: matches!(chosen, ResponseHeaders::Draft | ResponseHeaders::All)
                 && !settings.shadow_mode,
             retry_after: settings.retry_after,
         }
     }
 
-    /// Returns the headers for `answer` in the order of sending. Allocates nothing if all are off.
+    /// Returns the headers of a decision, in the order in which they are sent.
+    /// Allocates nothing if all headers are disabled.
     #[must_use]
     pub fn for_decision(&self, answer: &Decision) -> SmallVec<[HeaderPair<'_>; 6]> {
         let mut headers = SmallVec::new();
@@ -105,7 +109,8 @@ impl RateLimitHeaders {
 }
 
 impl CompatHeaderNames {
-    /// Returns the names from the settings.
+    /// Returns the names that are configured by `limit_header`, `remaining_header`
+    /// and `reset_header`.
     #[must_use]
     pub fn from_settings(settings: &Settings) -> Self {
         Self {
@@ -130,9 +135,9 @@ impl CompatHeaderNames {
     }
 }
 
-/// Returns the two headers of the draft.
+/// Returns `RateLimit-Policy` and `RateLimit` of the IETF draft.
 ///
-/// Limits in shadow mode are left out: a client that obeys the header would enforce them.
+/// They omit limits in shadow mode: a client that obeys a header would enforce them.
 fn draft_headers<'h>(answer: &Decision) -> SmallVec<[HeaderPair<'h>; 2]> {
     let listed: SmallVec<[_; MAX_LISTED]> = answer
         .statuses
@@ -174,7 +179,7 @@ fn policy_name(shown: &AppliedLimit) -> &str {
     shown.name.as_deref().filter(|name| !name.is_empty()).unwrap_or(DEFAULT_NAME)
 }
 
-/// A limit's name as the content of a structured field string.
+/// Formats a limit's name as the content of a structured field string (RFC 9651).
 /// Percent-encodes bytes that such a string cannot contain.
 struct StructuredString<'a>(&'a str);
 
@@ -188,8 +193,9 @@ impl fmt::Display for StructuredString<'_> {
     }
 }
 
-/// Makes the names unique, so that the items of the two headers pair up. The
-/// second limit named `name` becomes `name-2`, or the next number that is free.
+/// Makes the limits' names unique, so that a client can match each item of `RateLimit` with
+/// its item of `RateLimit-Policy`. The second limit `name` becomes `name-2`, or the next
+/// number without a conflict.
 fn make_names_unique(policy_names: &[String]) -> SmallVec<[String; MAX_LISTED]> {
     let mut names = SmallVec::new();
     for (index, name) in policy_names.iter().enumerate() {
@@ -202,7 +208,8 @@ fn make_names_unique(policy_names: &[String]) -> SmallVec<[String; MAX_LISTED]> 
     names
 }
 
-/// Converts to whole seconds, rounded up. At least 1, because 0 would mean "now" or "no window".
+/// Converts to whole seconds, rounded up. At least 1, because a `Retry-After` of 0
+/// would mean "retry now", and a period of 0 seconds is no period.
 fn whole_seconds(duration: Nanos) -> u64 {
     duration.as_secs_ceil().max(1)
 }

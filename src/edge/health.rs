@@ -1,11 +1,11 @@
-//! Stores the readiness of this process, which the health checks of all protocols report.
+//! The readiness of this process, which the health endpoints of all protocols report.
 //!
 //! Guarantees:
 //! - A draining process never becomes ready again.
-//! - Every watcher receives the latest state.
+//! - Every subscriber of [`Health::watch`] receives the latest readiness.
 //!
 //! Not covered:
-//! - The reasons for a change (see [`crate::cli`]).
+//! - The decision when the readiness changes (see [`crate::cli`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// The readiness of the process.
+/// The readiness of this process for checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// The process is ready.
+    /// The process is ready to decide checks.
     Ready,
-    /// No limits are loaded, and the settings require some.
+    /// No configuration is loaded, and the settings make readiness depend on it.
     NoConfig,
     /// The store is unavailable, and the settings make readiness depend on it.
     StoreUnavailable,
-    /// The process is shutting down. Requests in flight are finished.
+    /// The process is shutting down: it still finishes the open requests.
     Draining,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Readiness {
     }
 }
 
-/// The readiness, shared by all clones.
+/// The readiness of this process. All clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Health(Arc<HealthState>);
 
@@ -47,7 +47,7 @@ struct HealthState {
     reported: watch::Sender<Readiness>,
     /// `false` if the store is unavailable and the settings make readiness depend on it.
     is_store_available: AtomicBool,
-    /// The readiness apart from the store.
+    /// The readiness that would apply if the store were available.
     without_store: Mutex<Readiness>,
 }
 
@@ -69,7 +69,7 @@ impl Health {
         *self.0.reported.borrow()
     }
 
-    /// Changes the readiness. Does nothing while draining, which is final.
+    /// Changes the readiness. Does nothing once the process is draining.
     pub fn set_readiness(&self, next: Readiness) {
         let mut current = self.0.without_store.lock();
         if *current != Readiness::Draining {
@@ -78,8 +78,8 @@ impl Health {
         self.publish(*current);
     }
 
-    /// Records if the store is available. A ready process
-    /// without a store reports [`Readiness::StoreUnavailable`].
+    /// Records whether the store is available. If it is not, a process that
+    /// would be ready reports [`Readiness::StoreUnavailable`].
     pub fn set_store_available(&self, is_available: bool) {
         self.0.is_store_available.store(is_available, Ordering::Relaxed);
         let own = self.0.without_store.lock();
@@ -93,7 +93,7 @@ impl Health {
         self.0.reported.send_if_modified(|ready| std::mem::replace(ready, next) != next);
     }
 
-    /// Returns a receiver of all changes from now on.
+    /// Subscribes to the changes of the readiness from now on.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Readiness> {
         self.0.reported.subscribe()

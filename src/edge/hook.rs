@@ -1,15 +1,16 @@
-//! Builds the check for hooks: calls from proxies that send no descriptors.
+//! Builds and decides the checks of hooks: calls from proxies without descriptors.
 //!
-//! The check is the message that Envoy's rate limit filter would have sent.
+//! The setting `hooks` says how to build the descriptors from the request's attributes.
+//! The result is the message that Envoy's rate limit filter would have sent.
 //!
 //! Guarantees:
-//! - All hooks build the check in the same way.
-//! - An unknown hook name is an error that lists the known names.
-//! - A request without any descriptor is allowed without a check, as in Envoy.
-//! - Concurrency limits apply only if the request has an id to release it by.
+//! - All protocols build the check of a hook in the same way.
+//! - An unknown hook name is an error that lists the configured names.
+//! - A request from which no descriptor can be built is allowed, as in Envoy.
+//! - Concurrency limits apply only to requests with an id, because the release needs it.
 //!
 //! Not covered:
-//! - Reading the attributes and writing the reply (see each protocol).
+//! - Reading the request's attributes and writing the reply (see each protocol).
 
 use std::time::Duration;
 
@@ -27,38 +28,38 @@ use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits, valida
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::EdgeOutcome;
 
-/// The interval at which a draining process examines the queues for its permits.
+/// The interval at which a draining process looks for requests that wait in a queue.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The header with the request's id. The proxy creates
-/// the id and overwrites a header of the client.
+/// The request header with the request id. The proxy must create the id and
+/// must replace such a header that the client sent.
 pub const ID: &str = "x-sluicegate-id";
 
-/// The name of the replica that decided. The release must reach
-/// this replica. Used as a header and as a key in dynamic metadata.
+/// The header, and the key in dynamic metadata, with the name of the replica that decided.
+/// The release of the permits must reach this replica.
 pub const OWNER_KEY: &str = "x-sluicegate-owner";
 
-/// The reasons for which a hook's request gets no decision.
+/// The reasons why a call of a hook gets no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookError {
-    /// No descriptor is complete. The request is allowed.
+    /// The request lacks an attribute for each of the hook's descriptors. It is allowed.
     #[error("no descriptor can be made of this request")]
     NoDescriptors,
     /// The setting `hooks` is empty.
     #[error("no hooks are set, so that nothing says what to ask; see the setting `hooks`")]
     NoHooks,
-    /// The request names an unknown hook.
+    /// The request names a hook that the setting `hooks` does not contain.
     #[error("no hook is named {name:?}; the setting `hooks` has {known}")]
     UnknownHook {
-        /// The unknown name.
+        /// The hook name in the request.
         name: String,
-        /// The names in the setting `hooks`.
+        /// The hook names in the setting `hooks`, comma-separated.
         known: String,
     },
-    /// The id is invalid or already in flight.
+    /// The request id is malformed, or another request in flight has it.
     #[error("{ID}: {0}")]
     BadId(&'static str),
-    /// The engine rejected the check.
+    /// The engine returned an error for the check.
     #[error(transparent)]
     Rejected(CheckError),
 }
@@ -72,17 +73,18 @@ impl From<CheckError> for HookError {
     }
 }
 
-/// Decides `request` within `timeout`. Safe to cancel.
+/// Decides the check `request` of a hook within `timeout`. Cancellation-safe.
 ///
-/// With an id, the concurrency limits apply too, and the permits belong
-/// to `id` until its release. Without an id, only the rate limits apply.
+/// - With a request id, rate and concurrency limits apply, and the engine
+///   stores the permits under the id until their release.
+/// - Without a request id, only the rate limits apply.
 ///
-/// If there is no check to decide, the id is recorded as one
-/// without permits. Its release is then not an early release.
+/// If `request` is an error, the engine records that the id has no permits,
+/// so that its release does not count as an early release.
 ///
 /// # Errors
 /// The error in `request`, [`HookError::BadId`] or
-/// [`HookError::Rejected`]. In these cases no permit is acquired.
+/// [`HookError::Rejected`]. After an error, the request has no permits.
 pub async fn decide(
     engine: &Engine,
     reporting: &ReplyOptions,
@@ -107,20 +109,21 @@ fn record_without_permits(engine: &Engine, id: Option<&str>) {
     }
 }
 
-/// Waits until the process drains and no request waits in a queue for `permits`. Until then this
-/// process must watch for the end of the request, because nobody else would release the permits.
+/// Waits until this process drains and the queues of the limits of `permits` are empty.
+/// Until then the caller must detect the request's end, because only its release
+/// of the permits lets queued requests proceed.
 pub(in crate::edge) async fn wait_until_drained(
     draining: &mut watch::Receiver<bool>,
     permits: Option<&RequestPermits>,
 ) {
-    // A dropped sender also means that the process ends.
+    // An error means that the channel is closed, because the process ends.
     let _is_closed = draining.wait_for(|leaving| *leaving).await.is_err();
     while permits.is_some_and(RequestPermits::has_waiters) {
         tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
     }
 }
 
-/// Builds the check of the hook `name`, or of the first hook if `name` is `None`.
+/// Builds the check of the hook `name`, or of the first configured hook if `name` is `None`.
 ///
 /// # Errors
 /// [`HookError::NoDescriptors`], [`HookError::NoHooks`] or [`HookError::UnknownHook`].
@@ -156,7 +159,7 @@ fn to_descriptor(entries: DescriptorEntries<'_>) -> RateLimitDescriptor {
     }
 }
 
-/// Returns the string that the filter `filter` wrote at `key`.
+/// Returns the string at `key` in the dynamic metadata of the Envoy filter `filter`.
 pub(super) fn filter_string<'m>(
     filter: &str,
     key: &str,
@@ -168,8 +171,8 @@ pub(super) fn filter_string<'m>(
     }
 }
 
-/// Returns the string at `key` in Envoy's dynamic metadata.
-/// Other types count as missing, as in Envoy's action.
+/// Returns the string at `key` in Envoy's dynamic metadata. A value of another
+/// type counts as missing, as in Envoy's rate limit action `metadata`.
 pub(super) fn metadata_string(metadata: Option<&Metadata>, key: &MetadataKey) -> Option<String> {
     let (last, path) = key.path.split_last()?;
     let mut current = metadata?.filter_metadata.get(&key.key)?;

@@ -1,10 +1,10 @@
-//! Converts between wire protocols and the engine: requests in, decisions out.
+//! Converts requests of all wire protocols to checks, and decisions to replies.
 //!
 //! Guarantees:
 //! - Every protocol calls the same [`Engine`](crate::engine::Engine).
-//! - All protocols share one table for fields
-//!   ([`grpc::convert`]) and one for headers ([`headers`]).
-//! - An invalid request gets an error of its own protocol and changes no counter.
+//! - All protocols share the conversion of checks ([`grpc::convert`])
+//!   and of rate limit headers ([`headers`]).
+//! - An invalid request gets an error in the format of its protocol, and changes no counter.
 //!
 //! Not covered:
 //! - Decisions (see [`crate::engine`]).
@@ -22,16 +22,17 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::EdgeOutcome;
 use crate::telemetry::stats::StatCounter;
 
-/// The parts of a reply beside the verdict, resolved once from the settings.
+/// The optional contents of the reply to a check, according to the settings.
 #[derive(Clone, Debug, Default)]
 pub struct ReplyOptions {
-    /// The headers for the downstream client.
+    /// The rate limit headers that the downstream client receives.
     pub headers: headers::RateLimitHeaders,
-    /// The names of envoyproxy/ratelimit's three headers for the upstream. `None` sends none.
+    /// The names of the three rate limit headers of envoyproxy/ratelimit that the upstream
+    /// receives. `None` means that it receives none.
     pub upstream_names: Option<headers::CompatHeaderNames>,
-    /// Adds `dynamic_metadata` to replies.
+    /// Adds Envoy's `dynamic_metadata` to replies.
     pub dynamic_metadata: bool,
-    /// Lets `is_negative_hits` return hits to a counter. Otherwise such a check is an error.
+    /// Allows refunds (`is_negative_hits`). If false, a check with a refund is an error.
     pub allow_negative_hits: bool,
 }
 
@@ -42,11 +43,11 @@ fn check_outcome(answer: &Result<Decision, CheckError>) -> EdgeOutcome {
     }
 }
 
-/// Counts a failed check in the statistics of envoyproxy/ratelimit.
+/// Counts a failed check in the statistics that have the names of envoyproxy/ratelimit.
 fn count_check_error(engine: &Engine, refusal: &CheckError) {
     let Some(stats) = engine.stats() else { return };
     if let CheckError::RefundsDisabled { .. } = refusal {
-        // envoyproxy/ratelimit counts this as a message that it cannot parse.
+        // Not counted: for envoyproxy/ratelimit, a refund is a message that it cannot parse.
         return;
     }
     let is_store_error = matches!(refusal, CheckError::StoreUnavailable(_));

@@ -1,12 +1,12 @@
-//! Receives permit releases as syslog datagrams from the `access_log` directive of NGINX.
+//! Receives permit releases in syslog datagrams that NGINX's `access_log` directive sends.
 //!
 //! Guarantees:
-//! - A datagram that does not match the format exactly is dropped and counted.
+//! - A datagram that does not match the format of [`parse_release`] is dropped and counted.
 //! - Datagrams from untrusted addresses are not parsed.
-//! - No datagram is answered.
+//! - Nothing is sent in reply to a datagram.
 //!
 //! Not covered:
-//! - Lost datagrams: the permit expires after `max_duration`.
+//! - Lost datagrams: their permits expire after `max_duration`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,38 +21,40 @@ use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{DatagramKind, DatagramReceived};
 
-/// The longest release in bytes: an id of 128 bytes,
-/// an owner, and the times of about forty attempts.
+/// The largest datagram with a release, in bytes. It has room for a request id of
+/// 128 bytes, an owner, and the response times of about forty upstream attempts.
 pub const MAX_DATAGRAM_BYTES: usize = 512;
 
-/// The pause after a failed receive. Without it a broken socket would cause a busy loop.
+/// The pause after a receive error. Without it, a broken socket would cause a busy loop.
 const RECEIVE_PAUSE: Duration = Duration::from_millis(100);
 
-/// The maximum excess of our own time over NGINX's. NGINX truncates to milliseconds, so our
-/// time is more precise within this excess. Beyond it, a slow client added to our time.
+/// The largest difference by which Sluicegate's own latency measurement may exceed NGINX's.
+///
+/// NGINX truncates to milliseconds, so a difference below this is NGINX's error.
+/// A larger one is the time that a slow client took to read the response.
 const NGINX_TIME_TOLERANCE: Nanos = Nanos(1_500_000);
-/// The mean error of truncation to milliseconds.
+/// The mean error of NGINX's truncation to milliseconds.
 const MEAN_TRUNCATION: Nanos = Nanos(500_000);
 
-/// NGINX's status for a client that closed the connection before the response.
+/// The status that NGINX logs if the client closed the connection before the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// A release.
+/// The release of a request's permits, as NGINX logs it at the end of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyslogRelease<'d> {
-    /// The request's id.
+    /// The request id.
     pub id: &'d str,
-    /// The replica that owns the permit, if the datagram names it.
+    /// The replica that owns the permits, if the datagram names it.
     pub owner: Option<&'d str>,
     /// The outcome of the request.
     pub outcome: RequestOutcome,
-    /// The latency of the upstream, in milliseconds. `None` if no upstream was called.
+    /// The latency of the upstream, with a resolution of 1 ms. `None` if no upstream was called.
     pub rtt: Option<Nanos>,
 }
 
 /// Receives releases from `socket` forever. Drops datagrams from addresses outside `trusted`.
 pub async fn serve(socket: UdpSocket, engine: Arc<Engine>, trusted: Networks) {
-    // One byte more than the longest release, to detect longer datagrams.
+    // One byte more than the largest valid datagram, to detect datagrams that are too long.
     let mut buffer = [0; MAX_DATAGRAM_BYTES + 1];
     loop {
         match socket.recv_from(&mut buffer).await {
@@ -84,7 +86,8 @@ fn apply_datagram(engine: &Engine, source: IpAddr, datagram: &[u8]) -> DatagramK
     DatagramKind::Release
 }
 
-/// Returns the more precise latency: our own measurement or NGINX's.
+/// Returns the more precise latency: Sluicegate's measurement or NGINX's. Sluicegate's
+/// is used unless it is so much longer that a slow client must have extended it.
 #[must_use]
 pub fn refine_rtt(nginx: Nanos, measured: Option<Nanos>) -> Nanos {
     measured
@@ -92,8 +95,8 @@ pub fn refine_rtt(nginx: Nanos, measured: Option<Nanos>) -> Nanos {
         .unwrap_or_else(|| nginx.plus(MEAN_TRUNCATION))
 }
 
-/// Parses `<190>Nov 20 15:55:25 sluicegate: id=… status=200 done=OK owner=…
-/// rtt=0.012`. The owner is optional. Returns `None` for any other text.
+/// Parses the release in a datagram, such as `<190>Nov 20 15:55:25 sluicegate: id=… status=200
+/// done=OK owner=… rtt=0.012`. The owner is optional. Returns `None` for any other text.
 #[must_use]
 pub fn parse_release(datagram: &[u8]) -> Option<SyslogRelease<'_>> {
     let mut fields = strip_syslog_header(std::str::from_utf8(datagram).ok()?)?.splitn(4, ' ');
@@ -117,7 +120,8 @@ pub fn parse_release(datagram: &[u8]) -> Option<SyslogRelease<'_>> {
     Some(SyslogRelease { id, owner, outcome, rtt })
 }
 
-/// Splits the optional owner from the rest. NGINX writes an unset owner as nothing or `-`.
+/// Splits the optional field `owner=` from the text after it. Without
+/// an owner, NGINX writes nothing or `-` as its value.
 fn split_owner(text: &str) -> Option<(Option<&str>, &str)> {
     let Some(text) = text.strip_prefix("owner=") else { return Some((None, text)) };
     let (owner, rest) = text.split_once(' ')?;
@@ -127,8 +131,8 @@ fn split_owner(text: &str) -> Option<(Option<&str>, &str)> {
     }
 }
 
-/// Returns the text after the priority, date and tag. Source:
-/// RFC 3164, section 4.1, as NGINX writes it with `nohostname`.
+/// Returns the text after the syslog priority, date and tag (RFC 3164, section 4.1).
+/// The header has no host name, as NGINX writes it with `nohostname`.
 fn strip_syslog_header(text: &str) -> Option<&str> {
     let (priority, text) = text.strip_prefix('<')?.split_once('>')?;
     let (date, text) = text.split_at_checked("Nov 20 15:55:25".len())?;
@@ -143,8 +147,8 @@ fn strip_syslog_header(text: &str) -> Option<&str> {
     text.strip_prefix(" sluicegate: ").filter(|_| is_priority && is_date)
 }
 
-/// Returns the last time in NGINX's list, which has one time per
-/// attempt. The separators are `, ` and ` : `. A `-` means no attempt.
+/// Returns the last time in the value of NGINX's `$upstream_response_time`, which has one time
+/// per upstream attempt. The separators are `, ` and ` : `. A `-` means no attempt.
 fn parse_last_time(text: &str) -> Result<Option<Nanos>, InvalidNginxTime> {
     let mut last = None;
     for part in text.split(" : ").flat_map(|group| group.split(", ")) {
@@ -169,7 +173,7 @@ fn parse_seconds(text: &str) -> Option<Nanos> {
     seconds.checked_add(rest).map(Nanos)
 }
 
-/// Parses decimal digits. Unlike `parse`, rejects a sign.
+/// Parses decimal digits. Unlike `str::parse`, it rejects a sign.
 fn parse_digits<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

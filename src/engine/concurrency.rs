@@ -1,19 +1,19 @@
-//! Acquires and releases the permits of this replica's
-//! concurrency limits, and waits in their queues.
+//! Acquires and releases the permits of this replica's concurrency limits, and queues requests that
+//! wait for a permit.
 //!
 //! Guarantees:
-//! - A permit is released once: [`PermitGuard`] releases it when dropped.
-//! - A canceled acquire leaves the queue, or releases a permit just granted.
-//! - A request waits no longer than its timeout.
-//! - Buckets are bounded. Idle ones are removed after a while or for new ones.
+//! - A permit is released exactly once: [`PermitGuard`] releases it when dropped.
+//! - A canceled acquire leaves the queue, or releases a permit that it was just granted.
+//! - No request waits longer than the timeouts of its [`PermitRequest`].
+//! - The number of buckets is bounded. A bucket is removed after 10 idle minutes, or for a new one.
 //!
 //! Not covered:
-//! - The decisions: see [`Limiter`](crate::kernel::concurrency::Limiter).
+//! - The choice to allow, queue or reject: see [`Limiter`](crate::kernel::concurrency::Limiter).
 //! - Request ids: see [`PermitRegistry`](crate::kernel::concurrency::PermitRegistry).
-//! - The buckets of a check: see [`path`].
+//! - The limits that cover a check: see [`path`].
 //!
-//! Cost: an acquire takes two locks, and a release takes
-//! one. The lock of the map lasts only for the look-up.
+//! Cost: an acquire locks the map of buckets for one look-up, then its bucket. A release locks only
+//! its bucket.
 
 mod bucket;
 mod bucket_map;
@@ -47,19 +47,20 @@ pub use queue_time::{with_queue_slots, with_queue_time};
 pub use replica_share::{ShareSnapshot, SharedLimit};
 pub use strict::{StrictLimit, StrictSnapshot};
 
-/// The longest delay between a permit's deadline and
-/// its release, in a bucket without other traffic.
+/// The interval of [`ConcurrencyLimits::sweep`]. In a bucket without traffic, a permit is released
+/// at most this long after its deadline.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// The time for which an idle bucket is kept. Its adaptive limit is lost with it.
+/// An idle bucket is removed after this time. Its learned adaptive limit is lost then.
 const IDLE_BUCKET_LIFETIME: Nanos = Nanos::from_secs(600);
 
-/// The limit of a bucket that no concurrency limit covers any longer: every request is allowed.
+/// The limit of a bucket whose concurrency limit a reload removed: every request is allowed.
 const NO_LIMIT: u32 = u32::MAX;
 
-/// The name of a bucket. Two different buckets have different names.
+/// The name of a bucket, made from its domain and descriptor entries. Two different buckets have
+/// different names.
 pub type BucketName = Box<[u8]>;
 
-/// All concurrency limits of this replica.
+/// All concurrency limits of this replica, as buckets by name.
 #[derive(Debug)]
 pub struct ConcurrencyLimits {
     clock: Arc<Clock>,
@@ -71,29 +72,30 @@ pub struct ConcurrencyLimits {
 /// A request for one permit.
 #[derive(Clone, Copy, Debug)]
 pub struct PermitRequest<'a> {
-    /// The name of the bucket.
+    /// The name of the bucket to acquire the permit from.
     pub bucket: &'a [u8],
     /// The revision of the configuration that defines the limit.
     pub revision: Revision,
-    /// The rules of the limit. They replace the bucket's
-    /// rules, unless those come from a later revision.
+    /// The parameters of the limit: size, queue and adaptive algorithm. They replace the bucket's
+    /// parameters, unless those come from a later revision.
     pub rules: &'a LimiterConfig,
-    /// The longest time until the release. `None` if the
-    /// end of the request is always seen, as for a stream.
+    /// The time after which an unreleased permit expires. `None` if the end of the request is
+    /// always reported, as for a stream.
     pub permit_lifetime: Option<Nanos>,
     /// The longest wait in the queue. Zero: the request does not queue.
     pub queue_timeout: Nanos,
-    /// The longest wait for the store, if a store call is needed.
-    /// Zero: the call is sent, and its reply is not awaited.
+    /// The longest wait for the store, if the acquire needs a store call. Zero: the call is sent,
+    /// but its reply is not awaited.
     pub store_timeout: Nanos,
-    /// The parameters of a fleet-wide limit. `None` for a limit of this replica alone.
+    /// The parameters of a limit in mode `shared`. `None` for modes `local` and `strict`.
     pub shared: Option<SharedLimit>,
 }
 
 /// The reason why a request got no permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AcquireError {
-    /// The limit is reached, and the request cannot queue.
+    /// The limit is reached, and the request does not queue: there is no queue, or its queue
+    /// timeout is zero.
     #[error("the ceiling on requests in flight is reached")]
     Full,
     /// The limit is reached, and the queue is full.
@@ -102,8 +104,8 @@ pub enum AcquireError {
     /// The queue timeout passed before a permit was free.
     #[error("no permit became free in the time to wait for one")]
     QueueTimeout,
-    /// The number or the total size of the buckets is
-    /// at its maximum, and no examined bucket is idle.
+    /// The largest number or total name size of buckets is reached, and no bucket could be removed:
+    /// none of the examined ones is idle.
     #[error("there are as many ceilings in use as may be")]
     TooManyBuckets,
 }
@@ -111,15 +113,16 @@ pub enum AcquireError {
 impl ConcurrencyLimits {
     /// Creates an empty set of at most `most` buckets.
     ///
-    /// Their names have at most 512 bytes per bucket in total, and at least 1 MiB is
-    /// allowed. Beyond that, a new bucket replaces an idle one. `jitter` is any number
-    /// that differs between replicas. It spreads the recalibrations of adaptive limits.
+    /// The names of all buckets together have at most `most` × 512 bytes, or 1 MiB if that is more.
+    /// At either bound, a new bucket replaces an idle one. `jitter` is a number that differs
+    /// between replicas, so that they do not measure the min RTT of adaptive limits at the same
+    /// time.
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
         Self { clock, buckets: RwLock::new(BucketMap::new(most)), jitter, fleet_reporter: None }
     }
 
-    /// Adds the connection to the fleet, for fleet-wide limits.
+    /// Adds the fleet reporter, which fleet-wide limits need.
     #[must_use]
     pub fn with_fleet(self, fleet: Arc<FleetReporter>) -> Self {
         Self { fleet_reporter: Some(fleet), ..self }
@@ -131,18 +134,18 @@ impl ConcurrencyLimits {
         self.fleet_reporter.as_deref()
     }
 
-    /// Acquires a permit, and waits in the queue if the request allows it. Safe to
+    /// Acquires a permit, and waits in the queue if the request has a queue timeout. Safe to
     /// cancel: a dropped future leaves neither a queue entry nor a permit behind.
     ///
     /// # Errors
-    /// The reason of the rejection. No permit is taken then.
+    /// The reason of the rejection. The request has no permit then.
     pub async fn acquire(&self, mut ask: PermitRequest<'_>) -> Result<PermitGuard, AcquireError> {
         let mut waited = false;
         loop {
             let bucket = self.find_or_create_bucket(&ask)?;
             let fleet = self.fleet_reporter();
-            // `None`: the bucket was removed in the meantime,
-            // and the next look-up finds its successor.
+            // `None`: the bucket was removed from the map in the meantime. The next look-up creates
+            // a new one.
             let Some(place) = bucket.try_acquire(&self.clock, &ask, fleet, waited) else {
                 continue;
             };
@@ -173,11 +176,12 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Applies the rules of configuration `revision` to every bucket.
+    /// Applies the concurrency limits of configuration `revision` to all buckets.
     ///
-    /// `rules` returns the rules of a bucket and its fleet parameters, or `None` if no limit covers
-    /// it any longer. Adaptive limits are kept. Waiting requests that the new rules allow are
-    /// woken. A later acquire with other rules replaces these, unless it has an earlier revision.
+    /// `rules` returns the parameters of a bucket's limit, and its sharing parameters in mode
+    /// `shared`. `None`: no limit covers the bucket any longer. Adaptive limits keep their learned
+    /// value. Waiting requests that the new parameters allow are woken. A later acquire with other
+    /// parameters replaces these, unless it comes from an earlier revision.
     pub fn reload_all(
         &self,
         revision: Revision,
@@ -193,15 +197,15 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Sets this replica's share of a limit.
+    /// Sets this replica's share of the limit of `bucket`.
     pub fn set_share(&self, bucket: &[u8], share: u32) {
         self.apply_event(bucket, LimiterEvent::Share(share));
     }
 
-    /// Releases the permits whose deadline has passed,
-    /// and removes buckets that have been idle for long.
+    /// Releases the permits whose deadline has passed, and removes buckets that have been idle for
+    /// 10 minutes.
     pub fn sweep(&self) {
-        // Only for the idle times: each bucket reads the clock again under its lock.
+        // `now` only measures idle times: each bucket reads the clock again under its lock.
         let now = self.clock.steady();
         let all = self.all_buckets();
         let is_idle =
@@ -212,7 +216,7 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Runs [`Self::sweep`] forever. This is the only timer behind the deadlines of permits.
+    /// Runs [`Self::sweep`] every second, forever. No other timer releases expired permits.
     pub async fn sweep_forever(&self) {
         let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -228,8 +232,8 @@ impl ConcurrencyLimits {
         self.buckets.read().len()
     }
 
-    /// Returns the requests in flight, the queue length and the
-    /// limit of `bucket`. `None` if there is no such bucket.
+    /// Returns the requests in flight, the queue length and the limit of `bucket`. `None` if there
+    /// is no such bucket.
     #[must_use]
     pub fn load(&self, bucket: &[u8]) -> Option<BucketLoad> {
         self.buckets.read().get(bucket).map(|bucket| bucket.load())
@@ -248,10 +252,10 @@ impl ConcurrencyLimits {
         bucket.map(|bucket| bucket.snapshot())
     }
 
-    /// Returns the `most` oldest permits, each with its bucket and its age, oldest first.
+    /// Returns the `most` oldest permits as pairs of bucket name and age, oldest first.
     #[must_use]
     pub fn oldest_permits(&self, most: usize) -> Vec<(BucketName, Nanos)> {
-        // The youngest of them is on top, so that an older one can replace it.
+        // The youngest of the collected permits is on top of the heap, so that `pop` removes it.
         let mut oldest = BinaryHeap::new();
         for (name, bucket) in self.named_buckets() {
             for since in bucket.acquire_instants() {
@@ -266,7 +270,7 @@ impl ConcurrencyLimits {
         oldest.into_sorted_vec().into_iter().map(age).collect()
     }
 
-    /// Returns the sums over all buckets.
+    /// Returns the number of buckets and the sums of their loads.
     #[must_use]
     pub fn totals(&self) -> BucketTotals {
         let (all, most) = (self.all_buckets(), self.buckets.read().max_buckets());
@@ -319,7 +323,7 @@ impl ConcurrencyLimits {
 pub struct BucketLoad {
     /// The number of requests in flight.
     pub in_flight: u32,
-    /// The number of waiting requests.
+    /// The number of requests in the queue.
     pub waiting: usize,
     /// The limit. `u32::MAX` if no concurrency limit covers the bucket any longer.
     pub limit: u32,
@@ -333,20 +337,19 @@ impl BucketLoad {
     }
 }
 
-/// A snapshot of one bucket: its load and the latency of its backend.
+/// A snapshot of one bucket: its load and the latency of its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketMetrics {
     /// The load.
     pub load: BucketLoad,
-    /// The smoothed latency of successful requests. `None` before the first one.
+    /// The smoothed latency of successful requests. `None` before the first successful request.
     pub rtt: Option<Nanos>,
-    /// The latency without queueing, if the adaptive algorithm has an estimate.
+    /// The min RTT (latency without queueing), if the adaptive algorithm has an estimate.
     pub min_rtt: Option<Nanos>,
 }
 
 impl BucketMetrics {
-    /// Returns min RTT / RTT in millionths. 1,000,000
-    /// means no queueing; a smaller value means queueing.
+    /// Returns min RTT / RTT in millionths: 1,000,000 without queueing, less with queueing.
     #[must_use]
     pub fn gradient(&self) -> Option<u64> {
         let (min_rtt, rtt) = (u128::from(self.min_rtt?.0), u128::from(self.rtt?.0.max(1)));
@@ -354,20 +357,20 @@ impl BucketMetrics {
     }
 }
 
-/// The sums over all buckets. Each bucket is read at its own instant.
+/// The loads of all buckets, summed. The buckets are read one after another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketTotals {
     /// The number of buckets.
     pub buckets: usize,
-    /// The largest number of buckets.
+    /// The largest allowed number of buckets.
     pub max_buckets: usize,
     /// The number of requests in flight.
     pub in_flight: u64,
-    /// The number of waiting requests.
+    /// The number of requests in queues.
     pub waiting: usize,
 }
 
-/// A permit that is released when dropped. A drop counts as no latency sample.
+/// A permit that is released when dropped. A release by drop gives no latency sample.
 #[derive(Debug)]
 pub struct PermitGuard {
     bucket: Arc<Bucket>,
@@ -378,46 +381,48 @@ pub struct PermitGuard {
 }
 
 impl PermitGuard {
-    /// Releases the permit. `rtt` is the latency of the request, if the
-    /// caller measured it better than from acquire to release. Returns
-    /// `false` if the permit's deadline has already released it.
+    /// Releases the permit. `rtt` is the latency of the request, if the caller measured it;
+    /// otherwise the time since the acquire counts. Returns `false` if the permit had already
+    /// expired.
     #[must_use]
     pub fn release(mut self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
         self.end_permit(outcome, rtt)
     }
 
-    /// Leaves the permit to its deadline: the request continues, but its end will not be seen here.
+    /// Keeps the permit until its deadline, because the end of the request will not be reported to
+    /// this process.
     pub fn leave_to_deadline(mut self) {
         self.is_released = true;
         self.bucket.leave_to_deadline(&self.clock, self.permit);
     }
 
-    /// Returns the instant of the acquire. `None` if the deadline has released the permit.
+    /// Returns the instant of the acquire. `None` if the permit has expired.
     #[must_use]
     pub fn acquired_at(&self) -> Option<Nanos> {
         self.bucket.acquired_at(&self.clock, self.permit)
     }
 
-    /// Returns the time since the acquire. `None` if the deadline has released the permit.
+    /// Returns the time since the acquire. `None` if the permit has expired.
     #[must_use]
     pub fn age(&self) -> Option<Nanos> {
         self.acquired_at().map(|since| self.clock.steady().since(since))
     }
 
-    /// Returns `true` if requests wait in the permit's bucket.
+    /// Returns `true` if other requests wait in the queue of the permit's bucket.
     #[must_use]
     pub fn has_waiters(&self) -> bool {
         0 < self.bucket.load().waiting
     }
 
-    /// Returns the longest time until the release. `None` if the end of the request is always seen.
+    /// Returns the time after which an unreleased permit expires. `None` if the end of the request
+    /// is always reported.
     #[must_use]
     pub const fn lifetime(&self) -> Option<Nanos> {
         self.lifetime
     }
 
-    /// Restarts the deadline of the permit, because the request is still
-    /// active. Returns `false` if the deadline has already released the permit.
+    /// Restarts the deadline of the permit, because its request is still in flight. Returns `false`
+    /// if the permit had already expired.
     #[must_use]
     pub fn renew(&self) -> bool {
         let Some(keep) = self.lifetime else { return true };

@@ -1,4 +1,4 @@
-//! The decision of a check: its types, and the path that makes it.
+//! The decision of a check: its types, and the modules that make it.
 //!
 //! Guarantees:
 //! - Each check is planned once and counted once.
@@ -34,7 +34,7 @@ pub struct Decision {
     pub verdict: Verdict,
     /// One status for each descriptor, in the order of the check.
     pub statuses: LimitStatuses,
-    /// The index of the status that response headers describe.
+    /// The index in `statuses` of the status that response headers describe.
     pub binding: Option<usize>,
     /// After a denial, the wait until the same check would be allowed
     /// if no other check came. `None` if waiting does not help.
@@ -147,7 +147,8 @@ pub enum CheckError {
         /// The index of the descriptor, from 0.
         descriptor: usize,
     },
-    /// A reserved entry has an invalid request id, or is used in a way that is not allowed.
+    /// A reserved descriptor entry has an invalid request id, or is used in a way that is not
+    /// allowed.
     #[error("descriptor {descriptor}: {why}")]
     BadId {
         /// The index of the descriptor, from 0.

@@ -1,4 +1,5 @@
-//! The fleet as one replica sees it: the live replicas, and releases forwarded between them.
+//! The fleet as one replica sees it: the live replicas, and the releases forwarded between
+//! replicas.
 
 pub mod forwarding;
 pub mod membership;

@@ -2,11 +2,12 @@
 //!
 //! Guarantees:
 //! - Forced decisions survive reloads until they expire.
-//! - At most [`MOST`] rules are forced, each for at most [`MAX_FORCED_DURATION`].
-//! - Replicas that share a store agree after about a second, including new ones.
+//! - At most [`MOST`] rules have a forced decision, each for at most [`MAX_FORCED_DURATION`].
+//! - Replicas that share a store, including new ones, have the same forced decisions after about a
+//!   second.
 //!
 //! Not covered:
-//! - The transport between replicas: see the records of [`crate::engine::membership`].
+//! - The exchange between replicas: see the records of [`crate::engine::membership`].
 
 mod replicated;
 
@@ -22,7 +23,7 @@ use crate::kernel::units::Nanos;
 use replicated::ForcedRules;
 pub use replicated::{ForcedChange, verdict_name};
 
-/// The largest number of forced rules.
+/// The largest number of rules with a forced decision.
 pub const MOST: usize = 100;
 /// The longest duration of a forced decision.
 pub const MAX_FORCED_DURATION: Nanos = Nanos::from_secs(24 * 60 * 60);
@@ -33,33 +34,33 @@ pub(super) struct ForcedDecisions(Mutex<ForcedState>);
 
 #[derive(Debug, Default)]
 struct ForcedState {
-    /// The configuration without forced decisions.
+    /// The configuration as it was loaded, without forced decisions.
     loaded_config: Option<Arc<Config>>,
     rules: ForcedRules,
 }
 
-/// The reason why a decision is not forced, or not released.
+/// The reason why a forced decision cannot start or end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForceError {
     /// No configuration is loaded.
     #[error("no limits are loaded")]
     NoConfig,
-    /// No rule with a limit matches.
+    /// No rule with a limit matches the descriptor.
     #[error("no rate limit counts this descriptor; /explain says what it meets")]
     NoLimit,
-    /// The duration is out of range.
+    /// The duration is shorter than 1 s or longer than 24 h.
     #[error("a limit is held for 1s to 24h")]
     TooLong,
     /// The largest number of forced decisions is reached.
     #[error("as many limits are held already as may be ({MOST}); let one go")]
     TooMany,
-    /// The rule has no forced decision.
+    /// The rule has no forced decision to end.
     #[error("this limit is not held")]
     NotForced,
 }
 
 impl ForcedDecisions {
-    /// Publishes `written` with the current forced decisions.
+    /// Publishes the loaded configuration with the current forced decisions.
     pub(super) fn load(&self, written: Arc<Config>, now: Nanos, put: impl FnOnce(Arc<Config>)) {
         let mut inside = self.0.lock();
         inside.loaded_config = Some(written);
@@ -78,7 +79,7 @@ impl ForcedState {
         });
     }
 
-    /// Returns the path of the rule that limits the descriptor.
+    /// Returns the path of the rule whose limit applies to the descriptor.
     fn rule_path(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Box<str>, ForceError> {
         let written = self.loaded_config.as_ref().ok_or(ForceError::NoConfig)?;
         let domain = written.domains.get(domain).ok_or(ForceError::NoLimit)?;
@@ -88,8 +89,8 @@ impl ForcedState {
 }
 
 impl Engine {
-    /// Forces `verdict` for the limit of this descriptor, here and
-    /// at the other replicas. Replaces an earlier forced decision.
+    /// Makes the limit of this descriptor return `verdict` for every check, at all replicas, for
+    /// `duration`. Replaces an earlier forced decision.
     ///
     /// # Errors
     /// A duration outside 1 s to 24 h, no matching limit, or too many forced decisions.
@@ -116,8 +117,8 @@ impl Engine {
         Ok(ForcedRule { domain: domain.into(), path, decision: frozen })
     }
 
-    /// Ends the forced decision for the limit of this descriptor,
-    /// here and at the other replicas. Returns the path of the rule.
+    /// Ends the forced decision for the limit of this descriptor, at all replicas. Returns the path
+    /// of its rule.
     ///
     /// # Errors
     /// No matching limit, or no forced decision.
@@ -140,7 +141,7 @@ impl Engine {
         Ok(path)
     }
 
-    /// Returns the current forced decisions by domain and path.
+    /// Returns the current forced decisions, sorted by domain and path of their rules.
     #[must_use]
     pub fn forced_decisions(&self) -> Vec<ForcedRule> {
         self.forced_decisions.0.lock().rules.forced_at(self.clock().now())

@@ -2,15 +2,15 @@
 //!
 //! Guarantees:
 //! - Spending from a balance needs no store call, no wait and no allocation.
-//! - A check that needs the store is charged there once, or its outcome is a failure.
-//! - A check waits for the calls of other checks at most twice.
-//! - After the first wait, it makes at most two calls of its own.
-//! - All waits and calls of a check share one store deadline.
+//! - A check that needs the store is charged in the store once, or its outcome is a failure.
+//! - A check waits for the lease calls of other checks at most twice.
+//! - After the first wait, a check makes at most two store calls of its own.
+//! - All waits and store calls of a check have one common deadline.
 //! - Message numbers rise over all keys of this process, which is one replica incarnation.
 //! - A lease call continues after its check is canceled, and its grant joins the balance.
-//! - Hits in a message that certainly never left return to the balance.
-//! - At most [`MAX_LEASED_KEYS`] keys are leased, with at most [`MAX_LEASED_KEY_BYTES`] bytes in total.
-//! - New keys evict those without a check for the longest time, and their hits are returned.
+//! - Hits in a message that certainly never left this process return to the balance.
+//! - At most [`MAX_LEASED_KEYS`] keys are leased, with [`MAX_LEASED_KEY_BYTES`] bytes in total.
+//! - A new key evicts the keys without a check for the longest time, and their hits are returned.
 //!
 //! Not covered:
 //! - The lease protocol and its bound (see [`crate::kernel::lease`]).
@@ -65,11 +65,11 @@ pub const MAX_LEASED_KEY_BYTES: usize = SHARDS * table::MAX_SHARD_KEY_BYTES;
 /// The upkeep interval, short compared with the longest lease (30 s).
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The largest number of early refills in flight. With the message that they travel with, they
-/// fill one store call. More would delay the checks behind them; a later scan finds the rest.
+/// The largest number of early refills in flight. Together with the due refill, they fill one store
+/// call. More would delay the checks in later store calls; the next scan sends the others.
 pub const MAX_EARLY_REFILLS: usize = MAX_RETURNS - 1;
 
-/// The largest number of returning messages in flight: as many as fit in one store call.
+/// The largest number of messages in flight that return hits: as many as fit in one store call.
 const MAX_RETURNS: usize = 62;
 
 /// A counter with a leased limit. The `cost` of its charge is not used.
@@ -90,29 +90,29 @@ pub struct LeaseManager {
     unused_number: AtomicU64,
     /// The earliest instant of the next scan for early refills, in nanoseconds.
     next_scan: AtomicU64,
-    /// Slots for early refills in flight.
+    /// The free slots for early refills: at most [`MAX_EARLY_REFILLS`] are in flight.
     early_refill_slots: Arc<Semaphore>,
     shards: Box<[LockedLeases]>,
     /// Random for each process, so that no client can choose keys that fall into one shard.
     secret: SipHasher13,
     has_leased_limits: AtomicBool,
-    /// `true` while draining: only checks borrow.
+    /// `true` while draining: then checks borrow, but nothing is refilled in the background.
     is_draining: AtomicBool,
     /// Notified when a new configuration has other leased limits.
     limits_changed: Notify,
-    /// Notified when a message is settled that delayed a return.
+    /// Notified when the reply arrives for which the return of a lease waited.
     delayed_return: Notify,
 }
 
-/// A shard with its lock, on its own cache lines.
+/// A shard with its lock, aligned so that no two shards share a cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct LockedLeases(Mutex<LeaseShard>);
 
-/// The totals over all keys.
+/// The totals over all leases of this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseSummary {
-    /// The number of keys.
+    /// The number of leased keys.
     pub keys: usize,
     /// The hits that can be spent without a store call.
     pub hits: Hits,
@@ -126,7 +126,7 @@ enum LeaseStep {
 }
 
 impl LeaseManager {
-    /// Creates a replica incarnation with a random number and no leases.
+    /// Creates a manager without leases, for a new replica incarnation with a random number.
     #[must_use]
     pub fn new(clock: Arc<Clock>, backend: Arc<dyn CounterStore>) -> Arc<Self> {
         let random = RandomState::new();
@@ -151,8 +151,9 @@ impl LeaseManager {
     /// Decides a check without a store call if possible, and appends the
     /// outcome to `outcomes`. Sends a background refill if one is due.
     ///
-    /// Returns `None` if only the store can decide. Then the check is not recorded as demand,
-    /// and the caller continues with [`LeaseManager::charge_leased`]. Must be called within a Tokio runtime.
+    /// Returns `None` if only the store can decide. Then the check is not recorded as demand, and
+    /// the caller continues with [`LeaseManager::charge_leased`]. Must be called within a Tokio
+    /// runtime.
     pub fn try_spend(
         self: &Arc<Self>,
         now: Nanos,
@@ -171,16 +172,17 @@ impl LeaseManager {
 
     /// Decides a check in one of three ways:
     ///
-    /// - From the balance.
+    /// - From the balance or a remembered denial.
     /// - With a store call that charges the hits of the check and borrows more.
-    /// - After a store call of another check that is already in flight.
+    /// - After the reply to another check, whose lease call for the key is already in flight.
     pub async fn charge_leased(
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
         hits: Hits,
     ) -> ChargeOutcome {
         let deadline = self.new_deadline();
-        // The store enforces the deadline of a first call, and counts a timeout for its health.
+        // The store enforces the deadline of a first call, so that it can count the timeout as its
+        // own failure.
         match self.next_step(leased, hits) {
             LeaseStep::Decided(outcome) => outcome,
             LeaseStep::ChargeStrictly => {
@@ -197,7 +199,8 @@ impl LeaseManager {
         }
     }
 
-    /// Waits for another check's message, then charges the hits if the balance does not cover them.
+    /// Waits for the reply to another check's message, then charges the hits if the balance does
+    /// not cover them.
     async fn charge_after_wait(
         self: &Arc<Self>,
         mut settled: watch::Receiver<Option<StoreFailure>>,
@@ -214,7 +217,7 @@ impl LeaseManager {
         };
         match (self.try_decide(leased, hits), failed) {
             (Some(outcome), _) => outcome,
-            // The store failed to reply once, so this check does not wait for another call.
+            // The store failed to reply once, so this check does not wait for another lease call.
             (None, Some(cause)) => ChargeOutcome::Failed(failure_for_waiters(cause)),
             (None, None) => self.charge_again(leased, hits, deadline).await,
         }
@@ -237,7 +240,7 @@ impl LeaseManager {
         }
     }
 
-    /// Charges a check whose hits another check's message did not cover.
+    /// Charges a check that waited, because the balance after the reply does not cover its hits.
     async fn charge_again(
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
@@ -259,7 +262,7 @@ impl LeaseManager {
         }
     }
 
-    /// Returns the result of `act`, or `None` at `deadline` on the steady clock.
+    /// Returns the result of `act`, or `None` at `deadline`, an instant of the steady clock.
     async fn run_until<T>(
         &self,
         deadline: Option<Nanos>,
@@ -270,7 +273,7 @@ impl LeaseManager {
         timeout(left, act).await.ok()
     }
 
-    /// Returns the deadline of a check that arrives now, on the steady clock.
+    /// Returns the deadline of a check that arrives now, as an instant of the steady clock.
     fn new_deadline(&self) -> Option<Nanos> {
         self.backend.max_wait().map(|deadline| self.clock.steady().plus(deadline))
     }
@@ -279,8 +282,8 @@ impl LeaseManager {
         deadline.is_some_and(|end| end <= self.clock.steady())
     }
 
-    /// Applies a new configuration. If its leased limits differ
-    /// from those of `before`, all hits go back to the store soon.
+    /// Applies a new configuration. If its leased limits differ from those of `before`, the upkeep
+    /// task returns all hits to the store soon.
     pub fn apply_config(&self, before: Option<&Config>, config: &Config) {
         let leased = leased_rules(config);
         self.has_leased_limits.store(!leased.is_empty(), Relaxed);
@@ -295,8 +298,8 @@ impl LeaseManager {
         self.has_leased_limits.load(Relaxed)
     }
 
-    /// Runs the upkeep once a second, forever. Returns all hits
-    /// to the store when a configuration has other leased limits.
+    /// Runs [`LeaseManager::upkeep`] once a second, forever. Returns all hits to the store when a
+    /// configuration has other leased limits.
     pub async fn run_upkeep(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -345,7 +348,7 @@ impl LeaseManager {
         self.lock_shard(place).get(&place).map_or(Hits(0), |lease| lease.balance(now))
     }
 
-    /// Returns the totals over all keys. Cost: O(keys); locks one shard at a time.
+    /// Returns the totals over all leases. Cost: O(keys); locks one shard at a time.
     #[must_use]
     pub fn totals(&self) -> LeaseSummary {
         let now = self.clock.now();
@@ -376,7 +379,7 @@ impl LeaseManager {
         self.send_all(&mut messages).await;
     }
 
-    /// Sends all messages. The hits of a lost one expire with their lease.
+    /// Sends all messages. The hits of a lost message expire with their lease.
     async fn send_all(&self, messages: &mut Vec<LeaseMessage>) {
         for some in messages.chunks(MAX_RETURNS) {
             let calls = join_all(some.iter().map(|parting| self.call_store(parting)));
@@ -407,8 +410,8 @@ impl LeaseManager {
             return LeaseStep::ChargeStrictly;
         }
         match lease.borrow(now, self.next_number(), hits) {
-            // One message replaces two, because the store
-            // ignores a message older than the last one.
+            // One message replaces two, because the store ignores a replica's message older than
+            // its last one.
             Some(borrow) => LeaseStep::Send(match before {
                 Some((_, parting)) => borrow.with_returned(&parting),
                 None => borrow,
@@ -419,8 +422,9 @@ impl LeaseManager {
 
     /// Creates a lease for the key, if the shard has room.
     ///
-    /// It replaces a lease of the same key under other settings, for example from before a reload.
-    /// That lease must have no pending reply. Returns it with the message that returns its hits.
+    /// The new lease replaces a lease of the same key with other settings, for example from before
+    /// a reload. The old lease must have no pending reply. Returns it with the message that returns
+    /// its hits.
     fn create_lease(
         self: &Arc<Self>,
         shard: &mut LeaseShard,
@@ -531,8 +535,9 @@ impl LeaseManager {
         self.reconsider_denial(leased, hits, outcome, deadline).await
     }
 
-    /// Reconsiders a strict denial. The missing hits may be in this replica's balance, or in a
-    /// reply on its way. Then the balance decides, or is returned together with a second charge.
+    /// Reconsiders the denial of a charge that was made without the lease. The missing hits may be
+    /// in this replica's balance, or in a reply on its way. Then the balance decides, or is
+    /// returned together with a second charge.
     async fn reconsider_denial(
         self: &Arc<Self>,
         leased: LeasedCounter<'_>,
@@ -548,7 +553,7 @@ impl LeaseManager {
         {
             return outcome;
         }
-        // A fixed window counts denied hits, so the store has no hits left now.
+        // A fixed window counts denied hits, so after the denial it has no hits left.
         let can_retry = self.balance(&leased.charge.key) != Hits(0)
             && !self.is_past(deadline)
             && !matches!(leased.charge.strategy, Strategy::FixedWindow(_));
@@ -569,10 +574,10 @@ impl LeaseManager {
         }
     }
 
-    /// Returns the next step of a check that is already recorded.
+    /// Returns the next step of a check that is already recorded as demand.
     ///
-    /// Checking the balance and writing the message are one step. The message
-    /// returns the whole balance, which another reply may have refilled meanwhile.
+    /// One lock covers the decision from the balance and the new message. The message returns the
+    /// whole balance, which another reply may have refilled meanwhile.
     fn retry_step(&self, leased: LeasedCounter<'_>, hits: Hits) -> LeaseStep {
         let (now, place) = (self.clock.now(), self.hash_key(&leased.charge.key));
         let mut shard = self.lock_shard(place);
@@ -614,8 +619,9 @@ impl LeaseManager {
         self.add_local_balance(leased, before, outcome)
     }
 
-    /// Adds the local balance to the headroom in a store outcome. Only hits that were also in
-    /// the balance `before` the call are added: the store's headroom may include later grants.
+    /// Adds the local balance to the headroom in `outcome`. Only hits that were also in the balance
+    /// `before` the store call are added: the store's headroom may include hits that were granted
+    /// later.
     fn add_local_balance(
         &self,
         leased: LeasedCounter<'_>,
@@ -649,8 +655,8 @@ impl LeaseManager {
     }
 }
 
-/// Returns `true` if the key has a lease of another limit with a pending reply. A
-/// new message would supersede the pending one, and nobody would return its grant.
+/// Returns `true` if the key has a lease of another limit with a pending reply. A new message would
+/// supersede the pending one, and the hits of its grant would never be returned.
 fn is_pending_for_other_limit(
     shard: &LeaseShard,
     place: LeaseKeyHash,
@@ -668,14 +674,14 @@ fn max_at_once(leased: LeasedCounter<'_>) -> Hits {
     Hits(leased.charge.strategy.max_at_once().into())
 }
 
-/// Returns `true` if the message certainly never left. `Unreachable` does
-/// not count: the message may have been written to the lost connection.
+/// Returns `true` if the message certainly never left this process. `Unreachable` does not count:
+/// the message may have been written to the lost connection.
 const fn was_never_sent(lent: LeaseOutcome) -> bool {
     matches!(lent, LeaseOutcome::Failed(StoreFailure::Overloaded | StoreFailure::BreakerOpen))
 }
 
-/// Returns the failure for a check that waited for a
-/// failed message. Its own hits were not in that message.
+/// Returns the failure for a check that waited for another check's message, which failed with
+/// `cause`. Its own hits were not in that message, so they were never sent.
 const fn failure_for_waiters(cause: StoreFailure) -> StoreFailure {
     match cause {
         StoreFailure::ConnectionLost | StoreFailure::TimedOut | StoreFailure::InvalidReply => {

@@ -1,4 +1,4 @@
-//! The engine of one replica: the decision path of a check, and the background work.
+//! The engine of one replica: decides checks and acquires permits, and runs the background work.
 //!
 //! Guarantees:
 //! - A check is decided by exactly one configuration at one instant.
@@ -40,7 +40,7 @@ pub use decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
 pub use decide::{CheckError, Decision, LimitStatus, LimitStatuses};
 pub use fleet::membership::Membership;
 
-/// Decides checks.
+/// Decides rate limit checks and requests for permits in one replica.
 #[derive(Debug)]
 pub struct Engine {
     clock: Arc<Clock>,
@@ -48,13 +48,13 @@ pub struct Engine {
     store: Arc<dyn Store>,
     policy: DecisionPolicy,
     deny_cache: DenyCache,
-    /// The balances of leased limits; `None` for the memory store.
+    /// The leases of this replica; `None` for the memory store.
     leases: Option<Arc<LeaseManager>>,
-    /// The local shares that decide while the store is unavailable.
+    /// The local counters that decide while the store is unavailable (`on_backend_failure: local`).
     local_fallback: Option<LocalFallback>,
     concurrency_limits: ConcurrencyLimits,
     permit_ids: PermitIds,
-    /// Statistics under envoyproxy/ratelimit's names.
+    /// The statistics with the names of envoyproxy/ratelimit.
     stats: Option<Arc<Stats>>,
     forwarding: Option<ForwardingQueue>,
     forced_decisions: ForcedDecisions,
@@ -63,9 +63,9 @@ pub struct Engine {
 /// The settings that apply to every decision.
 #[derive(Clone, Copy, Debug)]
 pub struct DecisionPolicy {
-    /// The settings of the plan.
+    /// The settings with which each check is planned.
     pub planning: PlanSettings,
-    /// `true`: denials are reported, but not enforced.
+    /// Global shadow mode. `true`: denials are reported, but not enforced.
     pub is_shadow: bool,
     /// The fraction of a limit, 0 to 1, above which a descriptor counts as near the limit.
     pub near_limit_ratio: f32,
@@ -78,7 +78,7 @@ impl Default for DecisionPolicy {
 }
 
 impl Engine {
-    /// Creates an engine without limits. It refuses every check until [`Engine::publish`].
+    /// Creates an engine without a configuration. It refuses every check until [`Engine::publish`].
     #[must_use]
     pub fn new(clock: Clock, store: Arc<dyn Store>, policy: DecisionPolicy) -> Self {
         let (config, deny_cache) = (ArcSwapOption::empty(), DenyCache::new());
@@ -105,13 +105,14 @@ impl Engine {
         }
     }
 
-    /// Adds the counters of local shares. Without them, the fallback "local" means "error".
+    /// Adds the local counters for `on_backend_failure: local`. Without them, `local` has the
+    /// effect of `error`.
     #[must_use]
     pub fn with_local_fallback(self, local: LocalFallback) -> Self {
         Self { local_fallback: Some(local), ..self }
     }
 
-    /// Sets the bounds for early releases.
+    /// Sets the bounds for early releases, which arrive before their acquire.
     #[must_use]
     pub fn with_early_releases(self, bounds: permit_registry::EarlyReleaseLimits) -> Self {
         Self { permit_ids: PermitIds::new(bounds), ..self }
@@ -131,24 +132,24 @@ impl Engine {
         Self { stats: Some(stats), ..self }
     }
 
-    /// Returns the statistics under envoyproxy/ratelimit's names, if they are on.
+    /// Returns the statistics with the names of envoyproxy/ratelimit, if they are on.
     #[must_use]
     pub const fn stats(&self) -> Option<&Arc<Stats>> {
         self.stats.as_ref()
     }
 
-    /// Shares concurrency limits with a fleet.
+    /// Splits shared concurrency limits with the other replicas of the fleet.
     #[must_use]
     pub fn with_fleet(self, fleet: Arc<FleetReporter>) -> Self {
         Self { concurrency_limits: self.concurrency_limits.with_fleet(fleet), ..self }
     }
 
-    /// Reports the shared concurrency limits to the store, forever.
+    /// Sends the share reports of concurrency limits to the store, forever.
     pub async fn report_forever(&self) {
         self.concurrency_limits.report_forever(self.store()).await;
     }
 
-    /// Sends the reports that are due now and applies the replies.
+    /// Sends the share reports that are due now and applies the replies.
     pub async fn report_once(&self) {
         self.concurrency_limits.report_once(self.store()).await;
     }
@@ -159,7 +160,7 @@ impl Engine {
         self.local_fallback.as_ref().map(|local| &*local.membership)
     }
 
-    /// Returns the balances of leased limits; `None` for the memory store.
+    /// Returns the leases of this replica; `None` for the memory store.
     #[must_use]
     pub const fn leases(&self) -> Option<&Arc<LeaseManager>> {
         self.leases.as_ref()
@@ -185,8 +186,8 @@ impl Engine {
         self.store.stats()
     }
 
-    /// Decides all later checks by `config`. Its concurrency limits also apply to requests that
-    /// wait in a queue.
+    /// Replaces the configuration: `config` decides all later checks. Its concurrency limits also
+    /// apply to requests that already wait in a queue.
     pub fn publish(&self, config: Arc<Config>) {
         self.forced_decisions.load(config, self.clock.now(), |config| self.activate_config(config));
     }
@@ -197,7 +198,8 @@ impl Engine {
         if let Some(leases) = &self.leases {
             leases.apply_config(before.as_deref(), &now);
         }
-        // After the swap, so that it includes buckets that the old configuration creates meanwhile.
+        // After the swap, so that the reload includes buckets that the old configuration creates
+        // meanwhile.
         self.reload_concurrency_limits(&now);
     }
 

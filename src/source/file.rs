@@ -5,10 +5,10 @@
 //! - Directories are watched before they are read, so no change is lost.
 //! - An unreadable file is retried at every poll until it can be read.
 //! - Unchanged content is not published again.
-//! - Reading and parsing never block the runtime's threads.
+//! - Reading and parsing never block the threads that decide checks.
 //!
 //! Not covered:
-//! - Signals: their handler calls [`ReloadRequest::request`].
+//! - SIGHUP: its handler calls [`ReloadRequest::request`].
 
 mod tree;
 mod watches;
@@ -34,33 +34,35 @@ use crate::kernel::units::{Nanos, Revision};
 pub use tree::{FileFilter, MAX_DEPTH, MAX_FILE_BYTES, MAX_FILES, MAX_TOTAL_BYTES, read_tree};
 use watches::{FileWatches, WatchResult};
 
-/// The poll interval if the system reports changes. Polling finds the changes that it misses.
+/// The interval for polling the files if the operating system reports file changes. Polling finds
+/// the changes that the operating system misses.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// The poll interval without such reports. Costs a `stat`
-/// per file: with 10,000 files, about 2 % of a core.
+/// The interval for polling the files if the operating system reports no file changes. Costs a
+/// `stat` per file: with 10,000 files, about 2 % of a core.
 const UNWATCHED_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest wait for a file that changes constantly, as a multiple of the debounce time.
 const MAX_DEBOUNCES: u32 = 10;
-/// The lower bound of that wait.
+/// The lower bound of the longest wait for a file that changes constantly.
 const MIN_DEBOUNCE_LIMIT: Duration = Duration::from_secs(1);
-/// The maximum number of logged diagnostics per load, most severe first. `/config` has more.
+/// The maximum number of logged diagnostics per load, most severe first. The admin endpoint
+/// `/config` shows more.
 const MAX_LOGGED_DIAGNOSTICS: usize = 50;
 
 /// The options of the file source.
 #[derive(Clone, Debug)]
 pub struct FileSourceOptions {
-    /// The files and directories.
+    /// The files and directories of limits.
     pub paths: Vec<PathBuf>,
-    /// The time without changes before a changed file is read.
+    /// The debounce time: a changed file is read after this time without further changes.
     pub debounce: Duration,
-    /// The poll interval, which applies even if the system reports changes.
+    /// The interval for polling the files, even if the operating system reports changes.
     pub poll_interval: Duration,
-    /// The filter for files below the paths.
+    /// The filter for files below `paths`.
     pub filter: FileFilter,
 }
 
 impl FileSourceOptions {
-    /// Watches `paths` with a debounce time of `debounce`.
+    /// Returns options for watching `paths` with a debounce time of `debounce`.
     #[must_use]
     pub fn new(paths: Vec<PathBuf>, debounce: Nanos) -> Self {
         let debounce = Duration::from_nanos(debounce.0);
@@ -68,8 +70,8 @@ impl FileSourceOptions {
     }
 }
 
-/// Loads once, then again after each change. Returns after
-/// the first load was published as a success or a failure.
+/// Starts the file source, which loads the files once, and again after each change. Returns after
+/// the first load has been published as a success or a failure.
 pub async fn start(
     options: FileSourceOptions,
     load: Arc<ConfigParser>,
@@ -139,7 +141,8 @@ impl FileLoader {
         }
     }
 
-    /// Waits until the files stop changing. Gives up after a bounded time, in case they never do.
+    /// Waits until the files have not changed for the debounce time. Gives up after a bounded time,
+    /// because they may change constantly.
     async fn wait_until_quiet(&self) {
         let debounce = self.options.debounce;
         let max_wait = MIN_DEBOUNCE_LIMIT.max(debounce.saturating_mul(MAX_DEBOUNCES));
@@ -179,8 +182,8 @@ impl FileLoader {
         });
     }
 
-    /// Records a load without a change. Logs it after a
-    /// failed load, because the failure was logged too.
+    /// Records a successful load of unchanged files. Logs this only after a failed load, because
+    /// the failure was logged too.
     fn record_unchanged(&self, at: Nanos) {
         let (Revision(revision), was_refused) = {
             let status = &self.sender.borrow().status;
@@ -240,7 +243,7 @@ impl FileLoader {
     }
 }
 
-/// Logs one line for each diagnostic, and one line for the number of the others.
+/// Logs the most severe diagnostics, one line each, and the number of the others.
 fn log_diagnostics(diagnostics: &Diagnostics) {
     let (worst, more) = diagnostics.most_severe(MAX_LOGGED_DIAGNOSTICS);
     for Diagnostic { location: place, message, help, .. } in worst {
@@ -266,7 +269,7 @@ struct NewConfig {
     files: Arc<[Arc<str>]>,
 }
 
-/// A poll of the files. Runs on a thread that may block.
+/// Polls the files for changes. Runs on a thread that may block.
 #[derive(Clone)]
 struct FilePoller {
     paths: Arc<[PathBuf]>,
@@ -276,7 +279,7 @@ struct FilePoller {
     state: PollState,
 }
 
-/// The state after the last poll.
+/// The state of the files after the last poll.
 #[derive(Clone, Copy, Default)]
 struct PollState {
     listing_fingerprint: u64,
@@ -291,7 +294,8 @@ impl FilePoller {
         let (listing, error) = self.list_and_watch();
         let is_known =
             cause == LoadTrigger::Poll && listing.fingerprint == self.state.listing_fingerprint;
-        // The cause of a read error, and its fix, may be invisible in the listing. So retry.
+        // After a read error, read the files again even if their listing is unchanged: the listing
+        // may not show that the cause is fixed.
         let unread = self.state.read_error_digest.take();
         if is_known && unread.is_none() {
             return (self.state, PollResult::Unchanged);
@@ -301,7 +305,7 @@ impl FilePoller {
             log_skipped(&listing);
         }
         let found = match error.map_or_else(|| self.read_listed(&listing), Err) {
-            // The same error was already reported.
+            // Do not report the same read error again.
             Err(_)
                 if cause == LoadTrigger::Poll
                     && unread.is_some()
@@ -310,7 +314,8 @@ impl FilePoller {
                 PollResult::Unchanged
             }
             Err(error) => {
-                // This error replaces a failed parse, so report that failure again if it returns.
+                // This read error replaces an earlier parse error in the status, so report the
+                // parse error again if it returns.
                 self.state.failed_digest = None;
                 PollResult::Failed(LoadFailure::Unreadable(error))
             }
@@ -327,8 +332,8 @@ impl FilePoller {
             .inspect_err(|error| self.state.read_error_digest = Some(error_digest(error)))
     }
 
-    /// Lists the files and watches their directories. Repeats until no directory
-    /// is new, because changes before a watch starts are not reported.
+    /// Lists the files and watches their directories. Repeats this until no directory is newly
+    /// watched, because changes before a watch starts are not reported.
     fn list_and_watch(&mut self) -> (tree::FileListing, Option<SourceReadError>) {
         let mut watches = self.watches.lock();
         for _ in 0..tree::MAX_DEPTH {
@@ -378,7 +383,7 @@ fn log_skipped(listing: &tree::FileListing) {
     }
 }
 
-/// Returns a digest of the error and its cause, to recognize a repeated failure.
+/// Returns a digest of a read error and its cause, to recognize a repeated error.
 fn error_digest(error: &SourceReadError) -> u128 {
     let cause = std::error::Error::source(error).map(ToString::to_string);
     let mut hasher = SipHasher13::new();
@@ -386,7 +391,8 @@ fn error_digest(error: &SourceReadError) -> u128 {
     hasher.finish128().as_u128()
 }
 
-/// Returns a digest of all files. With 128 bits, accidental collisions are negligible.
+/// Returns a digest of the names and contents of all files. With 128 bits, accidental collisions
+/// are negligible.
 fn content_digest(texts: &[TextFile]) -> u128 {
     let mut hasher = SipHasher13::new();
     for TextFile { name, bytes } in texts {

@@ -7,7 +7,7 @@
 //!
 //! Not covered:
 //! - Parsing (see [`crate::config`]).
-//! - The engine: it receives configurations through the channel of [`PublishedConfig`].
+//! - The engine, which receives configurations through the channel of [`PublishedConfig`].
 
 pub mod file;
 pub mod xds;
@@ -25,71 +25,72 @@ use crate::config::Config;
 use crate::config::diagnostic::Diagnostics;
 use crate::kernel::units::{Nanos, Revision};
 
-/// A configuration file with its display name.
+/// The content of a configuration file or an xDS resource, with its display name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
-    /// The path as in the settings plus the path below it, or the name of the xDS resource.
+    /// The configured path plus the path of the file below it, or the name of the xDS resource.
     pub name: Arc<str>,
-    /// The raw content.
+    /// The content before parsing.
     pub bytes: Vec<u8>,
 }
 
-/// A function that parses files into the configuration of a
-/// revision and its warnings. Fails with all errors and warnings.
+/// A function that parses files into the configuration with the given revision number, and its
+/// warnings. Fails with all errors and warnings.
 pub type ConfigParser =
     dyn Fn(&[TextFile], Revision) -> Result<(Config, Diagnostics), Diagnostics> + Send + Sync;
 
-/// A running source. It stops when every receiver is dropped.
+/// A running source of the configuration. The source stops when every receiver of `published` is
+/// dropped.
 #[derive(Debug)]
 pub struct ConfigSource {
     /// The current configuration and its load status.
     pub published: watch::Receiver<PublishedConfig>,
-    /// The handle that requests a load.
+    /// The handle that requests a load of the configuration.
     pub reload: ReloadRequest,
-    /// The task of the source. If it ends early, the process must exit.
+    /// The task of the source. If the task ends while the process serves, the process must exit.
     pub task: JoinHandle<()>,
 }
 
-/// A handle that requests a load.
+/// A handle that requests a load of the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct ReloadRequest(Arc<Notify>);
 
 impl ReloadRequest {
-    /// Requests a load, even if nothing changed.
+    /// Requests a load of the configuration, even if no file changed.
     pub fn request(&self) {
         self.0.notify_one();
     }
 
-    /// Waits for the next request.
+    /// Waits for the next call of [`Self::request`].
     pub async fn requested(&self) {
         self.0.notified().await;
     }
 }
 
-/// The current state of a source.
+/// The current configuration of a source, and the results of its loads.
 #[derive(Clone, Debug, Default)]
 pub struct PublishedConfig {
     /// The current configuration. `None` until the first successful
     /// load. The `Arc` stays the same until a file changes.
     pub config: Option<Arc<Config>>,
-    /// The results of the loads.
+    /// The results of all loads so far.
     pub status: LoadStatus,
 }
 
-/// The results of all loads.
+/// The results of all loads of a source.
 #[derive(Clone, Debug, Default)]
 pub struct LoadStatus {
-    /// The current revision. 0 if there is none.
+    /// The revision of the current configuration. 0 before the first successful load.
     pub revision: Revision,
-    /// The number of successful loads, including those without a change.
+    /// The number of successful loads, including loads of unchanged files.
     pub successful_loads: u64,
     /// The number of failed loads.
     pub failed_loads: u64,
     /// The time of the last successful load, since the Unix epoch.
     pub loaded_at: Option<Nanos>,
-    /// The names of the current files.
+    /// The names of the files of the current configuration.
     pub files: Arc<[Arc<str>]>,
-    /// The warnings of the current files.
+    /// The warnings about the current configuration.
     pub warnings: Arc<Diagnostics>,
     /// The last load, if it failed.
     pub last_error: Option<Arc<FailedLoad>>,
@@ -103,21 +104,21 @@ impl LoadStatus {
     }
 }
 
-/// A failed load.
+/// A failed load of the configuration.
 #[derive(Debug)]
 pub struct FailedLoad {
     /// The time of the load, since the Unix epoch.
     pub at: Nanos,
-    /// The reason.
+    /// The reason for the failure.
     pub reason: LoadFailure,
 }
 
-/// The reasons for a failed load.
+/// The reasons for a failed load of the configuration.
 #[derive(Debug)]
 pub enum LoadFailure {
-    /// The files could not be read.
+    /// The files could not be read, or the xDS response could not be decoded.
     Unreadable(SourceReadError),
-    /// The files have errors. Contains the warnings as well.
+    /// The files have errors. Contains these errors and the warnings.
     Invalid(Diagnostics),
     /// The xDS resources cannot be converted to files. Contains a message.
     Unconvertible(String),
@@ -125,7 +126,7 @@ pub enum LoadFailure {
     ParserPanicked,
 }
 
-/// The reasons for unreadable files.
+/// The reasons why files of limits cannot be read.
 #[derive(Debug, Error)]
 pub enum SourceReadError {
     /// The operating system returned an error.
@@ -137,16 +138,16 @@ pub enum SourceReadError {
         #[source]
         error: io::Error,
     },
-    /// The path is a device, a pipe or a socket.
+    /// A configured path is a device, a pipe or a socket.
     #[error("{}: neither a file nor a directory", path.display())]
     NeitherFileNorDirectory {
-        /// The path.
+        /// The configured path.
         path: PathBuf,
     },
-    /// A file is too large.
+    /// A file is larger than the maximum.
     #[error("{}: larger than {most} bytes, which no file of limits is", path.display())]
     TooLarge {
-        /// The file.
+        /// The file that is too large.
         path: PathBuf,
         /// The maximum in bytes.
         most: u64,
@@ -170,15 +171,15 @@ pub enum SourceReadError {
     /// Directories are nested too deeply.
     #[error("{}: deeper than {most} directories below the one that was named", path.display())]
     TooDeep {
-        /// The directory.
+        /// The first directory that is nested too deeply.
         path: PathBuf,
-        /// The maximum depth.
+        /// The maximum number of directories between a configured path and a file.
         most: usize,
     },
 }
 
 impl SourceReadError {
-    /// Returns the message with its cause, in one sentence.
+    /// Returns the error message with its cause, in one sentence.
     #[must_use]
     pub fn with_cause(&self) -> String {
         match self.source() {

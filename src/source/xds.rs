@@ -1,12 +1,13 @@
-//! Loads configuration from an xDS server over Envoy's
-//! aggregated discovery service (ADS), state of the world.
+//! Loads configuration from an xDS server over Envoy's aggregated discovery service (ADS), in the
+//! variant "state of the world" (SotW).
 //!
 //! Guarantees:
-//! - Each response replaces the whole configuration.
+//! - Each accepted response replaces the whole configuration.
 //! - Each response is acknowledged (ACK) or rejected with its errors (NACK).
 //! - A rejected response keeps the last good configuration.
-//! - The configuration stays in use while there is no connection.
-//! - Reconnection is retried forever and sends the last accepted version.
+//! - The configuration stays in use while there is no connection to the xDS server.
+//! - After a lost connection, reconnects forever. Each new stream starts with the last accepted
+//!   version.
 //!
 //! Not covered:
 //! - Delta xDS, warming and resource expiry, which envoyproxy/ratelimit does not have either.
@@ -46,36 +47,36 @@ pub use backoff::{Backoff, BackoffBounds};
 pub use channel::{XdsConnectError, XdsServer, XdsTls, connect};
 use message::{RateLimitConfig, TYPE_URL};
 
-/// The default for the largest message, in bytes.
+/// The default maximum size of a message from the xDS server, in bytes.
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// The maximum number of diagnostics in a NACK.
 const MAX_NACK_DIAGNOSTICS: usize = 20;
-/// The capacity of the request queue. Each response causes one request.
+/// The capacity of the queue of requests to the xDS server. Each response causes one request.
 const REQUEST_QUEUE_CAPACITY: usize = 4;
 
 /// The options of the xDS source.
 #[derive(Clone, Debug)]
 pub struct XdsOptions {
-    /// The xDS server.
+    /// The address and the TLS options of the xDS server.
     pub server: XdsServer,
-    /// The field `node.id`.
+    /// The field `node.id` of each request to the xDS server.
     pub node_id: String,
-    /// The field `node.metadata`.
+    /// The field `node.metadata` of each request to the xDS server.
     pub node_metadata: Vec<(String, String)>,
-    /// The headers of the stream.
+    /// Additional headers of the gRPC stream to the xDS server.
     pub headers: Vec<(String, String)>,
-    /// The largest message in bytes. 0 means 4 MiB.
+    /// The maximum size of a message from the xDS server, in bytes. 0 means 4 MiB.
     pub max_message_bytes: usize,
-    /// The wait before a new connection.
+    /// The bounds of the wait before a new connection to the xDS server.
     pub backoff: BackoffBounds,
 }
 
-/// An invalid header.
+/// The error for a header in the setting `xds_headers` with an invalid name or value.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("`{0}` and its text are no header")]
 pub struct InvalidXdsHeader(String);
 
-/// Starts the source. Returns before the first connection.
+/// Starts the xDS source. Returns before the first connection to the xDS server.
 ///
 /// # Errors
 /// [`InvalidXdsHeader`] if a header has an invalid name or value.
@@ -180,12 +181,12 @@ impl XdsClient {
         };
         let mut client = Client::new(channel).max_decoding_message_size(max_bytes);
         let (request_sender, request_receiver) = mpsc::channel(REQUEST_QUEUE_CAPACITY);
-        // A new stream starts without a nonce, because nonces of former streams are invalid.
+        // The first request of a stream has no nonce, because nonces of former streams are invalid.
         self.send_request(&request_sender, "", None).await?;
         let mut request = Request::new(ReceiverStream::new(request_receiver));
         *request.metadata_mut() = self.headers.clone();
-        // No timeout: many servers send the response headers with the first
-        // response, which may be late. Keepalive detects a vanished server.
+        // No timeout here: many servers send the response headers with the first response, which
+        // may be late. TCP keepalive detects a vanished server.
         let mut responses = client.stream_aggregated_resources(request).await?.into_inner();
         while let Some(response) = responses.message().await? {
             let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
@@ -226,9 +227,9 @@ impl XdsClient {
         answers.send(request).await.map_err(|_| StreamEnd::Closed)
     }
 
-    /// Applies a response as the whole configuration.
+    /// Replaces the whole configuration by the resources of a response.
     ///
-    /// On errors, returns the message for the NACK.
+    /// If the response is invalid, returns the message for the NACK.
     async fn apply_response(&mut self, response: DiscoveryResponse) -> Result<(), String> {
         let configs = decode_resources(&response).inspect_err(|why| {
             self.record_failure(LoadFailure::Unreadable(
@@ -292,8 +293,8 @@ impl XdsClient {
         });
     }
 
-    /// Returns the error for a response without readable limits. Not a
-    /// configuration error, because envoyproxy/ratelimit does not count it as one.
+    /// Returns the error for a response that cannot be decoded. Like envoyproxy/ratelimit, this
+    /// counts as a failed read and not as an invalid configuration.
     fn unreadable_response(&self, version: &str, why: &str) -> SourceReadError {
         let path = PathBuf::from(format!("version `{version}` of {}", self.options.server));
         SourceReadError::Unreadable { path, error: io::Error::other(why) }
@@ -328,7 +329,7 @@ fn decode_resources(response: &DiscoveryResponse) -> Result<Vec<RateLimitConfig>
     decoded.collect()
 }
 
-/// Returns the message of a NACK, for an operator of the xDS server.
+/// Returns the message of a NACK with the most severe errors, for an operator of the xDS server.
 fn nack_message(diagnostics: &Diagnostics) -> String {
     let (worst, more) = diagnostics.most_severe(MAX_NACK_DIAGNOSTICS);
     let errors_only = worst.into_iter().filter(|one| one.severity() == Severity::Error);

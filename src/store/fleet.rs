@@ -1,14 +1,15 @@
-//! The live replicas that share a store, with one record each.
+//! The membership: the live replicas that share a store, with one record for each replica.
 //!
 //! Guarantees:
-//! - The list is the store's last reply; ages are measured by the store's clock.
+//! - The list is the store's reply to a heartbeat; its ages are measured by the store's clock.
 //!
 //! Not covered:
-//! - The content of a record and its readers (`engine::fleet::membership`).
+//! - The content of a record (`engine::fleet::membership`).
 
 use crate::kernel::units::Nanos;
 
-/// The time after which a silent replica is dropped: long enough to lose several heartbeats.
+/// The time after which the store drops a replica without heartbeats. A replica that misses a few
+/// heartbeats stays listed.
 pub const REPLICA_TIMEOUT: Nanos = Nanos::from_secs(5);
 
 /// A replica's heartbeat for the list of live replicas.
@@ -16,7 +17,7 @@ pub const REPLICA_TIMEOUT: Nanos = Nanos::from_secs(5);
 pub struct MembershipHeartbeat {
     /// The replica's name, not empty.
     pub node: Box<str>,
-    /// The replica's record, not empty. `None` if the replica leaves.
+    /// The replica's record, not empty. `None` if the replica shuts down.
     pub record: Option<Box<str>>,
 }
 
@@ -25,23 +26,24 @@ pub struct MembershipHeartbeat {
 pub struct LiveReplica {
     /// The replica's name, the same at every other replica.
     pub node: Box<str>,
-    /// The time since its last heartbeat by the store's clock, in whole milliseconds.
+    /// The time since the replica's last heartbeat, by the store's clock, in whole milliseconds.
     pub silent_for: Nanos,
     /// The replica's record.
     pub record: Box<str>,
 }
 
-/// The store's reply to a heartbeat.
+/// The store's reply to a [`MembershipHeartbeat`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MembershipReply {
-    /// The live replicas in any order, with the sender unless it left.
+    /// The live replicas in any order. They include the sender of the heartbeat, unless it shuts
+    /// down.
     pub replicas: Vec<LiveReplica>,
-    /// The sender's previous record, if it had not expired.
+    /// The record in the sender's previous heartbeat, if it had not expired.
     pub previous_record: Option<Box<str>>,
 }
 
 impl MembershipHeartbeat {
-    /// Returns the list of a replica without a shared store.
+    /// Returns the reply for a replica without a shared store: a list of this replica alone.
     #[must_use]
     pub fn reply_without_store(&self) -> MembershipReply {
         let member = |record| LiveReplica { node: self.node.clone(), silent_for: Nanos(0), record };

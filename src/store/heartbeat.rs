@@ -1,28 +1,33 @@
-//! One round of share reports for the fleet-wide concurrency limits.
+//! A share round: the share reports of one replica for shared concurrency limits, in one store
+//! call.
 //!
 //! Guarantees:
-//! - The store applies a replica's round in one step, by the store's own clock.
+//! - The store applies a share round atomically, by the store's own clock.
 //!
 //! Not covered:
-//! - When a replica reports and how it applies the replies (`engine::concurrency::fleet`).
+//! - When a replica sends share reports and how it applies the replies
+//!   (`engine::concurrency::fleet`).
 //! - How shares are computed ([`crate::kernel::coordinator`]).
 
 use crate::kernel::coordinator::incarnation::IncarnationRecord;
 use crate::kernel::coordinator::{self, CoordinatorConfig, Heartbeat};
 use crate::kernel::units::{Incarnation, Nanos};
 
-/// The most limits in one round. A script blocks the store, so a round stays short.
+/// The most concurrency limits in one share round. The script of a round blocks Redis, so it must
+/// be short.
 pub const MAX_REPORTS_PER_ROUND: usize = 64;
 
-/// The time budget of a round and the cost of a limit and of each of its replicas, in microseconds.
+/// The time budget of a share round, the cost of one limit and the cost of each replica of a limit,
+/// in microseconds.
 const ROUND_BUDGET_MICROS: u64 = 1_000;
 const LIMIT_COST_MICROS: u64 = 10;
 const REPLICA_COST_MICROS: u64 = 3;
 
-/// Returns how many of the leading limits fit in one round of about one millisecond.
+/// Returns how many concurrency limits, from the first on, fit in a share round of about 1 ms.
 ///
-/// `replica_counts` gives the number of replicas of each limit. The costs were measured on a slow
-/// machine (`benches/heartbeats.rs`). The result is 1 to [`MAX_REPORTS_PER_ROUND`], or 0 without any limit.
+/// `replica_counts` gives the number of replicas of each limit. The result is at most
+/// [`MAX_REPORTS_PER_ROUND`] and at least 1, but 0 if `replica_counts` is empty. The costs were
+/// measured on a slow machine (`benches/heartbeats.rs`).
 #[must_use]
 pub fn reports_per_round(replica_counts: impl IntoIterator<Item = u64>) -> usize {
     let mut left = ROUND_BUDGET_MICROS;
@@ -35,48 +40,49 @@ pub fn reports_per_round(replica_counts: impl IntoIterator<Item = u64>) -> usize
     replica_counts.into_iter().take(MAX_REPORTS_PER_ROUND).enumerate().take_while(fits).count()
 }
 
-/// The bucket of a concurrency limit: unique for each limit, and the same at every replica.
+/// The name of a bucket: a concurrency limit and its descriptor values. All replicas use the same
+/// name.
 pub type BucketKey = Box<[u8]>;
 
-/// The share reports that one replica sends in one call.
+/// The share reports that one replica sends in one store call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareRound {
-    /// The replica's line in the fleet table.
+    /// The replica, its incarnation, and the coordinator's incarnation that granted its shares.
     pub record: IncarnationRecord,
-    /// The store's instant ([`ShareRoundReply::store_time`]) in the last reply that this replica
-    /// received. A store that does not remember this instant has lost state.
+    /// The [`ShareRoundReply::store_time`] of the last reply that this replica received. If the
+    /// store's state ends clearly before this instant, the store has lost state.
     pub last_reply_at: Option<Nanos>,
-    /// The longest time from now that a share may be in
-    /// use: this replica's or a forgotten replica's.
+    /// The longest time from now for which any share may be in use: a share of this replica, or of
+    /// another replica that the store has lost.
     pub longest_use: Nanos,
-    /// The replica leaves for good, without shares or
-    /// requests in flight. The store removes its line.
+    /// True if the replica shuts down and has no shares and no requests in flight. The store then
+    /// removes its record.
     pub is_leaving: bool,
-    /// The reports of at most [`reports_per_round`] limits.
+    /// The share reports, for at most [`reports_per_round`] concurrency limits.
     pub reports: Vec<ShareReport>,
 }
 
 /// One replica's report for one concurrency limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareReport {
-    /// The bucket of the limit.
+    /// The bucket of the concurrency limit.
     pub bucket: BucketKey,
-    /// The limit's settings, which apply to this report.
+    /// The coordinator config of the limit, which the store uses for this report.
     pub law: CoordinatorConfig,
-    /// The report.
+    /// The replica's grant in use, requests in flight, demand and vote.
     pub heartbeat: Heartbeat,
 }
 
-/// The store's reply to a round.
+/// The store's reply to a share round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareRoundReply {
-    /// The store's incarnation.
+    /// The incarnation of the coordinator's state in the store.
     pub incarnation: Incarnation,
-    /// The store's clock at the round, in whole microseconds. All replicas
-    /// use it to name an instant. It is not comparable with another clock.
+    /// The instant of the share round by the store's clock, in whole microseconds. Do not compare
+    /// it with an instant of a replica's clock.
     pub store_time: Nanos,
-    /// The reply to each report, in order. `None` if the store
-    /// cannot read the limit's state, which it leaves unchanged.
+    /// The reply to each share report, in order. `None` if the store cannot read the state of the
+    /// limit; it then leaves that state unchanged.
     pub replies: Vec<Option<coordinator::HeartbeatReply>>,
 }
 
@@ -86,16 +92,18 @@ mod tests {
     use std::iter::repeat;
 
     #[test]
-    fn a_round_costs_the_store_at_most_a_millisecond() {
-        // 70 us for each limit; then 13 us for each limit, up to the maximum number.
+    fn a_share_round_takes_at_most_a_millisecond() {
+        // 20 replicas cost 70 us for each limit, so 14 limits fit. One replica costs 13 us, so the
+        // maximum number fits.
         assert_eq!(reports_per_round(repeat(20)), 14);
         assert_eq!(reports_per_round(repeat(1)), MAX_REPORTS_PER_ROUND);
         assert_eq!(reports_per_round([]), 0);
-        // 910 us and 70 us fit; 70 us more do not.
+        // The first two limits cost 910 us and 70 us and fit into 1,000 us; the third costs 70 us
+        // more.
         assert_eq!(reports_per_round([300, 20, 20]), 2);
-        // The first forty take 520 us; six of 70 us also fit.
+        // The first 40 limits cost 520 us; six limits of 70 us also fit.
         assert_eq!(reports_per_round([1; 40].into_iter().chain(repeat(20))), 46);
-        // A limit that exceeds the budget is sent in a round of its own.
+        // A limit that exceeds the budget alone is sent in a share round of its own.
         assert_eq!(reports_per_round([1_000, 1]), 1);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Not covered:
 //! - The lease protocol ([`crate::kernel::lease`]).
-//! - The sending of messages.
+//! - Sending lease messages to the store.
 
 use super::Placement;
 use crate::kernel::decision::{StoreFailure, Verdict};
@@ -16,33 +16,38 @@ use crate::kernel::units::Nanos;
 pub struct LeaseMessage {
     /// The counter's key.
     pub key: CounterKey,
-    /// The counter's place in a store of several nodes.
+    /// The placement of the counter: the choice of its Redis Cluster slot.
     pub placement: Placement,
-    /// True if the limit's unit is a second: such counters may have a store of their own.
+    /// True if the limit's unit is a second. Such counters are in the separate Redis for limits per
+    /// second, if one is configured.
     pub per_second: bool,
     /// The limit's strategy.
     pub strategy: Strategy,
-    /// The lease settings: a budget of at most 2^32 - 1 hits, a duration below 2^53 microseconds.
+    /// The lease settings. The budget is at most 2^32 - 1 hits; the duration is below 2^53
+    /// microseconds.
     pub terms: LeaseTerms,
-    /// The sender: one incarnation of a replica.
+    /// The incarnation of the replica that sends the message.
     pub sender: ReplicaIncarnation,
-    /// The message. Its numbers are below 2^53.
+    /// The report, the returned hits, the charge and the hits to borrow. All its numbers are below
+    /// 2^53.
     pub borrow: BorrowRequest,
 }
 
 /// The result of a lease message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseOutcome {
-    /// The store applied the message. The reply settles the lease balance.
+    /// The store applied the message. The reply contains the granted hits and the balance that the
+    /// store lists.
     Applied(BorrowReply),
     /// The store had already applied a later message of this replica. Nothing was charged.
     Superseded,
-    /// The key is new and the store is full. Nothing was charged; `when_full` chose this verdict.
+    /// The key is new and the store is full. Nothing was charged; the setting `when_full` chose
+    /// this verdict.
     StoreFull(Verdict),
-    /// Nothing was charged: no calendar window in the
-    /// message is open at this instant of the store's clock.
+    /// Nothing was charged: at this instant of the store's clock, no calendar window of the
+    /// message's limit is open.
     Stale(Nanos),
-    /// The store did not reply, so it may have applied the message
-    /// or not. The same message can be sent again: it counts once.
+    /// The store did not reply, so it may have applied the message or not. The same message can be
+    /// sent again, because the store counts it only once.
     Failed(StoreFailure),
 }

@@ -1,18 +1,19 @@
-//! Counters in this process: the default store.
+//! The memory store, which is the default: it keeps the counters in this process.
 //!
 //! Guarantees:
-//! - Each charge runs under the lock of its shard, so concurrent checks count exactly.
+//! - Each charge locks the shard of its counter, so concurrent checks count exactly.
 //! - At most `max_keys` counters exist; [`WhenFull`] decides further new keys.
 //! - Sweeps drop empty counters, one shard at a time.
-//! - A key's leases are listed beside its counter, under the same lock.
-//! - A lease list uses one of the `max_keys` places; without one nothing is lent.
+//! - The lease table of a counter is in the same shard, under the same lock.
+//! - A lease table counts toward `max_keys`, too; if the store is full, no hits are lent.
 //!
 //! Not covered:
-//! - Restarts, which lose all counters.
-//! - Limits shared with other replicas.
+//! - Persistence: a restart loses all counters.
+//! - Limits shared with replicas in other processes.
 //!
-//! Memory: 32 bytes for a GCRA counter and 40 bytes for a window counter. The hash tables are
-//! 53 % to 80 % full. A log also stores its arrivals (see [`crate::kernel::rate::sliding_log`]).
+//! Memory: 32 bytes for a GCRA counter and 40 bytes for a window counter. The hash tables are 53 %
+//! to 80 % full. A counter of a sliding log also stores the arrivals of its hits (see
+//! [`crate::kernel::rate::sliding_log`]).
 
 pub mod coordinators;
 mod counters;
@@ -50,10 +51,11 @@ use permits::StrictLimits;
 use shard::{Shard, can_create_counter};
 use table::KeyHash;
 
-/// The number of shards. A sweep locks one shard, so it stays short with millions of keys.
+/// The number of shards. A sweep locks one shard at a time, so the lock is short even with millions
+/// of keys.
 const SHARDS: usize = 1024;
 
-/// The verdict for a new key when the store is full.
+/// The verdict for a check with a new key when the store is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Deny the check, because its hits cannot be counted.
@@ -72,12 +74,12 @@ impl WhenFull {
     }
 }
 
-/// The store in this process.
+/// A store that keeps all counters in the memory of this process.
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[ShardLock]>,
-    /// Keyed with a secret of the process: a client
-    /// cannot aim keys at one shard or make keys collide.
+    /// The hash function, keyed with a secret of the process. Clients therefore cannot choose keys
+    /// that collide or share one shard.
     hasher: SipHasher13,
     counters: CounterCapacity,
     when_full: WhenFull,
@@ -89,8 +91,8 @@ pub struct MemoryStore {
     strict_limits: Mutex<StrictLimits>,
 }
 
-// Two shards on one cache line would slow down threads that use different
-// shards. The alignment is two lines, because processors fetch lines in pairs.
+// Two shards in one cache line would slow down threads that use different shards. The alignment is
+// two cache lines, because processors fetch cache lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ShardLock(Mutex<Shard>);
@@ -111,23 +113,24 @@ impl MemoryStore {
         }
     }
 
-    /// Returns the number of counters.
+    /// Returns the number of counters and lease tables in the store.
     pub fn live_keys(&self) -> usize {
         self.counters.used()
     }
 
-    /// Returns the maximum number of counters.
+    /// Returns the maximum number of counters and lease tables (`max_keys`).
     pub fn max_keys(&self) -> usize {
         self.counters.max()
     }
 
-    /// Returns how many times a new key found the store full.
+    /// Returns how many times a new counter was refused because the store was full.
     pub fn times_full(&self) -> u64 {
         self.full_count.load(Relaxed)
     }
 
-    /// Drops the empty counters of the next shard. `MemoryStore::SHARDS` calls
-    /// visit every shard. Cost: O(counters in that shard), under its lock.
+    /// Drops the empty counters of one shard, and of the next shard at the next call. After
+    /// `MemoryStore::SHARDS` calls every shard was swept. Cost: O(counters in that shard), under
+    /// its lock.
     pub fn sweep_next(&self, now: Nanos) {
         let index = self.next_to_sweep.fetch_add(1, Relaxed) % SHARDS;
         if let Some(shard) = self.shards.get(index) {
@@ -142,7 +145,7 @@ impl MemoryStore {
         }
     }
 
-    /// The number of [`MemoryStore::sweep_next`] calls that visit every shard.
+    /// The number of [`MemoryStore::sweep_next`] calls after which every shard was swept.
     pub const SHARDS: usize = SHARDS;
 
     fn hash(&self, key: &CounterKey) -> KeyHash {
@@ -160,7 +163,7 @@ impl MemoryStore {
     }
 
     fn charge_each(&self, now: Nanos, charges: &[Charge]) -> StoreReply<'_, Outcomes> {
-        // Fill the reply in place, because a finished list is slow to move.
+        // Write the outcomes directly into the reply, because moving a finished list is slow.
         let mut reply = StoreReply::Ready(Outcomes::new());
         let StoreReply::Ready(outcomes) = &mut reply else { return reply };
         for charge in charges {
@@ -218,8 +221,8 @@ impl MemoryStore {
         }
     }
 
-    /// Makes all charges if `admits` accepts their trial
-    /// outcomes, else none. Makes refunds in any case.
+    /// Computes the outcomes of all charges without charging. Makes all charges if `admits` accepts
+    /// these outcomes, else none. Refunds are always made.
     fn charge_atomically(
         &self,
         now: Nanos,
@@ -250,8 +253,8 @@ impl MemoryStore {
         charges.iter().enumerate().map(settle).collect()
     }
 
-    /// Reserves places for the new counters of `charges`. The list
-    /// is false for each charge whose new counter has no place.
+    /// Reserves capacity for the new counters of `charges`. The returned list has false for each
+    /// charge whose new counter does not fit.
     fn reserve_places(
         &self,
         locked: &mut LockedShards<'_>,
@@ -276,7 +279,8 @@ impl MemoryStore {
         (places, rooms)
     }
 
-    /// Computes the outcome of charge `i` after all charges before it. A refund always succeeds.
+    /// Computes the outcome that charge `i` would have after all charges before it, without
+    /// charging. A refund always succeeds.
     fn preview(
         &self,
         shard: &Shard,
@@ -310,7 +314,8 @@ impl MemoryStore {
         ChargeOutcome::Decided(shard.preview(hashes[i], now, &charges[i].strategy, together))
     }
 
-    /// Returns the outcome of a skipped charge: its own denial, or the hits that remain without it.
+    /// Returns the outcome of a charge that is not made because the check is denied: its own
+    /// denial, or the remaining hits of its counter.
     fn skipped_outcome(
         &self,
         shard: &Shard,
@@ -327,17 +332,18 @@ impl MemoryStore {
     }
 }
 
-/// Returns true if `step` leaves a counter to store. Without one, the charge needs no place.
+/// Returns true if the counter must be stored after this decision. If false, the charge needs no
+/// capacity in the store.
 const fn leaves_counter(strategy: &Strategy, step: CounterDecision) -> bool {
     match step {
         CounterDecision::Allow(_) | CounterDecision::Deny { .. } => true,
-        // Fixed windows also count denied hits.
+        // A fixed window also counts denied hits, so its counter must be stored.
         CounterDecision::ExceedsLimit(_) => matches!(strategy, Strategy::FixedWindow(_)),
         CounterDecision::OutsideWindows => false,
     }
 }
 
-/// Decides an all-or-nothing check from the trial outcomes of its charges.
+/// Decides an all-or-nothing check from the previewed outcomes of its charges.
 fn is_allowed(
     charges: &[Charge],
     asked: &[ChargeOutcome],

@@ -1,11 +1,11 @@
-//! The stores: where counters live.
+//! The stores that keep the counters: in this process or in Redis.
 //!
 //! Guarantees:
-//! - Each charge of a check has one outcome, in order.
-//! - A store that does not reply in time yields [`ChargeOutcome::Failed`].
+//! - A store returns one outcome for each charge of a check, in the order of the charges.
+//! - If a store does not reply in time, the outcome is [`ChargeOutcome::Failed`].
 //!
 //! Not covered:
-//! - The choice of limits and the combined decision ([`crate::engine`]).
+//! - The choice of a check's limits and the decision from all outcomes ([`crate::engine`]).
 
 pub mod fleet;
 pub mod heartbeat;
@@ -34,70 +34,71 @@ use stats::StoreStats;
 
 /// A store of counters.
 pub trait CounterStore: Send + Sync + std::fmt::Debug {
-    /// Charges the hits of a check at the instant `now`.
+    /// Makes the charges of one check at the instant `now`.
     ///
     /// A shared store uses its own clock instead of `now`.
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes>;
 
-    /// Applies a replica's lease message at the instant `now`, in one
-    /// step: the report, the returned hits, the charge and the grant.
+    /// Applies one lease message atomically at the instant `now`: its report, its returned hits,
+    /// its charge and its grant.
     ///
-    /// A failure in [`StoreReply::Ready`] means that the message was never sent and never will be.
+    /// If a [`StoreReply::Ready`] contains a failure, the message was not sent to the store.
     fn exchange_lease_message<'a>(
         &'a self,
         now: Nanos,
         message: &'a LeaseMessage,
     ) -> StoreReply<'a, LeaseOutcome>;
 
-    /// Runs `begin`, which polls lease calls for the first time. Their messages
-    /// share a store call where possible: none is sent before `begin` returns.
+    /// Runs `begin`, which starts several lease calls, and sends their messages only after `begin`
+    /// returns. The messages then share a store call where possible.
     fn batch_calls(&self, begin: &mut dyn FnMut()) {
         begin();
     }
 
-    /// Returns how long a denial of `charge` may be due
-    /// to hits that another check returns in that time.
+    /// Returns how long another check may reserve hits that it then cancels. A denial of `charge`
+    /// may be due to such hits.
     ///
-    /// A check over several nodes reserves its hits in each node until
-    /// all have replied. The result is `None` if one node decides the
-    /// whole domain. A denial then lasts until a check refunds hits.
+    /// A check over several nodes reserves its hits on each node until all nodes have replied. The
+    /// result is `None` if one node decides all checks of the domain. No check then reserves hits,
+    /// so a denial holds until a refund.
     fn reserved_for(&self, _charge: &Charge) -> Option<Nanos> {
         None
     }
 
-    /// Returns the number of the node that decides `charge` at `now`. If
-    /// a node does not reply to one charge, expect no reply to the next.
+    /// Returns the number of the node that decides `charge` at `now`. A caller can then skip
+    /// further charges to a node that did not reply to one.
     fn node_of(&self, _now: Nanos, _charge: &Charge) -> u32 {
         0
     }
 
-    /// Returns true if every charge is answered with
-    /// [`StoreReply::Ready`]. A check then needs no state to wait with.
+    /// Returns true if every charge returns [`StoreReply::Ready`], so that no check waits for the
+    /// store.
     fn is_synchronous(&self) -> bool {
         false
     }
 
-    /// Returns the longest time that a check may wait,
-    /// for any number of calls. `None` if it never waits.
+    /// Returns the longest time that a check may wait for this store, in all its calls together.
+    /// `None` if a check never waits.
     fn max_wait(&self) -> Option<Nanos> {
         None
     }
 
-    /// Returns why charges fail at present, if they do.
+    /// Returns the store failure of charges at present; `None` if charges succeed.
     fn current_failure(&self) -> Option<StoreFailure> {
         None
     }
 
-    /// Returns the statistics so far.
+    /// Returns the statistics of this store since its creation.
     fn stats(&self) -> StoreStats {
         StoreStats::default()
     }
 }
 
-/// A store of the state that replicas share besides counters: the list of live replicas, the shares
-/// of concurrency limits, and strict permits. The defaults are a store without a fleet.
+/// A store of the state that replicas share besides counters: the membership, the shares of
+/// concurrency limits, and the permits of strict limits. The default methods serve a store of a
+/// single replica.
 pub trait FleetStore: Send + Sync + std::fmt::Debug {
-    /// Reports that this replica is alive or leaves, and returns the live replicas.
+    /// Reports that this replica is alive or shuts down, and returns the live replicas.
     ///
     /// The store did not reply.
     fn update_membership<'a>(
@@ -107,9 +108,9 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
         StoreReply::Ready(Ok(beat.reply_without_store()))
     }
 
-    /// Applies a replica's share reports in one step at the instant `now`.
+    /// Applies a share round of one replica atomically at the instant `now`.
     ///
-    /// The store did not reply, or has no coordinators.
+    /// The store did not reply, or does not compute shares.
     fn report_shares<'a>(
         &'a self,
         _now: Nanos,
@@ -120,7 +121,8 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
 
     /// Acquires one permit of a strict concurrency limit at the instant `now`.
     ///
-    /// The store did not reply, or does not count permits. With [`StoreReply::Ready`] no call was made.
+    /// The store did not reply, or does not count permits. If a [`StoreReply::Ready`] contains the
+    /// error, no store call was made.
     fn acquire_strict_permit<'a>(
         &'a self,
         _now: Nanos,
@@ -139,7 +141,7 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// A store for an engine.
+/// A store of counters and of the fleet's state, as the engine needs it.
 pub trait Store: CounterStore + FleetStore {}
 
 impl<S: CounterStore + FleetStore> Store for S {}
@@ -147,9 +149,9 @@ impl<S: CounterStore + FleetStore> Store for S {}
 /// A reply that is ready or pending. A store in this process
 /// is always ready, which costs no allocation and no poll.
 pub enum StoreReply<'a, T> {
-    /// Ready.
+    /// The reply is known.
     Ready(T),
-    /// Pending.
+    /// The reply is still to come.
     Pending(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
 }
 
@@ -162,53 +164,54 @@ pub struct Charges {
     pub mode: ChargeMode,
 }
 
-/// A charge or a refund of one counter.
+/// A charge or a refund of hits to one counter.
 #[derive(Clone, Debug)]
 pub struct Charge {
     /// The counter's key.
     pub key: CounterKey,
-    /// The counter's place in a store of several nodes.
+    /// The placement of the counter: the choice of its Redis Cluster slot.
     pub placement: Placement,
     /// The limit's strategy.
     pub strategy: Strategy,
     /// The hits to charge or to refund.
     pub cost: Cost,
-    /// The group of the limit, and its shadow mode.
+    /// The vote group of the limit, and whether the limit is in shadow mode.
     pub standing: Enforcement,
-    /// True if the limit's unit is a second: such counters may have a store of their own.
+    /// True if the limit's unit is a second. Such counters are in the separate Redis for limits per
+    /// second, if one is configured.
     pub per_second: bool,
 }
 
-/// The place of a counter in a store of several nodes.
+/// The choice of the Redis Cluster slot, and thereby of the node, for a counter.
 ///
 /// It depends only on the counter's key and on the settings of its domain, so all replicas agree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// By its own key: counters spread over all nodes.
+    /// The counter's own key selects the slot, so counters spread over all nodes.
     #[default]
     ByKey,
-    /// On one node with all counters of this number.
+    /// All counters with this number share a slot, so they are on one node.
     Group(u64),
-    /// As [`Placement::Group`], and all counters of the domain have this number.
+    /// Like [`Placement::Group`], and all counters of the domain have this number.
     WholeDomain(u64),
 }
 
 impl Placement {
-    /// Places a counter with those of `domain` that share the descriptor value `value`.
+    /// Puts all counters of `domain` with the descriptor value `value` into one slot.
     #[must_use]
     pub fn by_value(domain: &str, value: &str) -> Self {
         Self::Group(Self::group_number(domain, value))
     }
 
-    /// Places a counter with all others of `domain`.
+    /// Puts all counters of `domain` into one slot.
     #[must_use]
     pub fn by_domain(domain: &str) -> Self {
         Self::WholeDomain(Self::group_number(domain, ""))
     }
 
     fn group_number(domain: &str, value: &str) -> u64 {
-        // Without a secret, because every replica must compute the
-        // same number. A collision only puts two groups on one node.
+        // The hash has no secret key, because every replica must compute the same number. A hash
+        // collision is harmless: it only puts two groups into one slot.
         let mut hasher = SipHasher24::new();
         hasher.write(domain.as_bytes());
         // A byte that never occurs in UTF-8 separates the two strings.
@@ -221,7 +224,7 @@ impl Placement {
 /// The charge mode of a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum ChargeMode {
-    /// Every charge is made, independent of the others.
+    /// Every charge is decided independently of the others.
     #[default]
     Each,
     /// All charges are made if the check is allowed, else none. Refunds are always made.
@@ -231,8 +234,8 @@ pub enum ChargeMode {
         /// A descriptor without a counter keeps the quota group from denying.
         quota_cannot_deny: bool,
     },
-    /// No charge is made. Each outcome is as if another
-    /// charge had denied the check. Refunds are always made.
+    /// No charge is made. Each outcome is that of a check that another charge denied. Refunds are
+    /// always made.
     Preview,
 }
 
@@ -244,30 +247,31 @@ pub type Outcomes = SmallVec<[ChargeOutcome; 2]>;
 pub enum ChargeOutcome {
     /// The counter decided.
     Decided(CounterDecision),
-    /// The counter decided, and its count is known.
+    /// The counter decided, and the number of hits in it is known.
     Counted(CounterDecision, CounterHits),
     /// The hits were refunded.
     Refunded(CounterDecision),
     /// The key is new and the store is full; `when_full` chose this verdict.
     StoreFull(Verdict),
-    /// Nothing was charged: no calendar window of the plan is open at this instant of
-    /// the store's clock. The check is planned for that instant and sent again, once.
+    /// Nothing was charged: at this instant of the store's clock, no calendar window of the plan is
+    /// open. The engine plans the check again for this instant and sends it once more.
     Stale(Nanos),
     /// The store did not reply.
     Failed(StoreFailure),
 }
 
-/// The count of a counter under envoyproxy/ratelimit's keys.
+/// The hits in a counter under a key of envoyproxy/ratelimit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterHits {
     /// The hits in the counter, including those of this charge if it was made.
     pub hits: u64,
-    /// The deny cache decided, without a store call.
+    /// True if the deny cache decided, without a store call.
     pub is_cached_denial: bool,
 }
 
 impl ChargeOutcome {
-    /// Returns true if this charge is a denial, before shadow mode and groups apply.
+    /// Returns true if the limit of this charge denies the hits. Shadow mode and quota groups are
+    /// not considered.
     #[must_use]
     pub const fn is_denial(&self) -> bool {
         match self {

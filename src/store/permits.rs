@@ -1,12 +1,13 @@
 //! Permits of strict concurrency limits: each acquire is a store call.
 //!
 //! Guarantees:
-//! - One acquire, or one limit's report, is one step by the store's clock.
-//! - A limit with unreadable state stays unchanged and affects no other limit.
+//! - One acquire, or the report for one limit, is applied atomically, by the store's clock.
+//! - If the store cannot read the state of a limit, that state stays unchanged, and all other
+//!   limits work.
 //!
 //! Not covered:
-//! - When a replica acquires and reports (`engine::concurrency`).
-//! - How the store counts ([`crate::kernel::concurrency::permit_table`]).
+//! - When a replica acquires permits and sends permit reports (`engine::concurrency`).
+//! - How the store counts permits ([`crate::kernel::concurrency::permit_table`]).
 
 use super::StoreFailure;
 use super::heartbeat::BucketKey;
@@ -16,60 +17,63 @@ pub use crate::kernel::concurrency::permit_table::{
 };
 use crate::kernel::units::{Nanos, Share};
 
-/// The most permits in one report. A script blocks the store, so a report stays short.
+/// The most permits in one permit report. The script of a report blocks Redis, so it must be short.
 pub const MAX_PERMITS_PER_REPORT: usize = 512;
 
-/// A request for one permit.
+/// A request for one permit of a strict concurrency limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StrictPermitRequest {
     /// The bucket of the limit.
     pub bucket: BucketKey,
-    /// The permit, the limit and the times.
+    /// The permit id, the concurrency limit in permits and the permit's lifetime.
     pub permit: StrictAcquire,
 }
 
-/// The reply to a request for one permit.
+/// The store's reply to a [`StrictPermitRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrictPermitReply {
-    /// The result.
+    /// The permit was acquired, or why not.
     pub result: AcquireOutcome,
     /// Permits in use now.
     pub held: Share,
 }
 
-/// The permit report of one replica.
+/// One replica's report of its permits of strict concurrency limits: those in use and those
+/// released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitReport {
-    /// The times, the same at every replica.
+    /// The grace period, the longest silence and the longest permit lifetime. All replicas use the
+    /// same values.
     pub times: PermitTiming,
-    /// Send the report to every node that stores permits.
-    /// A node that lost its state then notices at once.
+    /// True if the report goes to every Redis node that stores permits, also to nodes without a
+    /// permit of this replica. A node that lost its state then detects the loss at once.
     pub to_all_nodes: bool,
-    /// Some of the replica's limits, with at most [`MAX_PERMITS_PER_REPORT`] permits in all.
+    /// Some of the limits of which the replica has permits, with at most [`MAX_PERMITS_PER_REPORT`]
+    /// permits in all.
     pub limits: Vec<LimitPermits>,
 }
 
-/// The permits of one replica at one limit.
+/// One replica's permits of one concurrency limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitPermits {
     /// The bucket of the limit.
     pub bucket: BucketKey,
     /// Permits in use, each with the time until its deadline.
     pub in_use: Vec<(PermitId, Nanos)>,
-    /// Released permits.
+    /// Permits that the replica released since its last report.
     pub released: Vec<PermitId>,
 }
 
-/// The reply for one limit.
+/// The store's reply to [`LimitPermits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitPermitsReply {
-    /// The changes that the report made.
+    /// The changes that the report made to the permits in the store.
     pub changes: PermitCorrections,
     /// Permits in use now.
     pub held: Share,
 }
 
-/// The reply for each reported limit in order, or why there is none.
+/// The reply for each reported limit, in order, or the store failure.
 pub type PermitReportReply = Vec<Result<LimitPermitsReply, StoreFailure>>;
 
 impl PermitReport {
@@ -79,7 +83,7 @@ impl PermitReport {
         self.limits.iter().map(|told| told.in_use.len() + told.released.len()).sum()
     }
 
-    /// Returns the failure `cause` for every limit.
+    /// Returns a reply in which every limit of this report failed with `cause`.
     #[must_use]
     pub fn failed_reply(&self, cause: StoreFailure) -> PermitReportReply {
         vec![Err(cause); self.limits.len()]

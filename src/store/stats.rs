@@ -1,20 +1,21 @@
 //! Statistics that a store keeps about itself.
 //!
 //! Guarantees:
-//! - Connections are counted when they open and when they close.
-//! - Each lookup is either a hit or a miss.
+//! - Every connection is counted when it opens and when it closes.
+//! - Each lookup in the deny cache is either a hit or a miss.
 //!
 //! Not covered:
-//! - The names of the metrics.
+//! - The names of the metrics that export these statistics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The statistics of a store. A field is `None` if the store has no such part.
+/// The statistics of a store. A field is `None` if the store has no such connections or no deny
+/// cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
     /// Connections to the store.
     pub connections: Option<ConnectionCounts>,
-    /// Connections to the store of per-second limits.
+    /// Connections to the separate Redis for limits per second.
     pub per_second_connections: Option<ConnectionCounts>,
     /// The deny cache of this process.
     pub deny_cache: Option<DenyCacheStats>,
@@ -32,25 +33,26 @@ pub struct ConnectionCounts {
 /// The statistics of a deny cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DenyCacheStats {
-    /// Keys in the cache, including expired keys without a lookup since.
+    /// Keys in the cache. An expired key is included until its next lookup.
     pub keys: u64,
     /// Lookups that found a denied key.
     pub hits: u64,
     /// Lookups that found no denied key.
     pub misses: u64,
-    /// Misses because the window of the key had ended.
+    /// Misses for a cached key whose denial had expired, because its window had ended.
     pub expired: u64,
     /// Keys that were evicted for newer ones.
     pub evicted: u64,
     /// Inserts of a key that the cache already contained.
     pub overwritten: u64,
-    /// The sum over all keys of the last insert or hit, in seconds since 1970.
+    /// The sum, over all cached keys, of the time of the key's last insert or hit, in seconds since
+    /// 1970.
     pub last_access_sum: u64,
 }
 
 impl DenyCacheStats {
-    /// Returns the mean of the last insert or hit of
-    /// each key, in seconds since 1970; 0 without keys.
+    /// Returns the mean time of the last insert or hit over all cached keys, in seconds since 1970;
+    /// 0 if the cache is empty.
     #[must_use]
     pub const fn mean_last_access(self) -> u64 {
         match self.last_access_sum.checked_div(self.keys) {
@@ -93,8 +95,8 @@ impl ConnectionCounter {
     /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> ConnectionCounts {
-        // Load `closed` first: a connection that opens and
-        // closes in between must not count as closed only.
+        // Load `closed` before `opened`: a connection that opens and closes between the two loads
+        // must not count only as closed.
         let gone = self.closed.load(Relaxed);
         ConnectionCounts { opened: self.opened.load(Relaxed).max(gone), closed: gone }
     }

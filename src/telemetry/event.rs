@@ -1,8 +1,9 @@
 //! The events that metrics count, one type each.
 //!
 //! Guarantees:
-//! - `emit` counts in [`METRICS`]; `count` counts in any other set.
-//! - Both cost a few relaxed additions, mostly to memory of the calling thread.
+//! - The method `emit` counts an event in [`METRICS`], the metrics of this process.
+//! - The method `count` counts an event in any other [`Metrics`].
+//! - Counting costs a few relaxed atomic additions, mostly to memory of the calling thread.
 //!
 //! Not covered:
 //! - Names, units and labels of metrics (see [`super::metrics`]).
@@ -25,12 +26,12 @@ pub struct CheckDecided<R> {
 }
 
 impl<R: Iterator<Item = Reason>> CheckDecided<R> {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_check(self.verdict, self.is_shadowed, self.reasons, self.near_limit);
     }
@@ -39,7 +40,7 @@ impl<R: Iterator<Item = Reason>> CheckDecided<R> {
 /// A concurrency limit rejected a request, or would have without shadow mode.
 #[derive(Clone, Copy, Debug)]
 pub struct ConcurrencyLimitExceeded {
-    /// One of [`Self::REASONS`].
+    /// The reason of the rejection, one of [`Self::REASONS`].
     pub reason: Reason,
     /// `false` if shadow mode allowed the request.
     pub is_enforced: bool,
@@ -54,46 +55,49 @@ impl ConcurrencyLimitExceeded {
         Reason::TooManyBuckets,
     ];
 
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_limit_exceeded(self);
     }
 }
 
-/// A counted event of a request id.
+/// An event in the life cycle of a request id happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitIdObserved(pub PermitIdEvent);
 
 /// An event in the life cycle of a request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PermitIdEvent {
-    /// The id acquired permits.
+    /// The request id acquired permits.
     Acquired,
-    /// A second acquire was rejected, because the id waits or has permits already.
+    /// A second acquire with the same request id was rejected, because the id already waits for
+    /// permits or has them.
     InUse,
-    /// The release came before the acquire, so its permits were released at once.
+    /// An acquire came after an early release of the same request id, so its permits were released
+    /// at once.
     AlreadyReleased,
-    /// The deadline was extended, because the request is still active.
+    /// The permits were renewed, because the request is still in flight.
     Renewed,
-    /// The permits were released.
+    /// The permits of the request id were released.
     Released,
-    /// A release without permits: the request was rejected or matched no concurrency limit.
+    /// A release arrived for a request id without permits, whose request was rejected or matched no
+    /// concurrency limit.
     WithoutPermits,
-    /// The release came before the acquire and is remembered.
+    /// A release came before its acquire, and is remembered as an early release.
     EarlyRelease,
-    /// The release came before the acquire and could not be remembered: the table is full.
+    /// A release came before its acquire, and was dropped because the permit registry is full.
     EarlyReleaseDropped,
-    /// The deadline released the permits.
+    /// The permits were released at their deadline, because no release or renewal arrived.
     Expired,
 }
 
 impl PermitIdEvent {
-    /// Every event, in the order of their discriminants.
+    /// Every event, in the order of the enum.
     pub const ALL: [Self; 9] = [
         Self::Acquired,
         Self::InUse,
@@ -106,7 +110,7 @@ impl PermitIdEvent {
         Self::Expired,
     ];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -124,12 +128,12 @@ impl PermitIdEvent {
 }
 
 impl PermitIdObserved {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_permit_id(self);
     }
@@ -142,13 +146,14 @@ pub struct CheckAnswered {
     pub received_at: Nanos,
     /// The instant at which the reply was ready to be encoded, since the Unix epoch.
     pub replied_at: Nanos,
-    /// The time in queues of concurrency limits. It is subtracted, because it measures the
-    /// requests in flight and not this service.
+    /// The time in queues of concurrency limits. This time is subtracted, because it measures the
+    /// requests in flight and not Sluicegate.
     pub queue_time: Nanos,
 }
 
 impl CheckAnswered {
-    /// Counts this in the process's metrics. A sampled span becomes the bucket's exemplar.
+    /// Counts the duration of the check in the metrics of the process. If the check's span is
+    /// sampled, the span becomes the exemplar of the histogram bucket.
     pub fn emit(self) {
         self.count(&METRICS);
         if let Some(traced) = super::trace::sampled_span_ids() {
@@ -156,7 +161,7 @@ impl CheckAnswered {
         }
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_duration(self.duration());
     }
@@ -176,13 +181,13 @@ pub struct RequestCompleted {
 }
 
 impl RequestCompleted {
-    /// Counts this in the process's metrics and sets the outcome of the current span.
+    /// Counts this event in the metrics of the process, and sets the outcome of the current span.
     pub fn emit(self) {
         super::trace::set_outcome(self.outcome);
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_request(self);
     }
@@ -191,15 +196,15 @@ impl RequestCompleted {
 /// A protocol of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// `ShouldRateLimit`.
+    /// Envoy's gRPC method `ShouldRateLimit`.
     Grpc,
-    /// `/json`.
+    /// The HTTP endpoint `/json`.
     Json,
     /// `Check` of Envoy's `ext_authz` filter.
     ExtAuthz,
-    /// `/check` for NGINX's `auth_request`.
+    /// The HTTP endpoint `/check` for NGINX's `auth_request`.
     Nginx,
-    /// Streams of `ext_proc`.
+    /// Streams of Envoy's `ext_proc` filter.
     ExtProc,
     /// Entries of Envoy's access log.
     AccessLog,
@@ -208,7 +213,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Every protocol, in the order of their discriminants.
+    /// Every protocol, in the order of the enum.
     pub const ALL: [Self; 7] = [
         Self::Grpc,
         Self::Json,
@@ -219,7 +224,7 @@ impl Protocol {
         Self::Permits,
     ];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -234,32 +239,32 @@ impl Protocol {
     }
 }
 
-/// The outcome of a request.
+/// The outcome of a request in any protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EdgeOutcome {
-    /// Allowed.
+    /// The request was allowed.
     Allow,
-    /// Denied.
+    /// The request was denied.
     Deny,
-    /// Refused: no domain.
+    /// Refused: the check has no domain.
     EmptyDomain,
-    /// Refused: no descriptors.
+    /// Refused: the check has no descriptors.
     NoDescriptors,
     /// Refused: no configuration is loaded.
     NoConfig,
-    /// Refused: too many descriptors.
+    /// Refused: the check has too many descriptors.
     TooManyDescriptors,
-    /// Refused: the descriptors have too many entries in total.
+    /// Refused: the descriptors of the check have too many entries in total.
     TooManyEntries,
-    /// Refused: a key or value is too long.
+    /// Refused: a descriptor key or value is too long.
     EntryTooLong,
     /// Refused: `hits_addend` is 2^63 or more.
     HitsTooLarge,
     /// Refused: the unit of a limit override is unknown.
     UnknownUnit,
-    /// Refused: a refund, and refunds are disabled.
+    /// Refused: the check is a refund, and refunds are disabled.
     RefundsDisabled,
-    /// Refused: a reserved key has an invalid id.
+    /// Refused: a reserved descriptor key has an invalid request id as its value.
     BadId,
     /// Refused: the store is unavailable, and the limit's fallback is `error`.
     StoreUnavailable,
@@ -277,12 +282,12 @@ pub enum EdgeOutcome {
     TooManyHolds,
     /// Refused: the message was incomplete at its deadline.
     ReadTimeout,
-    /// Decided, but the protocol cannot express the decision.
+    /// The check was decided, but the protocol cannot express the decision.
     Unrepresentable,
 }
 
 impl EdgeOutcome {
-    /// Every outcome, in the order of their discriminants.
+    /// Every variant, in the order of the enum.
     pub const ALL: [Self; 21] = [
         Self::Allow,
         Self::Deny,
@@ -307,7 +312,7 @@ impl EdgeOutcome {
         Self::Unrepresentable,
     ];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -346,38 +351,38 @@ pub struct ConfigLoaded {
 }
 
 impl ConfigLoaded {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.record_load(self);
     }
 }
 
-/// A change of this replica's share of a concurrency limit.
+/// A change of this replica's share of a shared concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareEvent {
-    /// The share grew without a handoff.
+    /// The replica's share grew without a handoff.
     Grown,
-    /// The share grew after a handoff from other replicas.
+    /// The replica's share grew after a handoff from other replicas.
     HandedOver,
-    /// The share shrank.
+    /// The replica's share shrank.
     Shrunk,
-    /// The share expired before the store replied.
+    /// The replica's share expired before the store replied.
     Fenced,
     /// The replica has no share and the store is unavailable, so `on_backend_failure` applies.
     Outage,
 }
 
 impl ShareEvent {
-    /// Every event, in the order of their discriminants.
+    /// Every event, in the order of the enum.
     pub const ALL: [Self; 5] =
         [Self::Grown, Self::HandedOver, Self::Shrunk, Self::Fenced, Self::Outage];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -389,12 +394,12 @@ impl ShareEvent {
         }
     }
 
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_share_event(self);
     }
@@ -405,7 +410,7 @@ impl ShareEvent {
 pub enum StrictPermitEvent {
     /// The store granted a permit.
     Granted,
-    /// The store granted none: the limit is reached.
+    /// The store granted no permit, because the limit is reached.
     LimitReached,
     /// The store may have lost the list of permits, so it grants none for a limited time.
     GrantsPaused,
@@ -420,7 +425,7 @@ pub enum StrictPermitEvent {
 }
 
 impl StrictPermitEvent {
-    /// Every event, in the order of their discriminants.
+    /// Every event, in the order of the enum.
     pub const ALL: [Self; 7] = [
         Self::Granted,
         Self::LimitReached,
@@ -431,7 +436,7 @@ impl StrictPermitEvent {
         Self::Released,
     ];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -445,28 +450,28 @@ impl StrictPermitEvent {
         }
     }
 
-    /// Counts `permits` of this in the process's metrics.
+    /// Counts this event for `permits` permits in the metrics of the process.
     pub fn emit(self, permits: u64) {
         self.count(permits, &METRICS);
     }
 
-    /// Counts `permits` of this in `metrics`.
+    /// Counts this event for `permits` permits in `metrics`.
     pub fn count(self, permits: u64, metrics: &Metrics) {
         metrics.count_strict_permits(self, permits);
     }
 }
 
-/// A configuration was invalid, and the previous revision stays in force.
+/// A configuration was invalid, and the previous revision stays in use.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfigRejected;
 
 impl ConfigRejected {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.record_rejected_load();
     }
@@ -475,17 +480,17 @@ impl ConfigRejected {
 /// The memory store had no room for a new key.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryStoreFull {
-    /// The verdict that `when_full` sets.
+    /// The verdict that the setting `when_full` selects.
     pub verdict: Verdict,
 }
 
 impl MemoryStoreFull {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_memory_full(self.verdict);
     }
@@ -494,17 +499,17 @@ impl MemoryStoreFull {
 /// The deny cache answered denials without a store call.
 #[derive(Clone, Copy, Debug)]
 pub struct DenialsFromCache {
-    /// The number of denials.
+    /// The number of denials from the deny cache.
     pub denials: u64,
 }
 
 impl DenialsFromCache {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_cached_denials(self.denials);
     }
@@ -515,26 +520,28 @@ impl DenialsFromCache {
 pub struct FallbackDebtEnded {
     /// The number of hits.
     pub hits: Hits,
-    /// The end of the debt.
+    /// The way in which the fallback debt ended.
     pub outcome: FallbackDebtOutcome,
 }
 
-/// The end of fallback debt.
+/// The ways in which fallback debt ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallbackDebtOutcome {
     /// The hits were charged to the store.
     Charged,
-    /// Not charged: the hits expired or drained, or the counter in the store is full.
+    /// The hits were not charged, because they would no longer count, or because the counter in the
+    /// store is at its limit.
     NotNeeded,
-    /// The table of debts was full, or the store did not confirm the charge.
+    /// The hits were not charged, because this replica had too many debts, or because the store did
+    /// not confirm the charge.
     Lost,
 }
 
 impl FallbackDebtOutcome {
-    /// Every outcome, in the order of their discriminants.
+    /// Every variant, in the order of the enum.
     pub const ALL: [Self; 3] = [Self::Charged, Self::NotNeeded, Self::Lost];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -546,12 +553,12 @@ impl FallbackDebtOutcome {
 }
 
 impl FallbackDebtEnded {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_fallback_debt(self);
     }
@@ -562,7 +569,7 @@ impl FallbackDebtEnded {
 pub struct LeasedHits {
     /// The number of hits.
     pub hits: Hits,
-    /// The event.
+    /// The event of the hits: borrowed, returned or expired.
     pub event: LeasedHitsEvent,
 }
 
@@ -578,10 +585,10 @@ pub enum LeasedHitsEvent {
 }
 
 impl LeasedHitsEvent {
-    /// Every event, in the order of their discriminants.
+    /// Every event, in the order of the enum.
     pub const ALL: [Self; 3] = [Self::Borrowed, Self::Returned, Self::Expired];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -593,12 +600,12 @@ impl LeasedHitsEvent {
 }
 
 impl LeasedHits {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_leased_hits(self);
     }
@@ -607,17 +614,17 @@ impl LeasedHits {
 /// A script call with lease messages was sent to the store.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseCallSent {
-    /// The number of messages, one for each key.
+    /// The number of lease messages, one for each counter.
     pub messages: usize,
 }
 
 impl LeaseCallSent {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_lease_call(self);
     }
@@ -633,12 +640,12 @@ pub struct ChargesFailed {
 }
 
 impl ChargesFailed {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_failed_charges(self);
     }
@@ -652,12 +659,12 @@ pub struct StoreCallSent {
 }
 
 impl StoreCallSent {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_store_call(self);
     }
@@ -673,22 +680,22 @@ pub struct DatagramReceived {
 /// The classification of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatagramKind {
-    /// A release.
+    /// The datagram is a release of permits.
     Release,
-    /// From an address outside `syslog_from`; the content is not parsed.
+    /// The sender's address is outside the setting `syslog_from`, so the content is not parsed.
     UntrustedSource,
-    /// Longer than any release.
+    /// The datagram is longer than any release.
     TooLong,
-    /// Anything else.
+    /// The datagram cannot be parsed as a release.
     Malformed,
 }
 
 impl DatagramKind {
-    /// Every outcome, in the order of their discriminants.
+    /// Every variant, in the order of the enum.
     pub const ALL: [Self; 4] =
         [Self::Release, Self::UntrustedSource, Self::TooLong, Self::Malformed];
 
-    /// The value of the metric's label.
+    /// Returns the name of this variant in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -701,12 +708,12 @@ impl DatagramKind {
 }
 
 impl DatagramReceived {
-    /// Counts this in the process's metrics.
+    /// Counts this event in the metrics of the process, [`METRICS`].
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts this in `metrics`.
+    /// Counts this event in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_datagram(self.kind);
     }

@@ -5,14 +5,14 @@
 //! - A rejected batch of releases is counted once, because its content is not read.
 //!
 //! Not covered:
-//! - Sender and receiver: no label names a replica.
+//! - The sender and the receiver of a release: no metric label names a replica.
 
 use super::metrics::{METRICS, Metrics};
 
-/// An event with the number of affected releases.
+/// An event of forwarded releases, with the number of releases.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardingCount {
-    /// The event.
+    /// The event of the releases.
     pub event: ForwardingEvent,
     /// The number of releases.
     pub releases: u64,
@@ -21,32 +21,33 @@ pub struct ForwardingCount {
 /// A step of a forwarded release, on the sending or on the receiving replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardingEvent {
-    /// Another replica accepted it.
+    /// Another replica accepted the release.
     Delivered,
-    /// Another replica sent it to this one.
+    /// Another replica forwarded the release to this one.
     Received,
-    /// Another replica sent it, but this replica does not know the request.
+    /// Another replica forwarded the release to this one, which does not know the request id.
     Unknown,
-    /// It named no owner, so all replicas were queried.
+    /// The release named no owner, so all replicas were queried.
     Searched,
-    /// No queried replica knew the request, so it is remembered as an early release.
+    /// No queried replica knew the request id, so the release is remembered as an early release.
     NotFound,
-    /// Its batch was not authentic, not from a live replica, or a repetition.
+    /// The batch of the release was not authentic, not from a live replica, or a repetition.
     Rejected,
-    /// Its batch was addressed to another replica or to an earlier incarnation.
+    /// The batch of the release was addressed to another replica, or to an earlier incarnation of
+    /// this one.
     WrongReplica,
-    /// It or its batch could not be decoded.
+    /// The release or its batch could not be decoded.
     Malformed,
-    /// The queue was full.
+    /// The release was dropped, because the queue of releases to forward was full.
     Dropped,
-    /// Its owner did not accept it in time, or is no longer live.
+    /// The owner did not accept the release in time, or is no longer live.
     TimedOut,
-    /// The address of its owner is outside `peer_networks`.
+    /// The address of the owner is outside the setting `peer_networks`.
     AddressNotAllowed,
 }
 
 impl ForwardingEvent {
-    /// Every event, in the order of their discriminants.
+    /// Every event, in the order of the enum.
     pub const ALL: [Self; 11] = [
         Self::Delivered,
         Self::Received,
@@ -61,7 +62,7 @@ impl ForwardingEvent {
         Self::AddressNotAllowed,
     ];
 
-    /// The value of the metric's label.
+    /// Returns the name of this event in the metric's label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -79,19 +80,19 @@ impl ForwardingEvent {
         }
     }
 
-    /// Counts one release in the process's metrics.
+    /// Counts this event for one release in the metrics of the process.
     pub fn emit(self) {
         ForwardingCount { event: self, releases: 1 }.emit();
     }
 }
 
 impl ForwardingCount {
-    /// Counts these in the process's metrics.
+    /// Counts this event for all its releases in the metrics of the process.
     pub fn emit(self) {
         self.count(&METRICS);
     }
 
-    /// Counts these in `metrics`.
+    /// Counts this event for all its releases in `metrics`.
     pub fn count(self, metrics: &Metrics) {
         metrics.count_forwarding(self);
     }

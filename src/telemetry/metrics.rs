@@ -1,15 +1,15 @@
-//! The service's own metrics: names, units, labels and counters.
+//! Sluicegate's own metrics: names, units, labels and counters.
 //!
-//! The crate `prometheus-client` is too slow here: each count takes a lock and a hash, and all cores
-//! share one cell. Its text format also differs.
+//! The crate `prometheus-client` is too slow here: each count takes a lock and a hash, and all
+//! cores share one counter. Its text format also differs.
 //!
 //! Guarantees:
 //! - Counting is wait-free, exact and takes a few nanoseconds.
-//! - The page is Prometheus' text format 0.0.4, or OpenMetrics with exemplars.
+//! - The metrics page is in Prometheus' text format 0.0.4, or in OpenMetrics with exemplars.
 //! - The values of every label come from a closed list.
 //!
 //! Not covered:
-//! - The HTTP endpoint of the page (see [`crate::edge::http::metrics`]).
+//! - The HTTP endpoint of the metrics page (see [`crate::edge::http::metrics`]).
 
 mod concurrency;
 mod exemplar;
@@ -39,12 +39,13 @@ pub use process::ProcessUsage;
 /// The metrics of this process.
 pub static METRICS: Metrics = Metrics::new();
 
-/// The number of shards. The first 63 threads, among them the runtime's workers, have a shard each.
-/// All further threads share the last shard with locked instructions, which cost several times more.
+/// The number of shards, which are copies of all counters. The first 63 threads, among them the
+/// runtime's workers, have a shard each. All further threads share the last shard with atomic
+/// additions, which cost several times more.
 const SHARD_COUNT: usize = 64;
 
-/// Upper bounds of the duration histogram: from a decision in memory (0.5 µs) to several store
-/// deadlines. The text is the value of the label `le`, in seconds.
+/// Upper bounds of the histogram of check durations: from a decision in memory (0.5 µs) to several
+/// store timeouts. The text is the value of the label `le`, in seconds.
 const DURATION_BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(500), "5e-07"),
     (Nanos(1_000), "1e-06"),
@@ -61,13 +62,13 @@ const DURATION_BOUNDS: [(Nanos, &str); 13] = [
     (Nanos(250_000_000), "0.25"),
 ];
 
-/// The histogram with [`DURATION_BOUNDS`]. Only its buckets have exemplars.
+/// The name of the histogram of check durations. Only the buckets of this histogram have exemplars.
 const DURATION_METRIC: &str = "sluicegate_decision_duration_seconds";
 
 /// Upper bounds of the histogram of checks per store call, up to the largest call.
 const CHECK_COUNT_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// A set of counters.
+/// A set of all counters of the metrics. A process has one, [`METRICS`]; tests create others.
 #[derive(Debug)]
 pub struct Metrics {
     shards: [MetricsShard; SHARD_COUNT],
@@ -75,7 +76,7 @@ pub struct Metrics {
     rejected_loads: AtomicU64,
     revision: AtomicU64,
     loaded_at: AtomicU64,
-    /// 1 if the last load was rejected, 0 otherwise.
+    /// 1 if the last load of the configuration was rejected, 0 otherwise.
     stale: AtomicU64,
     exemplars: Exemplars,
 }
@@ -84,7 +85,7 @@ pub struct Metrics {
 #[derive(Debug)]
 #[repr(align(128))]
 struct MetricsShard {
-    /// Allowed, denied, and allowed by global shadow mode.
+    /// The number of checks that were allowed, denied, and allowed by global shadow mode.
     verdicts: [AtomicU64; 3],
     reasons: [AtomicU64; Reason::ALL.len()],
     near_limit: AtomicU64,
@@ -92,7 +93,8 @@ struct MetricsShard {
     memory_full: [AtomicU64; 2],
     failed_charges: [AtomicU64; StoreFailure::ALL.len()],
     cached_denials: AtomicU64,
-    /// First index: position in the list of reasons. Second index: 1 if enforced.
+    /// The number of rejections. First index: position in [`ConcurrencyLimitExceeded::REASONS`].
+    /// Second index: 1 if enforced.
     limit_exceeded: [[AtomicU64; 2]; ConcurrencyLimitExceeded::REASONS.len()],
     permit_ids: [AtomicU64; PermitIdEvent::ALL.len()],
     share_events: [AtomicU64; ShareEvent::ALL.len()],
@@ -101,7 +103,8 @@ struct MetricsShard {
     leased_hits: [AtomicU64; LeasedHitsEvent::ALL.len()],
     lease_calls: AtomicU64,
     lease_messages: AtomicU64,
-    /// One count for each bucket, not cumulative. The last bucket has no upper bound.
+    /// The histogram of check durations: one count for each bucket, not cumulative. The last bucket
+    /// has no upper bound.
     durations: [AtomicU64; DURATION_BOUNDS.len() + 1],
     duration_sum: AtomicU64,
     /// The histogram of checks per store call, not cumulative.
@@ -118,9 +121,9 @@ pub struct ConcurrencyTotals {
     pub in_flight: u64,
     /// Requests that wait for a permit.
     pub waiting: u64,
-    /// Requests that may be in flight.
+    /// The sum of all concurrency limits: the largest number of requests in flight.
     pub limit: u64,
-    /// Buckets in use.
+    /// Buckets of concurrency limits in use.
     pub buckets: u64,
     /// The maximum number of buckets.
     pub max_buckets: u64,
@@ -139,12 +142,12 @@ pub struct LeaseTotals {
     pub hits: u64,
 }
 
-/// Values that are read when the page is rendered.
+/// Values that are read when the metrics page is rendered.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
     /// Live keys of the memory store.
     pub keys: u64,
-    /// The maximum number of live keys.
+    /// The maximum number of live keys of the memory store.
     pub max_keys: u64,
     /// `true` while the store is unavailable.
     pub is_store_down: bool,
@@ -152,7 +155,7 @@ pub struct Gauges {
     pub concurrency: ConcurrencyTotals,
     /// The totals of all leases of this replica.
     pub leases: LeaseTotals,
-    /// The concurrency limits in use.
+    /// The state of each concurrency limit in use.
     pub concurrency_limits: Vec<ConcurrencyGauges>,
     /// The start of this process, since the Unix epoch.
     pub started_at: Nanos,
@@ -164,11 +167,11 @@ thread_local! {
     static THREAD_SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// The number of the next new thread. Numbers are never reused, so that each shard but the last
-/// has exactly one writer.
+/// The number that the next new thread gets. Numbers are never reused, so that each shard but the
+/// last has exactly one writer.
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
 
-/// The calling thread's shard.
+/// The shard of the calling thread.
 struct ThreadShard<'m> {
     shard: &'m MetricsShard,
     /// `true` if no other thread writes to the shard.
@@ -377,7 +380,7 @@ impl MetricsShard {
 }
 
 impl Metrics {
-    /// Returns the page in Prometheus' text format 0.0.4.
+    /// Returns the metrics page in Prometheus' text format 0.0.4.
     #[must_use]
     pub const fn page(&self, gauges: Gauges) -> MetricsPage<'_> {
         MetricsPage { metrics: self, gauges }

@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - Counting an event takes no lock, allocates nothing and never blocks.
-//! - Every label has a bounded number of values.
+//! - Every metric label has a bounded number of values.
 //!
 //! Not covered:
 //! - The HTTP endpoints that show the metrics (see [`crate::edge::http::metrics`]).

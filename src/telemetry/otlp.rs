@@ -1,10 +1,13 @@
-//! Exports spans and metrics to the collector of the `OTEL_*` variables, by OTLP over gRPC or HTTP.
+//! Exports spans and metrics to the collector that the `OTEL_*` environment variables name, by OTLP
+//! over gRPC or HTTP.
 //!
 //! Guarantees:
-//! - Without `OTEL_EXPORTER_OTLP_ENDPOINT` or its variant for a signal, nothing runs.
+//! - Nothing is exported without `OTEL_EXPORTER_OTLP_ENDPOINT` or its variants for traces and
+//!   metrics.
 //! - A slow or unavailable collector loses spans, but never delays a reply.
-//! - Queues are bounded.
-//! - Unsupported protocols and exporters are reported, and the other signal is still exported.
+//! - Queues of spans are bounded.
+//! - An unsupported protocol or exporter of one signal (spans or metrics) is reported. The other
+//!   signal is still exported.
 //!
 //! Not covered:
 //! - OTLP in JSON.
@@ -37,10 +40,10 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// A function that renders the metrics page in Prometheus' text format.
 pub type RenderPage = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Returns the value of an environment variable, or `None` if it is unset or empty.
+/// A function that returns the value of an environment variable, or `None` if it is unset or empty.
 pub type EnvLookup<'v> = &'v dyn Fn(&str) -> Option<String>;
 
-/// The transport of OTLP.
+/// The transport protocol of OTLP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtlpTransport {
     /// OTLP over gRPC.
@@ -50,18 +53,19 @@ pub enum OtlpTransport {
     Http,
 }
 
-/// The values for unset `OTEL_*` variables.
+/// The values for unset `OTEL_*` environment variables.
 #[derive(Clone, Debug)]
 pub struct OtlpDefaults {
-    /// The transport of OTLP.
+    /// The transport protocol of OTLP.
     pub protocol: OtlpTransport,
     /// Enables the export of metrics.
     pub has_metrics: bool,
     /// The OpenTelemetry service name.
     pub service_name: String,
-    /// Further resource attributes.
+    /// Further attributes of the OpenTelemetry resource.
     pub attributes: Vec<(String, String)>,
-    /// The sampled fraction of traces without a sampling decision of the caller, 0 to 1.
+    /// The sampled fraction, 0 to 1, of the traces for which the caller has not decided whether to
+    /// sample.
     pub sampled_fraction: f64,
 }
 
@@ -79,7 +83,7 @@ impl Default for OtlpDefaults {
     }
 }
 
-/// The exporter settings of one signal.
+/// The exporter settings of one signal: spans or metrics.
 #[derive(Clone, Debug)]
 struct ExporterConfig {
     protocol: OtlpTransport,
@@ -88,16 +92,16 @@ struct ExporterConfig {
     timeout: Duration,
 }
 
-/// The running exporters.
+/// The running exporters of spans and metrics.
 #[derive(Debug, Default)]
 pub struct OtlpExporters {
     tracer_provider: Option<SdkTracerProvider>,
     meter_provider: Option<SdkMeterProvider>,
 }
 
-/// Starts the exporters that the environment configures. Must run within a Tokio runtime.
+/// Starts the exporters that the environment variables configure. Must run within a Tokio runtime.
 ///
-/// Also returns an error message for each signal that cannot be exported.
+/// Also returns an error message for each signal (spans, metrics) that cannot be exported.
 #[must_use]
 pub fn start(
     variable: EnvLookup<'_>,
@@ -133,7 +137,8 @@ fn keep_or_report<T>(told: Result<T, String>, refused: &mut Vec<String>) -> Opti
     told.map_err(|why| refused.push(why)).ok()
 }
 
-/// Reads the settings of `signal`. Returns `None` if it is not exported.
+/// Reads the environment variables for `signal`, which is `TRACES` or `METRICS`. Returns `None` if
+/// the signal is not exported.
 fn exporter_config(
     signal: &str,
     variable: EnvLookup<'_>,
@@ -172,7 +177,8 @@ fn exporter_config(
     }))
 }
 
-/// Builds the resource. The `OTEL_*` variables take precedence over the settings.
+/// Builds the OpenTelemetry resource, which describes this process. `OTEL_*` variables take
+/// precedence over the settings.
 fn resource(variable: EnvLookup<'_>, defaults: &OtlpDefaults) -> Resource {
     let attributes = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
     let names = attributes.split(',').filter_map(|pair| pair.split_once('='));
@@ -243,13 +249,14 @@ fn start_metric_export(
     Ok(provider)
 }
 
-/// Sets the protocol explicitly, because the exporter would read the environment again.
+/// Sets the protocol explicitly, because the exporter would otherwise read it from the environment.
 fn with_grpc<B: opentelemetry_otlp::WithExportConfig>(builder: B) -> B {
     builder.with_protocol(opentelemetry_otlp::Protocol::Grpc)
 }
 
 impl ExporterConfig {
-    /// Returns the TLS connection. `None` for plain text, which the exporter connects itself.
+    /// Returns a gRPC channel with TLS. `None` for HTTP or plain text, where the exporter connects
+    /// itself.
     fn tls_channel(&self) -> Result<Option<tonic::transport::Channel>, String> {
         let is_secure = self.protocol == OtlpTransport::Grpc && self.endpoint.starts_with("https:");
         let channel = is_secure
@@ -262,7 +269,7 @@ impl ExporterConfig {
     }
 }
 
-/// An exported metric. `is_counter` is true for counters.
+/// A metric family that is exported over OTLP, as a counter or a gauge.
 #[derive(Debug, PartialEq, Eq)]
 struct ExportedFamily {
     name: String,
@@ -270,7 +277,8 @@ struct ExportedFamily {
     is_counter: bool,
 }
 
-/// Returns the families of a page. A histogram becomes two: its count and its sum.
+/// Returns the metric families of a metrics page. A histogram becomes two families: its count and
+/// its sum.
 fn parse_families(page: &str) -> Vec<ExportedFamily> {
     let mut found = Vec::new();
     let mut help = "";
@@ -294,7 +302,8 @@ fn parse_families(page: &str) -> Vec<ExportedFamily> {
     found
 }
 
-/// Registers `family`. Each export reads the metrics page, so both always have the same metrics.
+/// Registers `family` for export. Each export reads the metrics page, so both always have the same
+/// metrics.
 fn register_family(meter: &Meter, family: ExportedFamily, page: PageReader) {
     let ExportedFamily { name, help, is_counter: grows } = family;
     let callback = {
@@ -316,7 +325,7 @@ fn parse_samples(page: &str, name: &str) -> Vec<(Vec<KeyValue>, f64)> {
     page.lines().filter_map(|line| parse_sample(line.strip_prefix(name)?)).collect()
 }
 
-/// Parses the rest of a line after the name of the sample.
+/// Parses the labels and the value of a sample: the rest of a line after the sample's name.
 fn parse_sample(rest: &str) -> Option<(Vec<KeyValue>, f64)> {
     let (labels, value) = match rest.strip_prefix('{') {
         Some(rest) => parse_labels(rest)?,
@@ -325,7 +334,7 @@ fn parse_sample(rest: &str) -> Option<(Vec<KeyValue>, f64)> {
     Some((labels, value.strip_prefix(' ')?.parse().ok()?))
 }
 
-/// Parses labels up to the closing brace. Also returns the text after the brace.
+/// Parses the labels of a sample up to the closing brace. Also returns the text after the brace.
 fn parse_labels(mut rest: &str) -> Option<(Vec<KeyValue>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -361,8 +370,8 @@ impl OtlpExporters {
         self.tracer_provider.is_some() || self.meter_provider.is_some()
     }
 
-    /// Exports the remaining spans and metrics. Blocks for up to 2 s for each signal,
-    /// so it must not run on a thread that serves requests.
+    /// Exports the last spans and metrics. Blocks for up to 2 s for each of both, so it must not
+    /// run on a thread that serves requests.
     pub fn shutdown(self) {
         if let Some(spans) = self.tracer_provider {
             drop(spans.shutdown_with_timeout(SHUTDOWN_TIMEOUT));
@@ -395,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn export_requires_a_configured_endpoint() {
+    fn otlp_export_requires_a_configured_endpoint() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
         assert_eq!(exported_signals(&[]), (false, false, 0));
         assert_eq!(exported_signals(&[all]), (true, true, 0));
@@ -405,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_settings_disable_only_their_own_signal() {
+    fn unsupported_otlp_settings_disable_only_their_own_signal() {
         let all = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4317");
         assert_eq!(exported_signals(&[all, ("OTEL_TRACES_EXPORTER", "zipkin")]), (false, true, 1));
         assert_eq!(
@@ -435,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_found_by_their_exact_name() {
+    fn metric_samples_are_found_by_their_exact_name() {
         let page = "# HELP a_total Help.\n# TYPE a_total counter\na_total{x=\"1\",y=\"2\"} 3\na_total_more 4\n\
                     # HELP b Help.\n# TYPE b histogram\nb_bucket{le=\"1\"} 1\nb_sum 0.5\nb_count 1\n";
         let named: Vec<_> =

@@ -1,7 +1,7 @@
-//! The spans of checks.
+//! Records the OpenTelemetry spans of checks.
 //!
-//! Without a collector, each span, each outcome and each exemplar costs one load of a null pointer
-//! (measured by `benches/tracing.rs`).
+//! Without a collector, each call of this module only loads a null pointer (measured by
+//! `benches/tracing.rs`).
 //!
 //! Guarantees:
 //! - A check continues the caller's trace if it has W3C or B3 headers.
@@ -10,7 +10,7 @@
 //!
 //! Not covered:
 //! - Exporters (see [`super::otlp`]).
-//! - Sampling: the SDK reads `OTEL_TRACES_SAMPLER`.
+//! - The choice of sampled checks: the SDK reads `OTEL_TRACES_SAMPLER`.
 
 mod parent;
 
@@ -24,7 +24,7 @@ use super::event::{EdgeOutcome, Protocol};
 use super::metrics::SpanIds;
 pub use parent::{HeaderLookup, Propagators};
 
-/// The tracer. Empty without a collector.
+/// The tracer for the spans of checks. Empty without a collector.
 static CHECK_TRACER: OnceLock<CheckTracer> = OnceLock::new();
 
 tokio::task_local! {
@@ -38,7 +38,8 @@ struct CheckTracer {
     propagators: Propagators,
 }
 
-/// Returns the tracer. The feature `no_spans` exists only as the baseline of `benches/tracing.rs`.
+/// Returns the tracer for the spans of checks. The feature `no_spans` exists only as the baseline
+/// of `benches/tracing.rs`.
 #[inline]
 fn check_tracer() -> Option<&'static CheckTracer> {
     if cfg!(feature = "no_spans") { None } else { CHECK_TRACER.get() }
@@ -46,16 +47,16 @@ fn check_tracer() -> Option<&'static CheckTracer> {
 
 /// Sends the spans of all later checks to `tracer`. Only the first call has an effect.
 pub(super) fn install(tracer: SdkTracer, propagators: Propagators) {
-    // An error is a second call, which happens only in tests.
+    // Ignore the error of a second call, which happens only in tests.
     drop(CHECK_TRACER.set(CheckTracer { tracer, propagators }));
 }
 
-/// The span of a check or of one stage. Empty without a collector.
+/// The span of a check, or of one stage of a check. Empty without a collector.
 #[derive(Debug)]
 #[must_use = "a span is about the work that it is around"]
 pub struct TraceSpan(Option<Context>);
 
-/// Starts the span of a check that arrived over `protocol` with these headers.
+/// Starts the span of a check that arrived over `protocol` with the request headers `headers`.
 #[inline]
 pub fn check_span(protocol: Protocol, headers: HeaderLookup<'_>) -> TraceSpan {
     operation_span((protocol, operation_name(protocol)), headers)
@@ -104,7 +105,7 @@ impl CheckTracer {
 }
 
 impl TraceSpan {
-    /// Runs `work` within this span. The span stays open.
+    /// Runs `work` within this span. The span stays open afterwards.
     pub fn sync_scope<T>(&self, work: impl FnOnce() -> T) -> T {
         match &self.0 {
             Some(context) => CHECK_CONTEXT.sync_scope(context.clone(), work),
@@ -136,7 +137,7 @@ pub(super) fn set_outcome(outcome: EdgeOutcome) {
     });
 }
 
-/// Returns the identity of this task's check span if it is sampled.
+/// Returns the identity of the span of this task's check, if the span is sampled.
 #[inline]
 pub(super) fn sampled_span_ids() -> Option<SpanIds> {
     check_tracer()?;
@@ -155,9 +156,9 @@ fn ids_if_sampled(context: &Context) -> Option<SpanIds> {
 /// A stage of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckStage {
-    /// Finding the limits.
+    /// Finding the limits of the check.
     Plan,
-    /// Waiting for the store.
+    /// Waiting for the reply of the store.
     Store,
     /// Waiting in the queue of a concurrency limit.
     Queue,
@@ -179,7 +180,7 @@ pub fn stage_span(part: CheckStage) -> TraceSpan {
     check_tracer().map_or(TraceSpan(None), |listener| listener.start_stage(part))
 }
 
-/// Returns the operation name according to OpenTelemetry's conventions for RPC and HTTP.
+/// Returns the name of a check's span, according to OpenTelemetry's conventions for RPC and HTTP.
 const fn operation_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Grpc => "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",

@@ -311,7 +311,7 @@ fn bucket_with_queued_requests_is_not_evicted() {
 }
 
 #[test]
-fn repeated_requests_find_the_only_idle_bucket() {
+fn new_bucket_replaces_the_only_idle_one_after_repeated_requests() {
     const MOST: usize = 1_000;
     let admission = ConcurrencyLimits::new(Arc::new(Clock::manual(START)), MOST, 0);
     let rules = LimiterConfig::fixed(1);

@@ -21,7 +21,7 @@ use sluicegate::store::{
     self, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
 };
 
-/// An engine with `descriptors` in domain `d` and at most `most` buckets.
+/// An engine with `descriptors` in domain `d` and a maximum number of buckets.
 fn engine_with(descriptors: &str, shadow: bool, most: usize) -> Engine {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
     let policy = DecisionPolicy { is_shadow: shadow, ..DecisionPolicy::default() };
@@ -422,7 +422,8 @@ fn early_release_is_remembered_while_its_acquire_waits() {
         let mut waits = acquire_by_id(ID);
         assert!(is_pending(waits.as_mut()));
         assert!(!engine.release(ID, None, RequestOutcome::Ignored, None));
-        // Longer than the lifetime of an early release. A queued acquire prolongs it.
+        // 25 s are longer than the lifetime of an early release, but a queued acquire of its id
+        // prolongs it.
         advance(&engine, 25_000);
         assert!(engine.release(OTHER, None, RequestOutcome::Success, None));
         assert!(is_admitted(&waits.await));

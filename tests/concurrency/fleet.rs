@@ -24,7 +24,7 @@ use sluicegate::store::memory::coordinators::Coordinators;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply};
 
-/// Fails after ten seconds.
+/// Awaits the future, and fails the test after ten seconds.
 async fn in_time<T>(asked: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(10), asked).await.expect("it waits still")
 }
@@ -33,12 +33,12 @@ async fn in_time<T>(asked: impl Future<Output = T>) -> T {
 #[derive(Debug)]
 struct Store {
     memory: MemoryStore,
-    /// The coordinators, if the store started without state.
+    /// The coordinators of all shared limits, if the store started without state.
     unsettled: Option<Mutex<Coordinators>>,
     is_cut: AtomicBool,
-    /// The client knows that the store is unavailable.
+    /// `true`: the store client knows that the store is unavailable.
     is_away: AtomicBool,
-    /// A new store that knows the replicas of the old one.
+    /// `true`: a new store that knows the replicas of the old one, but no shares.
     is_another: AtomicBool,
     /// Replies arrive one poll later.
     is_slow: AtomicBool,
@@ -511,7 +511,8 @@ fn about_to_return_share(store: &Arc<Store>) -> Replica {
     alone
 }
 
-/// Reason: a bucket that is created again would wait for its own old share.
+/// Reason: if the bucket were evicted and created again too early, it would wait for its own old
+/// share.
 #[test]
 fn eviction_waits_until_the_store_accepts_the_returned_share() {
     let store = Store::new();
@@ -565,7 +566,7 @@ fn two_replicas_share_the_limit_without_exceeding_it() {
     split_evenly(&mut fleet, 8);
     let shown = fleet[1].snapshot();
     assert!(0 < shown.handoffs);
-    // Four requests end, one every 50 ms. The handoff takes at most two heartbeats more.
+    // Four requests end, one every 50 ms. The handoff takes at most two more heartbeat intervals.
     let (drain, took) = (Nanos(200 * Nanos::MILLI.0), shown.handoff_duration.unwrap());
     assert!(took <= drain.plus(Nanos::from_secs(2)), "{took}");
 }
@@ -898,11 +899,12 @@ fn run_for(all: &[&Replica], reporting: &[&Replica], by: Nanos) {
     }
 }
 
-/// The grace of a store without state: the defaults of `fleet_term` and `max_duration`.
+/// The grace period of a store without state: the defaults of `fleet_term` (5 s) and `max_duration`
+/// (60 s).
 const GRACE: Nanos = Nanos::from_secs(5 + 60);
 
 #[test]
-fn new_store_grants_shares_after_the_grace() {
+fn new_store_grants_shares_after_the_grace_period() {
     let store = Store::unsettled();
     let mut alone = Replica::new(&store, "a", "limit: 4");
     run_for(&[&alone], &[&alone], Nanos::from_secs(5));
@@ -964,7 +966,7 @@ fn restarted_store_does_not_wait_for_departed_replicas() {
 }
 
 #[test]
-fn idle_replica_cannot_end_the_grace_after_data_loss() {
+fn idle_replica_cannot_end_the_grace_period_after_data_loss() {
     let store = Store::unsettled();
     let [mut busy, mut idle] = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 4"));
     run_for(&[&busy, &idle], &[&busy, &idle], GRACE.plus(Nanos::from_secs(2)));
@@ -984,7 +986,7 @@ fn idle_replica_cannot_end_the_grace_after_data_loss() {
 }
 
 #[test]
-fn grace_covers_max_duration_of_limits_used_elsewhere() {
+fn grace_period_covers_max_duration_of_limits_used_elsewhere() {
     let store = Store::unsettled();
     let two = "limit: 4}}, {key: short, concurrency: {limit: 4, max_duration: 1s";
     let [mut silent, mut active] = ["a", "b"].map(|name| Replica::new(&store, name, two));

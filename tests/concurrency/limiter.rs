@@ -192,7 +192,8 @@ impl Driver {
         assert_eq!(self.settle(LimiterEvent::Renew { permit, lifetime: keep }), []);
     }
 
-    /// Applies an event. Checks wakeups and expiries, and returns the other effects.
+    /// Applies an event to the limiter, verifies its wakeups and expiries, and returns its other
+    /// effects.
     fn settle(&mut self, event: LimiterEvent) -> Vec<LimiterEffect> {
         let mut rest = Vec::new();
         for effect in self.limiter.step(self.now, event) {
@@ -362,7 +363,8 @@ fn acquire_and_release_allocate_nothing() {
         Some(AdaptiveAlgorithm::Aimd),
     ];
     for (law, keep) in algorithms.into_iter().flat_map(|law| [(law, None), (law, Some(ms(300)))]) {
-        // Starts at the upper bound, so that no later turn reaches a new maximum.
+        // The limit starts at its upper bound, so that no later iteration reaches a new maximum in
+        // flight.
         let rules = LimiterConfig { limit: 8, ..rules_for(law, 8, queue(4, ms(50))) };
         let mut limiter = Limiter::new(&rules, 0);
         let mut now = START;

@@ -25,7 +25,7 @@
 //! | the same | `four_slow_drain_samples_set_the_min_rtt` |
 //! | gradient: both of these faults | `gradient_keeps_its_bounds_with_few_workers` |
 //! | gradient: long drains | `a_slow_request_extends_a_drain_only_if_latency_is_steady` |
-//! | gradient: spread of one sample | `small_windows_keep_the_spread` |
+//! | gradient: spread of one sample | `windows_with_few_samples_do_not_change_the_spread` |
 //! | gradient: Little's law at low usage | `sparse_requests_set_the_min_rtt_to_their_latency` |
 //! | gradient: a low min RTT stays | `gradient_at_its_minimum_corrects_a_low_min_rtt` |
 //! | fleet share: probes by the local clock | `replicas_probe_together_by_the_stores_clock` |
@@ -61,12 +61,12 @@
 //! | the same | `check_from_before_a_reload_uses_the_new_limit` |
 //! | permits: a renewal has no effect | `renewal_extends_a_permit_by_max_duration` |
 //! | engine: a reload applies no limit | `reload_wakes_requests_that_the_new_limit_allows` |
-//! | fleet: a round never ends | `new_limits_cannot_extend_a_round_past_share_expiry` |
+//! | fleet: a round never ends | `new_limits_cannot_extend_a_share_round_past_share_expiry` |
 //! | fleet: reports are not ordered | `share_that_expires_first_is_reported_first` |
 //! | fleet: a share wait delays reports | `waiting_replica_gets_its_share_within_two_heartbeats` |
 //! | fleet: local requests are reported | `limit_made_local_is_reported_until_old_requests_end` |
 //! | the same | `local_requests_do_not_prolong_a_restarted_stores_grace` |
-//! | fleet: a turn wait delays reports | `rotating_permit_is_idle_at_most_one_heartbeat` |
+//! | fleet: a turn wait delays reports | `permit_that_moves_between_replicas_is_idle_at_most_one_heartbeat_interval` |
 //! | bucket: failures count as latency | `latency_averages_successes_with_weight_one_eighth` |
 
 mod admit;

@@ -21,7 +21,7 @@ struct Requests {
     count: usize,
     limit: u32,
     queue: u32,
-    /// Set if early releases are remembered.
+    /// `true` if early releases are remembered.
     early_releases: bool,
 }
 
@@ -33,13 +33,13 @@ enum PermitOrTicket {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Request {
-    /// Its acquire has not arrived yet.
+    /// The acquire of this id has not arrived yet.
     New,
     Waiting,
     InFlight,
-    /// Denied, released or expired.
+    /// The id was denied, released or expired.
     Finished,
-    /// Its release arrived first.
+    /// The release of this id arrived before its acquire.
     ReleasedFirst,
 }
 
@@ -49,7 +49,7 @@ struct ModelState {
     limiter: Limiter,
     ids: PermitRegistry<usize, u8, PermitOrTicket>,
     requests: Vec<Request>,
-    /// Set once the release was delivered or lost.
+    /// For each id: `true` once its release was delivered or lost.
     released: Vec<bool>,
     delivered: Vec<bool>,
     wrong: Option<&'static str>,

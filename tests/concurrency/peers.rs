@@ -19,7 +19,8 @@ use super::engine::{check_of, publish};
 const ID: &str = "0123456789abcdef";
 const BORN: u64 = 7;
 
-/// Replica `a`, with `others` as members that have an address.
+/// Replica `a` in a fleet with `others`, whose peer addresses it knows, and its queue of forwarded
+/// releases.
 fn replica(others: &[&str]) -> (Engine, Receiver<ForwardedRelease>) {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
     let membership = Arc::new(Membership::new("a", BORN, NonZeroU32::MIN));
@@ -63,7 +64,8 @@ fn forwarded_owner(posted: &mut Receiver<ForwardedRelease>) -> Option<Box<str>> 
     Some(post.owner.expect("a name"))
 }
 
-/// Reason: after a lost reply, another replica may have admitted the retry.
+/// Reason: after a lost reply the caller retries its acquire, and another replica may have granted
+/// a permit to the retry.
 #[tokio::test]
 async fn local_release_is_applied_and_forwarded_to_its_named_owner() {
     let (engine, mut posted) = replica(&["b"]);
@@ -159,7 +161,7 @@ fn a_lone_replica_remembers_an_unknown_release() {
 }
 
 #[test]
-fn release_beyond_the_forwarding_queue_is_remembered_here() {
+fn release_that_exceeds_the_forwarding_queue_is_remembered_locally() {
     let (engine, _posted) = replica(&["b"]);
     let other = incarnation_name("b", BORN);
     let id = |number: usize| format!("request-{number:016}");

@@ -115,7 +115,7 @@ fn permit_reported_active_and_released_is_released() {
 }
 
 #[test]
-fn store_without_state_stays_closed_for_the_grace() {
+fn store_without_state_stays_closed_for_the_grace_period() {
     let mut life = AcquireGate::closed(START, TIMES.grace);
     let mut permits = PermitTable::default();
     let mut now = START;

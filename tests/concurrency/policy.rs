@@ -58,7 +58,7 @@ impl Backend {
     }
 }
 
-/// Requests of 10 ms, `workers` at a time.
+/// The latency of a backend that serves requests of 10 ms, `workers` at a time.
 fn queueing(workers: u32) -> impl Fn(u32) -> Nanos {
     move |in_flight| Nanos(ms(10).0 * u64::from(in_flight.max(workers)) / u64::from(workers))
 }
@@ -124,7 +124,8 @@ fn gradient_follows_the_number_of_workers() {
         for _ in 0..200 {
             backend.round(&mut policy, RequestOutcome::Success, queueing(workers));
             let limit = policy.limit();
-            // 0.7 of the workers during a min RTT probe, otherwise 1.3.
+            // The limit is about 0.7 times the workers during a min RTT probe, and 1.3 times
+            // otherwise.
             assert!(workers * 6 / 10 <= limit && limit < workers * 2, "{limit} for {workers}");
         }
     }
@@ -343,7 +344,7 @@ fn reload_keeps_an_unchanged_algorithms_state() {
 }
 
 #[test]
-fn gradient2_computes_its_worked_row() {
+fn gradient2_computes_the_documented_example() {
     let mut policy = policy(AdaptiveAlgorithm::Gradient2, 64);
     let sample = |rtt, in_flight| LatencySample {
         ended_at: Nanos::SECOND,

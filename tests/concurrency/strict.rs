@@ -596,7 +596,8 @@ fn a_report_does_not_copy_pending_retries() {
     alone.finish(KEPT);
     alone.report();
     let waiting = allocation_counter::measure(|| alone.report());
-    // A copied entry allocates its own size, which is more than the two numbers of its id.
+    // A copy would allocate the whole pending release, which is more than the two numbers of its
+    // permit id.
     let moved = u64::try_from(KEPT * size_of::<PermitId>()).unwrap();
     assert!(waiting.bytes_total < idle.bytes_total + moved / 2, "{waiting:?} for {idle:?}");
     store.is_cut.store(false, Relaxed);
@@ -641,7 +642,7 @@ fn unreported_permits_survive_a_store_outage() {
 }
 
 #[test]
-fn idle_replicas_open_a_new_store() {
+fn reports_of_idle_replicas_open_a_new_store_for_acquires() {
     let store = Store::new();
     let mut alone = Replica::new(&store, "a", "limit: 1, mode: strict");
     store.lose_data();

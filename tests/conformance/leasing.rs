@@ -1,8 +1,8 @@
 //! A store that charges through leases, for strategies that allow `max_overshoot: 0`.
 //!
 //! Leases have a fixed size, so one check under `each` already leases hits. Before the first
-//! `all_or_nothing` check of a key, the store borrows at no net cost. The check itself then uses
-//! the balance.
+//! `all_or_nothing` check of a key, the store sends checks that borrow hits and refunds what they
+//! charge. The check itself then uses the balance.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,10 +25,10 @@ use sluicegate::store::{
 use super::{all_or_nothing, is_allowed};
 use crate::waiting::soon;
 
-/// Longer than any test, because expired balances stay charged.
+/// The lease duration, longer than any test, because the hits of an expired balance stay charged.
 const TERM: Nanos = Nanos::from_secs(60);
 
-/// Larger than any single lease.
+/// A fixed lease size, larger than any lease that these tests get.
 const SIZE: LeaseSizing = LeaseSizing::Fixed(Hits(100));
 
 /// One replica over a store that no other replica uses.
@@ -145,7 +145,7 @@ impl CounterStore for LeasingStore {
             let is_atomic = matches!(charges.mode, ChargeMode::AllOrNothing { .. });
             self.fill_balances(now, charges, is_atomic).await;
             let (before, mut outcomes) = (self.balances(charges), Outcomes::new());
-            // Without a store call, balances decide, or a remembered denial.
+            // A check without a store call is decided by the balances or by a remembered denial.
             let is_done = self
                 .leases
                 .try_charge(now, charges, terms.iter().copied(), &mut outcomes)

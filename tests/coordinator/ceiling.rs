@@ -79,7 +79,7 @@ fn converged_limit(members: u64, start: u64, capacity: u64) -> u64 {
 }
 
 #[test]
-fn equal_replicas_find_the_limit_that_one_would_find() {
+fn equal_replicas_find_the_same_limit_as_one_replica() {
     for members in [1, 2, 3, 5, 8] {
         for (start, capacity) in [(8, 97), (64, 97), (500, 97), (8, 8), (40, 10)] {
             let found = converged_limit(members, start, capacity);
@@ -105,7 +105,7 @@ fn joining_replica_does_not_change_the_limit() {
 }
 
 #[test]
-fn limit_at_most_doubles_in_a_round() {
+fn adaptive_limit_at_most_doubles_per_heartbeat() {
     let law = CoordinatorConfig::new(terms(), Share(1), Share(1), Share(1_000)).unwrap();
     let mut store = Store::new(law);
     let mut alone = member(1, 1);
@@ -124,7 +124,8 @@ fn limits_after_one_vote(vote: LimitFactor) -> Vec<u64> {
     let law = CoordinatorConfig::new(terms(), Share(1), Share(64), Share(512)).unwrap();
     let mut store = Store::new(law);
     let mut alone = member(1, 1);
-    // A replica votes on a limit that it knows. Votes count every second heartbeat.
+    // A replica can vote only once it knows the limit, and the coordinator counts votes every
+    // second heartbeat.
     let votes = [None, None, Some(vote)].into_iter().chain([None; 10]);
     let ceilings = (0..).zip(votes).map(|(beat, vote)| {
         let load = LoadReport { in_flight: Share(0), demand: Share(1_000), vote };

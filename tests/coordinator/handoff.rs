@@ -51,7 +51,7 @@ fn only_the_newest_heartbeats_reply_applies() {
 }
 
 #[test]
-fn share_expires_one_margin_early_counted_from_sending() {
+fn share_expires_one_drift_margin_early_counted_from_sending() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
     let beat = one.next_heartbeat(Nanos(100), &high_demand(0));
@@ -80,7 +80,8 @@ fn lost_replicas_exposure_is_reserved_until_requests_end() {
     let (mut lost, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut lost, &high_demand(0));
     store.round_trip(1, &mut other, &high_demand(0));
-    // Its last report had nothing in flight. Lifetime 36, requests of 30: reserved until 66.
+    // The lost replica reported no requests in flight. Its share may be valid until 36, and a
+    // request of that time may last 30: reserved until 66.
     assert_eq!(store.round_trip(65, &mut other, &high_demand(0)), Share(0));
     assert_eq!(store.round_trip(66, &mut other, &high_demand(0)), Share(10));
 }
@@ -112,11 +113,11 @@ fn reserved_until(before: u64, after: u64, is_updated: bool) -> u64 {
 
 #[test]
 fn lost_replica_stays_reserved_for_its_longest_max_duration() {
-    // Lifetime 36. Requests from before the reload may run until 66.
+    // The share lifetime is 36. Requests that started with the old `max_duration` may run until 66.
     assert_eq!(reserved_until(30, 5, false), 66);
     assert_eq!(reserved_until(30, 5, true), 66, "it spoke of the shorter ones as well");
     assert_eq!(reserved_until(30, 29, true), 67, "2 + 36 + 29");
-    // It may use the longer duration before it reports again.
+    // The lost replica may use the longer `max_duration` before it reports again.
     assert_eq!(reserved_until(5, 30, false), 66);
     assert_eq!(reserved_until(5, 30, true), 68);
 }
@@ -134,7 +135,8 @@ fn previous_longer_max_duration_expires_for_a_live_replica() {
     assert_eq!(store.round_trip(81, &mut other, &high_demand(0)), Share(10), "40 + 36 + 5");
 }
 
-/// The same instant for a replica that leaves at 1 with four requests in flight.
+/// The instant at which another replica gets the whole share of a replica that leaves the fleet at
+/// 1 with four requests in flight.
 fn reserved_after_leaving_until(before: u64, after: u64) -> u64 {
     let mut store = Store::new(with_max_duration(before, fixed_limit(10)));
     let (mut leaver, mut other) = (member(1, 1), member(2, 1));
@@ -170,7 +172,7 @@ fn drained_replica_frees_its_share_at_once() {
 }
 
 #[test]
-fn restarted_replica_waits_for_its_old_share() {
+fn restarted_replica_gets_no_share_until_its_old_one_expires() {
     let mut store = Store::new(fixed_limit(10));
     let (mut old, mut new) = (member(1, 1), member(1, 2));
     store.round_trip(0, &mut old, &high_demand(0));
@@ -182,7 +184,7 @@ fn restarted_replica_waits_for_its_old_share() {
 }
 
 #[test]
-fn late_leave_frees_nothing_after_the_replica_returned() {
+fn delayed_message_of_leaving_frees_nothing_after_the_replica_returned() {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut other) = (member(1, 1), member(2, 1));
     assert_eq!(store.round_trip(0, &mut one, &high_demand(0)), Share(10));
@@ -199,7 +201,7 @@ fn late_leave_frees_nothing_after_the_replica_returned() {
 }
 
 #[test]
-fn requests_in_flight_count_once_after_leave_and_return() {
+fn requests_count_once_after_a_replica_leaves_and_returns() {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut other) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
@@ -214,7 +216,7 @@ fn requests_in_flight_count_once_after_leave_and_return() {
 }
 
 #[test]
-fn reply_from_before_a_leave_is_ignored_after_return() {
+fn reply_from_before_leaving_is_ignored_after_returning() {
     let mut store = Store::new(fixed_limit(10));
     let mut one = member(1, 1);
     let beat = one.next_heartbeat(Nanos(0), &high_demand(0));
@@ -231,7 +233,7 @@ fn lose_state(store: &mut Store, now: u64) {
 }
 
 #[test]
-fn data_loss_limits_grants_to_proven_shares() {
+fn after_data_loss_grants_are_limited_to_reported_shares() {
     let mut store = Store::new(fixed_limit(10));
     let (mut one, mut two) = (member(1, 1), member(2, 1));
     store.round_trip(0, &mut one, &high_demand(0));
@@ -245,7 +247,7 @@ fn data_loss_limits_grants_to_proven_shares() {
     );
     assert_eq!(store.round_trip(12, &mut one, &high_demand(3)), Share(10));
     assert_eq!(one.coordinator_incarnation(Nanos(12)), Some(Incarnation(2)));
-    // Shares and requests of the first incarnation end by 10 + 36 + 30 = 76.
+    // Shares and requests of the coordinator's first incarnation end by 10 + 36 + 30 = 76.
     assert_eq!(store.round_trip(30, &mut one, &high_demand(3)), Share(10));
     assert_eq!(store.round_trip(55, &mut one, &high_demand(3)), Share(10));
     assert_eq!(store.round_trip(75, &mut two, &high_demand(0)), Share(0));
@@ -345,7 +347,7 @@ fn grants_never_exceed_a_lowered_limit() {
 }
 
 #[test]
-fn replica_that_yields_queues_behind_earlier_waiters() {
+fn replica_that_passes_on_its_permit_waits_behind_earlier_waiters() {
     let mut store = Store::new(fixed_limit(2));
     let mut fleet: Vec<ShareClient> = (1..4).map(|id| member(id, 1)).collect();
     for now in 0..9 {
@@ -355,7 +357,8 @@ fn replica_that_yields_queues_behind_earlier_waiters() {
     }
     let waits = fleet.iter().position(|one| one.usable_share(Nanos(8)) == Share(0)).unwrap();
     let mut first = fleet.remove(waits);
-    // All replicas report. The turns of the two with a permit are over after 40.
+    // All replicas report. From 40 on, the two replicas with a permit must pass it to waiting
+    // replicas.
     for one in fleet.iter_mut().chain([&mut first]) {
         store.round_trip(30, one, &high_demand(0));
     }
@@ -457,7 +460,8 @@ fn heartbeats_align_to_the_coordinators_clock() {
         Nanos(1_100),
         "nobody's clock but its own"
     );
-    // Its 1,020 is the coordinator's 47, so the coordinator's 90 is its 1,063.
+    // The replica's clock reads 1,020 when the coordinator's reads 47, so the coordinator's 90 is
+    // 1,063 here.
     let clock = ClockReading { local_time: Nanos(1_020), coordinator_time: Nanos(47) };
     one.set_clock(clock);
     assert_eq!(one.next_heartbeat_at(Nanos(1_000), &high_demand(10)), Nanos(1_063));
@@ -469,7 +473,8 @@ fn heartbeats_align_to_the_coordinators_clock() {
         Nanos(1_153),
         "an early one puts nothing off"
     );
-    // A new reading puts the clock 1 back. The next heartbeat is still not due at once.
+    // A new reading puts the coordinator's clock back by 1. The next heartbeat is still not due at
+    // once.
     store.round_trip(1_153, &mut one, &high_demand(10));
     one.set_clock(ClockReading { local_time: Nanos(1_153), coordinator_time: Nanos(179) });
     assert_eq!(one.next_heartbeat_at(Nanos(1_153), &high_demand(10)), Nanos(1_244));
@@ -482,7 +487,7 @@ fn heartbeats_align_to_the_coordinators_clock() {
 }
 
 #[test]
-fn fruitless_heartbeats_back_off_exponentially() {
+fn heartbeats_that_gain_no_permits_back_off_exponentially() {
     let mut store = Store::new(fixed_limit(10));
     let slow = ShareTiming { heartbeat: Nanos(100), share_lifetime: Nanos(1_000), ..terms() };
     let mut one = ShareClient::new(ReplicaId(1), Incarnation(1), slow);

@@ -1,4 +1,4 @@
-//! Tests of the coordinator: votes on the limit, its division, and the handoff of shares.
+//! Tests of the coordinator: votes on the limit, its split into shares, and the handoff of shares.
 
 mod ceiling;
 mod handoff;
@@ -11,7 +11,8 @@ use sluicegate::kernel::coordinator::{
 };
 use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 
-/// Heartbeat 10, share lifetime 36, requests of at most 30, clock drift 10 %: the margin is 6.
+/// Heartbeat interval 10, share lifetime 36, `max_duration` 30 and clock drift 10 %: a replica
+/// stops using its share 6 before the share lifetime ends.
 pub fn terms() -> ShareTiming {
     ShareTiming::new(Nanos(10), Nanos(36), Nanos(30), 100_000).unwrap()
 }

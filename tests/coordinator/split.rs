@@ -1,4 +1,4 @@
-//! Division of a limit into shares.
+//! The split of a limit into shares.
 
 use proptest::prelude::*;
 use sluicegate::kernel::coordinator::split::{ReplicaDemand, SplitMode};
@@ -46,14 +46,15 @@ proptest! {
     }
 
     #[test]
-    fn no_replica_is_short_while_another_has_spare_permits(wants in wants(), more in 0..500_u64) {
+    fn no_replica_lacks_permits_while_another_has_spare_ones(wants in wants(), more in 0..500_u64) {
         let shares = shares(SplitMode::Demand, wants.len() as u64 + more, &wants);
         let short = shares.iter().zip(&wants).filter(|(share, want)| **share < want.need.0);
         let short = short.map(|(share, _)| *share);
         let smallest_short_share = short.min();
         let spare = shares.iter().zip(&wants).any(|(share, want)| want.need.0.max(1) < *share);
         prop_assert!(smallest_short_share.is_none() || !spare);
-        // A short replica has at most one permit less than any other replica.
+        // A replica whose share is below its demand has at most one permit less than any other
+        // replica.
         let largest = shares.iter().max().unwrap();
         prop_assert!(smallest_short_share.is_none_or(|least| *largest <= least + 1));
     }
@@ -78,13 +79,14 @@ fn a_lower_limit_takes_unneeded_permits_first() {
 }
 
 #[test]
-fn scarce_limit_rotates_to_the_longest_waiting_replica() {
+fn permits_fewer_than_replicas_rotate_to_the_longest_waiting_replica() {
     let want = |waits, since| ReplicaDemand {
         need: Share(1),
         is_waiting: waits,
         changed_at: Nanos(since),
     };
-    // In order: turn not over, turn over, waiting longest, waiting.
+    // In order: a replica that may still keep its permit, one that must pass it on, the one that
+    // waits longest, and one that waits less long.
     let wants = [want(false, 101), want(false, 50), want(true, 60), want(true, 90)];
     for split in [SplitMode::Equal, SplitMode::Demand] {
         assert_eq!(shares(split, 1, &wants), [1, 0, 0, 0]);
@@ -94,7 +96,7 @@ fn scarce_limit_rotates_to_the_longest_waiting_replica() {
 }
 
 #[test]
-fn permits_for_earlier_waiters_are_reserved() {
+fn permits_are_reserved_for_replicas_that_wait_longer() {
     let want = |waits, since| ReplicaDemand {
         need: Share(1),
         is_waiting: waits,
@@ -109,6 +111,6 @@ fn permits_for_earlier_waiters_are_reserved() {
 }
 
 #[test]
-fn idle_replicas_get_nothing_if_the_fleet_exceeds_the_limit() {
+fn idle_replicas_get_no_permit_if_replicas_outnumber_permits() {
     assert_eq!(shares(SplitMode::Demand, 3, &needs(&[0, 3, 0, 0, 0])), [0, 3, 0, 0, 0]);
 }

@@ -266,7 +266,7 @@ fn openmetrics_has_the_same_samples_and_its_own_syntax() {
     let shown = to_openmetrics(&text, &metrics);
     let ends = [1, 2, 4, 8, 16, 32, 64, 128, 256];
     let of = |end: u32| {
-        (format!("questions_bucket{{le=\"{end}\"}}"), format!("questions_bucket{{le=\"{end}.0\"}}"))
+        (format!("checks_bucket{{le=\"{end}\"}}"), format!("checks_bucket{{le=\"{end}.0\"}}"))
     };
     let as_floats =
         ends.into_iter().map(of).fold(text.clone(), |page, (a, b)| page.replace(&a, &b));

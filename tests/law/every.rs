@@ -11,7 +11,7 @@ use super::traffic::{
 
 type Outcome = Result<(), TestCaseError>;
 
-/// Replays a trace and checks `property` for each check.
+/// Replays a trace and verifies `property` at each check.
 fn at_every_step<L: Limit>(
     limit: L,
     trace: &Trace,
@@ -28,7 +28,7 @@ fn at_every_step<L: Limit>(
     Ok(())
 }
 
-/// Verifies that both states decide `t` alike, from `now` on.
+/// Verifies that both counter states decide all checks of trace `t` alike, from `now` on.
 fn same_future<L: Limit>(limit: L, a: &L::State, b: &L::State, now: Nanos, t: &Trace) -> Outcome {
     let (mut a, mut b, mut client) = (a.clone(), b.clone(), Client::new());
     client.now = now;
@@ -92,7 +92,7 @@ fn all_at_once<L: Limit>(limit: L, at: u64, chunks: u64) -> Outcome {
     for _ in 0..fit {
         prop_assert!(is_allowed(limit.step(&mut state, now, chunk)));
     }
-    // The rest of the maximum passes, and one more hit does not.
+    // The remaining hits of the maximum are allowed, and one more hit is denied.
     let rest = Hits(limit.most() % chunk.0);
     prop_assert!(rest.0 == 0 || is_allowed(limit.ask(&state, now, rest)));
     prop_assert!(!is_allowed(limit.ask(&state, now, rest.plus(Hits(1)))));

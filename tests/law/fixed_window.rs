@@ -203,7 +203,7 @@ fn projected_calendar_headroom_resets_each_day() {
 }
 
 #[test]
-fn instants_outside_the_calendar_are_stale_and_uncharged() {
+fn instants_outside_the_known_calendar_windows_are_stale_and_uncharged() {
     let (limit, mut state) = (calendar(5), WindowCount::default());
     limit.charge(&mut state, STARTS[1], Hits(3));
     let before = state;
@@ -226,7 +226,7 @@ fn a_calendar_count_expires_at_the_next_window() {
 }
 
 #[test]
-fn a_count_beyond_the_calendar_keeps_its_window() {
+fn a_count_after_the_known_calendar_windows_keeps_its_window() {
     let beyond = WindowCount { start: STARTS[3], count: 4 };
     let (limit, mut state) = (calendar(5), beyond);
     assert!(is_allowed(limit.charge(&mut state, STARTS[1], Hits(1))));

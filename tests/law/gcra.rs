@@ -16,7 +16,7 @@ fn max_hits(limit: &Gcra, ticks: u64) -> u128 {
     u128::from(limit.burst()) + earned
 }
 
-/// Checks the bound for every interval between two allowed checks; `passed` is (tick, hits).
+/// Verifies the bound for every interval between two allowed checks; `passed` is (tick, hits).
 fn check_bound(limit: &Gcra, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
     for (i, (from, _)) in passed.iter().enumerate() {
         let mut sum = 0_u128;
@@ -73,7 +73,7 @@ proptest! {
         trace in traces(),
         backs in prop::collection::vec(0..1_000_000_u64, 1..4),
     ) {
-        // The bound applies to true time, while the kernel clock lags further and further.
+        // The bound applies to true time, while the clock of the limit lags further and further.
         let (mut state, mut client, mut lag) = (Tat::default(), Client::new(), Nanos(0));
         let mut passed = Vec::new();
         for (i, check) in trace.iter().enumerate() {
@@ -158,7 +158,8 @@ fn an_idle_key_accumulates_at_most_one_burst() {
 
 #[test]
 fn a_fractional_emission_interval_accumulates_no_error() {
-    // 7 per second: 142,857.14… µs per hit. Rounded either way, an hour would be some hits off.
+    // 7 hits per second: 142,857.14… µs per hit. If this were rounded, an hour would be some hits
+    // off.
     let limit = Gcra::new(7, Nanos::SECOND, 2).unwrap();
     let mut state = Tat::default();
     let (mut passed, mut now, end) = (0, START, START.plus(Nanos::from_secs(3_600)));
@@ -175,7 +176,7 @@ fn a_fractional_emission_interval_accumulates_no_error() {
 }
 
 #[test]
-fn a_clock_one_day_back_denies_for_one_interval() {
+fn a_clock_one_day_back_denies_for_one_emission_interval() {
     let limit = Gcra::new(10, Nanos::SECOND, 5).unwrap();
     let mut state = Tat::default();
     assert!(is_allowed(limit.charge(&mut state, START, Hits(1))));

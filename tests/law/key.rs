@@ -1,4 +1,4 @@
-//! Different counters have different keys, for parts of any length.
+//! Different counters have different keys, for domains and descriptor entries of any length.
 
 use proptest::prelude::*;
 use sluicegate::kernel::key::{CounterKey, KeyStrategy};
@@ -17,7 +17,8 @@ fn joined(domain: &str, entries: &Entries) -> Vec<u8> {
     CounterKey::compatible(domain, entries, second).as_bytes().to_vec()
 }
 
-/// Few characters plus the separator, so that parts often collide; sometimes a long string.
+/// Texts of few characters plus the separator, so that parts of keys often collide; sometimes a
+/// long text.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![9 => "[ab_]{0,3}", 1 => "[ab_]{40,70}"]
 }

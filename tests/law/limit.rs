@@ -1,4 +1,5 @@
-//! A limit uses the finest tick in which its numbers fit, or an error with the largest fit.
+//! A GCRA limit uses the finest clock tick in which its numbers fit. Otherwise the error reports
+//! the largest limit that fits.
 
 use std::num::NonZeroU64;
 
@@ -15,7 +16,8 @@ use super::traffic::{cases, counts, periods};
 const DAY: Nanos = Nanos::from_secs(86_400);
 const YEAR: Nanos = Nanos::from_secs(31_536_000);
 
-/// P in lowest terms for every tick that divides the period, finest first.
+/// The period P of the fraction N/P in lowest terms, for every tick that divides the period, finest
+/// first.
 fn lowest_terms(n: u32, period: Nanos) -> Vec<(Tick, u128)> {
     let whole = Tick::ALL.into_iter().filter(|tick| period.0.is_multiple_of(tick.size().0));
     whole
@@ -79,7 +81,8 @@ fn a_common_limit_uses_microseconds_and_lowest_terms() {
 
 #[test]
 fn a_huge_burst_has_a_coarser_tick() {
-    // 1,000,000,007 is prime, so P is the day in ticks: at most ⌊(2^53 − 1) / P⌋ − 1 fits.
+    // 1,000,000,007 is prime, so N/P is in lowest terms and P is a day in ticks. A burst of at most
+    // ⌊(2^53 − 1) / P⌋ − 1 fits.
     let ticks = [(104_248, Tick::Micro), (104_249, Tick::Milli), (104_249_991, Tick::Second)];
     for (burst, tick) in ticks {
         assert_eq!(Gcra::new(1_000_000_007, DAY, burst).unwrap().tick(), tick, "{burst}");

@@ -1,4 +1,4 @@
-//! Properties of the rate limit strategies, checked over whole traces.
+//! Properties of the rate limit strategies, verified over whole traces.
 //!
 //! [`every`] covers all four strategies. The other modules compare one strategy with its bound or
 //! with an exact model.
@@ -27,7 +27,8 @@
 //!   `a_clock_step_back_keeps_the_latest_window`
 //! - fixed: a count wraps → `a_saturated_count_stays_over_the_limit`
 //! - fixed: a calendar window off by one → `a_calendar_window_lasts_its_whole_day`
-//! - fixed: not stale outside → `instants_outside_the_calendar_are_stale_and_uncharged`
+//! - fixed: not stale outside →
+//!   `instants_outside_the_known_calendar_windows_are_stale_and_uncharged`
 //! - sliding window: weight rounded down, wrong window, a tick ahead →
 //!   `verdicts_match_exact_fractions`
 //! - sliding window: a weight wraps → `a_weight_beyond_64_bits_still_denies`

@@ -9,7 +9,7 @@ use super::traffic::{
     Client, START, Trace, cases, greedy_client, is_allowed, play, room, sliding_logs, traces,
 };
 
-/// Every allowed hit, as (microsecond, hits).
+/// A complete log of all allowed hits, as (microsecond, hits).
 #[derive(Default)]
 struct Naive(Vec<(u64, u64)>);
 
@@ -34,7 +34,7 @@ impl Naive {
     }
 }
 
-/// Checks the bound for every period that begins with an allowed check.
+/// Verifies the limit for every period that begins with an allowed check.
 fn check_bound(limit: &SlidingLog, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
     let period = limit.period().0 / 1_000;
     for (i, (from, _)) in passed.iter().enumerate() {
@@ -161,7 +161,7 @@ proptest! {
         trace in traces(),
         backs in prop::collection::vec(0..1_500_u64, 1..4),
     ) {
-        // The bound applies to true time, while the kernel clock lags further and further.
+        // The bound applies to true time, while the clock of the limit lags further and further.
         let (mut state, mut client, mut lag) = (ArrivalLog::default(), Client::new(), Nanos(0));
         let mut passed = Vec::new();
         for (i, check) in trace.iter().enumerate() {
@@ -199,7 +199,7 @@ fn a_lowered_limit_drops_the_oldest_hits() {
         limit(10).charge(&mut state, at(second), Hits(2));
     }
     assert!(!is_allowed(limit(3).charge(&mut state, at(5), Hits(1))));
-    // After a raise, the three newest hits remain, from seconds 4, 4 and 3.
+    // After the limit is raised again, the three newest hits remain, from seconds 4, 4 and 3.
     assert_eq!(left(&limit(10), &state, at(5)), 7);
     assert_eq!(left(&limit(10), &state, at(13)), 8);
     assert_eq!(left(&limit(10), &state, at(14)), 10);

@@ -11,7 +11,7 @@ use super::traffic::{
     Client, START, Trace, cases, greedy_client, is_allowed, play, room, sliding_windows, traces,
 };
 
-/// Allowed hits per aligned window, never expired.
+/// An exact model: the allowed hits of each aligned window, without expiry.
 #[derive(Clone)]
 struct Naive {
     limit: u128,
@@ -29,7 +29,9 @@ impl Naive {
         self.passed.get(&window).copied().unwrap_or(0)
     }
 
-    /// Returns `true` if prev·(P − e) + (cur + hits)·P ≤ L·P, at tick `now`.
+    /// Returns `true` if prev·(P − e) + (cur + hits)·P ≤ L·P, at tick `now`. The current window
+    /// began e ticks ago; prev and cur are the hits of the previous and the current window; L is
+    /// the limit per period P.
     fn allows(&self, now: u64, hits: u64) -> bool {
         let window = now / self.period;
         let period = u128::from(self.period);
@@ -50,7 +52,7 @@ fn passed(limit: &SlidingWindow, trace: &Trace) -> Vec<(u64, u64)> {
     decisions.iter().map(|a| (limit.tick().floor(a.at), a.passed())).collect()
 }
 
-/// Checks the bound: L + ⌊L·t/P⌋ hits in any t ≤ P ticks, and L in an aligned window.
+/// Verifies the bound: L + ⌊L·t/P⌋ hits in any t ≤ P ticks, and L in an aligned window.
 fn check_bound(limit: &SlidingWindow, passed: &[(u64, u64)]) -> Result<(), TestCaseError> {
     let naive = Naive::new(limit);
     for (i, (from, _)) in passed.iter().enumerate() {
@@ -212,7 +214,8 @@ fn a_changed_period_keeps_the_overlapping_counts() {
     let limit = |seconds| SlidingWindow::new(10, Nanos::from_secs(seconds)).unwrap();
     let (hour, minute) = (limit(3_600), limit(60));
     let at = |seconds: u64| Nanos::from_secs(3_600 * 1_000 + seconds);
-    // 12:30: eight hits under minutes. Under hours they belong to the hour from 12:00.
+    // At 12:30, eight hits count under a period of a minute. Under a period of an hour, they belong
+    // to the window from 12:00.
     let mut state = WindowPair::default();
     minute.charge(&mut state, at(1_800), Hits(8));
     let left = |limit: &SlidingWindow, state: &WindowPair, seconds| {
@@ -226,13 +229,13 @@ fn a_changed_period_keeps_the_overlapping_counts() {
     // Half of the next hour has passed, so half of the ten hits has faded.
     assert_eq!(left(&hour, &state, 5_400), Hits(5));
     assert_eq!(left(&hour, &state, 7_200), Hits(10));
-    // Under minutes again, the hour's hits have expired.
+    // Under a period of a minute again, the hits of the hour have expired.
     assert_eq!(left(&minute, &state, 3_000), Hits(10));
 }
 
 #[test]
 fn the_bound_is_reached() {
-    // Ten hits in the last microsecond of a window; half a window later five more have slid in.
+    // Ten hits in the last microsecond of a window; half a window later, five more are allowed.
     let limit = SlidingWindow::new(10, Nanos::SECOND).unwrap();
     let (mut state, end) = (WindowPair::default(), Nanos::from_secs(2_000));
     assert!(is_allowed(limit.charge(&mut state, Nanos(end.0 - 1_000), Hits(10))));

@@ -124,7 +124,7 @@ fn the_budget_is_divided_by_demand() {
 }
 
 #[test]
-fn demand_expires_with_its_replica() {
+fn the_demand_of_a_silent_replica_expires() {
     let mut store = store(gcra(), 100);
     lend(&mut store, NOW, B, &BorrowRequest { demand: Hits(1_000), ..want(1, 0) });
     assert_eq!(lend(&mut store, after(1_999), A, &want(1, 50)), 0);
@@ -175,7 +175,7 @@ fn a_repeated_message_retries_a_denial() {
     let borrow = BorrowRequest { hits: Hits(1), ..want(1, 0) };
     assert!(matches!(store.step(NOW, A, &borrow).unwrap().decision, CounterDecision::Deny { .. }));
     for _ in 0..2 {
-        // 600 ms free one hit. The second time repeats an allowed message.
+        // In 600 ms GCRA frees one hit. The second iteration repeats a message that was allowed.
         assert!(matches!(
             store.step(after(600), A, &borrow).unwrap().decision,
             CounterDecision::Allow(_)
@@ -214,7 +214,7 @@ fn returned_hits_are_refunded_once() {
 }
 
 #[test]
-fn a_return_refunds_at_most_the_listed_hits() {
+fn a_return_refunds_at_most_the_leased_hits() {
     for counted in every() {
         let mut store = store(counted, 50);
         store.charge(NOW, Hits(40));
@@ -241,7 +241,8 @@ fn only_the_last_lease_is_refunded() {
     for counted in every() {
         let mut store = store(counted, 50);
         store.step(NOW, A, &want(1, 30));
-        // The replica never received this grant, and returns its balance of the first.
+        // The replica never receives the grant of message 2, and returns its balance from message
+        // 1.
         store.step(NOW, A, &BorrowRequest { balance: Hits(30), ..want(2, 5) });
         let back = BorrowRequest { returned: Hits(30), last_lease: MessageNumber(1), ..want(3, 0) };
         store.step(NOW, A, &back);
@@ -251,7 +252,7 @@ fn only_the_last_lease_is_refunded() {
 
 #[test]
 fn a_window_refunds_only_its_own_hits() {
-    // The window of NOW ends after 40 s.
+    // The window that contains `NOW` ends 40 s after `NOW`.
     for (counted, expected) in [(fixed(), 80), (sliding(), 50)] {
         let terms = LeaseTerms {
             overshoot: Overshoot::AtMost(Hits(50)),
@@ -299,7 +300,7 @@ fn a_log_refunds_the_entries_of_the_lease() {
 }
 
 #[test]
-fn an_in_window_lease_ends_with_its_window() {
+fn a_lease_without_overshoot_ends_with_its_window() {
     let mut store = in_window();
     let BorrowReply { granted, valid_for: good_for, .. } =
         store.step(NOW, A, &want(1, 100)).unwrap();
@@ -318,7 +319,7 @@ fn the_balance_of_an_ended_window_is_not_kept() {
 }
 
 #[test]
-fn in_window_leases_require_a_fixed_window() {
+fn leases_without_overshoot_require_a_fixed_window() {
     for counted in [gcra(), sliding(), log()] {
         let terms = LeaseTerms {
             overshoot: Overshoot::InWindow,
@@ -330,7 +331,7 @@ fn in_window_leases_require_a_fixed_window() {
 }
 
 #[test]
-fn a_replica_above_the_maximum_gets_no_lease() {
+fn a_full_lease_table_grants_no_further_lease() {
     let mut store = store(gcra(), 100);
     for member in 0..2_048 {
         store.step(NOW, ReplicaIncarnation(member + 10), &want(1, 0));

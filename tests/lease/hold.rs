@@ -1,7 +1,8 @@
-//! Tests reservations on a GCRA counter: kept, canceled or expired, the limit is never exceeded.
+//! Tests that reservations on a GCRA counter never exceed the limit, if they are committed,
+//! canceled or expire.
 //!
 //! Verified by mutation: `canceled_reservations_never_exceed_the_limit` fails if a cancel also
-//! refunds a reservation that is kept later.
+//! refunds a reservation that is committed later.
 
 use sluicegate::kernel::lease::counter::AnyCounter;
 use sluicegate::kernel::lease::reservation::{CounterReservations, ReservationId};
@@ -65,7 +66,7 @@ impl Simulation {
         }
     }
 
-    /// Returns `true` if a plain counter allows the same hits in order.
+    /// Returns `true` if a GCRA counter without reservations allows the same hits in order of time.
     fn obeys_the_limit(mut self) -> bool {
         self.allowed.sort();
         let mut tat = Tat::default();

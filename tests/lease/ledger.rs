@@ -62,7 +62,7 @@ fn a_repeated_grant_is_settled_once() {
     assert_eq!(ledger.balance(NOW), Hits(10));
 }
 
-/// A balance of 10 with 4 hits of an undecided check.
+/// A balance of 10, from which an undecided check took 4 hits.
 fn with_undecided_hits() -> LeaseBalance {
     let mut ledger = with_ten();
     assert!(matches!(ledger.spend(NOW, Hits(4)), SpendResult::Spent(_)));
@@ -72,7 +72,7 @@ fn with_undecided_hits() -> LeaseBalance {
 }
 
 #[test]
-fn a_denial_during_an_undecided_check_is_not_remembered() {
+fn a_store_denial_is_not_remembered_while_hits_are_undecided() {
     for is_back in [false, true] {
         let mut ledger = with_undecided_hits();
         let grip = ledger.undecided_epoch();
@@ -83,7 +83,7 @@ fn a_denial_during_an_undecided_check_is_not_remembered() {
         ledger.settle(NOW, &BorrowReply { kept: Hits(4), ..denial(2, TERM, 0) });
         ledger.put_back(NOW, Hits(if is_back { 0 } else { 4 }), grip);
         assert_eq!(ledger.balance(NOW), Hits(4));
-        // The store reported 7 remaining hits.
+        // The store reported 7 remaining hits; with the local 4, a check of 11 may be allowed.
         assert_eq!(ledger.spend(NOW, Hits(11)), SpendResult::NeedsStore);
     }
 }
@@ -173,7 +173,7 @@ fn a_lost_message_restores_nothing() {
 }
 
 #[test]
-fn an_unsent_surplus_is_not_counted_as_unspent() {
+fn an_unsent_return_does_not_lower_the_next_lease_size() {
     let mut undone = with_learned_demand(80);
     let mut untouched = undone;
     assert_eq!(undone.return_if_idle(NOW, MessageNumber(2), TERM).unwrap().returned, Hits(80));
@@ -192,7 +192,7 @@ fn only_one_message_is_in_flight() {
 }
 
 #[test]
-fn a_lease_expires_early_counted_from_sending() {
+fn a_lease_lifetime_counts_from_sending_minus_the_drift_margin() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 1);
     ledger.settle(after(100), &grant(1, 10, 0));
@@ -211,7 +211,7 @@ fn a_reply_after_lease_expiry_grants_nothing() {
 }
 
 #[test]
-fn the_drift_margin_is_two_thousandths_rounded_up() {
+fn the_clock_drift_margin_is_two_thousandths_rounded_up() {
     for (good_for, used) in [(0, 0), (1, 0), (500, 499), (501, 499), (1_000, 998)] {
         assert_eq!(safe_duration(Nanos(good_for)), Nanos(used));
     }
@@ -248,7 +248,7 @@ fn a_lease_is_renewed_two_round_trips_early() {
 }
 
 #[test]
-fn unlisted_hits_leave_the_balance() {
+fn hits_missing_in_the_lease_table_leave_the_balance() {
     let mut ledger = with_ten();
     ledger.spend(NOW, Hits(8));
     ledger.refill(NOW, MessageNumber(2)).unwrap();
@@ -298,7 +298,7 @@ fn hits_above_expected_demand_are_surplus() {
     }
     assert_eq!(ledger.balance(NOW), Hits(70));
     let back = ledger.return_surplus(after(499), MessageNumber(90)).unwrap();
-    // Expected demand until 998 ms: ⌊40·0.499⌋ = 19.
+    // The expected demand until the lease expires at 998 ms is ⌊40·0.499⌋ = 19.
     assert_eq!((back.returned, back.balance), (Hits(51), Hits(19)));
     assert_eq!(ledger.balance(after(499)), Hits(19));
 }
@@ -321,7 +321,7 @@ fn with_learned_demand_for(left: u64, good_for: Nanos) -> LeaseBalance {
 
 #[test]
 fn a_low_balance_is_refilled_early() {
-    // 64 hits per second are 16 in 250 ms.
+    // The demand of 64 hits per second is 16 hits in 250 ms.
     let time = Nanos(250_000_000);
     assert_eq!(with_learned_demand(17).refill_early(NOW, MessageNumber(2), time.plus(time)), None);
     let mut low = with_learned_demand(16);
@@ -386,8 +386,8 @@ fn a_full_return_reports_zero_demand() {
 }
 
 #[test]
-fn a_key_is_abandoned_after_eight_missed_checks() {
-    // 41 checks and 64 hits per second: eight checks in 196 ms, eight hits in 125 ms.
+fn a_balance_is_returned_after_eight_expected_checks_are_missing() {
+    // With 41 checks and 64 hits per second, eight checks take 196 ms and eight hits 125 ms.
     let mut quiet = with_learned_demand(40);
     assert_eq!(quiet.return_if_idle(after(195), MessageNumber(2), Nanos(195_000_000)), None);
     let gone = quiet.return_if_idle(after(196), MessageNumber(2), Nanos(196_000_000)).unwrap();
@@ -409,7 +409,7 @@ fn a_remembered_denial_counts_its_wait_from_the_reply() {
 }
 
 #[test]
-fn a_denial_does_not_cover_cheaper_checks() {
+fn a_remembered_denial_does_not_apply_to_fewer_hits() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 5);
     ledger.settle(NOW, &denial(1, Nanos::SECOND, 0));
@@ -452,7 +452,7 @@ fn a_denial_sent_before_a_refund_is_not_remembered() {
 }
 
 #[test]
-fn a_denial_is_rechecked_while_enough_hits_are_outstanding() {
+fn a_denied_check_calls_the_store_while_enough_hits_are_outstanding() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 11);
     // 7 hits remain, and other replicas may return 4.
@@ -465,7 +465,7 @@ fn a_denial_is_rechecked_while_enough_hits_are_outstanding() {
 }
 
 #[test]
-fn a_counted_denial_is_rechecked_eight_times_per_span() {
+fn a_fixed_window_denial_calls_the_store_eight_times_per_window() {
     let window = FixedWindow::new(100, Windows::Every(TERM)).unwrap();
     let mut ledger = ledger().with_strategy(Strategy::FixedWindow(window));
     borrow_for(&mut ledger, NOW, 1, 11);
@@ -475,11 +475,11 @@ fn a_counted_denial_is_rechecked_eight_times_per_span() {
 }
 
 #[test]
-fn too_few_outstanding_hits_delay_the_recheck() {
+fn too_few_outstanding_hits_delay_the_next_store_call() {
     let mut ledger = ledger();
     borrow_for(&mut ledger, NOW, 1, 17);
-    // 7 hits remain and 10 are missing; other replicas may return 4.
-    // The limit frees 5 in half of the time, and may have freed part of one already.
+    // 7 hits remain, and 10 of 17 are missing. Other replicas may return 4. The limit frees 5 in
+    // half of the retry-after, and may have freed part of one already.
     ledger.settle(NOW, &denial(1, Nanos::SECOND, 4));
     assert!(matches!(ledger.spend(after(499), Hits(17)), SpendResult::Denied { .. }));
     assert_eq!(ledger.spend(after(500), Hits(17)), SpendResult::NeedsStore);

@@ -15,7 +15,7 @@ fn sizer(most: u64) -> LeaseSizer {
 }
 
 #[test]
-fn lease_size_is_demand_less_the_unspent_part() {
+fn lease_size_is_demand_minus_unspent_hits() {
     let mut sizer = sizer(1_000);
     sizer.record_check(NOW, Hits(400));
     assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(400));
@@ -33,7 +33,7 @@ fn ten_second_demand_is_scaled_to_the_lease_duration() {
     sizer.record_unspent(NOW, Hits(50));
     assert_eq!(sizer.next_lease(NOW, Hits(0)), Hits(480), "⌊600·200/250⌋");
     assert_eq!(sizer.expected_hits(NOW, Nanos::SECOND), Hits(20));
-    // A demand bucket began at 0, 5 s before NOW.
+    // A period of the demand measurement began at 0, 5 s before `NOW`.
     for (at, demand) in [(0, 200), (4_999, 200), (7_500, 150), (15_000, 0)] {
         assert_eq!(sizer.demand(after(at)), Hits(demand), "after {at} ms");
     }
@@ -94,7 +94,7 @@ fn hits_above_expected_demand_are_surplus() {
 }
 
 #[test]
-fn a_small_balance_runs_low_before_demand_exhausts_it() {
+fn a_refill_is_due_before_demand_empties_the_balance() {
     let mut sizer = sizer(1_000);
     sizer.record_check(NOW, Hits(100));
     let tenth = Nanos(TERM.0 / 10);
@@ -110,7 +110,7 @@ fn a_small_balance_runs_low_before_demand_exhausts_it() {
 }
 
 #[test]
-fn a_balance_runs_out_when_demand_reaches_it() {
+fn a_balance_runs_out_when_expected_demand_reaches_it() {
     let mut sizer = sizer(1_000);
     sizer.record_check(NOW, Hits(100));
     let tenth = Nanos(TERM.0 / 10);

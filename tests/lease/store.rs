@@ -73,7 +73,7 @@ impl Counted {
         }
     }
 
-    /// Refunds without checking the lease, like a flawed store.
+    /// Refunds hits without a look at the lease table, like a flawed store.
     pub fn refund_blindly(&mut self, now: Nanos, hits: Hits) {
         match self {
             Self::Gcra(limit, state) => limit.refund(state, now, hits),

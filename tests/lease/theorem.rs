@@ -74,7 +74,7 @@ fn simulations_cover_every_event() {
 
 #[test]
 fn simulations_reach_the_bound_exactly() {
-    // Without the sliding window, which seldom reaches its own bound.
+    // The sliding window is omitted, because it seldom reaches its own bound.
     for kind in [Kind::Gcra, Kind::FixedWindow, Kind::SlidingLog] {
         let results = simulate(kind, Flaw::None, 0..150);
         let tight = results.filter(|result| result.overshoot.above_limit == result.budget).count();

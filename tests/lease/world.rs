@@ -57,7 +57,8 @@ pub enum Flaw {
     RefundedAfterExpiry,
     /// The reply to an abandoned message is accepted as the reply to the last one.
     OldReplyAccepted,
-    /// Hits of a denied check are put back although a later report excluded them.
+    /// Hits of a denied check are put back although a later report to the store did not include
+    /// them.
     PutBackAfterReport,
     /// Hits are put back although their lease expired or the store no longer lists them.
     PutBackThoughVoided,
@@ -139,7 +140,7 @@ struct Replica {
     /// Lag of the local clock behind the store clock.
     behind: Nanos,
     last: Option<BorrowRequest>,
-    /// An unsent message, not yet reported to the balance.
+    /// A lease message that was not sent. The balance is not informed yet.
     unsent: Option<BorrowRequest>,
     numbers: u64,
     /// Checks that spent hits and may still be denied by another limit.
@@ -149,11 +150,11 @@ struct Replica {
 #[derive(Clone, Copy)]
 struct Undecided {
     hits: Hits,
-    /// The balance's epoch when the hits were spent.
+    /// The `undecided_epoch` of the balance when the hits were spent.
     grip: u64,
-    /// The last message sent before.
+    /// The last lease message that was sent before the hits were spent.
     last_message: Option<BorrowRequest>,
-    /// Index in the log.
+    /// The index of these hits in the log.
     at: usize,
 }
 
@@ -193,7 +194,7 @@ impl FleetSimulation {
         } else {
             LeaseSizing::Fixed(Hits(1 + dice.up_to(most)))
         };
-        // From three times the refill rate of the limit to a tenth of it.
+        // Demand is between three times the rate of the limit and a tenth of it.
         let pace = Nanos(span.0 / most * dice.pick(&[1, 3, 10, 30]) / 2);
         let members = 1 + dice.up_to(dice.clone().pick(&[1, 3, 9]));
         let mut simulation = Self {
@@ -606,8 +607,8 @@ impl FleetSimulation {
         }
     }
 
-    /// Asserts the invariants of the proof. Flawed designs violate them, so only the overshoot
-    /// counts.
+    /// Asserts the invariants of the proof. Flawed designs violate them, so their simulations
+    /// report only the overshoot.
     fn assert_invariants(&mut self) {
         let outstanding = self.store.book.outstanding(self.now).0;
         self.counts.most_out = self.counts.most_out.max(outstanding);

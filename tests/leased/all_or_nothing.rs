@@ -26,7 +26,7 @@ async fn remaining(engine: &Engine, key: &str) -> u64 {
     send_check(engine, &[(key, "v")], 0).await.unwrap().statuses[0].decision.headroom.remaining.0
 }
 
-/// An engine with a balance of 10, and a store with `left` remaining hits of 100.
+/// An engine with a balance of 10, and a store in which `left` of 100 hits remain.
 async fn engine_with_ten(strategy: &str, left: u64) -> (Arc<RemoteStore>, Engine) {
     let limits = TEN.replace("gcra", strategy);
     let store = RemoteStore::new();
@@ -43,7 +43,7 @@ async fn engine_with_ten(strategy: &str, left: u64) -> (Arc<RemoteStore>, Engine
 }
 
 #[tokio::test]
-async fn balance_alone_or_store_alone_must_cover_the_hits() {
+async fn either_the_balance_or_the_store_must_cover_all_hits() {
     for strategy in STRATEGIES {
         for (hits, is_covered) in [(10, true), (11, false), (15, false), (16, false)] {
             let (store, one) = engine_with_ten(strategy, 5).await;
@@ -56,7 +56,7 @@ async fn balance_alone_or_store_alone_must_cover_the_hits() {
 }
 
 #[tokio::test]
-async fn a_store_that_covers_the_hits_leaves_the_balance() {
+async fn a_check_covered_by_the_store_leaves_the_balance() {
     for strategy in STRATEGIES {
         let (_, one) = engine_with_ten(strategy, 20).await;
         assert!(is_allowed(&one, K, 15).await, "{strategy}");
@@ -84,7 +84,7 @@ async fn a_denied_check_refunds_once() {
 }
 
 #[tokio::test]
-async fn an_expired_lease_is_not_spent_after_a_stale_calendar() {
+async fn an_expired_lease_is_not_spent_when_a_stale_check_is_retried() {
     const MONTH: &str = "- key: m\n  rate_limit: {unit: month, requests_per_unit: 10, calendar: {time_zone: Europe/Berlin}}\n";
     let store = RemoteStore::new();
     store.clock_lead_ns.store(Nanos::from_secs(100 * 86_400).0, Relaxed);

@@ -1,7 +1,7 @@
 //! Tests that leased limits deny a check only if the limit has too few hits left.
 //!
-//! Real engines on manual clocks check 1 to 64 hits, with 100 hits per second and 10 outstanding.
-//! An independent model of the limit gives the expected verdicts.
+//! Real engines with manual clocks decide checks of 1 to 64 hits. The limit is 100 hits per second,
+//! with at most 10 outstanding. An independent model of the limit gives the expected verdicts.
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
@@ -34,7 +34,8 @@ struct Totals {
     asked: u64,
     calls: u64,
     checks: u64,
-    /// Denials although the model had enough hits left: check, remaining, outstanding elsewhere.
+    /// Denials although the model had enough hits left: check, remaining hits, and hits outstanding
+    /// at other replicas.
     wrong_denials: Vec<(TimedCheck, u64, u64)>,
 }
 

@@ -52,8 +52,8 @@ async fn a_forced_deny_spends_no_balance() {
     }
 }
 
-/// An atomic domain: `a` is forced to deny, `s` is strict, and 950 hits of `b` remain.
-/// The local balance of `b` is at least 5.
+/// An engine with an atomic domain: `a` is forced to deny, `s` is strict, and 950 hits of `b`
+/// remain. The local balance of `b` is at least 5.
 async fn forced_deny_with_strict_limit() -> (Arc<RemoteStore>, Engine, u64) {
     let store = RemoteStore::new();
     let (engine, limits) = (engine(&store, LIMITS), format!("{LIMITS}{STRICT}"));
@@ -79,9 +79,10 @@ async fn a_forced_deny_with_a_strict_limit_spends_no_balance() {
     }
 }
 
-/// Reserved hits would be lost to a message that is sent before they are put back.
+/// Reason: hits that a denied check took from the balance would be missing in a lease message that
+/// is sent before they are put back.
 #[tokio::test]
-async fn a_forced_deny_reserves_nothing_during_a_store_call() {
+async fn a_forced_deny_leaves_the_balance_during_a_store_call() {
     let (store, engine, before) = forced_deny_with_strict_limit().await;
     store.pauses_calls.store(true, Relaxed);
     let check = check(&[FORCED_DENY, ("b", "v"), ("s", "v")], Cost::Charge(Hits(5)));

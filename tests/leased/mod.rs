@@ -43,7 +43,7 @@ pub struct RemoteStore {
     pub is_unavailable: AtomicBool,
     /// `true`: the engine knows that the store is disconnected and sends nothing.
     pub is_disconnected: AtomicBool,
-    /// If set, messages fail with this cause while they wait to be sent.
+    /// If set, lease messages fail with this cause before they are sent.
     rejection: Mutex<Option<StoreFailure>>,
     /// Delay between sending and receiving, in nanoseconds.
     pub delay_ns: AtomicU64,
@@ -93,12 +93,12 @@ impl RemoteStore {
         self.calls.load(Relaxed)
     }
 
-    /// Lets the store receive paused call number `at`.
+    /// Lets the store receive the paused call with this number.
     fn receive(&self, at: usize) {
         self.paused.lock()[at].taken.add_permits(1);
     }
 
-    /// Delivers the reply of paused call number `at`.
+    /// Delivers the reply of the paused call with this number.
     fn reply(&self, at: usize) {
         self.paused.lock()[at].answered.add_permits(1);
     }
@@ -168,7 +168,7 @@ impl CounterStore for RemoteStore {
             }
             let at = self.time(now);
             let mut outcomes = immediate(self.memory.charge(at, charges));
-            // Reports the store clock, like a store with its own clock.
+            // Stale outcomes carry the time of the store, as from a store with its own clock.
             for stale in outcomes
                 .iter_mut()
                 .filter(|o| **o == ChargeOutcome::Decided(CounterDecision::OutsideWindows))

@@ -35,7 +35,7 @@ async fn fill_balance(engine: &sluicegate::engine::Engine) -> u64 {
 }
 
 #[tokio::test]
-async fn a_covered_check_needs_no_store_call() {
+async fn a_check_covered_by_the_balance_needs_no_store_call() {
     for limits in [COUPLED, GCRA] {
         let store = RemoteStore::new();
         let engine = engine(&store, limits);
@@ -415,7 +415,7 @@ async fn a_disconnected_store_leaves_the_balance() {
 }
 
 #[tokio::test]
-async fn an_unsent_message_restores_the_balance() {
+async fn an_unsent_lease_message_restores_the_balance() {
     for cause in [StoreFailure::Overloaded, StoreFailure::BreakerOpen] {
         let store = RemoteStore::new();
         let limits = GCRA.replace("unit: day", "on_backend_failure: deny, unit: day");
@@ -431,7 +431,7 @@ async fn an_unsent_message_restores_the_balance() {
 }
 
 #[tokio::test]
-async fn an_unreturnable_balance_is_kept_until_expiry() {
+async fn a_balance_is_kept_until_expiry_while_the_store_is_disconnected() {
     let store = RemoteStore::new();
     let engine = engine(&store, GCRA);
     fill_balance(&engine).await;
@@ -450,7 +450,7 @@ async fn an_unreturnable_balance_is_kept_until_expiry() {
 }
 
 #[tokio::test]
-async fn a_timed_out_message_loses_its_returned_balance() {
+async fn a_timed_out_lease_message_loses_its_returned_balance() {
     let store = RemoteStore::new();
     let engine = engine(&store, &GCRA.replace("unit: day", "on_backend_failure: deny, unit: day"));
     fill_balance(&engine).await;
@@ -502,7 +502,7 @@ async fn lower_demand_returns_the_surplus() {
 }
 
 #[tokio::test]
-async fn only_a_changed_leased_limit_returns_balances() {
+async fn balances_are_returned_only_if_their_limit_changes() {
     let store = RemoteStore::new();
     let engine = std::sync::Arc::new(engine(&store, COUPLED));
     let tending = tokio::spawn(engine.leases().unwrap().clone().run_upkeep());
@@ -570,7 +570,7 @@ async fn balances_are_bounded_and_evicted_ones_are_returned() {
 }
 
 #[tokio::test]
-async fn balances_are_bounded_by_key_bytes() {
+async fn balances_are_bounded_by_the_total_bytes_of_keys() {
     const LONG: usize = 60_000;
     let engine = engine(&RemoteStore::new(), COUPLED);
     for name in 0..700 {
@@ -583,7 +583,7 @@ async fn balances_are_bounded_by_key_bytes() {
 }
 
 #[tokio::test]
-async fn a_local_store_makes_leased_limits_strict() {
+async fn with_a_memory_store_leased_limits_are_strict() {
     let memory = std::sync::Arc::new(MemoryStore::new(100, WhenFull::Deny, [7; 16]));
     let clock = sluicegate::clock::Clock::manual(super::NEW_YEAR);
     let engine = sluicegate::engine::Engine::new(

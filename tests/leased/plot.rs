@@ -1,4 +1,5 @@
-//! Draws the table of `share`: used share of the limit and calls per decision, by replicas.
+//! Draws the table of module `share`: the used part of a limit and the store calls per decision, by
+//! number of replicas.
 
 use std::fmt::Write as _;
 
@@ -6,7 +7,7 @@ use std::fmt::Write as _;
 pub(super) struct Point {
     pub(super) demand: &'static str,
     pub(super) replicas: usize,
-    /// Used share of the limit, 0 to 1.
+    /// The used part of the limit, 0 to 1.
     pub(super) share: f64,
     /// Store calls per decision.
     pub(super) calls: f64,
@@ -21,7 +22,7 @@ const COLORS: [&str; 4] = ["#1b7f3b", "#c2571a", "#3b5bb5", "#8a3fa0"];
 
 type Value = fn(&Point) -> f64;
 
-/// Draws two panels side by side; `bound` is the minimum share.
+/// Draws two panels side by side; `bound` is the smallest part of the limit that must be used.
 pub(super) fn svg(strategy: &str, points: &[Point], bound: f64) -> String {
     let mut svg = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 740 270\" font-family=\"sans-serif\" \

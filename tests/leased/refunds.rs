@@ -55,7 +55,7 @@ async fn a_denial_pending_during_a_refund_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn a_denial_overtaking_a_refund_is_not_remembered() {
+async fn a_denial_sent_after_a_refund_but_applied_first_is_not_remembered() {
     for is_answered_first in [false, true] {
         let (store, engine) = spent_window().await;
         let back = spawn_refund(&engine, None).await;

@@ -1,8 +1,9 @@
-//! Measures the used share of an overloaded limit, and the calls per check, for any fleet size.
+//! Measures the used part of an overloaded limit and the store calls per check, for several fleet
+//! sizes.
 //!
-//! Real engines on manual clocks check at 150 % of 6,000 hits per minute, with 10 % outstanding.
-//! `cargo test --test all -- --nocapture leased::share` prints the table of docs/leases.md. With
-//! `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
+//! Real engines with manual clocks get checks at 150 % of 6,000 hits per minute, with at most 10 %
+//! outstanding. `cargo test --test all -- --nocapture leased::share` prints the table of
+//! docs/leases.md. With `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
 
 use sluicegate::engine::Engine;
 use sluicegate::kernel::decision::{Cost, Verdict};
@@ -92,12 +93,12 @@ async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -
 }
 
 #[tokio::test]
-async fn excess_demand_uses_nearly_all_of_a_window() {
+async fn excess_demand_uses_nearly_all_hits_of_a_fixed_window() {
     uses_nearly_all("fixed_window").await;
 }
 
 #[tokio::test]
-async fn excess_demand_uses_nearly_all_of_a_rate() {
+async fn excess_demand_uses_nearly_all_hits_of_a_gcra_limit() {
     uses_nearly_all("gcra").await;
 }
 

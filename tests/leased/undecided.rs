@@ -1,4 +1,5 @@
-//! Tests atomic checks that reserve leased hits while they wait for a strict limit.
+//! Tests atomic checks that take hits from a lease balance while a strict limit may still deny
+//! them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ enum CheckEnd {
     Canceled,
 }
 
-/// Spends `b` until its balance is at least 20, leaves `left` hits of `s`, and pauses store calls.
-/// The number is the allowed hits of `b`.
+/// Sends checks of the leased limit `b` until its balance is at least 20, leaves `left` hits of the
+/// strict limit `s`, and pauses store calls. Also returns the number of allowed hits of `b`.
 async fn filled_balance(left: u64) -> (Arc<RemoteStore>, Engine, u64) {
     let store = RemoteStore::new();
     let (engine, mut asked) = (engine(&store, LIMITS), 0);
@@ -51,7 +52,7 @@ async fn total_left(store: &Arc<RemoteStore>, engine: &Engine) -> u64 {
     in_store + total_balance(engine)
 }
 
-/// Tries every result of the check, with a delivered or lost message in the meantime.
+/// Tries every result of the waiting check, while a lease message is delivered or lost.
 #[tokio::test]
 async fn undecided_hits_are_never_lost_or_spent_twice() {
     for end in [CheckEnd::Denied, CheckEnd::Admitted, CheckEnd::Canceled] {

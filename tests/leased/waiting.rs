@@ -123,7 +123,7 @@ async fn a_failed_message_also_fails_its_waiting_checks() {
     assert_eq!((verdict(other).await, store.calls()), (Verdict::Deny, 1));
 }
 
-/// An engine whose own memory decides while the store does not answer.
+/// An engine with the fallback `local`. Store calls are paused.
 fn engine_with_local_fallback(store: &Arc<RemoteStore>) -> Arc<Engine> {
     let memory = Arc::new(MemoryStore::new(100, WhenFull::Deny, [1; 16]));
     let local = LocalFallback::new(memory, Arc::new(Membership::new("me", 1, NonZeroU32::MIN)));
@@ -134,7 +134,7 @@ fn engine_with_local_fallback(store: &Arc<RemoteStore>) -> Arc<Engine> {
     engine
 }
 
-/// Pays the fallback debt to the recovered store and returns its remaining hits.
+/// Charges the fallback debt to the recovered store and returns the remaining hits of the limit.
 async fn remaining_after_debt_is_paid(store: &Arc<RemoteStore>, engine: &Arc<Engine>) -> Hits {
     store.is_unavailable.store(false, Relaxed);
     store.pauses_calls.store(false, Relaxed);
@@ -147,7 +147,7 @@ async fn remaining_after_debt_is_paid(store: &Arc<RemoteStore>, engine: &Arc<Eng
 }
 
 #[tokio::test]
-async fn only_waiting_checks_become_fallback_debt() {
+async fn only_checks_that_were_never_sent_become_fallback_debt() {
     let store = RemoteStore::new();
     let engine = engine_with_local_fallback(&store);
     let first = spawn_check(&engine, 10).await;
@@ -166,7 +166,7 @@ async fn only_waiting_checks_become_fallback_debt() {
 }
 
 #[tokio::test]
-async fn a_timed_out_wait_becomes_fallback_debt() {
+async fn a_check_that_times_out_while_waiting_becomes_fallback_debt() {
     let store = RemoteStore::new();
     store.timeout_ns.store(Nanos::from_secs(10).0, Relaxed);
     let all = (store.clone(), engine_with_local_fallback(&store));
@@ -184,8 +184,8 @@ fn ten_second_timeout() -> (Arc<RemoteStore>, Arc<Engine>) {
     (store, engine)
 }
 
-/// Queues two checks of `hits` behind a check of `first`.
-/// The store answers when only `left` of the timeout remains.
+/// Queues two checks of `hits` hits behind a check of `first` hits. The store replies when only
+/// `left` of the store timeout remains.
 async fn queue_two_checks(
     (store, engine): &(Arc<RemoteStore>, Arc<Engine>),
     first: u64,
@@ -203,9 +203,9 @@ async fn queue_two_checks(
 }
 
 #[tokio::test]
-async fn a_second_message_waits_only_the_remaining_timeout() {
+async fn a_second_lease_message_waits_only_the_remaining_timeout() {
     let all = ten_second_timeout();
-    // 3 hits remain and 10 are leased; one check spends 6 of them.
+    // 3 hits remain in the store and 10 are leased; one check spends 6 of the 10.
     let [one, other] = queue_two_checks(&all, 87, [6, 6], Nanos::MILLI).await;
     let verdicts = [verdict(one).await, verdict(other).await];
     assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Allow).count(), 1);
@@ -242,12 +242,12 @@ async fn a_check_past_its_timeout_sends_nothing() {
 }
 
 #[tokio::test]
-async fn a_second_message_includes_the_remaining_balance() {
+async fn a_second_lease_message_includes_the_remaining_balance() {
     let (store, engine) = paused_store(TEN);
     let first = spawn_check(&engine, 87).await;
     let both = [spawn_check(&engine, 6).await, spawn_check(&engine, 6).await];
-    // 3 hits remain and 10 are leased. One check spends 6; the other 4 and the 3 cover the second
-    // check.
+    // 3 hits remain in the store and 10 are leased. One check spends 6 of the 10. The other 4 and
+    // the 3 in the store cover the second check.
     store.receive(0);
     store.reply(0);
     assert_eq!(verdict(first).await, Verdict::Allow);
@@ -273,13 +273,14 @@ async fn a_denied_direct_charge_retries_with_the_balance() {
     store.pauses_calls.store(true, Relaxed);
     let first = spawn_check(&engine, 56).await;
     let both = [spawn_check(&engine, 11).await, spawn_check(&engine, 11).await];
-    // 10 of 24 hits are leased, too few for either check. Both send again, one with the balance.
+    // 10 of 24 remaining hits are leased, too few for either waiting check. Both send a lease
+    // message, and one message returns the balance.
     store.receive(0);
     store.reply(0);
     assert_eq!(verdict(first).await, Verdict::Allow);
     run_other_tasks().await;
     assert_eq!(store.calls(), 4);
-    // 11 of the 24 are charged and 6 are leased. 7 remain, so a check of 11 is denied.
+    // 11 of the 24 hits are charged and 6 are leased. 7 remain, so a check of 11 is denied.
     store.receive(1);
     run_other_tasks().await;
     store.receive(2);
@@ -317,7 +318,7 @@ async fn a_low_balance_is_refilled_in_the_background() {
 }
 
 #[tokio::test]
-async fn a_refill_batches_other_low_balances_periodically() {
+async fn a_refill_periodically_starts_early_refills_of_low_balances() {
     let limits = TEN.replace(", lease_hits: 10", "").replace("100,", "10000,");
     let store = RemoteStore::new();
     let engine = engine(&store, &limits);
@@ -349,7 +350,7 @@ async fn a_refill_batches_other_low_balances_periodically() {
 }
 
 #[tokio::test]
-async fn early_refills_are_limited_per_pass() {
+async fn each_upkeep_starts_a_limited_number_of_early_refills() {
     const KEYS: u64 = 100;
     let (store, engine) = paused_store(TEN);
     store.pauses_calls.store(false, Relaxed);
@@ -357,7 +358,7 @@ async fn early_refills_are_limited_per_pass() {
     for name in &names {
         assert!(is_allowed(&engine, &[("k", name)], 1).await);
     }
-    // Recent checks prevent returns, and each lease expires within 2 s.
+    // Each balance was used recently, so it is not returned, but its lease expires within 2 s.
     advance_clock(&engine, Nanos::from_secs(28));
     for name in &names {
         assert!(is_allowed(&engine, &[("k", name)], 1).await);
@@ -375,7 +376,7 @@ async fn early_refills_are_limited_per_pass() {
 }
 
 #[tokio::test]
-async fn remaining_early_refills_start_without_another_check() {
+async fn postponed_early_refills_start_without_another_check() {
     const KEYS: u64 = 100;
     let store = RemoteStore::new();
     let engine = engine(&store, TEN);
@@ -445,7 +446,7 @@ async fn remaining_under(store: &Arc<RemoteStore>, limits: &str) -> u64 {
         .0
 }
 
-/// [`TEN`] per hour instead of per day.
+/// The limit of [`TEN`], but per hour instead of per day.
 fn reloaded_limit() -> String {
     TEN.replace("day", "hour")
 }
@@ -484,7 +485,7 @@ async fn start_refill((store, engine): &(Arc<RemoteStore>, Arc<Engine>)) -> u64 
     asked
 }
 
-/// Completes or loses the paused call, and stops pausing.
+/// Lets the store complete or lose the paused call, and stops pausing calls.
 async fn finish_refill(store: &RemoteStore, is_lost: bool) {
     store.is_unavailable.store(is_lost, Relaxed);
     store.receive(0);
@@ -544,7 +545,7 @@ async fn no_early_refill_starts_during_a_drain() {
     let first = spawn_check(&engine, 1).await;
     let slow = Arc::clone(&engine);
     let slow = tokio::spawn(async move { send_check(&slow, OTHER, 1).await });
-    // Recent checks prevent returns, and the lease expires within 2 s.
+    // The balance was used recently, so it is not returned, but its lease expires within 2 s.
     advance_clock(&engine, Nanos::from_secs(28));
     let second = spawn_check(&engine, 4).await;
     advance_clock(&engine, Nanos::SECOND);
@@ -569,7 +570,7 @@ async fn no_early_refill_starts_during_a_drain() {
 }
 
 #[tokio::test]
-async fn a_reload_during_a_borrow_strands_no_hits() {
+async fn a_reload_during_a_borrow_loses_no_hits() {
     for charge in ["", "charge: all_or_nothing\n"] {
         let (store, engine) = paused_store(TEN);
         let first = spawn_check(&engine, 1).await;

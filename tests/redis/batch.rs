@@ -1,6 +1,7 @@
 //! Batching of checks and lease messages, measured by the script calls that Redis counts.
 //!
-//! Redis is stopped while checks start, so all but the first wait behind a running call.
+//! The tests stop Redis (SIGSTOP) while they start checks, so all checks but the first wait for the
+//! running store call.
 
 use std::future::poll_fn;
 use std::ops::Deref;
@@ -40,7 +41,7 @@ use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 const DAY: Nanos = Nanos::from_secs(86_400);
 pub(super) const LIMIT: u32 = 1_000_000;
 
-/// Runs the connections, because a test blocks its own thread.
+/// A separate runtime for the Redis connections, because a test blocks its own thread.
 static CONNECTION_RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
 
@@ -106,7 +107,7 @@ fn poll_once(asked: &mut PendingCharge<'_>) {
     assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
-/// Starts all charges while Redis is stopped, then resumes it and awaits them.
+/// Starts all charges while Redis is stopped (SIGSTOP), then resumes Redis and awaits the outcomes.
 pub(super) fn all_at_once(store: &Store, asked: Vec<PendingCharge<'_>>) -> Vec<ChargeOutcome> {
     test_runtime().block_on(async {
         store.signal("STOP");
@@ -138,7 +139,7 @@ fn calls(store: &Store) -> u64 {
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
-/// The remaining hits of `name`, before the one hit that this function charges.
+/// Returns the remaining hits of counter `name`, before the one hit that this function charges.
 pub(super) fn remaining(redis: &RedisStore, name: &str) -> u64 {
     let charges = charges(name, window(), ChargeMode::Each);
     match test_runtime().block_on(charge(redis, &charges))[0] {
@@ -161,8 +162,7 @@ fn a_single_check_is_sent_without_delay() {
         assert!(is_allowed(test_runtime.block_on(charge(&redis, &charges))[0]));
         began.elapsed()
     });
-    // Timers here have a resolution of one millisecond, so a batching delay would take at least
-    // that.
+    // A batching delay would take at least one millisecond, the resolution of the timers.
     assert!(took.min() < Some(Duration::from_millis(1)));
     assert_eq!(calls(&store), 200);
 }
@@ -185,7 +185,7 @@ fn checks_during_a_call_share_the_next_call() {
     assert_eq!([remaining(&redis, "a"), remaining(&redis, "b")], [u64::from(LIMIT) - 30; 2]);
 }
 
-/// A lease message for one hit now and nine more for the balance.
+/// A lease message that charges one hit and borrows nine more for the balance.
 fn message(name: &str, member: u64) -> LeaseMessage {
     let charge = charges(name, window(), ChargeMode::Each).list.remove(0);
     let terms = LeaseTerms {
@@ -273,7 +273,7 @@ fn lease_messages_started_together_fill_each_call() {
         assert_eq!(borrow_together(&*redis, &messages), many);
         assert_eq!(calls(&store) - before, takes, "{many}");
     }
-    // A later message is sent immediately.
+    // A message outside of `batch_calls` is sent immediately.
     let (lone, before) = (message("lone", 1), calls(&store));
     assert!(matches!(test_runtime().block_on(borrow(&*redis, &lone)), LeaseOutcome::Applied(_)));
     assert_eq!(calls(&store) - before, 1);
@@ -315,7 +315,7 @@ fn cancelled_lease_message_does_not_block_others() {
 }
 
 #[test]
-fn lease_messages_for_widely_leased_keys_use_separate_calls() {
+fn lease_messages_for_keys_with_many_replicas_use_separate_calls() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let (keys, members) = (["a", "b", "c"], 1_100);
@@ -329,9 +329,10 @@ fn lease_messages_for_widely_leased_keys_use_separate_calls() {
     assert_eq!(calls(&store) - before, 4, "the first went alone, and each of the others after it");
 }
 
-/// Three messages share a batch but need one call each. The third call exceeds the timeout.
+/// Three lease messages share a batch, but each needs its own store call. The last of these calls
+/// exceeds the store timeout.
 #[test]
-fn late_call_keeps_earlier_replies_of_the_batch() {
+fn timed_out_store_call_keeps_earlier_replies_of_its_batch() {
     let store = Store::running();
     let (near, keys, members) = (connected(&store, Batching::On), ["a", "b", "c"], 1_100);
     for key in keys {
@@ -369,7 +370,8 @@ fn checks_cancelled_before_sending_are_not_charged() {
         store.signal("STOP");
         let mut asked: Vec<_> = (0..10).map(|_| charge(&redis, &charges)).collect();
         asked.iter_mut().for_each(poll_once);
-        // The first check is in flight. Half of the checks are cancelled while they wait.
+        // The first check is in flight, and the others wait for the next call. Every second check
+        // is cancelled.
         let (stay, go): (Vec<_>, Vec<_>) =
             asked.into_iter().enumerate().partition(|(number, _)| number % 2 == 0);
         drop(go);
@@ -400,13 +402,14 @@ fn cancelling_the_first_check_leaves_the_others_answered() {
 }
 
 #[test]
-fn batch_size_depends_on_the_cost_of_a_check() {
+fn batch_size_depends_on_the_script_time_per_check() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let gcra = Strategy::Gcra(Gcra::new(LIMIT, DAY, LIMIT).unwrap());
     let log = Strategy::SlidingLog(SlidingLog::new(LIMIT, DAY).unwrap());
     let both = ChargeMode::AllOrNothing { quota_for_all: false, quota_cannot_deny: false };
-    // The first goes alone. Then a call fits 250 steps, 83 all-or-nothing steps or 41 log steps.
+    // The first check is sent alone. A full batch has 250 GCRA checks, 83 all-or-nothing checks or
+    // 41 checks of a sliding log.
     for (strategy, rule, wanted) in
         [(gcra, ChargeMode::Each, 1 + 4), (gcra, both, 1 + 13), (log, ChargeMode::Each, 1 + 25)]
     {
@@ -419,12 +422,12 @@ fn batch_size_depends_on_the_cost_of_a_check() {
 }
 
 #[test]
-fn checks_beyond_the_queue_are_refused_as_overloaded() {
+fn checks_above_the_queue_maximum_fail_as_overloaded() {
     let store = Store::running();
     let redis = connected(&store, Batching::On);
     let charges = charges("a", window(), ChargeMode::Each);
-    // Accepted: 1 alone, 31 full calls in flight, 64 full calls waiting, and 1 that crosses the
-    // bound.
+    // Accepted: 1 check sent alone, 31 full batches in flight, 64 full batches in the queue, and 1
+    // check with which the queue exceeds its maximum.
     let accepted = 1 + 31 * 250 + 64 * 250 + 1;
     let asked = (0..accepted + 100).map(|_| charge(&redis, &charges)).collect();
     let outcomes = all_at_once(&store, asked);

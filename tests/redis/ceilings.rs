@@ -1,13 +1,14 @@
-//! A shared concurrency limit under faults: five replica processes, one Redis, and a backend that
-//! counts requests in flight.
+//! A shared concurrency limit under faults: five replica processes, one Redis, and a test backend
+//! that counts requests in flight.
 //!
 //! Guarantees:
-//! - The limit is never exceeded, except by requests delayed by a stop of their replica.
-//! - These exceptions are at most the replica's share at the stop.
-//! - Every permit returns soon after its request ends.
+//! - Requests in flight never exceed the limit, except for requests delayed by a stopped replica.
+//! - These exceptions are at most the share that the replica had when it stopped.
+//! - All permits are free within a second after the last release.
 //!
-//! Requests outlive their replica, as they do behind a proxy. `docs/reliability.md` keeps the
-//! printed table. The test runs for two minutes, or for `SLUICEGATE_FLEET_MINUTES`.
+//! Requests continue after their replica is killed, as behind a proxy. `docs/reliability.md`
+//! contains the printed table. The test runs for two minutes, or for `SLUICEGATE_FLEET_MINUTES`
+//! minutes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
@@ -34,24 +35,26 @@ const REPLICAS: usize = 5;
 const LIMIT: i64 = 20;
 const SHARE_EXPIRY: Duration = Duration::from_secs(1);
 const MAX_DURATION: Duration = Duration::from_secs(3);
-/// The duration of a stop or of a store outage.
+/// The duration of a stop (SIGSTOP) of a replica, or of a store outage.
 const FAULT_DURATION: Duration = Duration::from_secs(2);
-/// A caller's timeout, longer than the delays of a loaded machine.
+/// The usual timeout of a caller, longer than any delay of a loaded machine.
 const TIMEOUT: Duration = Duration::from_millis(400);
-/// The timeout of a patient caller. It outlasts a stop of the replica.
+/// The longer timeout of some callers, which still wait when a stopped replica resumes.
 const LONG_TIMEOUT: Duration = Duration::from_millis(2_400);
-/// The longest normal request, and the longest one that outlives its replica's share. With the
-/// caller's timeout, both end at least 400 ms before `MAX_DURATION`, so no permit expires early.
+/// The longest duration of a normal request (`SHORT_REQUEST`), and of a request that outlives the
+/// share of its replica (`LONG_REQUEST`). Even after the full timeout of its caller, each ends at
+/// least 400 ms before `MAX_DURATION`, so no permit expires early.
 const SHORT_REQUEST: Duration = Duration::from_millis(200);
 const LONG_REQUEST: Duration = Duration::from_millis(2_100);
-/// The timeout of a release.
+/// The timeout of a call that releases a permit.
 const RELEASE_TIMEOUT: Duration = SHARE_EXPIRY;
-/// The longest time from the last release until no permit is in use. It is a third of
-/// `MAX_DURATION`, so no deadline can return the permit instead.
+/// The longest allowed time from the last release until no permit is in use. `MAX_DURATION` is
+/// three times as long, so the expiry of a permit cannot hide a lost release.
 const MAX_RELEASE_DELAY: Duration = Duration::from_secs(1);
 const WORKERS: usize = 12;
 const ONE_PATIENT_IN: usize = 4;
-/// The observation after a fault. It outlasts the reserved share of a lost replica.
+/// The time for which the test observes the fleet after a fault. It is longer than the store
+/// reserves the share of a lost replica.
 const OBSERVATION: Duration = Duration::from_secs(5);
 
 /// The requests in flight, as the backend sees them.
@@ -60,11 +63,11 @@ pub(super) struct BackendLoad {
     limit: i64,
     pub(super) in_flight: AtomicI64,
     pub(super) max_in_flight: AtomicI64,
-    /// The first time the limit was reached since the last reset.
+    /// The time at which requests in flight first reached the limit since the last reset.
     full_at: parking_lot::Mutex<Option<Instant>>,
-    /// Requests in flight that a stop of their replica delayed between decision and reply.
+    /// Requests in flight whose replica was stopped between its decision and its reply.
     delayed: AtomicI64,
-    /// The share of the last stopped replica, at its stop.
+    /// The share that the most recently stopped replica had when it stopped.
     share_stopped: AtomicI64,
     max_allowance: AtomicI64,
     excess: AtomicI64,
@@ -207,8 +210,9 @@ impl Scene {
         self.fleet.iter().flatten().map(share).sum()
     }
 
-    /// Waits until the shares add up to the limit, then observes for `OBSERVATION`. Returns the
-    /// times until the shares are complete and until the backend is full.
+    /// Waits until the shares add up to the limit, then observes the fleet for `OBSERVATION`.
+    /// Returns two times as text: until the shares add up, and until requests in flight reach the
+    /// limit.
     fn wait_until_full(&self) -> String {
         let began = now();
         *self.inside.full_at.lock() = None;
@@ -218,7 +222,7 @@ impl Scene {
         };
         let took = until("the whole ceiling is given out", whole).unwrap();
         std::thread::sleep(OBSERVATION.saturating_sub(began.elapsed()));
-        // The machine's speed decides when the callers fill the backend, so this time has no bound.
+        // The test sets no bound for this time, because it depends on the speed of the machine.
         match *self.inside.full_at.lock() {
             Some(at) => format!("{took:.2?}, {LIMIT} inside after {:.2?}", at - began),
             None => format!("{took:.2?}, never {LIMIT} inside until {:.2?}", began.elapsed()),
@@ -277,8 +281,8 @@ impl Scene {
         self.start(at);
     }
 
-    /// Restores a snapshot from before replica `at` restarted. This replica keeps its share and is
-    /// the last to report.
+    /// Restores a snapshot of Redis that was taken before the given replica restarted. This replica
+    /// keeps its share and reports last.
     fn restore_snapshot_without_replica(&mut self, at: usize) {
         self.store.command(&["SAVE"]);
         self.restart_replica(at);
@@ -286,7 +290,8 @@ impl Scene {
         self.restore_snapshot(&[at], |_| {});
     }
 
-    /// Restores a snapshot. The first to report is a new replica, unknown to any store.
+    /// Restores a snapshot of Redis. The first report comes from a new replica that is in no
+    /// snapshot.
     fn restore_snapshot_then_new_replica(&mut self, at: usize) {
         self.store.command(&["SAVE"]);
         self.wait_until_full();
@@ -294,7 +299,8 @@ impl Scene {
         self.restore_snapshot(&others, |scene| scene.restart_replica(at));
     }
 
-    /// Restores the snapshot and runs `then` before the `disconnected` replicas can report.
+    /// Restarts Redis from its snapshot and runs `then` while the `disconnected` replicas cannot
+    /// report.
     fn restore_snapshot(&mut self, disconnected: &[usize], then: impl FnOnce(&mut Self)) {
         for at in disconnected {
             self.proxies[*at].refuse(true);
@@ -355,9 +361,9 @@ enum Fault {
     Silence,
     Flush,
     Restart,
-    /// A restart from a snapshot that lacks a replica.
+    /// Redis restarts from a snapshot that lacks one replica.
     Snapshot,
-    /// A restart from a snapshot, after which a new replica reports first.
+    /// Redis restarts from a snapshot, and a new replica reports first.
     Newcomer,
     Rolling,
 }
@@ -408,7 +414,8 @@ impl Caller {
                 self.run_request(self.was_stopped_since(asked)).await;
             }
             if answer != AcquireResult::Denied {
-                // Release after a timeout too, as a proxy does: the permit may have been granted.
+                // Releases the id after a timeout too, as a proxy does: the replica may have
+                // granted the permit.
                 let _ =
                     timeout(RELEASE_TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
             }
@@ -418,7 +425,8 @@ impl Caller {
         }
     }
 
-    /// A reply after the timeout counts as a timeout, even if the machine delayed this task.
+    /// Acquires a permit for `id`. A reply after the timeout counts as a timeout, even if the
+    /// machine delayed this task.
     async fn acquire(&self, channel: Channel, id: &str) -> AcquireResult {
         let (patience, asked) = (if self.is_patient { LONG_TIMEOUT } else { TIMEOUT }, now());
         match timeout(patience, send_check(channel, "sluicegate.acquire", id)).await {

@@ -27,7 +27,8 @@ use crate::support::process::Process;
 use crate::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
 const DEADLINE: Duration = Duration::from_millis(500);
-/// The allowance above the timeout, for a new connection per check and a loaded machine.
+/// The time that a decision may take beyond the store timeout: each check opens a connection, and
+/// the machine may be loaded.
 const MARGIN: Duration = Duration::from_millis(900);
 const FLAGS: [&str; 2] = ["--backend-deadline", "500ms"];
 const LIMIT: u32 = 10;
@@ -42,7 +43,7 @@ fn key_of(domain: &str) -> Vec<u8> {
     )
 }
 
-/// One domain for each primary. Its counters are in a slot of that primary.
+/// Returns three domains: the counters of domain number n are in a slot of primary number n.
 fn domains(cluster: &Cluster) -> [String; 3] {
     let of = |number: usize| {
         let mut names = (0..).map(|name| format!("d{name}"));
@@ -53,7 +54,7 @@ fn domains(cluster: &Cluster) -> [String; 3] {
     [of(0), of(1), of(2)]
 }
 
-/// The number of allowed checks among `LIMIT` + 2.
+/// Sends `LIMIT` + 2 checks and returns the number of allowed ones.
 fn count_allowed(service: &Service, domain: &str, key: &str, value: &str) -> usize {
     let answers = (0..LIMIT + 2).map(|_| check_domain(service, domain, &[(key, value)]).status);
     answers.filter(|&status| status == 200).count()
@@ -66,7 +67,8 @@ fn expect_denied(service: &Service, domain: &str, value: &str) -> Result<(), Str
     }
 }
 
-/// Loses a primary by `lose` and tests the guarantees until its replica has taken over.
+/// Makes a primary unavailable with `lose` and asserts the guarantees until its Redis replica has
+/// taken over.
 fn lose_primary(what: &str, lose: impl FnOnce(&mut Process), back: impl FnOnce(&mut Process)) {
     for_a_day_with_a_minute_left();
     let mut cluster = Cluster::with_replicas();
@@ -133,8 +135,8 @@ fn stopped_primary_fails_only_its_slots_until_failover() {
     lose_primary(what, |node| node.signal("STOP"), |node| node.signal("CONT"));
 }
 
-/// The first check for the slot makes `fred` close the node's connection, once. After that, no
-/// check for this slot is sent.
+/// The first check for the unassigned slot makes the Redis client `fred` close the connection to
+/// the node, once. Later checks for this slot fail without being sent.
 #[test]
 fn unassigned_slot_does_not_disturb_other_slots() {
     for_a_day_with_a_minute_left();
@@ -208,7 +210,7 @@ fn script_calls(cluster: &Cluster) -> u64 {
 }
 
 #[test]
-fn all_or_nothing_makes_one_call_per_slot_and_step() {
+fn atomic_check_makes_one_call_per_slot_to_reserve_and_commit() {
     for_a_day_with_a_minute_left();
     let (cluster, limits) = (Cluster::start(), tempfile::tempdir().unwrap());
     let rule =
@@ -233,7 +235,8 @@ fn all_or_nothing_makes_one_call_per_slot_and_step() {
         (said.status, script_calls(&cluster) - before)
     };
     let five = [("x", "a"), ("x", "b"), ("x", "c"), ("y", "a"), ("y", "b")];
-    // A starting service calls scripts too. The minimum of several tries is the check's own number.
+    // A starting service also calls scripts, so the smallest count of several tries is that of the
+    // check alone.
     let calls = |times: usize, status: u16, of: &[(&str, &str)]| {
         let all = (0..times).map(|_| check(of));
         let all = all.inspect(|said| assert_eq!(said.0, status, "{of:?} {}", service.log()));
@@ -255,7 +258,8 @@ async fn members(redis: &RedisStore) -> Result<Vec<String>, StoreFailure> {
     Ok(fleet?.replicas.into_iter().map(|member| member.node.into()).collect())
 }
 
-/// Sends one heartbeat while the slot moves, and one after the move that the client has not seen.
+/// Sends a heartbeat while its slot moves, and another one after the move, before the client knows
+/// the new owner of the slot.
 async fn heartbeat_follows_slot(flags: &[&str]) {
     let cluster = Cluster::of(flags, false);
     let at = redis_at(RedisTopology::Cluster(cluster.addresses()), Duration::from_secs(20));
@@ -267,7 +271,7 @@ async fn heartbeat_follows_slot(flags: &[&str]) {
     let from = cluster.owner_of_slot(slot);
     let to = (from + 1) % cluster.primaries.len();
     cluster.begin_to_move(slot, from, to);
-    // The slot has no record yet, so the node redirects the call.
+    // The old owner of the slot has no key in it, so it redirects the call to the new owner (ASK).
     assert_eq!(members(&redis).await, Ok(vec!["one".to_owned()]), "ASK {flags:?}");
     cluster.move_slot(slot, from, to);
     assert_eq!(members(&redis).await, Ok(vec!["one".to_owned()]), "MOVED {flags:?}");
@@ -275,17 +279,17 @@ async fn heartbeat_follows_slot(flags: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeats_follow_their_moving_slot() {
+async fn heartbeats_succeed_while_their_slot_moves() {
     heartbeat_follows_slot(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redirects_without_a_host_reach_the_same_host() {
+async fn cluster_redirect_without_a_host_uses_the_current_host() {
     heartbeat_follows_slot(&["--cluster-preferred-endpoint-type", "unknown-endpoint"]).await;
 }
 
 #[test]
-fn late_cluster_is_used_despite_an_unassigned_slot() {
+fn cluster_that_starts_late_is_used_despite_an_unassigned_slot() {
     for_a_day_with_a_minute_left();
     let cluster = Cluster::start();
     let domains = domains(&cluster);
@@ -318,7 +322,7 @@ fn readiness_reports_a_cluster_that_rejects_the_password() {
     let cluster = Cluster::start();
     cluster.nodes().for_each(|node| node.order(&["CONFIG", "SET", "requirepass", "sesame"]));
     let limits = limits_of(LIMIT, &["d"]);
-    // An unreachable node must not hide the refusal, in any order of the replies.
+    // A second, unreachable node must not hide that the cluster rejected the password.
     let url = format!("{},{}", cluster.url(), ports::free());
     let service = serve(limits.path(), &url, &FLAGS);
     let is_named = || match ready(&service).text() {

@@ -183,7 +183,7 @@ async fn a_forced_denial_overrides_an_error_fallback() {
     }
 }
 
-/// The caller must know that its hits were not refunded.
+/// Reason: the caller must know that its hits were not refunded.
 #[tokio::test]
 async fn failed_refund_is_an_error_despite_a_forced_denial() {
     let engine = engine(1, LIMITS);
@@ -210,7 +210,7 @@ async fn forced_allow_does_not_override_an_error_fallback() {
 }
 
 #[tokio::test]
-async fn local_share_is_whole_hits_or_nothing() {
+async fn local_share_has_no_fractional_hits() {
     let engine = engine(3, LIMITS);
     for (key, whole_hits) in [("local", 3), ("few", 0)] {
         for number in 0..6 {
@@ -269,7 +269,7 @@ pub(super) fn descriptor(key: &str) -> RateLimitDescriptor {
 }
 
 #[test]
-fn grpc_timeout_is_shortened_by_a_margin() {
+fn grpc_timeout_is_shortened_by_two_ms_or_half() {
     let of = |text: &str| {
         let mut headers = MetadataMap::new();
         headers.insert("grpc-timeout", text.parse().unwrap());

@@ -15,7 +15,7 @@ fn doctor(store: &Store, more: &[&str]) -> (CommandOutcome, String, String) {
 }
 
 pub(super) fn doctor_at(url: &str, more: &[&str]) -> (CommandOutcome, String, String) {
-    // A loaded machine must not look like a distant Redis.
+    // A long store timeout, so that a loaded machine is not reported as a distant Redis.
     let line = ["sluicegate", "doctor", "--backend", url, "--backend-deadline", "10s"];
     let argv = line.iter().chain(more).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -23,7 +23,8 @@ pub(super) fn doctor_at(url: &str, more: &[&str]) -> (CommandOutcome, String, St
     (outcome, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
-/// The codes of `doctor --format json`. An error is marked with `!`.
+/// Returns the codes of the findings of `sluicegate doctor --format json`. An `!` marks an error;
+/// the others are warnings.
 fn codes(store: &Store) -> Vec<String> {
     let (_, out, err) = doctor(store, &["--format", "json"]);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{err}"));
@@ -115,9 +116,10 @@ fn every_cluster_primary_is_examined() {
     assert!(out.contains(&expected) && out.matches("error[").count() == 1, "{out}");
 }
 
-/// An isolated old primary would grant permits in parallel with the elected one.
+/// Reason for the warning: an isolated old primary would grant permits in parallel with the primary
+/// that the sentinels elected.
 #[test]
-fn sentinel_primary_writing_without_replicas_is_a_warning() {
+fn sentinel_primary_that_accepts_writes_without_replicas_is_a_warning() {
     let watched = Watched::start();
     let inspect = || doctor_at(&watched.url("redis+sentinel://"), &[]);
     let warns = || inspect().1.contains("warning[two_primaries]");
@@ -138,7 +140,7 @@ fn an_unreachable_store_is_a_clear_error() {
     let (outcome, out, err) = doctor(&absent, &[]);
     assert_eq!((outcome, out.as_str()), (CommandOutcome::Failed, ""));
     assert!(err.starts_with("error: ") && err.contains("redis.sock"), "{err}");
-    // The operating system's message and a fix, without the debug form.
+    // The error contains the message of the operating system and a fix, but no Rust debug output.
     assert!(err.contains(": No such file or directory") && !err.contains("Os {"), "{err}");
     assert!(err.contains("--backend"), "{err}");
     let (outcome, _, err) = doctor(&absent, &["--no-such-flag"]);

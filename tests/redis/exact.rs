@@ -23,8 +23,8 @@ const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "slidin
 
 #[test]
 fn four_processes_together_allow_exactly_the_limit() {
-    // Ten thousand concurrent callers must not block the connections, so these have their own
-    // threads.
+    // The connections to the services have their own threads, so that ten thousand concurrent
+    // callers do not block them.
     let [connection_runtime, caller_runtime] = [PROCESSES, 1].map(|threads| {
         Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap()
     });

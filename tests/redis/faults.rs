@@ -1,6 +1,6 @@
 //! Outages and misconfiguration of Redis. Each test prints a row for `docs/reliability.md`.
 //!
-//! Limits are fixed windows of a day, because GCRA would earn hits during a test.
+//! All limits are fixed windows of a day, because GCRA would free hits during a test.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -27,7 +27,8 @@ pub(super) const FLAGS: [&str; 2] = ["--backend-deadline", "400ms"];
 pub(super) const LIMIT: u32 = 10;
 const EVERY_RULE: &str = "every rule holds, then Redis counts";
 
-/// Checks each fallback for a value without local history.
+/// Asserts the decisions of every fallback, for a descriptor value that no local share has counted
+/// before.
 fn assert_each_fallback(service: &Service, value: &str) {
     assert_eq!(check(service, "error", value), 400, "{}", service.log());
     assert_eq!(check(service, "allow", value), 200);
@@ -39,7 +40,7 @@ fn assert_each_fallback(service: &Service, value: &str) {
     assert!(answers[part..].iter().all(|&status| status == 429), "{answers:?}");
 }
 
-/// Checks that Redis counts and that no decision uses a fallback.
+/// Asserts that Redis enforces the limits and that no decision uses a fallback.
 pub(super) fn assert_limit_enforced(service: &Service, value: &str) {
     let before = failures_of_any_kind(service);
     for rule in RULES {
@@ -107,7 +108,8 @@ fn stopped_redis_delays_no_decision_beyond_the_timeout() {
     let mut watch = FaultWatch::start(&service, "SIGSTOP, then SIGCONT", promised);
     store.signal("STOP");
     watch.check_times(200, "stopped");
-    // Five calls time out. Later checks do not wait for Redis.
+    // Five store calls time out. Then the circuit breaker opens, and later checks do not wait for
+    // Redis.
     assert_eq!(watch.late_calls(), 5, "{}", service.log());
     assert!(ready(&service).text().contains("does not answer"));
     assert_each_fallback(&service, "stopped");
@@ -170,7 +172,7 @@ fn flushall_restarts_counting_from_zero() {
 }
 
 #[test]
-fn key_of_another_type_fails_alone_unchanged() {
+fn counter_key_of_wrong_redis_type_fails_alone_and_stays_unchanged() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(LIMIT));
     let service = serve(limits.path(), &store.url(), &FLAGS);
@@ -235,7 +237,7 @@ fn read_only_redis_is_logged_once_per_outage() {
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
     let log_lines = |what: &str| service.log().lines().filter(|line| line.contains(what)).count();
-    // A stall of the machine may be logged as another reason.
+    // Counts only this line, because a stall of the machine may be logged with another reason.
     let lost = || log_lines("redis is read-only or not ready");
     let answers = |times| match log_lines("redis is available") {
         answers if answers == times => Ok(()),
@@ -299,8 +301,8 @@ fn redis_lacking_replicas_is_logged_once_per_outage() {
     assert_rejected_writes_are_reported([&lonely, &content], StoreFailure::Other, logged);
 }
 
-/// After `refuse`, Redis rejects writes with `cause`. After `take`, it accepts them. Each outage
-/// logs `line` once.
+/// Asserts that each outage logs `line` once. After the commands `refuse`, Redis rejects writes
+/// with `cause`; after the commands `take`, it accepts them.
 fn assert_rejected_writes_are_reported(
     [refuse, take]: [&[&str]; 2],
     cause: StoreFailure,
@@ -349,9 +351,10 @@ fn assert_rejected_writes_are_reported(
     }
 }
 
-/// A missing right for a command of the charge script affects every key.
+/// Reason: a missing ACL right for a command of the charge script affects every counter, but a key
+/// of a wrong Redis type affects only its own counter.
 #[test]
-fn missing_rights_mark_redis_down_but_bad_keys_do_not() {
+fn missing_acl_rights_mark_redis_unavailable_but_bad_keys_do_not() {
     let store = Store::running();
     let redis = batch::connected(&store, Batching::Off);
     let runtime = Runtime::new().unwrap();
@@ -407,7 +410,7 @@ fn many_read_only_errors_cause_one_reconnect() {
 }
 
 #[test]
-fn lease_calls_also_drop_a_read_only_redis() {
+fn lease_calls_also_reconnect_if_redis_is_read_only() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), tempfile::tempdir().unwrap());
     let leased = "domain: d\ndescriptors:\n- key: error\n  rate_limit: {unit: day, requests_per_unit: 1000, \
@@ -415,7 +418,8 @@ fn lease_calls_also_drop_a_read_only_redis() {
     std::fs::write(limits.path().join("d.yaml"), leased).unwrap();
     let service = serve(limits.path(), &store.url(), &FLAGS);
     let mut asked = 0;
-    // A new key each time, because a lease balance would answer without the store.
+    // A new descriptor value for each check, because a lease balance would decide without the
+    // store.
     let mut asks = || {
         asked += 1;
         check(&service, "error", &asked.to_string())
@@ -423,7 +427,7 @@ fn lease_calls_also_drop_a_read_only_redis() {
     until("it counts", || if asks() == 200 { Ok(()) } else { Err(service.log()) }).unwrap();
     let connected = || {
         let all = store.command(&["CLIENT", "LIST"]).text().clone();
-        // All clients except this connection.
+        // All Redis clients except the connection of the test itself.
         let others = all.lines().filter(|line| !line.contains(" cmd=client"));
         others.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect::<Vec<_>>()
     };
@@ -451,7 +455,7 @@ fn fallbacks_apply_while_redis_loads_its_data() {
     store.command(&["DEBUG", "POPULATE", "2000", "filler", "100"]);
     store.command(&["SAVE"]);
     store.kill();
-    // Half a millisecond per key, which is one second in total.
+    // Redis loads each key in half a millisecond, so loading takes one second.
     let slow = ["--port", "0", "--key-load-delay", "500"];
     store.start(&[&slow, &hidden[..]].concat());
     let loading = store.command(&["GET", "filler:1"]);

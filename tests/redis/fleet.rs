@@ -100,7 +100,7 @@ fn replicas_without_a_store_together_allow_the_limit() {
 }
 
 #[test]
-fn replica_started_in_an_outage_divides_by_replicas_min() {
+fn replica_started_in_an_outage_divides_limits_by_replicas_min() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::absent(), limits(14));
     let lonely = start_replica(limits.path(), &store, "lonely", &["--replicas-min", "5"]);
@@ -110,7 +110,7 @@ fn replica_started_in_an_outage_divides_by_replicas_min() {
 }
 
 #[test]
-fn terminated_replicas_leave_at_once_and_killed_ones_later() {
+fn terminated_replicas_leave_the_fleet_at_once_and_killed_ones_later() {
     let (store, limits) = (Store::running(), limits(10));
     let stays = start_replica(limits.path(), &store, "stays", &["--replicas-min", "2"]);
     let mut leaves = start_replica(limits.path(), &store, "leaves", &[]);
@@ -167,7 +167,7 @@ fn send_heartbeat(
 }
 
 #[test]
-fn a_full_store_keeps_other_replicas_records() {
+fn a_full_redis_keeps_the_membership_records_of_other_replicas() {
     let store = Store::running();
     let redis = batch::connected(&store, Batching::Off);
     let key = membership::members_key("t");
@@ -185,7 +185,7 @@ fn a_full_store_keeps_other_replicas_records() {
     let alone = MembershipReply { replicas: vec![me], previous_record: None };
     assert_eq!(send_heartbeat(&redis, "me", Some("{}")), Ok(alone));
     assert_eq!(names(), ["me"], "with memory a silent one goes");
-    // Its own record from 1970 does not count as alive.
+    // A replica's own record from 1970 has expired, so the reply contains no previous record.
     store.command(&["HSET", &key, "me", "1:old"]);
     assert_eq!(send_heartbeat(&redis, "me", Some("{}")).unwrap().previous_record, None);
     assert_eq!(names(), ["me"]);
@@ -194,9 +194,10 @@ fn a_full_store_keeps_other_replicas_records() {
     assert_eq!(names(), Vec::<String>::new());
 }
 
-/// The user may count, but may not run a command of the heartbeat script or `EVAL` itself.
+/// The Redis user may run the charge script, but lacks the right for a command of the heartbeat
+/// script, or for `EVAL`.
 #[test]
-fn forbidden_heartbeat_script_keeps_the_counting_connection() {
+fn heartbeat_without_acl_rights_keeps_the_connection_for_charges() {
     let store = Store::running();
     let redis = batch::connected(&store, Batching::On);
     let made = || {
@@ -218,7 +219,7 @@ fn forbidden_heartbeat_script_keeps_the_counting_connection() {
             "{outcomes:?}"
         );
     }
-    // All three connections belong to this test.
+    // The test's own commands opened all three connections, so the store client opened none.
     assert_eq!(made() - before, 3);
 }
 

@@ -90,7 +90,7 @@ fn forced_decision_applies_to_the_whole_fleet() {
 }
 
 #[test]
-fn forced_decision_spreads_once_the_store_returns() {
+fn forced_decision_reaches_other_replicas_once_the_store_returns() {
     let (mut store, files) = (Store::running(), limits(1_000_000));
     let [a, b] = ["a", "b"].map(|node| replica(files.path(), &store, node));
     for service in [&a, &b] {

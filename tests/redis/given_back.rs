@@ -1,6 +1,7 @@
-//! Refunds under envoyproxy/ratelimit keys during concurrent charges of the same counter.
+//! Refunds of counters with envoyproxy/ratelimit keys, while other checks charge the same counters.
 //!
-//! A proxy delays the store's replies until all concurrent operations have happened.
+//! A proxy between Sluicegate and Redis delays replies until all concurrent operations have
+//! happened.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Waker};
@@ -43,10 +44,11 @@ fn scene(denied_bytes: usize) -> Scene {
         let proxy = Proxy::before(Upstream::Unix(main.socket()));
         (main, second, proxy)
     };
-    // A separate thread, because the proxy has its own runtime.
+    // A separate thread, because the proxy starts its own tokio runtime, which an async test may
+    // not do.
     let (main, second, proxy) = std::thread::spawn(servers).join().unwrap();
     let connected = |place| {
-        // Three steps, each with the full timeout of a test.
+        // A store timeout for three store calls in sequence, each as long as the timeout of a test.
         let (redis, connection) = RedisStore::new(redis_at(place, PATIENCE * 3));
         (redis, tokio::spawn(connection))
     };
@@ -77,7 +79,7 @@ fn poll_once(asked: Pin<&mut impl Future>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn denial_in_the_second_step_refunds_all_keys() {
+async fn all_or_nothing_denial_during_the_charge_refunds_all_keys() {
     for denied_bytes in [0, 100_000] {
         let (scene, now) = (scene(denied_bytes), now());
         let key = |name| format!("d_k_{name}_{}", now.0 / DAY.0 * 86_400);
@@ -112,7 +114,7 @@ async fn denial_in_the_second_step_refunds_all_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refund_clears_an_earlier_denial_in_any_reply_order() {
+async fn refund_clears_a_remembered_denial_in_any_reply_order() {
     let (scene, now) = (scene(100_000), now());
     for denial_arrives_first in [true, false] {
         let name = if denial_arrives_first { "before" } else { "after" };

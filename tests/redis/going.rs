@@ -18,7 +18,8 @@ use crate::service::Service;
 use crate::waiting::{now, until};
 
 const LIMIT: usize = 3;
-/// Long enough to acquire all permits and to drain on a loaded machine.
+/// The `max_duration` of the limits: long enough to acquire all permits and to drain on a loaded
+/// machine.
 const MAX_DURATION: Duration = Duration::from_secs(5);
 
 /// Acquires a permit that is released on drop. Returns `None` if it was denied.
@@ -67,7 +68,7 @@ fn time_until_permit_free(mode: &str, acquire: AcquirePermit) -> Duration {
     std::fs::write(limits.path().join("d.yaml"), text).unwrap();
     let settings_dir = tempfile::tempdir().unwrap();
     let settings = write_hook_settings(&settings_dir);
-    // The final report is sent only once, so the store must receive it.
+    // A long store timeout, because a draining replica sends its final report only once.
     let flags = ["--settings", settings.to_str().unwrap(), "--backend-deadline", "2s"];
     let pace = ["--fleet-heartbeat", "200ms", "--fleet-term", "1s", "--drain-delay", "0s"];
     let replica = |node| {

@@ -1,9 +1,9 @@
-//! Reservations of hits in one store until a second store has replied.
+//! A check reserves hits in one store until a second store has replied.
 //!
 //! Guarantees:
 //! - Other checks see reserved hits as used.
-//! - Reservations of cancelled checks and killed replicas return.
-//! - Both steps together take at most one timeout.
+//! - Hits that a cancelled check or a killed replica reserved become free again.
+//! - Reserving and committing together take at most one store timeout.
 
 use std::time::Duration;
 
@@ -40,7 +40,8 @@ impl TwoStores {
         Self { main, second, proxy }
     }
 
-    /// For async tests, because the proxy has its own runtime.
+    /// Starts the stores on another thread: the proxy starts its own tokio runtime, which an async
+    /// test may not do.
     fn new_in_async_test() -> Self {
         std::thread::spawn(Self::new).join().unwrap()
     }
@@ -74,7 +75,8 @@ impl TwoStores {
     }
 }
 
-/// Ten per day for each strategy, and 1,000 per second in the second store.
+/// One limit of ten hits per day for each strategy, and one of 1,000 per second in the second
+/// store.
 const LIMITS: &str = "domain: d
 charge: all_or_nothing
 descriptors:
@@ -104,9 +106,10 @@ fn reservations_of_a_killed_replica_expire() {
     assert_returned_after_kill(check_both_stores);
 }
 
-/// A check in a single store looks for reservations only if it is denied.
+/// Reason: a check with all counters in one store looks for expired reservations only if it is
+/// denied.
 #[test]
-fn expired_reservations_also_return_to_single_store_checks() {
+fn expired_reservations_are_also_free_for_single_store_checks() {
     assert_returned_after_kill(check_main_store);
 }
 
@@ -117,7 +120,7 @@ fn assert_returned_after_kill(check: fn(&Service, &[&str], u64) -> Option<u16>) 
     std::fs::write(dir.path().join("d.yaml"), LIMITS).unwrap();
     let (first, next) = (two.serve(dir.path()), two.serve(dir.path()));
     let before = two.keys();
-    // The second store makes its reservation, but its reply is blocked.
+    // The second store reserves the hits, but the proxy blocks its reply.
     two.proxy.set(Way::FromStore, Flow::Hold);
     std::thread::scope(|scope| {
         scope.spawn(|| check_both_stores(&first, &KEYS, 4));
@@ -161,7 +164,7 @@ async fn check_cached(replica: &Engine, hits: u64) -> Decision {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn denial_caused_by_a_reservation_expires_with_it() {
+async fn cached_denial_caused_by_a_reservation_expires_with_the_reservation() {
     for_a_day_with_a_minute_left();
     let two = TwoStores::new_in_async_test();
     let [(asks, _asking), (holds, _holding)] = [two.connected(PATIENCE), two.connected(PATIENCE)];
@@ -207,7 +210,7 @@ fn charges_in_both(hits: u64) -> Charges {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn check_cancelled_between_steps_returns_its_reservation() {
+async fn check_cancelled_before_its_commit_frees_its_reservation() {
     let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(PATIENCE * 2);
     two.proxy.set(Way::FromStore, Flow::Hold);
@@ -241,7 +244,7 @@ async fn check_cancelled_between_steps_returns_its_reservation() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_steps_share_one_timeout() {
+async fn reserve_and_commit_share_one_store_timeout() {
     let deadline = Duration::from_secs(3);
     let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(deadline);
@@ -251,7 +254,7 @@ async fn two_steps_share_one_timeout() {
         let outcomes = charge_all(&stores, today, &charges_in_both(1)).await;
         (outcomes, began.elapsed())
     };
-    // Each step has half of the timeout.
+    // Reserve and commit each have half of the store timeout, so a delay of a third is in time.
     two.proxy.set(Way::FromStore, Flow::Delay(deadline / 3));
     let (outcomes, took) = timed().await;
     assert!(outcomes.iter().all(|outcome| !outcome.is_denial()), "{outcomes:?}");
@@ -265,7 +268,7 @@ async fn two_steps_share_one_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_step_has_half_of_the_timeout() {
+async fn reserve_times_out_after_half_of_the_store_timeout() {
     let deadline = Duration::from_millis(1_500);
     let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(deadline);
@@ -294,11 +297,11 @@ async fn lost_reservation_is_not_reported_as_charged() {
     assert!(matches!(outcomes[1], ChargeOutcome::Decided(_)), "{outcomes:?}");
 }
 
-/// A cancelled check does not report a silent store. The return of its reservation does, but only
-/// after the reservation's expiry. The silence must be known long before. A stalled machine gets
-/// five tries.
+/// A cancelled check does not report an unresponsive store. The call that cancels its reservation
+/// does, but only after the expiry of the reservation. The store must be known as unavailable long
+/// before that. A stalled machine gets five tries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_store_is_detected_despite_cancelled_reservations() {
+async fn unresponsive_store_is_detected_although_all_checks_are_cancelled() {
     let (hurry, term) = (Duration::from_millis(5), Duration::from_secs(1));
     let two = TwoStores::new_in_async_test();
     let mut took = Vec::new();
@@ -322,9 +325,10 @@ async fn silent_store_is_detected_despite_cancelled_reservations() {
     panic!("known only when a hold's term was over: {took:?}");
 }
 
-/// A store call returns the reservation before it expires, even if the store never confirmed it.
+/// A store call cancels the reservation before its expiry, even if no reply confirmed the
+/// reservation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_without_a_reply_is_returned() {
+async fn reservation_without_a_reply_is_canceled_before_its_expiry() {
     let two = TwoStores::new_in_async_test();
     let (stores, _tasks) = two.connected(Duration::from_secs(1));
     let calls = || {
@@ -332,7 +336,7 @@ async fn a_reservation_without_a_reply_is_returned() {
         let line = said.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
         line.map_or(0, |calls| calls.split(',').next().unwrap().parse::<u64>().unwrap())
     };
-    // Loads the script first.
+    // Loads the script into Redis before the measured check.
     charge_all(&stores, today(), &charges_in_both(1)).await;
     let before = calls();
     two.proxy.set(Way::FromStore, Flow::Lose);

@@ -1,4 +1,5 @@
-//! Leased limits in real processes: return at shutdown, rejected settings and a distant store.
+//! Leased limits in real processes: the return of balances at shutdown, rejected settings, and a
+//! store with high latency.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use crate::service::Service;
 use crate::support::proxy::{Flow, Proxy, Upstream};
 use crate::waiting::for_a_day_with_a_minute_left;
 
-/// 1,000 per day, without overshoot.
+/// A leased limit of 1,000 hits per day, without overshoot.
 fn limits() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n\
@@ -100,7 +101,7 @@ fn store_latency_does_not_slow_a_hot_leased_key() {
     for service in [&near, &far] {
         wait_until_ready(service);
     }
-    // Alternates, so that load on the machine affects both services equally.
+    // Alternates between the two services, so that load on the machine affects both equally.
     while asked < 1_500 {
         for (service, took) in [&near, &far].into_iter().zip(&mut took) {
             let (status, time) = timed_check(service, "k", "v");

@@ -126,7 +126,7 @@ fn script_calls(store: &Store) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn window_leases_stay_within_the_limit_and_waste_little() {
+async fn fixed_window_leases_stay_within_the_limit_and_waste_few_hits() {
     for_a_day_with_a_minute_left();
     let store = Store::running();
     let members: Vec<_> = (0..MEMBERS).map(|_| member(&store)).collect();
@@ -138,7 +138,7 @@ async fn window_leases_stay_within_the_limit_and_waste_little() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leases_stay_within_the_overshoot_with_few_calls() {
+async fn leases_stay_within_max_overshoot_with_few_store_calls() {
     for_a_day_with_a_minute_left();
     for leased in all_strategies(Overshoot::AtMost(Hits(u64::from(LIMIT) / 10))) {
         let store = Store::running();
@@ -153,7 +153,7 @@ async fn leases_stay_within_the_overshoot_with_few_calls() {
         let asked_for_half = script_calls(&store) - before;
         assert!(asked_for_half < half / 5, "{asked_for_half} calls: {:?}", leased.0.strategy);
         let rest = count_allowed(&members, &leased, 3 * u64::from(LIMIT)).await;
-        // GCRA drains one hit in 8.64 s.
+        // GCRA frees one hit every 8.64 s, so some more hits may be allowed during the test.
         let most = u64::from(LIMIT) + u64::from(LIMIT) / 10 + 10;
         assert!(half + rest <= most, "{} admitted: {:?}", half + rest, leased.0.strategy);
         assert!(u64::from(LIMIT) * 9 / 10 <= half + rest, "{}", half + rest);
@@ -174,7 +174,8 @@ async fn returned_hits_are_usable_by_another_replica() {
         let rest = count_allowed(&[Arc::clone(&other)], &leased, u64::from(LIMIT)).await;
         let left = other.balance(&leased.0.key).0;
         let all = admitted + rest + left;
-        // Only the newest part of a balance can return. The older part expired with its window.
+        // Only hits of the newest lease can be returned; the hits of older leases expired with
+        // their window.
         assert!(all <= u64::from(LIMIT) + 10, "{all}: {:?}", leased.0.strategy);
         assert!(u64::from(LIMIT) - held <= all, "{all}: {:?}", leased.0.strategy);
     }
@@ -186,7 +187,7 @@ async fn cancelled_lease_call_does_not_block_waiting_checks() {
     let store = Store::running();
     let (member, leased) = (member(&store), fixed_window(Overshoot::InWindow));
     let in_time = Duration::from_secs(20);
-    // No reply can arrive before the check is cancelled.
+    // Redis is stopped, so no reply can arrive before the check is cancelled.
     store.signal("STOP");
     let mut first = Box::pin(member.charge_leased(leased.leased(), Hits(1)));
     assert!((&mut first).now_or_never().is_none(), "the answer was here before it was asked for");

@@ -145,8 +145,8 @@ fn limits_yaml(requests: u32, domain: &str) -> String {
     text
 }
 
-/// Moves the limits one folder down. The service also watches the parent folder, so the growing
-/// trace log must not be in it.
+/// Moves the limit files into a subfolder. The service watches the folder of its limits and the
+/// parent of this folder, so the growing trace log must not be there.
 fn move_to_subfolder(limits: &TempDir) -> PathBuf {
     let apart = limits.path().join("apart");
     std::fs::create_dir(&apart).unwrap();

@@ -1,6 +1,7 @@
-//! Network faults between the service and Redis: delays, silence, cuts and half-closed connections.
+//! Network faults between the service and Redis: delays, silence, closed and half-closed
+//! connections.
 //!
-//! The first test prints the table that `docs/reliability.md` keeps.
+//! The first test prints the table in `docs/reliability.md`.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ struct Fault {
     what: &'static str,
     promised: &'static str,
     strike: fn(&Proxy),
-    /// The fault makes some store calls fail.
+    /// `true` if the fault makes some store calls fail.
     fails: bool,
 }
 
@@ -149,7 +150,7 @@ async fn concurrent_checks_share_round_trips_to_a_distant_store() {
     let stepped = outcomes.iter().filter(|its| matches!(its[0], ChargeOutcome::Decided(_))).count();
     assert_eq!(stepped, 3_000, "every question is answered by the store");
     assert_eq!(outcomes.iter().filter(|its| !its[0].is_denial()).count(), 1_000);
-    // Sequential round trips would take four minutes.
+    // One round trip after another for each check would take four minutes.
     assert!(took < Duration::from_secs(4), "{took:?}");
     println!("observed: 3,000 questions at once to a store 80 ms away: {took:?}");
     drop(store);

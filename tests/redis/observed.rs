@@ -1,8 +1,8 @@
 //! Measures decisions during a fault and prints a row for `docs/reliability.md`.
 //!
 //! Guarantees:
-//! - Every decision arrives within [`ALLOWANCE`] after the store timeout.
-//! - At most [`MAX_SLOW`] decisions are later, each within [`SLOW_ALLOWANCE`].
+//! - All decisions but [`MAX_SLOW`] arrive within [`ALLOWANCE`] after the store timeout.
+//! - The other decisions arrive within [`SLOW_ALLOWANCE`] after the store timeout.
 //! - Pauses of the machine, measured by [`Watchers`], are subtracted.
 
 use std::time::{Duration, Instant};
@@ -13,9 +13,11 @@ use crate::service::Service;
 use crate::support::watchers::{Pauses, Watchers};
 use crate::waiting::now;
 
-/// For a new connection per check, and for the wakeup of two processes.
+/// The time that a decision may take beyond the store timeout: its check opens a connection, and
+/// two processes wake up.
 const ALLOWANCE: Duration = Duration::from_millis(50);
-/// A few decisions may be slower: a busy process waits for its core longer than an idle watcher.
+/// The number of decisions that may be slower: a busy process waits longer for its core than the
+/// idle threads that measure pauses.
 const MAX_SLOW: usize = 2;
 const SLOW_ALLOWANCE: Duration = Duration::from_millis(200);
 
@@ -76,7 +78,7 @@ impl<'s> FaultWatch<'s> {
     }
 }
 
-/// The excess of each check over the store timeout, minus the pauses of the machine.
+/// Returns the time of each check beyond the store timeout, minus the pauses of the machine.
 fn overruns(waits: &[(Instant, Instant)], pauses: &Pauses) -> Vec<Duration> {
     let overruns = |&(began, ended): &(Instant, Instant)| {
         let overruns = (ended - began).saturating_sub(DEADLINE);

@@ -2,11 +2,12 @@
 //!
 //! Guarantees:
 //! - The fleet never allows more than the limit plus `max_overshoot`.
-//! - The same oracle finds violations in two broken designs.
+//! - The oracle that verifies this finds violations in two deliberately broken designs.
 //!
-//! The oracle reads the decision logs (`log_level: trace`). Each decision lies between the clock
-//! readings at the check and at the reply. It counts in an interval that contains both. A balance
-//! decides at the first reading, within microseconds. `SLUICEGATE_RUNS` sets the number of seeds.
+//! The oracle reads the decisions from the service logs (`log_level: trace`). Each decision
+//! happened between two logged clock readings: at the check and at the reply. The oracle counts a
+//! decision in an interval that contains both readings. A lease balance decides within microseconds
+//! of the first reading. `SLUICEGATE_RUNS` sets the number of seeds.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -24,29 +25,30 @@ use crate::support::resp::Client;
 use crate::waiting::{Ends, now};
 
 const REPLICAS: usize = 5;
-/// Hits per window, and the burst of the rate.
+/// Hits per window of the fixed window limit, and the burst of the GCRA limit.
 const LIMIT: u64 = 100;
-/// Hits per second. In calm phases the debt drains while leases exist.
+/// Hits per second of the GCRA limit. In phases of low demand, its debt drains while leases exist.
 const RATE: u64 = 200;
-/// The overshoot of the limit without windows.
+/// The `max_overshoot` of the GCRA limit, in hits.
 const BUDGET: u64 = 10;
 const RUN: Duration = Duration::from_secs(6);
 
-/// The bounds in `lend.lua`: a replica's share of the budget, and the free part of the budget.
+/// The text in `lend.lua` that bounds a lease by the replica's part of `max_overshoot`, and by the
+/// part that no replica has borrowed.
 const BOUND: &[u8] = b"(product - product % all) / all - its_held, budget - out - its_held";
-/// The same bounds, if each replica had the whole budget.
+/// The broken replacement of `BOUND`: it bounds each lease by the whole `max_overshoot`.
 const BOUND_OF_EACH: &[u8] = b"budget - its_held, budget - its_held                               ";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Design {
     Sound,
-    /// Bounds the lease of each replica, but not the sum.
+    /// A broken store that bounds the lease of each replica, but not their sum.
     BoundsEach,
-    /// Loses its state repeatedly, so no guarantee applies.
+    /// A broken store that loses its state repeatedly, so no guarantee applies.
     Forgets,
 }
 
-/// Hits allowed at an instant between these two, in microseconds since 1970.
+/// Hits that were allowed between the instants `asked` and `answered`, in microseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Admitted {
     asked: u64,
@@ -68,7 +70,7 @@ struct Replica {
 
 struct Fleet {
     store: Store,
-    /// Between the replicas and the store.
+    /// The proxy between the replicas and the store.
     proxy: Option<Proxy>,
     limits: tempfile::TempDir,
     replicas: [Mutex<Option<Replica>>; REPLICAS],
@@ -247,8 +249,8 @@ impl Fleet {
     /// Sends checks to one replica, at a low rate and then at full speed.
     fn send_checks(&self, at: usize, mut dice: Dice) {
         while !self.is_over.load(Relaxed) {
-            // All replicas are calm at the same time, so the debt drains while leases exist. Then
-            // the demand exceeds the limit.
+            // Demand is low at all replicas at the same time, so the GCRA debt drains while leases
+            // exist. Then demand exceeds the limit.
             let is_quiet = micros() / 250_000 % 10 < 7;
             if is_quiet {
                 pause(30 + dice.up_to(70));
@@ -272,7 +274,8 @@ impl Fleet {
     }
 }
 
-/// The log contains the result. A killed replica sends no reply.
+/// Sends a check and ignores the reply: the log contains the decision, and a killed replica sends
+/// no reply.
 fn check(address: SocketAddr, key: &str, hits: u64) {
     let body = format!(
         r#"{{"domain":"d","hitsAddend":{hits},"descriptors":[{{"entries":[{{"key":"{key}","value":"v"}}]}}]}}"#
@@ -289,7 +292,7 @@ fn windows_above_limit(log: &[Admitted]) -> usize {
     sums.values().filter(|sum| LIMIT < **sum).count()
 }
 
-/// Counts the disjoint intervals that allowed more than the limit plus the budget.
+/// Counts disjoint intervals that allowed more than the limit plus `BUDGET`.
 fn intervals_above_rate(log: &[Admitted]) -> usize {
     let (mut found, mut after) = (0, 0);
     for (began, ended, above) in intervals(log) {
@@ -304,7 +307,8 @@ fn max_excess(log: &[Admitted]) -> u64 {
     intervals(log).map(|(.., above)| above).max().unwrap_or(0)
 }
 
-/// All intervals from one decision to another, by end time, with the hits above the limit.
+/// Returns each interval from one decision to another as (start, end, hits above the limit), sorted
+/// by end.
 fn intervals(log: &[Admitted]) -> impl Iterator<Item = (u64, u64, u64)> {
     let mut log = log.to_vec();
     log.sort_unstable_by_key(|one| one.answered);
@@ -326,7 +330,7 @@ fn micros() -> u64 {
     u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// A real delay, because the faults here need real time.
+/// Sleeps in real time, because the faults of this test need it.
 fn pause(millis: u64) {
     std::thread::sleep(Duration::from_millis(millis));
 }

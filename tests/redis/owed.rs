@@ -121,7 +121,7 @@ impl Replica {
         panic!("{key}: {found:?}, wanted {left}");
     }
 
-    /// Waits until the local counters are empty, which means that all debt is repaid.
+    /// Waits until the local counters are empty, which means that all fallback debt is repaid.
     fn wait_until_repaid(&self) {
         until("the outage is over", || match self.memory.live_keys() {
             0 => Ok(()),
@@ -172,7 +172,8 @@ async fn expired_hits_are_dropped_from_the_fallback_debt() {
     for key in KEYS {
         assert_eq!(replica.check(key, 4).await.2, Hits(6), "{key}");
     }
-    // GCRA drains one hit in ten days. The log and the 100-day window are still open.
+    // In ten days GCRA frees one hit; the periods of the sliding log and of the 100-day window have
+    // not ended.
     replica.advance(Nanos(10 * DAY.0 + 1));
     replica.store.signal("CONT");
     replica.wait_for_remaining("debt", 4).await;
@@ -203,8 +204,8 @@ async fn forced_denials_add_no_fallback_debt() {
     replica.wait_for_remaining("window", 6).await;
     let shut = ("d", &[("other", "v")][..]);
     replica.engine.force_decision(shut, Verdict::Deny, Nanos::from_secs(600)).unwrap();
-    // Checks of no hits keep the repaid hits counted locally. Redis is never charged more than the
-    // local count.
+    // Checks of 0 hits keep the repaid hits in the local counter. The fallback debt never exceeds
+    // this count.
     replica.stop_with_checks("window", 0).await;
     for _ in 0..5 {
         let answer = replica.engine.decide(&new_check(&["other", "window"], 1)).await.unwrap();
@@ -225,7 +226,8 @@ async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
         let proxy = Proxy::before(Upstream::Unix(store.socket()));
         (store, proxy)
     };
-    // A separate thread, because the proxy has its own runtime.
+    // A separate thread, because the proxy starts its own tokio runtime, which an async test may
+    // not do.
     let (store, proxy) = std::thread::spawn(behind_a_proxy).join().unwrap();
     let at = proxy.address();
     let place = RedisTopology::Tcp(Address { host: at.ip().to_string(), port: at.port() });
@@ -251,7 +253,7 @@ async fn hits_counted_before_a_disconnect_are_not_charged_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_store_is_repaid_independently() {
+async fn fallback_debt_of_each_store_is_repaid_independently() {
     for_a_day_with_a_minute_left();
     let (main, mut second) = (Store::running(), Store::running());
     let mut tasks = JoinSet::new();
@@ -296,7 +298,8 @@ fn stored_hits(store: &Store) -> i64 {
 fn outage_loses_no_hits_of_a_fleet() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Store::running(), limits(100));
-    // A long timeout: a late reply after the outage would make a replica count locally once more.
+    // A long store timeout, because a late reply after the outage would make a replica count
+    // locally once more.
     let fleet = ["a", "b", "c"]
         .map(|node| start_replica_with_timeout("500ms", limits.path(), &store, node, &[]));
     for service in &fleet {

@@ -32,7 +32,7 @@ fn strategy(dice: &mut Dice) -> Strategy {
     }
 }
 
-/// Hits, and the nanoseconds in which GCRA earns them.
+/// The rate of a GCRA limit: hits, and the nanoseconds in which these hits become free.
 fn rate(gcra: &Gcra) -> (u128, u128) {
     let nanos = u128::from(gcra.refill_rate().ticks.get()) * u128::from(gcra.tick().size().0);
     (gcra.refill_rate().hits.into(), nanos)
@@ -49,7 +49,7 @@ fn parts(whole: &Strategy, key: &CounterKey, members: &[String], replicas: u32) 
 }
 
 #[test]
-fn shares_add_up_to_the_limit_and_rate() {
+fn local_shares_add_up_to_the_limit_and_gcra_rate() {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
     let mut dice = Dice::new(seed);
@@ -72,7 +72,7 @@ fn shares_add_up_to_the_limit_and_rate() {
 }
 
 #[test]
-fn shares_never_exceed_the_limit_with_unknown_replicas() {
+fn local_shares_of_an_incomplete_membership_never_exceed_the_limit() {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
     let mut dice = Dice::new(seed);
@@ -96,7 +96,7 @@ fn shares_never_exceed_the_limit_with_unknown_replicas() {
 }
 
 #[test]
-fn the_remainder_is_spread_evenly_across_replicas() {
+fn indivisible_hits_of_many_limits_are_spread_evenly_across_replicas() {
     let members = ["a", "b", "c"].map(str::to_owned);
     let mut firsts: BTreeMap<&str, u32> = BTreeMap::new();
     for number in 0..3_000 {

@@ -19,10 +19,10 @@ use crate::waiting::now;
 /// The caller's timeout. The store's timeout is 10 s.
 const TIMEOUT: Duration = Duration::from_millis(40);
 
-/// The fallback decides 2 ms before the caller's timeout.
+/// The earliest time of a decision: the fallback decides 2 ms before the timeout of the caller.
 const EARLIEST_DECISION: Duration = Duration::from_millis(38);
 
-/// A loaded machine may delay a reply, but not this many in a row.
+/// The number of attempts: a loaded machine may delay one reply, but not so many in a row.
 const TRIES: usize = 50;
 
 const HOOKS: &str = "hooks:
@@ -52,7 +52,7 @@ impl Scene {
         Self { store, service, channel, _files: [limits, settings] }
     }
 
-    /// Returns the reply with a stopped store, after one check with a running store.
+    /// Sends a check while Redis runs, then returns the reply to a check while Redis is stopped.
     async fn decision_while_stopped<Q: Clone, A>(
         &self,
         question: Q,

@@ -334,7 +334,7 @@ fn release_without_an_owner_searches_all_replicas() {
 }
 
 #[test]
-fn unknown_release_is_remembered_by_all_replicas() {
+fn release_of_an_unknown_id_is_remembered_by_all_replicas() {
     let scene = Scene::of(3);
     for (number, protocol) in
         [Protocol::Rls, Protocol::ExtAuthz, Protocol::Nginx].into_iter().enumerate()
@@ -394,7 +394,7 @@ fn renewals_reach_the_owner_through_another_replica() {
 }
 
 #[test]
-fn denial_names_its_owner_to_avoid_a_search() {
+fn denial_reply_names_the_replica_so_its_release_needs_no_search() {
     let scene = Scene::of(2);
     let text = "domain: edge\ndescriptors:\n- key: upstream\n  value: all\n  \
                 concurrency: {limit: 1, mode: local}\n";
@@ -423,7 +423,8 @@ fn a_draining_replica_forwards_its_pending_releases() {
     let mut scene = Scene::of(2);
     let owners: Vec<_> =
         (0..50).map(|number| scene.acquire(Protocol::Nginx, 0, &id(number))).collect();
-    // The first release is in flight while its owner is stopped. The others wait.
+    // The owner is stopped, so the first forwarded release stays in flight and the others wait in
+    // the queue.
     scene.fleet[0].signal("STOP");
     for (number, owner) in owners.iter().enumerate() {
         scene.release(Protocol::ExtAuthz, 1, &id(number), owner);
@@ -459,7 +460,7 @@ fn a_forwarded_release_takes_milliseconds() {
 }
 
 #[test]
-fn without_peering_no_port_opens_or_owner_is_named() {
+fn without_peering_no_port_opens_and_no_owner_is_named() {
     let scene = Scene::of(0);
     let flags = ["--hooks", HOOKS].map(str::to_owned);
     let alone = Service::start(scene.limits.path(), &flags).unwrap();

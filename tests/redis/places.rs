@@ -17,7 +17,7 @@ fn redis_over_tcp() -> (Store, u16) {
     redis_over_tcp_with(&[])
 }
 
-/// Retries if another process took the port first.
+/// Starts Redis on a free TCP port, and retries if another process took the port first.
 fn redis_over_tcp_with(flags: &[&str]) -> (Store, u16) {
     let started = || {
         let port = ports::free().port();
@@ -90,13 +90,14 @@ fn a_rotated_password_file_needs_no_restart() {
     let service = serve(&move_to_subfolder(&limits), &url, &flags);
     wait_until_ready(&service);
     assert!(service.said.contains(&format!("counters in redis://gate@127.0.0.1:{port}")));
-    // File first, as in a correct rotation: open connections stay.
+    // Changes the password in the file first and in Redis second, the correct order: open
+    // connections stay.
     mounted.swap("two", "sesame-two");
     assert_eq!(check(&service, "error", "k"), 200);
     set("sesame-two");
     store.command(&["CLIENT", "KILL", "USER", "gate"]);
     wait_until_counting(&service);
-    // Redis first: checks fail until the file follows.
+    // Changes the password in Redis first: checks fail until the file has the new password, too.
     set("sesame-three");
     store.command(&["CLIENT", "KILL", "USER", "gate"]);
     let wait_for_log = |what: &str| {
@@ -170,14 +171,15 @@ fn open_connections_survive_a_password_rotation() {
     set("sesame-two");
     wait_for_log("redis accepted the new password");
     assert_eq!(check(&service, "error", "k"), 200);
-    // Both connections belong to this test, and none to the service.
+    // The test itself opened both new connections, and the service none.
     assert_eq!(made(connections()) - before, 2);
     for text in [service.log(), service.said.clone()] {
         assert!(!text.contains("sesame"), "{text}");
     }
 }
 
-/// Redis repeats the arguments of an unknown command. Level `trace` includes the client's log.
+/// Redis repeats the arguments of an unknown command in its error, here the password. Log level
+/// `trace` includes the log of the Redis client.
 #[test]
 fn unknown_auth_command_is_reported_without_the_password() {
     let ((_store, port), limits) =
@@ -206,7 +208,8 @@ fn names_the_command(line: &str) -> bool {
     line.contains("redis unavailable") && line.contains("ERR unknown command 'AUTH'")
 }
 
-/// Polls, because only the next check may notice a closed connection.
+/// Waits until Redis decides a check. Sends checks repeatedly, because the service may notice a
+/// closed connection only at the next check.
 fn wait_until_counting(service: &Service) {
     until("redis answers again", || match check(service, "error", "k") {
         200 | 429 => Ok(()),
@@ -215,7 +218,8 @@ fn wait_until_counting(service: &Service) {
     .unwrap();
 }
 
-/// A secret as Kubernetes mounts it: the file is a link through a replaceable link.
+/// A secret as Kubernetes mounts it: the file is a symbolic link through a folder link, which an
+/// update replaces.
 struct MountedSecret(tempfile::TempDir);
 
 impl MountedSecret {

@@ -1,9 +1,9 @@
 //! Compatible keys of envoyproxy/ratelimit in a real Redis.
 //!
 //! Guarantees:
-//! - Decisions equal those of one process in memory.
+//! - Decisions equal those of the in-memory store.
 //! - Stored keys and values equal those of envoyproxy/ratelimit.
-//! - Compatible keys, native keys and two stores decide together.
+//! - One check can charge compatible keys, native keys and two stores.
 //!
 //! Each mutation of the code below fails the named test:
 //!
@@ -92,7 +92,8 @@ pub(super) fn now() -> Nanos {
     Nanos::from_secs(unix_seconds())
 }
 
-/// Charges all. Omits the stored count from the outcomes, because memory does not report it.
+/// Charges all of `charges`. Removes the stored count from the outcomes, because the in-memory
+/// store does not report it.
 pub(super) async fn charge_all(
     backend: &dyn CounterStore,
     now: Nanos,
@@ -122,7 +123,8 @@ pub(super) fn charge(name: &str, limit: u32, hits: u64) -> Charge {
     }
 }
 
-/// The same limit with a native key. The parity of the name's length selects the strategy.
+/// The limit of [`charge`] with a native key. The parity of the length of `name` selects the
+/// strategy.
 pub(super) fn native_charge(name: &str, limit: u32, hits: u64) -> Charge {
     let gcra = name.len().is_multiple_of(2);
     let counting = if gcra { KeyStrategy::Gcra } else { KeyStrategy::SlidingLog };
@@ -241,18 +243,19 @@ async fn script_micros(at: &Connected, charged: usize) -> u64 {
     shortest
 }
 
-/// A comparison of each charge with all earlier ones would take 64 times as long for 8 times as
-/// many.
+/// Reason: if the script compared each charge with all earlier ones, 8 times as many charges would
+/// take 64 times as long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn script_time_grows_linearly_with_charges() {
     let at = connected(reference::CompatOptions::default());
-    // Loads the script first.
+    // Loads the script into Redis before the measurement.
     script_micros(&at, 1).await;
     let (few, more) = (script_micros(&at, 125).await, script_micros(&at, 1_000).await);
     assert!(more < 24 * few, "125 charges took {few} µs, 1,000 took {more} µs");
 }
 
-/// The part of an outcome that does not depend on the clocks of two machines.
+/// Returns the part of an outcome that does not depend on a clock: `true` for a denial, and the
+/// remaining hits.
 pub(super) fn verdict_and_remaining(outcome: ChargeOutcome) -> (bool, Option<u64>) {
     match outcome {
         ChargeOutcome::Decided(
@@ -298,7 +301,7 @@ async fn stop_when_over_charges_only_the_denying_limits() {
     let at = connected(options);
     let (seed, now) = (seed(), now());
     let mut dice = Dice::new(seed);
-    // Every other trace uses two stores, which needs two steps.
+    // Every second trace uses two stores, so a check cannot be one script call.
     for trace in 0..60_usize {
         let limits = [0_u32, 3, 7, 20];
         let mut counts = [0_u64; 4];
@@ -376,7 +379,7 @@ async fn checks_on_one_node_are_atomic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invalid_counters_fail_alone_and_full_ones_deny() {
+async fn invalid_counters_fail_alone_and_counters_at_the_integer_maximum_deny() {
     let at = connected(reference::CompatOptions::default());
     let now = now();
     let start = now.0 / DAY.0 * 86_400;
@@ -499,7 +502,7 @@ async fn per_second_limits_use_only_their_own_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn denied_expire_is_reported_while_counting_continues() {
+async fn missing_right_for_expire_is_reported_while_counting_continues() {
     let at = connected(reference::CompatOptions::default());
     let (now, one) = (now(), charges([charge("a", 10, 1)], ChargeMode::Each));
     at.main.command(&["ACL", "SETUSER", "default", "-expire"]);
@@ -560,8 +563,8 @@ async fn remembered_denial_needs_no_redis_until_a_refund() {
     );
 }
 
-/// Another replica may charge the counter and then refund it, because another store or slot denies
-/// its check.
+/// Reason: another replica may charge the counter and refund it at once, because another store or
+/// slot denies its check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denials_that_a_refund_may_undo_are_forgotten_early() {
     let at =

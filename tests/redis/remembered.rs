@@ -74,7 +74,7 @@ async fn exhaust(on: &Connected, key: &str) -> DescriptorDecision {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cached_denials_need_no_call_and_count_down() {
+async fn cached_denials_need_no_store_call_and_count_down_retry_after() {
     let on = connected(RULES);
     for key in ["cached", "debt", "log"] {
         let first = exhaust(&on, key).await;
@@ -91,7 +91,7 @@ async fn cached_denials_need_no_call_and_count_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cached_denial_covers_equal_or_more_hits() {
+async fn cached_denial_applies_to_checks_of_equal_or_more_hits() {
     let on = connected(RULES);
     assert_eq!(assert_one_call(&on, "debt", 8).await.verdict, Verdict::Allow);
     let five = assert_one_call(&on, "debt", 5).await;
@@ -118,7 +118,8 @@ async fn cached_denial_covers_equal_or_more_hits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cached_denial_ends_exactly_at_retry_after() {
-    // A single store or slot needs no reservations, even with `all_or_nothing`.
+    // Counters in a single store or slot need no reservations, even with `all_or_nothing`, so their
+    // denials stay cached until the full retry-after.
     for charge in ["each", "all_or_nothing"] {
         let on = connected(&format!("charge: {charge}\n{RULES}"));
         for key in ["cached", "debt"] {
@@ -179,7 +180,7 @@ async fn cached_denial_still_charges_the_other_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn enforced_cached_denial_decides_all_or_nothing() {
+async fn cached_denial_decides_an_all_or_nothing_check_without_the_store() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     for key in ["cached", "shadow", "quota"] {
         exhaust(&on, key).await;
@@ -191,7 +192,8 @@ async fn enforced_cached_denial_decides_all_or_nothing() {
     assert_eq!(reasons, [Reason::Skipped, Reason::OverLimit, Reason::OverLimit]);
     assert!(found[0].limit.is_none() && found[1].limit.is_some());
     assert_eq!(script_calls(&on.store), before);
-    // Shadow and quota limits do not deny alone, so the whole check reaches the store.
+    // A cached denial of a shadow or quota limit alone cannot deny the check, so the store decides
+    // the check.
     assert_eq!(check(&on, &["strict", "shadow"], 1).await.0, Verdict::Allow);
     assert_eq!(check(&on, &["strict", "quota"], 1).await.0, Verdict::Deny);
     assert_eq!(check(&on, &["other", "quota"], 1).await.0, Verdict::Deny);
@@ -201,7 +203,7 @@ async fn enforced_cached_denial_decides_all_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn denials_by_combined_charges_are_not_cached() {
+async fn denial_of_a_counter_charged_twice_in_a_check_is_not_cached() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Allow);
     assert_eq!(check(&on, &["cached", "cached"], 1).await.0, Verdict::Deny, "one is left for two");
@@ -209,7 +211,7 @@ async fn denials_by_combined_charges_are_not_cached() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn combined_denials_beside_a_forced_denial_are_not_cached() {
+async fn repeated_charges_beside_a_forced_denial_cache_no_denial() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     assert_eq!(check(&on, &["cached"], 9).await.0, Verdict::Allow);
     let minute = Nanos::from_secs(60);

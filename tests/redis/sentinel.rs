@@ -18,7 +18,8 @@ use crate::support::sentinel::{NAME, Watched};
 use crate::waiting::{for_a_day_with_a_minute_left, now, until};
 
 const DEADLINE: Duration = Duration::from_millis(500);
-/// The allowance above the timeout, for a new connection per check and a loaded machine.
+/// The time that a decision may take beyond the store timeout: each check opens a connection, and
+/// the machine may be loaded.
 const MARGIN: Duration = Duration::from_millis(900);
 const FLAGS: [&str; 2] = ["--backend-deadline", "500ms"];
 const LIMIT: u32 = 10;
@@ -47,14 +48,16 @@ fn wait_until_replica_counts(watched: &Watched, service: &Service) {
     until("the new primary counts", counts).unwrap();
 }
 
-/// Script calls, without those replicated from the primary.
+/// Returns the number of script calls that clients sent to `redis`, without calls that its primary
+/// replicated.
 fn script_calls(redis: &Process) -> Result<u64, String> {
     let stats = redis.try_tell(&["INFO", "commandstats"])?.text();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     Ok(line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap()))
 }
 
-/// Loses the primary by `lose`. Another takes over, and every decision arrives in time.
+/// Makes the primary unavailable with `lose`. Asserts that a Redis replica takes over and that
+/// every decision arrives in time.
 fn lose_primary(
     (what, promised): (&str, &str),
     lose: impl FnOnce(&mut Watched),
@@ -108,7 +111,7 @@ fn stopped_primary_is_not_used_after_it_resumes() {
 }
 
 #[test]
-fn a_manual_failover_leaves_the_old_primary() {
+fn after_a_manual_failover_the_old_primary_is_not_used() {
     let by_hand = ["SENTINEL", "FAILOVER", NAME];
     let promised = "the same; the old one is left though it lives";
     let what = ("sentinels, failover by hand", promised);
@@ -146,7 +149,7 @@ fn discovered_sentinels_replace_the_configured_one() {
     let service = serve(limits.path(), &url, &FLAGS);
     wait_until_ready(&service);
     let times = || service.log().matches("redis sentinel discovered").count();
-    // Two by the inspection at start, and two by the connection.
+    // The inspection at start discovers the two other sentinels, and so does the store connection.
     let found = || if times() == 4 { Ok(()) } else { Err(service.log()) };
     until("the other two are found", found).unwrap();
     watched.sentinels[0].kill();

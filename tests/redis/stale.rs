@@ -62,7 +62,7 @@ async fn check(on: &Connected, keys: &[&str], hits: u64) -> (Verdict, Vec<Hits>)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_calendar_retry_charges_other_limits_once() {
+async fn retry_with_a_new_calendar_window_charges_other_limits_once() {
     let on = connected(RULES);
     for left in [9, 8, 7] {
         let both = check(&on, &["plain", "month"], 1).await;
@@ -71,7 +71,7 @@ async fn a_calendar_retry_charges_other_limits_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn forced_decision_stays_through_a_calendar_retry() {
+async fn forced_decision_survives_a_retry_with_a_new_calendar_window() {
     let on = connected(RULES);
     let plain = ("d", &[("plain", "v")][..]);
     // By the clock of Redis, this forced decision expired long ago.
@@ -85,7 +85,7 @@ async fn forced_decision_stays_through_a_calendar_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_or_nothing_survives_a_calendar_retry() {
+async fn all_or_nothing_survives_a_retry_with_a_new_calendar_window() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let both = check(&on, &["plain", "month"], 1).await;
     assert_eq!(both, (Verdict::Allow, vec![Hits(9), Hits(9)]));
@@ -96,7 +96,7 @@ async fn all_or_nothing_survives_a_calendar_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calendar_retry_spends_a_lease_balance_once() {
+async fn retry_with_a_new_calendar_window_spends_a_balance_once() {
     const LENT: &str = "- {key: lent, rate_limit: {unit: day, requests_per_unit: 100, mode: leased, max_overshoot: 0, lease_hits: 10}}\n";
     let on = connected(&format!("charge: all_or_nothing\n{RULES}{LENT}"));
     for hits in [89, 1] {
@@ -110,7 +110,7 @@ async fn calendar_retry_spends_a_lease_balance_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn forced_denial_charges_nothing_in_a_calendar_retry() {
+async fn forced_denial_charges_nothing_in_a_retry_with_a_new_calendar_window() {
     let on = connected(&format!("charge: all_or_nothing\n{RULES}"));
     let plain = ("d", &[("plain", "v")][..]);
     on.engine.force_decision(plain, Verdict::Deny, Nanos::from_secs(60)).unwrap();
@@ -122,9 +122,9 @@ async fn forced_denial_charges_nothing_in_a_calendar_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_store_is_detected_despite_short_caller_timeouts() {
+async fn unresponsive_store_is_detected_despite_short_caller_timeouts() {
     let allows = RULES.replace("10}}", "10, on_backend_failure: allow}}");
-    // One check alone, and one behind a call in flight.
+    // First one check at a time, then also a second check that waits for a store call in flight.
     for together in [1, 2] {
         let on = connected_within(&allows, Duration::from_millis(200));
         assert_eq!(on.engine.store_failure(), None);

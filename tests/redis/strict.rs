@@ -1,12 +1,12 @@
-//! A strict concurrency limit under faults: replica processes, one Redis, and a backend that counts
-//! requests in flight.
+//! A strict concurrency limit under faults: replica processes, one Redis, and a test backend that
+//! counts requests in flight.
 //!
 //! Guarantees:
 //! - The limit is never exceeded while replicas and Redis fail.
 //! - At the end, no permit is left in the replicas or in Redis.
 //!
-//! Requests outlive their replica, as they do behind a proxy. Every third caller cancels its
-//! acquire before the reply. `docs/reliability.md` keeps the printed table.
+//! Requests continue after their replica is killed, as behind a proxy. Every third caller cancels
+//! its acquire before the reply. `docs/reliability.md` contains the printed table.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -38,8 +38,8 @@ const TIMEOUT: Duration = Duration::from_millis(400);
 /// The longest request. It ends before its permit expires, even after the slowest reply.
 const LONGEST_REQUEST: Duration = Duration::from_millis(2_400);
 const WORKERS: usize = 8;
-/// The observation after a fault. It outlasts the ids of a lost replica, so two faults never
-/// overlap.
+/// The time for which the test observes the fleet after a fault. The permits of a lost replica
+/// expire within it, so two faults never overlap.
 const OBSERVATION: Duration = Duration::from_secs(4);
 
 type Channels = Arc<Vec<parking_lot::Mutex<Option<Channel>>>>;
@@ -126,8 +126,8 @@ impl Scene {
         self.fleet[at] = Some(service);
     }
 
-    /// Waits until the backend is full, then observes for `OBSERVATION`. Returns the time until
-    /// full.
+    /// Waits until requests in flight reach the limit, then observes the fleet for `OBSERVATION`.
+    /// Returns the time until the limit was reached.
     fn wait_until_full(&self) -> Duration {
         let began = now();
         let took =
@@ -225,7 +225,8 @@ async fn run_caller(at: usize, channels: Channels, inside: Arc<BackendLoad>, mut
         let asked = timeout(patience, send_check(channel.clone(), "sluicegate.acquire", &id)).await;
         if !matches!(asked, Ok(Some(Code::Ok))) {
             if asked.is_err() {
-                // Release after a timeout, as a proxy does: the permit may have been granted.
+                // Releases the id after a timeout, as a proxy does: the replica may have granted
+                // the permit.
                 let _ = timeout(TIMEOUT, send_check(channel, "sluicegate.release", &id)).await;
             }
             sleep(Duration::from_millis(4 + dice.up_to(8))).await;
@@ -310,7 +311,7 @@ fn streams_of_a_killed_replica_expire_after_three_heartbeats() {
     until("its places are free", || opens(1).map(drop).ok_or_else(|| stays.log())).unwrap();
     let took = began.elapsed();
     println!("free after {took:?}");
-    // The last heartbeat may be one interval old.
+    // The last heartbeat of the killed replica may be one heartbeat interval old.
     assert!(HEARTBEAT * 7 / 4 < took, "{took:?}");
 }
 

@@ -28,7 +28,7 @@ fn assert_limit_enforced(service: &Service, value: &str) {
     assert_eq!(passed, LIMIT as usize, "{}", service.log());
 }
 
-/// Waits until the log contains `why`, then checks that the fallback is in use.
+/// Waits until the log contains `why`, then asserts that a fallback decides.
 fn assert_refused(service: &Service, why: &str) {
     let says = || match service.log() {
         log if log.contains("redis unavailable") && log.contains(why) => Ok(()),
@@ -56,7 +56,8 @@ fn only_a_trusted_certificate_with_the_right_name_connects() {
         "nobody signed the certificate of redis whom we trust",
     );
     assert_refused(&trusting(&ca, &[]), "not made out to the name that we call it by");
-    // The system's CAs, or none on this machine. Neither signed this certificate.
+    // The service trusts the system CAs, which did not sign this certificate; this machine may have
+    // none.
     assert_refused(&serve_over(&limits, &url, &named), "certificate");
     let gone = ca.replace("ca.pem", "gone.pem");
     assert_refused(&trusting(&gone, &named), "gone.pem cannot be read");

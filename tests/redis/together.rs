@@ -65,7 +65,7 @@ async fn left(stores: &StoreGroup, now: Nanos, peek: Charge) -> u64 {
 type Kind = fn(&str, u32, u64) -> Charge;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_slots_decide_like_memory() {
+async fn checks_across_slots_decide_like_the_memory_store() {
     let cluster = Cluster::start();
     let at = connected(&cluster, reference::CompatOptions::default());
     let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
@@ -93,7 +93,7 @@ async fn several_slots_decide_like_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn denied_check_charges_only_the_denying_slots() {
+async fn stop_when_over_charges_only_the_denying_slots() {
     let options =
         reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
     let cluster = Cluster::start();
@@ -132,8 +132,8 @@ async fn denial_across_slots_is_cached_only_briefly() {
     }
 }
 
-/// Runs 200 concurrent checks of both limits. Returns the allowed checks and the remaining hits of
-/// the larger limit.
+/// Runs 200 concurrent checks of both limits. Returns the number of allowed checks and the
+/// remaining hits of the larger limit.
 async fn rush(at: &Connected, now: Nanos, kind: Kind, name: &str) -> (u64, u64) {
     let (few, many) = (format!("{name} few"), format!("{name} much"));
     let asks = (0..200).map(|_| {
@@ -161,7 +161,7 @@ async fn concurrent_checks_across_slots_lose_no_hits() {
         let (passed, left) = rush(&at, now, charge, &format!("theirs {turn}")).await;
         assert!(passed <= 10, "{passed}");
         assert_eq!(left, 1_000 - passed, "what was taken in vain is back");
-        // The length of the name selects the strategy.
+        // The length of the name selects the strategy (see `native_charge`).
         for name in [format!("ours {turn}"), format!("our {turn}")] {
             let (passed, left) = rush(&at, now, native_charge, &name).await;
             assert_eq!((passed, left), (10, 990), "{name}: what was held in vain is back");
@@ -214,7 +214,7 @@ async fn counter_in_a_moving_slot_still_expires() {
     let at = connected(&cluster, reference::CompatOptions::default());
     let now = now();
     let slot = codec::cluster_slot(b"{moving}");
-    // Each key is counted once, in pipelines longer than one read of a node.
+    // Charges each key once, in pipelines that are longer than a node reads at once.
     let clients: Vec<_> = (0..4)
         .map(|client| {
             let stores = Arc::clone(&at.stores);

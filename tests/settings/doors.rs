@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use sluicegate::config::settings::{
-    HeaderName, HostPort, LogLevel, RatelimitValue, RedisEndpoint, ResponseHeaders,
-    SettingOrigin, Settings, SettingsInput, Shape, StoreSetting, UnitFraction, WhenFull,
-    print_config, read, table,
+    HeaderName, HostPort, LogLevel, RatelimitValue, RedisEndpoint, ResponseHeaders, SettingOrigin,
+    Settings, SettingsInput, Shape, StoreSetting, UnitFraction, WhenFull, print_config, read,
+    table,
 };
 use sluicegate::kernel::units::Nanos;
 

@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use sluicegate::config::settings::{
-    HeaderName, Settings, schema, server_yaml, table,
-};
+use sluicegate::config::settings::{HeaderName, Settings, schema, server_yaml, table};
 
 use super::{file, load_valid};
 use sluicegate::config;

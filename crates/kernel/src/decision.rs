@@ -86,7 +86,7 @@ pub enum Reason {
     /// Also used for a limit with `on_backend_failure: error`
     /// whose store call failed. That limit may have been charged.
     Skipped,
-    /// The memory store is full and this key is new: `when_full` decided.
+    /// The memory store is full and has no counter for this key: `when_full` decided.
     StoreFull,
     /// The store call failed: `on_backend_failure: allow`.
     StoreDownAllowed,
@@ -157,7 +157,7 @@ impl Reason {
     }
 }
 
-/// Why a store call failed: the closed list that metrics, logs and errors use.
+/// The cause of a failed store call: the closed list that metrics, logs and errors use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreFailure {
     /// No connection to the store.
@@ -166,7 +166,8 @@ pub enum StoreFailure {
     ConnectionLost,
     /// No reply before the deadline. The store may have made the charge, or may still make it.
     TimedOut,
-    /// Never sent: the check waited for another check's store call, which failed or took too long.
+    /// The charge was never sent: its check waited for another check's store call, which failed or
+    /// took too long.
     Unsent,
     /// The circuit breaker is open after repeated
     /// timeouts; it closes once the store replies in time.
@@ -175,9 +176,9 @@ pub enum StoreFailure {
     Overloaded,
     /// The reply has an unexpected format.
     InvalidReply,
-    /// The store's clock was outside the planned calendar windows, twice in a row.
+    /// By the store's clock, the planned calendar windows were not open, twice in a row.
     OutsideWindows,
-    /// The store is a read-only replica.
+    /// The store is a read-only Redis replica.
     ReadOnly,
     /// The store is still loading its data, or it lost its primary.
     Loading,
@@ -233,8 +234,8 @@ impl StoreFailure {
 
     /// Returns `true` if the charge must not be repeated.
     ///
-    /// The store may already have made it (`ConnectionLost`, `TimedOut`, `InvalidReply`), and a second
-    /// charge would count the hits twice. With `WrongType` no charge can succeed.
+    /// The store may already have made it (`ConnectionLost`, `TimedOut`, `InvalidReply`), and a
+    /// second charge would count the hits twice. With `WrongType` no charge can succeed.
     #[must_use]
     pub const fn is_unsafe_to_repeat(self) -> bool {
         matches!(self, Self::ConnectionLost | Self::TimedOut | Self::InvalidReply | Self::WrongType)
@@ -244,33 +245,33 @@ impl StoreFailure {
 /// The effect of one limit's denial on the verdict of the check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enforcement {
-    /// The group that this limit votes in.
+    /// The way in which the limit's verdict counts for the verdict of the check.
     pub group: VoteGroup,
-    /// Shadow mode: a denial is reported, and counts as an allow in the group.
+    /// Shadow mode: a denial is reported, but counts as an allow.
     pub shadow: bool,
 }
 
-/// The group that a limit votes in.
+/// The way in which a limit's verdict counts for the verdict of the check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VoteGroup {
-    /// One denial denies the check.
+    /// A denial by this limit alone denies the check.
     #[default]
     Enforced,
-    /// The check is denied only if every limit of this group denies.
+    /// The quota group: the check is denied only if every limit of this group denies.
     Quota,
-    /// Ignored, because the descriptor is unlimited.
+    /// The verdict is ignored, because the rule of the descriptor says `unlimited`.
     Unlimited,
 }
 
 impl Enforcement {
-    /// Returns the verdict after shadow mode.
+    /// Returns the verdict of a limit that `denied` or not; in shadow mode always allow.
     #[must_use]
     pub const fn enforced_verdict(self, denied: bool) -> Verdict {
         if denied && !self.shadow { Verdict::Deny } else { Verdict::Allow }
     }
 }
 
-/// The limit that decided a descriptor, as replies show it.
+/// The limit that decided a descriptor, as responses to the proxy show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppliedLimit {
     /// Requests per period.
@@ -294,14 +295,15 @@ pub struct DescriptorDecision {
     pub enforcement: Enforcement,
     /// The limit that decided, if one did.
     pub limit: Option<AppliedLimit>,
-    /// The hits that its counter has left, and when it resets.
+    /// The remaining hits and the reset-after of the limit's counter.
     pub headroom: Headroom,
-    /// On a denial: the time until these hits would be allowed. `None` if they never would be.
+    /// On a denial: the time until the descriptor's hits would be allowed. `None` if they never
+    /// would be.
     pub retry_after: Option<Nanos>,
 }
 
 impl DescriptorDecision {
-    /// Creates a decision that no counter made.
+    /// Creates an allow for a descriptor whose hits no counter counts.
     #[must_use]
     pub const fn uncounted(reason: Reason, group: VoteGroup) -> Self {
         Self {
@@ -314,9 +316,10 @@ impl DescriptorDecision {
         }
     }
 
-    /// Creates the decision for the counter result `step` under `limit`.
+    /// Creates the decision from `step`, the counter's result under `limit`.
     ///
-    /// A `OutsideWindows` result becomes a denial. The engine plans and charges again before it calls this.
+    /// [`CounterDecision::OutsideWindows`] becomes a denial. The engine never passes it on: it
+    /// plans and charges the check again first.
     #[must_use]
     pub fn from_counter(step: CounterDecision, limit: AppliedLimit, standing: Enforcement) -> Self {
         let mut finding = Self::uncounted(Reason::NoLimit, standing.group);
@@ -325,7 +328,7 @@ impl DescriptorDecision {
         finding
     }
 
-    /// Sets the decision to the counter result `step`.
+    /// Sets the verdict, reason and headroom from `step`, the counter's result.
     #[inline]
     pub fn apply_counter(&mut self, step: CounterDecision) {
         (self.reason, self.headroom, self.retry_after) = match step {
@@ -345,8 +348,8 @@ impl DescriptorDecision {
         self.verdict = self.enforcement.enforced_verdict(verdict == Verdict::Deny);
     }
 
-    /// Returns the time until these hits are allowed,
-    /// as of the counter's reply; `None` means never.
+    /// Returns the time from the counter's reply until the descriptor's hits are allowed; `None`
+    /// means never.
     #[must_use]
     pub const fn time_until_allowed(&self) -> Option<Nanos> {
         match self.verdict {
@@ -368,7 +371,7 @@ impl DescriptorDecision {
         )
     }
 
-    /// Returns the limit if headers may report it.
+    /// Returns the limit if response headers may report it.
     ///
     /// A request that was allowed without counting has no known remaining
     /// hits. Headers would report 0, so such a limit is left out.
@@ -440,9 +443,10 @@ pub fn combined_wait(
 
 /// Returns the index of the decision that the three headers of envoyproxy/ratelimit describe.
 ///
-/// The scan considers only limits that headers may report (see [`DescriptorDecision::header_limit`]). A
-/// strictly smaller `remaining` replaces the best so far. A denial outside the quota
-/// group always replaces it, so the last such denial wins. Source: `reference` §2.12.
+/// The search considers only limits that headers may report (see
+/// [`DescriptorDecision::header_limit`]). The smallest `remaining` wins; among equals, the first
+/// one. A denial outside the quota group wins over both; among several such denials, the last one.
+/// envoyproxy/ratelimit has the same order.
 #[must_use]
 pub fn binding_index<'f>(
     findings: impl Iterator<Item = &'f DescriptorDecision>,

@@ -1,27 +1,28 @@
-//! The key of one counter.
+//! The key of one counter: the bytes that name it in the store.
 //!
 //! Guarantees:
-//! - [`CounterKey::unique`]: different domains, entries or strategies have different keys.
-//! - [`CounterKey::compatible`]: the same key as envoyproxy/ratelimit, collisions included.
+//! - [`CounterKey::unique`]: different domains, entries or strategies get different keys.
+//! - [`CounterKey::compatible`]: the key of envoyproxy/ratelimit, which can be equal for two
+//!   descriptors.
 //!
 //! Not covered:
-//! - Hashing and placement of keys (see the store).
+//! - Hashing of keys, and the choice of a Redis Cluster slot (see the module `store`).
 
 use super::units::{Nanos, Unit};
 
-/// The part of a limit that is in its key: the strategy, and window length where it matters.
+/// The part of a limit that its counter key contains: the strategy, and the length of windows.
 ///
-/// A different value starts a fresh counter. The number of
-/// requests is not in the key, so a changed limit keeps its hits.
+/// A limit with another value gets an empty counter. The number of requests is not in the key, so a
+/// limit with another number keeps its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyStrategy {
-    /// GCRA. The debt in hits survives a change of the limit and of the period.
+    /// The generic cell rate algorithm. Its debt in hits survives a change of limit and period.
     Gcra,
     /// Windows of this length, aligned to the Unix epoch.
     FixedWindow(Nanos),
-    /// Calendar windows.
+    /// Windows of a calendar unit, for example calendar months.
     Calendar(Unit),
-    /// Two interpolated windows of this length.
+    /// Two windows of this length; the hits of the previous window count in part.
     SlidingWindow(Nanos),
     /// A log of arrivals. A change of the period keeps the log.
     SlidingLog,
@@ -54,7 +55,7 @@ enum KeyBytes {
 /// its length and the enum tag it fills one cache line.
 const MAX_INLINE_LEN: usize = 62;
 
-/// The fixed-size prefix of a key: two tag bytes and a length in nanoseconds.
+/// The fixed-size prefix of a key: two tag bytes and the window length in nanoseconds, or 0.
 type KeyHead = ([u8; 2], u64);
 
 /// The encoded size of a [`KeyHead`], in bytes.
@@ -68,8 +69,9 @@ impl CounterKey {
 
     /// Creates a key that is unique to this domain, these entries and this strategy.
     ///
-    /// Every part is preceded by its length. `domain` must be shorter than 4 GiB, keys and values
-    /// shorter than 64 KiB. The edge rejects longer ones. Cost: no allocation up to 62 bytes.
+    /// In the key, the length of each string precedes it. `domain` must be shorter than 4 GiB; the
+    /// keys and values of entries must be shorter than 64 KiB. The protocol servers (`edge`) reject
+    /// longer ones. Cost: no allocation up to 62 bytes.
     pub fn unique<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -90,7 +92,7 @@ impl CounterKey {
         self.write_length_prefixed(head(b'i', counting), domain, entries);
     }
 
-    /// Creates the key of a concurrency limit's bucket; unique, and never equal to a counter's key.
+    /// Creates the key of a concurrency limit's bucket; it is never equal to a counter's key.
     pub fn concurrency_bucket<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -129,7 +131,8 @@ impl CounterKey {
     ) {
         let mut rest =
             self.reset_zeroed(encoded_len(&[HEAD_LEN, 4, domain.len()], entries.clone(), 2));
-        // Saturates. Longer parts would share a prefix, but the edge rejects them.
+        // Saturates. The keys of longer strings could be equal, but the servers in `edge` reject
+        // them.
         let short = |piece: &str| u16::try_from(piece.len()).unwrap_or(u16::MAX).to_le_bytes();
         let length = u32::try_from(domain.len()).unwrap_or(u32::MAX).to_le_bytes();
         rest.put_head(head);
@@ -146,8 +149,8 @@ impl CounterKey {
     /// Creates the key of envoyproxy/ratelimit,
     /// `domain_key_value_…`, for windows of its seven units.
     ///
-    /// The key of envoyproxy/ratelimit ends with the start of the
-    /// window. Here the start is part of the counter's state.
+    /// envoyproxy/ratelimit appends the start of the window to its key. This key omits it, because
+    /// the counter's state contains the start.
     pub fn compatible<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -224,7 +227,7 @@ impl CounterKey {
     }
 }
 
-/// A writer for the unwritten rest of a key.
+/// A writer for the bytes of a key that are not written yet.
 struct KeyWriter<'k>(&'k mut [u8]);
 
 impl KeyWriter<'_> {
@@ -247,7 +250,8 @@ impl KeyWriter<'_> {
     }
 }
 
-/// The length of a key: the parts in `begin`, then each name and value with `overhead` extra bytes.
+/// Returns the length of a key in bytes: the sum of `begin`, then each entry's key and value, each
+/// with `overhead` extra bytes.
 fn encoded_len<'a>(
     begin: &[usize],
     entries: impl Iterator<Item = (&'a str, &'a str)>,

@@ -1,4 +1,4 @@
-//! Pure rate limit algorithms: functions of state, time and hits.
+//! Pure algorithms of rate limits, leases and concurrency limits. State and time are arguments.
 //!
 //! Guarantees:
 //! - No I/O, clock, async, logging, randomness or panic.

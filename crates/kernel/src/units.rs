@@ -1,11 +1,11 @@
 //! Number types that carry their unit.
 //!
 //! Guarantees:
-//! - No arithmetic here wraps.
+//! - No arithmetic of these types wraps around.
 //! - Every saturating operation documents its direction.
 //!
 //! Not covered:
-//! - Ticks, which belong to one limit (see [`super::rate`]).
+//! - Ticks: each rate limit has its own (see [`super::rate::limit::Tick`]).
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ impl Nanos {
     /// One second.
     pub const SECOND: Self = Self(1_000_000_000);
 
-    /// Converts seconds; saturates after 584 years.
+    /// Converts seconds to nanoseconds; saturates at 584 years.
     #[must_use]
     pub const fn from_secs(seconds: u64) -> Self {
         Self(seconds.saturating_mul(Self::SECOND.0))
@@ -61,15 +61,15 @@ impl fmt::Display for Nanos {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hits(pub u64);
 
-/// The version number of a configuration; each accepted load has the next one.
+/// The version number of a configuration; each configuration that is accepted gets the next number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// A part of a concurrency limit, or a count against it, in requests in flight.
+/// A number of requests in flight: a concurrency limit, a share of it, or its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Share(pub u64);
 
-/// The number of a grant; unique within one incarnation of the coordinator.
+/// The number of one grant of a share; unique within one incarnation of the coordinator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
@@ -81,9 +81,9 @@ impl Generation {
     }
 }
 
-/// The number of one start of a replica, or of the coordinator.
+/// The number of one start: of a replica, or of the coordinator's state.
 ///
-/// It is unique for that replica. A later start of a replica has a larger number.
+/// Two starts of one replica have different numbers; the later start has the larger number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
@@ -110,7 +110,7 @@ macro_rules! counts {
     )* };
 }
 
-/// Displays the bare number.
+/// Implements `Display`: the number without a unit.
 macro_rules! numbers {
     ($($type:ident),*) => { $(
         impl fmt::Display for $type {
@@ -124,7 +124,7 @@ macro_rules! numbers {
 counts!(Hits, Share);
 numbers!(Hits, Revision, Share, Generation, Incarnation, ReplicaId);
 
-/// The units of envoyproxy/ratelimit. A month has 30 days and a year 365.
+/// The time units of limits in envoyproxy/ratelimit. A month has 30 days and a year 365.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// 1 s.

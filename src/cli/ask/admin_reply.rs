@@ -1,4 +1,4 @@
-//! Describes the result of an admin action as a sentence.
+//! Describes the result of `sluicegate ask --freeze`, `--thaw` or `--grant` as a sentence.
 //!
 //! Not covered:
 //! - A reply that is not JSON: the caller prints it unchanged.
@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use super::AskArgs;
 
-/// Describes the result of `action` from the admin port's reply `reply`, if it has the expected fields.
+/// Describes the result of the change `action` by the admin port's `reply`. Returns `None` if the
+/// reply lacks the expected fields.
 pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Option<String> {
     let said: Value = serde_json::from_str(reply).ok()?;
     let limit = || said["limit"].as_str();
@@ -34,7 +35,7 @@ pub(super) fn describe_change(args: &AskArgs, action: &str, reply: &str) -> Opti
     Some(sentence + "\n")
 }
 
-/// Describes the replicas to which the change applies. Empty for a single replica.
+/// Describes which replicas apply a change. Empty if the fleet has a single replica.
 fn replicas_suffix(said: &Value) -> String {
     if let Some(cause) = said["store_away"].as_str() {
         return format!(

@@ -1,8 +1,9 @@
-//! Collects the facts about a Redis with plain commands.
+//! Collects facts about a Redis for `sluicegate doctor`, with commands such as `INFO` and `TIME`.
 //!
 //! Guarantees:
-//! - A refused command leaves its fact unknown; a refused script is itself a fact.
-//! - Four keys are written and deleted in one script.
+//! - If Redis refuses a command, the fact from its reply is unknown.
+//! - If Redis refuses a script, the refusal is a fact.
+//! - Writes only four keys, and deletes them in the same script.
 //! - Every command has a timeout.
 //!
 //! Not covered:
@@ -16,18 +17,19 @@ use crate::kernel::units::Nanos;
 use crate::store::redis::inspect::{self, InspectError, InspectedNode, RedisValue};
 use crate::store::redis::{RedisOptions, RedisTopology};
 
-/// The number of timed round trips. Their median is reported.
+/// The number of round trips to measure. Their median is the reported latency.
 const TIMED_ROUND_TRIPS: usize = 21;
 
-/// The number of keys to try at a node of a Cluster. A node with 2 % of the
-/// slots owns one of them with a probability of 99 %: `1 - 0.98^256 = 0.994`.
+/// The number of keys to try, to find a key whose slot a Redis Cluster node owns. A node with 2 %
+/// of the slots owns at least one of the keys with a probability of 99 %: `1 - 0.98^256 = 0.994`.
 const MAX_PROBE_KEYS: usize = 256;
 
-/// The script that runs every command of our scripts, and deletes its keys.
+/// A script that runs every Redis command of Sluicegate's scripts, and deletes the keys that it
+/// wrote.
 const PROBE: &str = include_str!("probe.lua");
 
-/// Returns the facts about every process that stores counters.
-/// `has_compat_keys` selects the commands for envoyproxy/ratelimit's keys.
+/// Returns the facts about every Redis process that stores counters. With `has_compat_keys`, also
+/// tries the commands for counters under envoyproxy/ratelimit's keys.
 pub(super) async fn collect_facts(
     options: &RedisOptions,
     has_compat_keys: bool,
@@ -75,16 +77,19 @@ async fn collect_node_facts(
     }
 }
 
-/// Returns `true` if the primary of a Sentinel setup accepts writes without a replica.
+/// Returns `true` if a primary with Sentinel accepts writes without a connected Redis replica.
+/// `None` without Sentinel.
 fn writes_without_replica(info: &RedisInfo, place: &RedisTopology) -> Option<bool> {
     let has_sentinel = matches!(place, RedisTopology::Sentinel(_));
-    // `INFO` has this field only if `min-replicas-to-write` and `min-replicas-max-lag` are set.
+    // `INFO` has the field `min_slaves_good_slaves` only if `min-replicas-to-write` and
+    // `min-replicas-max-lag` are set.
     info.text("role")
         .filter(|_| has_sentinel)
         .map(|_| info.text("min_slaves_good_slaves").is_none())
 }
 
-/// Runs the probe script. Returns `None` if the node owns none of the keys that were tried.
+/// Runs the script [`PROBE`] on `node`. Returns `None` if `node` owns the slot of none of the tried
+/// keys.
 async fn probe_scripts(
     node: &InspectedNode,
     prefix: &str,
@@ -116,7 +121,8 @@ async fn load_probe(node: &InspectedNode) -> Result<String, InspectError> {
     }
 }
 
-/// Reads the reply of [`PROBE`]: the names of the refused commands, and the first reason.
+/// Converts the reply of [`PROBE`]. The error has the names of all refused commands, and the reason
+/// of the first.
 fn probe_result(said: RedisValue) -> Result<(), String> {
     let RedisValue::List(lines) = said else {
         return Err("a script is answered by nonsense".to_owned());
@@ -185,7 +191,8 @@ async fn has_snapshots(node: &InspectedNode) -> Option<bool> {
     }
 }
 
-/// Returns the least possible clock difference, and the median round trip.
+/// Returns the smallest possible difference between the clocks of Redis and this machine, and the
+/// median round trip.
 async fn measure_times(node: &InspectedNode, clock: &Clock) -> (Option<Nanos>, Option<Nanos>) {
     let (mut skew, mut took) = (None::<Nanos>, Vec::new());
     for _ in 0..TIMED_ROUND_TRIPS {
@@ -194,8 +201,8 @@ async fn measure_times(node: &InspectedNode, clock: &Clock) -> (Option<Nanos>, O
         let answered = clock.now();
         took.push(answered.since(sent));
         if let Some(redis_time) = parse_time(&said) {
-            // Redis read its clock between `sent` and `answered`.
-            // Only time outside that interval is a clock difference.
+            // Redis read its clock between `sent` and `answered`. Only a Redis time outside that
+            // interval proves a clock difference.
             let min_skew = redis_time.since(answered).max(sent.since(redis_time));
             skew = Some(skew.map_or(min_skew, |least| least.min(min_skew)));
         }
@@ -231,7 +238,7 @@ mod tests {
         assert_eq!(parse_time(&RedisValue::Nil), None);
     }
     #[test]
-    fn one_error_lists_all_refused_commands() {
+    fn one_error_lists_all_refused_redis_commands() {
         let text = |text: &str| RedisValue::Text(text.to_owned());
         assert_eq!(probe_result(RedisValue::List(Vec::new())), Ok(()));
         let both =

@@ -1,22 +1,22 @@
-//! Evaluates the facts about a Redis.
+//! Evaluates the facts about a Redis, and returns the findings of `sluicegate doctor`.
 //!
 //! Guarantees:
-//! - Pure: no I/O and no clock.
+//! - Uses no I/O and no clock.
 //! - Each finding has the problem, its consequence and the fix.
-//! - An unknown fact causes no finding. A refused script is a known fact.
+//! - An unknown fact causes no finding. That Redis refuses a script is a known fact.
 //!
 //! Not covered:
-//! - Collecting the facts.
+//! - Collecting the facts: see [`super::collect`].
 
 use serde::Serialize;
 
 use crate::kernel::units::Nanos;
 
-/// The oldest Redis version with every command of the scripts.
+/// The oldest Redis version that has every command of Sluicegate's scripts.
 const MIN_VERSION: (u32, u32) = (6, 2);
 
-/// The clock difference that causes a finding. NTP keeps clocks closer
-/// than this, and a smaller error is invisible at a window's edge.
+/// The difference between the clocks of Redis and this machine that causes a finding. NTP keeps
+/// clocks closer than this, and nobody notices a smaller error at the end of a rate limit window.
 const MAX_CLOCK_SKEW: Nanos = Nanos(500 * Nanos::MILLI.0);
 
 const CLUSTER_SLOTS: u64 = 16_384;
@@ -24,33 +24,34 @@ const CLUSTER_SLOTS: u64 = 16_384;
 /// The facts about one Redis process. A fact is `None` if it could not be determined.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RedisFacts {
-    /// The address, or the path of the socket.
+    /// The address of the Redis, or the path of its Unix socket.
     pub(super) address: String,
     pub(super) version: Option<(u32, u32)>,
-    /// `master` or `slave`.
+    /// The role of the Redis in replication: `master` or `slave`.
     pub(super) role: Option<String>,
     pub(super) is_loading: bool,
-    /// `true` if `INFO` contains the `run_id`.
+    /// `true` if the reply to `INFO` contains `run_id`, which identifies one run of the Redis
+    /// process.
     pub(super) has_run_id: Option<bool>,
     pub(super) eviction_policy: Option<String>,
-    /// The limit in bytes. 0 means no limit.
+    /// The memory limit of the Redis, in bytes. 0 means no limit.
     pub(super) maxmemory: Option<u64>,
     pub(super) used_memory: Option<u64>,
-    /// The number of keys evicted since the start.
+    /// The number of keys that Redis evicted since its start.
     pub(super) evicted_keys: Option<u64>,
-    /// `true` if the append-only file is on.
+    /// `true` if Redis writes an append-only file (AOF).
     pub(super) has_append_only_file: Option<bool>,
     pub(super) has_snapshots: Option<bool>,
-    /// `true` if the last snapshot failed.
+    /// `true` if the last RDB snapshot failed.
     pub(super) last_save_failed: bool,
     pub(super) cluster: Option<ClusterFacts>,
-    /// With Sentinel: `true` if it accepts writes without a connected replica.
+    /// With Sentinel: `true` if the primary accepts writes without a connected Redis replica.
     pub(super) writes_without_replica: Option<bool>,
-    /// The least possible difference to this machine's clock.
+    /// The smallest possible difference between the clocks of the Redis and this machine.
     pub(super) clock_skew: Option<Nanos>,
-    /// The median of several round trips.
+    /// The median duration of several round trips to the Redis.
     pub(super) round_trip: Option<Nanos>,
-    /// The result of a script that runs the same commands as ours.
+    /// The result of a script that runs the same Redis commands as Sluicegate's scripts.
     pub(super) script_result: Option<Result<(), String>>,
 }
 
@@ -60,11 +61,12 @@ pub(super) struct ClusterFacts {
     pub(super) slots: u64,
 }
 
-/// The requirements of the settings.
+/// The requirements that the settings make of a Redis.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DoctorRequirements {
     pub(super) call_timeout: Nanos,
-    /// `true` if envoyproxy/ratelimit's keys are used. Their windows follow this machine's clock.
+    /// `true` if counters have envoyproxy/ratelimit's keys. The windows of such counters follow
+    /// this machine's clock.
     pub(super) has_compat_keys: bool,
     pub(super) has_second_store: bool,
 }
@@ -72,19 +74,19 @@ pub(super) struct DoctorRequirements {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum DoctorSeverity {
-    /// Limits are not enforced, or not counted.
+    /// A problem because of which limits are not enforced or hits are not counted.
     Error,
-    /// Limits are enforced until some event, such as a restart.
+    /// A problem because of which limits may fail after an event, such as a Redis restart.
     Warning,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct DoctorFinding {
     pub(super) severity: DoctorSeverity,
-    /// The stable identifier of the kind of finding.
+    /// The stable identifier of this kind of finding, for example `eviction`.
     pub(super) code: &'static str,
     pub(super) at: String,
-    /// The problem and its consequence.
+    /// The problem of the Redis, and its consequence.
     pub(super) message: String,
     pub(super) help: String,
 }
@@ -148,7 +150,7 @@ impl FactsEvaluator<'_> {
                            an older state, ceilings on requests in flight are not held until those end";
             self.add_warning("run_id", message, "let the user run INFO");
         }
-        // A replica refuses all scripts, and has a finding already.
+        // A Redis replica refuses all scripts that write, and already has the finding `replica`.
         if let (Some(Err(why)), false) = (&facts.script_result, is_replica) {
             let message = format!("scripts that count are refused ({why})");
             let fix = if why.contains("OOM ") {
@@ -296,7 +298,7 @@ mod tests {
         }
     }
 
-    /// Returns the codes, with `!` for an error.
+    /// Returns the codes of the findings, with `!` before the code of an error.
     fn codes(facts: &RedisFacts, wanted: DoctorRequirements) -> Vec<String> {
         let code = |it: super::DoctorFinding| {
             assert!(it.to_string().contains("h:1: ") && !it.help.is_empty());
@@ -306,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_or_unknown_store_has_no_findings() {
+    fn a_healthy_redis_and_unknown_facts_have_no_findings() {
         assert!(codes(&healthy(), REQUIREMENTS).is_empty());
         let unknown = RedisFacts { address: "h:1".to_owned(), ..RedisFacts::default() };
         assert!(codes(&unknown, REQUIREMENTS).is_empty());
     }
 
     #[test]
-    fn each_defect_is_reported_once() {
+    fn each_redis_problem_causes_its_finding_once() {
         let text = |text: &str| Some(text.to_owned());
         let refused = || Some(Err("NOPERM".to_owned()));
         let ok = ClusterFacts { is_ok: true, slots: CLUSTER_SLOTS };
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn oom_script_errors_suggest_raising_maxmemory() {
+    fn scripts_refused_with_oom_suggest_raising_maxmemory() {
         let fix = |why: &str| {
             let facts = RedisFacts { script_result: Some(Err(why.to_owned())), ..healthy() };
             evaluate_facts(&facts, REQUIREMENTS).into_iter().map(|it| it.help).collect::<String>()
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn compatibility_keys_make_clock_skew_an_error_and_report_two_steps() {
+    fn envoyproxy_keys_cause_clock_errors_and_atomicity_warnings() {
         let wanted = DoctorRequirements { has_compat_keys: true, ..REQUIREMENTS };
         assert_eq!(
             codes(&RedisFacts { clock_skew: Some(MAX_CLOCK_SKEW), ..healthy() }, wanted),

@@ -1,4 +1,5 @@
--- Runs every command of the scripts, reports the refused commands, and deletes its keys.
+-- Runs every Redis command of Sluicegate's scripts, reports the refused commands, and deletes the
+-- keys that it wrote.
 --
 -- KEYS     a string, a list, a hash and a sorted set in one slot.
 --          If DEL is refused, the string expires after one second.
@@ -16,7 +17,7 @@ end
 
 local text, list, hash, sorted = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
--- The first write: a Redis without memory refuses only the first write of a script.
+-- SET must be the first write: a Redis at `maxmemory` refuses only the first write of a script.
 try('SET', text, '1', 'PX', '1000')
 -- Create no other keys if they cannot be deleted.
 local before = #refused

@@ -1,12 +1,12 @@
-//! Collects settings from environment variables.
+//! Reads the environment variables of envoyproxy/ratelimit, and collects the resulting settings.
 //!
 //! Guarantees:
-//! - Collects all problems.
-//! - An unset variable has its default.
+//! - Reports all invalid variables together.
+//! - An unset variable has the default of envoyproxy/ratelimit.
 //! - Skips settings that a flag, a `SLUICEGATE_*` variable or `server.yaml` sets.
 //!
 //! Not covered:
-//! - The meaning of the variables.
+//! - The translation of each variable to a setting, which the sibling modules do.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
@@ -15,12 +15,13 @@ use super::parse::{VariableValue, parse_variable};
 use super::table::{TABLE, VariableEffect};
 use crate::config::settings::RatelimitValue;
 
-/// An explanation of a variable that applies differently, or not at all.
+/// An explanation why an environment variable of envoyproxy/ratelimit has another effect in
+/// Sluicegate, or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VariableNote {
-    /// The name of the variable.
+    /// The name of the environment variable.
     pub variable: String,
-    /// The effect of the variable, and the reason.
+    /// The effect of the variable in Sluicegate, and the reason for the difference.
     pub line: String,
 }
 
@@ -34,7 +35,7 @@ pub(super) struct EnvReader<'e> {
 }
 
 impl<'e> EnvReader<'e> {
-    /// Parses every variable of the table.
+    /// Parses every environment variable of [`TABLE`].
     pub(super) fn parse_all(
         environment: &'e HashMap<String, String>,
         overridden_settings: &'e BTreeSet<&'static str>,
@@ -52,7 +53,8 @@ impl<'e> EnvReader<'e> {
             let mut parsed = parse_variable(row.kind, text);
             if parsed.is_none() {
                 reading.add_error(row.name, &format!("takes {}", row.kind.accepts()));
-                // An overridden variable may have an invalid text. Use its default.
+                // Continue with the default, because Sluicegate's own settings may override the
+                // invalid variable.
                 parsed = parse_variable(row.kind, row.default);
             }
             reading.parsed.extend(parsed.map(|parsed| (row.name, parsed)));
@@ -65,7 +67,8 @@ impl<'e> EnvReader<'e> {
         self.overridden_settings.contains(setting)
     }
 
-    /// Returns `true` if flags, `SLUICEGATE_*` or `server.yaml` set all settings of `variable`.
+    /// Returns `true` if flags, `SLUICEGATE_*` or `server.yaml` set all settings that `variable`
+    /// determines.
     pub(super) fn is_variable_overridden(&self, variable: &str) -> bool {
         let row = TABLE.iter().find(|row| row.name == variable);
         row.is_some_and(|row| match row.effect {
@@ -76,12 +79,13 @@ impl<'e> EnvReader<'e> {
         })
     }
 
-    /// Returns `true` if the variable exists, even if it is empty.
+    /// Returns `true` if the environment variable exists, even if it is empty.
     pub(super) fn is_set(&self, variable: &str) -> bool {
         self.environment.contains_key(variable)
     }
 
-    /// Returns the text of a variable, which may be missing from the table.
+    /// Returns the text of an environment variable, which need not be in [`TABLE`]. Empty if it is
+    /// unset.
     pub(super) fn raw(&self, variable: &str) -> &str {
         self.environment.get(variable).map_or("", String::as_str)
     }
@@ -111,7 +115,7 @@ impl<'e> EnvReader<'e> {
         }
     }
 
-    /// Returns nanoseconds. A negative duration becomes 0.
+    /// Returns the duration of `variable` in nanoseconds. A negative duration becomes 0.
     pub(super) fn nanos(&self, variable: &str) -> u64 {
         match self.parsed.get(variable) {
             Some(VariableValue::Duration(nanos)) => u64::try_from(*nanos).unwrap_or(0),
@@ -133,7 +137,8 @@ impl<'e> EnvReader<'e> {
         }
     }
 
-    /// Sets `setting` to `text`, with `variable` as its origin.
+    /// Sets `setting` to `text`, with `variable` as its origin, unless Sluicegate's own settings
+    /// override it.
     pub(super) fn put(&mut self, variable: &'static str, setting: &'static str, text: String) {
         if self.is_setting_overridden(setting) {
             return;
@@ -185,7 +190,8 @@ impl<'e> EnvReader<'e> {
         self.put(variable, setting, pairs.join(","));
     }
 
-    /// Records a note about `variable`, unless it is overridden.
+    /// Records that `variable` has another effect in Sluicegate, or none. Ignored if Sluicegate's
+    /// own settings override `variable`.
     pub(super) fn add_note(&mut self, variable: &str, line: &str) {
         if self.is_variable_overridden(variable) {
             return;
@@ -193,7 +199,7 @@ impl<'e> EnvReader<'e> {
         self.notes.push(VariableNote { variable: variable.to_owned(), line: line.to_owned() });
     }
 
-    /// Records `why` as a note for each of `variables` that is not empty.
+    /// Records for each of `variables` that is not empty the reason why it has no effect.
     pub(super) fn note_unused(&mut self, variables: &[&str], why: &str) {
         for variable in variables {
             if !self.raw(variable).is_empty() {
@@ -202,8 +208,8 @@ impl<'e> EnvReader<'e> {
         }
     }
 
-    /// Records an error that prevents the start. Ignored if `variable`
-    /// is overridden, so the caller must continue to read the rest.
+    /// Records an error that prevents the start. Ignored if Sluicegate's own settings override
+    /// `variable`, so the caller must continue to read the other variables.
     pub(super) fn add_error(&mut self, variable: &str, why: &str) {
         if self.is_variable_overridden(variable) {
             return;

@@ -1,8 +1,8 @@
-//! Reads the variables for counting and response headers.
+//! Reads the environment variables of envoyproxy/ratelimit for counting and response headers.
 
 use super::env_reader::EnvReader;
 
-/// The smallest cache of envoyproxy/ratelimit, in bytes.
+/// The smallest size of envoyproxy/ratelimit's local cache, in bytes.
 const MIN_CACHE_BYTES: i64 = 512 * 1024;
 
 pub(super) fn read(reading: &mut EnvReader<'_>) {
@@ -40,7 +40,8 @@ fn read_cache_size(reading: &mut EnvReader<'_>) {
     reading.put("LOCAL_CACHE_SIZE_IN_BYTES", "local_deny_cache", bytes.to_string());
 }
 
-/// Clamps the ratio to 0..=1. envoyproxy/ratelimit computes meaningless counts outside that range.
+/// Clamps `NEAR_LIMIT_RATIO` to 0..=1. Outside that range, envoyproxy/ratelimit computes
+/// meaningless counts.
 fn read_near_limit_ratio(reading: &mut EnvReader<'_>) {
     let written = reading.float("NEAR_LIMIT_RATIO");
     let ratio = if written.is_nan() { 1.0 } else { written.clamp(0.0, 1.0) };

@@ -1,4 +1,4 @@
-//! Reads the variables for ports, gRPC TLS and the log.
+//! Reads the environment variables of envoyproxy/ratelimit for ports, gRPC TLS and the log.
 
 use std::path::Path;
 
@@ -22,11 +22,11 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
     {
         reading.put_nanos("GRPC_MAX_CONNECTION_AGE_GRACE", "grpc_max_age_grace");
     }
-    // Fixed behavior of envoyproxy/ratelimit, without a variable.
+    // Behavior that envoyproxy/ratelimit always has, without a variable for it.
     reading.put("DEBUG_PORT", "debug_pages", "true".to_owned());
     reading.put("PORT", "reuse_port", "true".to_owned());
     reading.put("PORT", "on_hangup", "stop".to_owned());
-    // envoyproxy/ratelimit has no peer port.
+    // Disable the peer port, which envoyproxy/ratelimit does not have.
     reading.put("PORT", "peer_port", String::new());
     read_tls(reading);
     read_log(reading);

@@ -2,10 +2,11 @@
 //!
 //! Guarantees:
 //! - Reads every variable of envoyproxy/ratelimit with its syntax and default ([`table`]).
-//! - Each variable becomes settings, or a log line explains why it has no effect.
+//! - Each variable determines settings, or the log explains why it has no effect.
 //! - Refuses every environment that envoyproxy/ratelimit refuses, and reports all reasons together.
 //! - Ignores unknown variables.
-//! - Flags, `SLUICEGATE_*` and `server.yaml` win. Variables that they override cause no message.
+//! - Flags, `SLUICEGATE_*` and `server.yaml` take precedence. Variables that they override cause no
+//!   message.
 //!
 //! Not covered:
 //! - Applying the settings.
@@ -27,19 +28,20 @@ use env_reader::EnvReader;
 pub use env_reader::VariableNote;
 use table::{TABLE, VariableEffect};
 
-/// The settings that come from the variables.
+/// The settings that the environment variables of envoyproxy/ratelimit determine.
 pub struct RatelimitSettings {
-    /// The settings.
+    /// The settings, each with its environment variable.
     pub settings: Vec<RatelimitValue>,
-    /// The variables that apply differently, or not at all, with an explanation.
+    /// The environment variables that have another effect in Sluicegate, or none, with an
+    /// explanation.
     pub notes: Vec<VariableNote>,
 }
 
-/// Reads `environment`, except for the settings in `overridden_settings`:
-/// flags, `SLUICEGATE_*` variables or `server.yaml` set these.
+/// Translates the environment variables of envoyproxy/ratelimit in `environment` to settings. Omits
+/// `overridden_settings`, which flags, `SLUICEGATE_*` variables or `server.yaml` set.
 ///
 /// # Errors
-/// One message for each reason to refuse the start.
+/// One message for each variable or combination of variables that prevents the start.
 pub fn read_environment(
     environment: impl IntoIterator<Item = (String, String)>,
     overridden_settings: &BTreeSet<&'static str>,

@@ -1,17 +1,19 @@
-//! Parses variables like envoyproxy/ratelimit, by the rules of Go and its `envconfig` library.
+//! Parses environment variables like envoyproxy/ratelimit, by the rules of Go and its `envconfig`
+//! library.
 //!
 //! Guarantees:
-//! - Accepts the same texts with the same meaning, and refuses the same texts.
+//! - Accepts the same texts as envoyproxy/ratelimit, with the same meaning, and refuses the same
+//!   texts.
 //!
 //! Not covered:
 //! - Hexadecimal floats.
 
-/// The type of a variable.
+/// The type of an environment variable of envoyproxy/ratelimit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VariableKind {
     /// Any text.
     Text,
-    /// `1 t T true TRUE True 0 f F false FALSE False`.
+    /// A Boolean: `1 t T true TRUE True 0 f F false FALSE False`.
     Bool,
     /// An integer, optionally with a prefix for base 2, 8 or 16, and `_` between digits.
     Int,
@@ -19,9 +21,9 @@ pub enum VariableKind {
     Float,
     /// A sum of numbers with units, such as `1h30m`.
     Duration,
-    /// `a,b`.
+    /// A list: `a,b`.
     List,
-    /// `a:b,c:d`.
+    /// Names and their texts: `a:b,c:d`.
     Map,
 }
 
@@ -41,22 +43,22 @@ impl VariableKind {
     }
 }
 
-/// The value of a variable.
+/// The parsed value of an environment variable of envoyproxy/ratelimit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VariableValue {
-    /// Of [`VariableKind::Text`].
+    /// A value of type [`VariableKind::Text`].
     Text(String),
-    /// Of [`VariableKind::Bool`].
+    /// A value of type [`VariableKind::Bool`].
     Bool(bool),
-    /// Of [`VariableKind::Int`].
+    /// A value of type [`VariableKind::Int`].
     Int(i64),
-    /// Of [`VariableKind::Float`].
+    /// A value of type [`VariableKind::Float`].
     Float(f32),
-    /// Of [`VariableKind::Duration`], in nanoseconds.
+    /// A value of type [`VariableKind::Duration`], in nanoseconds.
     Duration(i64),
-    /// Of [`VariableKind::List`].
+    /// A value of type [`VariableKind::List`].
     List(Vec<String>),
-    /// Of [`VariableKind::Map`].
+    /// A value of type [`VariableKind::Map`].
     Map(Vec<(String, String)>),
 }
 
@@ -84,8 +86,8 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Parses a sign, a base prefix (`0` alone means octal)
-/// and digits. `_` may follow the prefix or a digit.
+/// Parses an integer: a sign, a base prefix (`0` alone means octal) and digits. `_` may follow the
+/// prefix or a digit.
 fn parse_int(text: &str) -> Option<i64> {
     let (sign, rest) = match text.strip_prefix('-') {
         Some(rest) => ("-", rest),
@@ -99,7 +101,7 @@ fn parse_int(text: &str) -> Option<i64> {
         [b'0', _, ..] => (8, &lower[1..]),
         _ => (10, &lower[..]),
     };
-    // Only a number with a prefix may start with `_`.
+    // Only the digits after a base prefix may start with `_`.
     let is_valid = base != 10 || !digits.starts_with('_');
     let digits = remove_underscores(digits).filter(|_| is_valid)?;
     if digits.starts_with(['+', '-']) {
@@ -108,7 +110,8 @@ fn parse_int(text: &str) -> Option<i64> {
     i64::from_str_radix(&format!("{sign}{digits}"), base).ok()
 }
 
-/// Removes the underscores. Each must be between two digits, or between the prefix and a digit.
+/// Removes the underscores from `digits`. Each must be between two digits, or between the base
+/// prefix and a digit.
 fn remove_underscores(digits: &str) -> Option<String> {
     let is_valid = !digits.contains("__") && !digits.ends_with('_');
     is_valid.then(|| digits.replace('_', ""))
@@ -121,7 +124,7 @@ fn parse_float(text: &str) -> Option<f32> {
     parts.windows(2).all(between).then(|| parts.concat())?.parse().ok()
 }
 
-/// The nanoseconds of each unit.
+/// The units of a Go duration, with their length in nanoseconds.
 const UNITS: [(&str, u128); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -133,7 +136,7 @@ const UNITS: [(&str, u128); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// The number of decimal places to read. Further places are below a nanosecond.
+/// The number of decimal places of a duration to read. Further places are below a nanosecond.
 const MAX_FRACTION_DIGITS: usize = 18;
 
 fn parse_duration(text: &str) -> Option<i64> {
@@ -157,7 +160,8 @@ fn parse_duration(text: &str) -> Option<i64> {
     Some(if negative { -total } else { total })
 }
 
-/// Splits off the first number with its unit, in nanoseconds.
+/// Parses the first number and its unit, for example `1h` in `1h30m`. Returns nanoseconds and the
+/// rest of `text`.
 fn parse_part(text: &str) -> Option<(u128, &str)> {
     let (whole, rest) = split_digits(text);
     let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), split_digits);

@@ -1,4 +1,5 @@
-//! Reads the variables for the store.
+//! Reads the environment variables of envoyproxy/ratelimit for Redis, and translates them to store
+//! settings.
 
 use super::env_reader::EnvReader;
 
@@ -37,15 +38,15 @@ const PER_SECOND: StoreVariables = StoreVariables {
 
 const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 
-/// The default connection timeout of envoyproxy/ratelimit.
+/// The default connection timeout of envoyproxy/ratelimit, in nanoseconds.
 const DEFAULT_TIMEOUT_NANOS: u64 = 10_000_000_000;
-/// The shortest usable timeout of a store call.
+/// The shortest usable timeout of a store call, in nanoseconds.
 const MIN_TIMEOUT_NANOS: u64 = 1_000_000;
 
 pub(super) fn read(reading: &mut EnvReader<'_>) {
     match reading.text("BACKEND_TYPE") {
         "redis" | "" => {}
-        // Our own setting selects the store.
+        // The setting `backend` selects the store, so `BACKEND_TYPE` does not matter.
         _ if reading.is_setting_overridden("backend") => {}
         "memcache" => {
             return reading.add_error(
@@ -75,7 +76,8 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
     read_tls(reading, &stores);
 }
 
-/// Reads the timeout. In Sluicegate it applies to each command, and not only to the connection.
+/// Reads the timeout for Redis. In Sluicegate it applies to each command, and not only to the
+/// connection.
 fn read_timeout(reading: &mut EnvReader<'_>) {
     let own = reading.nanos("REDIS_OP_TIMEOUT");
     let variable = if own == 0 { "REDIS_TIMEOUT" } else { "REDIS_OP_TIMEOUT" };
@@ -115,7 +117,7 @@ fn read_store(reading: &mut EnvReader<'_>, names: &StoreVariables, setting: &'st
 
 type VariableError = (&'static str, &'static str);
 
-/// Returns the URL of the store in the syntax of our settings.
+/// Returns the URL of the store in the syntax of the setting `backend`.
 fn store_url(reading: &EnvReader<'_>, names: &StoreVariables) -> Result<String, VariableError> {
     let text = reading.text(names.url);
     let kind = reading.text(names.kind).to_uppercase();
@@ -187,7 +189,7 @@ struct UrlAddress {
     database: String,
 }
 
-/// Parses `host:port` or `redis://user:password@host:port/0`.
+/// Parses Redis addresses, each as `host:port` or `redis://user:password@host:port/0`.
 fn parse_addresses(
     items: &[&str],
     names: &StoreVariables,
@@ -225,7 +227,8 @@ fn database_suffix(nodes: &[UrlAddress]) -> String {
     named.map(|node| format!("/{}", node.database)).unwrap_or_default()
 }
 
-/// Returns the credentials as `user:password@`. The variable wins over the URL.
+/// Returns the Redis credentials as `user:password@`. `REDIS_AUTH` takes precedence over the
+/// credentials in `REDIS_URL`.
 fn credentials_prefix(
     reading: &EnvReader<'_>,
     names: &StoreVariables,
@@ -240,7 +243,7 @@ fn credentials_prefix(
     format!("{}:{}@", percent_encode(user, ""), percent_encode(password, ""))
 }
 
-/// Splits at the first colon. Without a colon, the text is the password.
+/// Splits `user:password` at the first colon. Without a colon, the whole text is the password.
 fn split_credentials(auth: &str) -> (&str, &str) {
     auth.split_once(':').unwrap_or(("", auth))
 }
@@ -262,8 +265,8 @@ fn percent_encode(text: &str, plain: &str) -> String {
     escaped
 }
 
-/// Returns the stores whose URL comes from our own settings.
-/// Their TLS and Sentinel options are unknown here.
+/// Returns the stores whose URL comes from Sluicegate's own settings. Here it is unknown whether
+/// these URLs use TLS or Sentinel.
 fn overridden_stores(reading: &EnvReader<'_>) -> impl Iterator<Item = &'static StoreVariables> {
     let all = [(&MAIN, "backend"), (&PER_SECOND, "backend_per_second")];
     all.into_iter()

@@ -1,4 +1,5 @@
-//! Reads the variables for the source of limits: a directory tree, or an xDS server.
+//! Reads the environment variables of envoyproxy/ratelimit for the source of limits: a directory
+//! tree, or an xDS server.
 
 use std::path::{Path, PathBuf};
 
@@ -32,8 +33,8 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
     }
 }
 
-/// Reads the file options for paths from our own limits
-/// setting. These paths are used unchanged, and must exist.
+/// Reads the variables that still apply if Sluicegate's own setting `limits` names the files. Its
+/// paths are used unchanged, and must exist.
 fn read_own_files(reading: &mut EnvReader<'_>) {
     reading.note_unused(&XDS_VARIABLES, LIMITS_SET_REASON);
     read_dot_files(reading);
@@ -58,8 +59,8 @@ fn read_files(reading: &mut EnvReader<'_>) {
     }
 }
 
-/// Reads the tree below `RUNTIME_SUBDIRECTORY`. File
-/// names must start with `RUNTIME_APPDIRECTORY`.
+/// Selects the files for `RUNTIME_WATCH_ROOT`: those below `RUNTIME_SUBDIRECTORY` whose names start
+/// with `RUNTIME_APPDIRECTORY`.
 fn read_watched_root(reading: &mut EnvReader<'_>, root: &Path, tree: &Path) {
     reading.put("RUNTIME_WATCH_ROOT", "limits_optional", "true".to_owned());
     let has_parent_directory =
@@ -97,7 +98,7 @@ fn set_limits(reading: &mut EnvReader<'_>, tree: &Path) {
     reading.put("RUNTIME_ROOT", "limits", tree.to_string_lossy().into_owned());
 }
 
-/// Joins paths like Go: an absolute `part` is still below `root`.
+/// Joins paths like Go's `filepath.Join`: an absolute `part` is still below `root`.
 fn join_below(root: &Path, part: &str) -> PathBuf {
     match part.trim_matches('/') {
         "" => root.to_owned(),
@@ -108,7 +109,7 @@ fn join_below(root: &Path, part: &str) -> PathBuf {
 fn read_xds(reading: &mut EnvReader<'_>) {
     reading.put_flag("FORCE_START_WITHOUT_INITIAL_CONFIG", "start_without_config");
     let url = reading.text("CONFIG_GRPC_XDS_SERVER_URL");
-    // Remove gRPC's resolver schemes: the name is always resolved here.
+    // Remove gRPC's resolver scheme, because Sluicegate always resolves the host name itself.
     let server = url.trim_start_matches("dns:///").trim_start_matches("passthrough:///").to_owned();
     reading.put("CONFIG_GRPC_XDS_SERVER_URL", "xds_server", server);
     reading.put_text("CONFIG_GRPC_XDS_NODE_ID", "xds_node_id");

@@ -1,4 +1,5 @@
-//! Reads the variables for the sinks of statistics.
+//! Reads the environment variables of envoyproxy/ratelimit for statistics: StatsD, DogStatsD,
+//! Prometheus or the log.
 
 use super::env_reader::EnvReader;
 use super::parse::{VariableKind, VariableValue, parse_variable};
@@ -7,7 +8,7 @@ use crate::config::settings::{Mogrifier, Mogrifiers, Value as _};
 pub(super) fn read(reading: &mut EnvReader<'_>) {
     let [statsd, dogstatsd, prometheus] =
         ["USE_STATSD", "USE_DOG_STATSD", "USE_PROMETHEUS"].map(|variable| reading.flag(variable));
-    // If our own settings select a sink, conflicting variables are no error.
+    // If Sluicegate's own settings select the sink, conflicting `USE_*` variables are no error.
     let are_sinks_from_environment =
         !["stats_sink", "metrics"].iter().any(|setting| reading.is_setting_overridden(setting));
     let (variable, sink) = match () {
@@ -31,8 +32,8 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
         read_prometheus(reading);
     }
     if reading.is_setting_overridden("stats_sink") {
-        // The sink of our own setting is unknown here.
-        // Settings that it does not use have no effect.
+        // The value of the setting `stats_sink` is unknown here, so read the variables of both
+        // sinks. Settings of the unused sink have no effect.
         read_sinks(reading, &["statsd", "dogstatsd"]);
     } else if sink != "none" {
         read_sinks(reading, &[sink]);

@@ -1,32 +1,35 @@
-//! Lists the variables of envoyproxy/ratelimit, with their defaults and settings.
+//! Lists the environment variables of envoyproxy/ratelimit, with their defaults and the settings
+//! that they determine.
 //!
 //! Guarantees:
-//! - Contains every variable that is read.
-//! - Each unsupported variable has an explanation.
+//! - Contains every variable that compatibility mode reads, except those below.
+//! - Each unsupported variable has an explanation for the log.
 //!
 //! Not covered:
-//! - The variables of mogrifiers, whose names are not fixed: see [`super::stats`].
-//! - `OTEL_*`.
+//! - `DOG_STATSD_MOGRIFIER_*`, whose names are not fixed: see [`super::stats`].
+//! - `OTEL_*`, which are read where spans and metrics are exported.
 
 use super::parse::VariableKind;
 
-/// A variable of envoyproxy/ratelimit.
+/// An environment variable of envoyproxy/ratelimit.
 #[derive(Debug)]
 pub struct VariableRow {
-    /// The name.
+    /// The name of the environment variable.
     pub name: &'static str,
-    /// The type.
+    /// The type of the variable's value.
     pub kind: VariableKind,
-    /// The default text. Empty if the default is the empty value of the type.
+    /// The default text in envoyproxy/ratelimit. Empty if the default is the empty value of the
+    /// type.
     pub default: &'static str,
-    /// The effect in Sluicegate.
+    /// The effect of the variable in Sluicegate.
     pub effect: VariableEffect,
 }
 
-/// The effect of a variable in Sluicegate.
+/// The effect of an environment variable of envoyproxy/ratelimit in Sluicegate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VariableEffect {
-    /// The variable determines these settings, alone or with other variables.
+    /// The variable determines these settings (comma-separated names), alone or with other
+    /// variables.
     Settings(&'static str),
     /// The variable has no effect. Contains the explanation for the log.
     NoEffect(&'static str),
@@ -52,9 +55,9 @@ const ALWAYS_PARALLEL: &str = "the slots of a Cluster are always asked at the sa
 const STARTS_WITHOUT_REDIS: &str = "this service starts and answers without Redis and calls it for ever, so that nothing has to wait";
 const NO_MEMCACHED: &str = "there is no memcached here: counters are where `backend` says";
 
-/// All variables.
+/// The environment variables of envoyproxy/ratelimit.
 pub static TABLE: &[VariableRow] = &[
-    // Listeners and server.
+    // Variables for listeners and the log.
     row("HOST", Text, "0.0.0.0", Is("http_host")),
     row("PORT", Int, "8080", Is("http_port")),
     row("GRPC_HOST", Text, "0.0.0.0", Is("grpc_host")),
@@ -80,7 +83,7 @@ pub static TABLE: &[VariableRow] = &[
     ),
     row("LOG_LEVEL", Text, "WARN", Is("log_level")),
     row("LOG_FORMAT", Text, "text", Is("log_format")),
-    // Source of limits.
+    // Variables for the source of limits.
     row("CONFIG_TYPE", Text, "FILE", Is("limits, xds_server")),
     row("FORCE_START_WITHOUT_INITIAL_CONFIG", Bool, "false", Is("start_without_config")),
     row("MERGE_DOMAIN_CONFIG", Bool, "false", Is("merge_domains")),
@@ -119,7 +122,7 @@ pub static TABLE: &[VariableRow] = &[
     row("XDS_CLIENT_BACKOFF_JITTER", Bool, "true", Is("xds_backoff_jitter")),
     row("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Int, "0", Is("xds_max_message")),
     row("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Bool, "false", Is("healthy_with_config")),
-    // Limiting.
+    // Variables for counting, Redis, statistics and traces.
     row("BACKEND_TYPE", Text, "redis", Is("backend")),
     row("CACHE_KEY_PREFIX", Text, "", Is("reference_key_prefix")),
     row("EXPIRATION_JITTER_MAX_SECONDS", Int, "300", Is("expiry_jitter")),

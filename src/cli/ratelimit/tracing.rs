@@ -1,7 +1,8 @@
-//! Reads `TRACING_*`. The `OTEL_*` variables win over them.
+//! Reads the `TRACING_*` variables of envoyproxy/ratelimit. `OTEL_*` variables take precedence over
+//! them.
 //!
 //! Not covered:
-//! - `OTEL_EXPORTER_OTLP_*`: both services read them directly.
+//! - `OTEL_EXPORTER_OTLP_*`: Sluicegate and envoyproxy/ratelimit read them directly.
 
 use super::env_reader::EnvReader;
 
@@ -23,7 +24,8 @@ pub(super) fn read(reading: &mut EnvReader<'_>) {
         "grpc" => reading.put(variable, "otlp_protocol", "grpc".to_owned()),
         _ => reading.add_error(variable, "takes http or grpc"),
     }
-    // The collector may accept only spans: envoyproxy/ratelimit sends nothing else.
+    // Export no metrics: the collector may accept only spans, because envoyproxy/ratelimit sends
+    // nothing else.
     reading.put("TRACING_ENABLED", "otlp_counts", "false".to_owned());
     reading.put_text("TRACING_SERVICE_NAME", "otlp_service");
     let named = [

@@ -1,4 +1,5 @@
-//! Configures the gRPC connections, and makes readiness follow the store.
+//! Configures TLS and the maximum age of gRPC connections, and updates readiness from the store's
+//! availability.
 
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::kernel::units::Nanos;
 /// Loads the certificates of the gRPC port. Returns `None` if TLS is off.
 ///
 /// # Errors
-/// The problem with the files.
+/// The problem with the certificate files.
 pub(super) fn load_tls(settings: &Settings) -> Result<Option<Arc<ServerTls>>, String> {
     let files = settings.grpc_tls_cert_file.as_ref().zip(settings.grpc_tls_key_file.as_ref());
     let Some((certificate, key)) = files else { return Ok(None) };
@@ -29,8 +30,8 @@ pub(super) fn load_tls(settings: &Settings) -> Result<Option<Arc<ServerTls>>, St
     Ok(Some(Arc::new(tls)))
 }
 
-/// Returns the maximum connection age, varied by up to 10 % in
-/// each process. This spreads the reconnections to a fleet.
+/// Returns the maximum age of a gRPC connection, varied by up to 10 % in each process, so that
+/// clients do not reconnect to all replicas at once.
 pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge> {
     let most = Some(settings.grpc_max_age.0).filter(|most| *most != 0)?;
     let jitter = std::hash::RandomState::new().hash_one(2_u8) % (most / 5 + 1);
@@ -39,7 +40,7 @@ pub(super) fn connection_age(settings: &Settings) -> Option<grpc::ConnectionAge>
     Some(grpc::ConnectionAge { max_age: most, grace: grace.map(Duration::from) })
 }
 
-/// The interval at which readiness follows the store's availability.
+/// The interval at which readiness is updated from the store's availability.
 const READINESS_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn follow_store(health: Health, engine: Arc<Engine>) {

@@ -1,11 +1,12 @@
 //! Shuts the process down without failing a request.
 //!
 //! 1. SIGTERM or SIGINT: health checks report `NOT_SERVING`. Checks are still decided.
-//! 2. After `drain_delay`, when load balancers have reacted: GOAWAY, and no new calls.
+//! 2. After `drain_delay`, when load balancers have reacted: listeners send GOAWAY and accept no
+//! new calls.
 //! 3. Requests in flight finish within `drain_timeout`. A second signal ends the wait.
 //!
-//! SIGHUP shuts down if `on_hangup` is `stop`, and reloads otherwise. Its handler
-//! is installed first, because the default action of SIGHUP ends the process.
+//! SIGHUP shuts the process down if `on_hangup` is `stop`, and otherwise reloads the configuration.
+//! Its handler is installed first, because the default action of SIGHUP ends the process.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::source::ReloadRequest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DrainPhase {
     Serving,
-    /// No new calls. Requests in flight finish.
+    /// Listeners accept no new calls, and requests in flight finish.
     Finishing,
 }
 
@@ -30,11 +31,12 @@ pub(super) struct ShutdownSignals {
     hangup: Option<Signal>,
 }
 
-/// The SIGHUP signals that trigger a reload. `None` if SIGHUP ends the process.
+/// The SIGHUP signals that reload the configuration. `None` if SIGHUP ends the process.
 pub(super) struct ReloadSignals(Option<Signal>);
 
 impl ReloadSignals {
-    /// Triggers a reload at each SIGHUP since the start. Never returns.
+    /// Requests a reload of the configuration at each SIGHUP, including those during startup. Never
+    /// returns.
     pub(super) async fn trigger_reloads(self, reload: ReloadRequest) {
         let Some(mut hangups) = self.0 else { return std::future::pending().await };
         while hangups.recv().await.is_some() {
@@ -47,7 +49,7 @@ impl ShutdownSignals {
     /// Installs the signal handlers.
     ///
     /// # Errors
-    /// The system refuses a handler.
+    /// The operating system refuses a signal handler.
     pub(super) fn install(on_hangup: OnHangup) -> std::io::Result<(Self, ReloadSignals)> {
         let hangups = Some(signal(SignalKind::hangup())?);
         let (hangup, hangups) = match on_hangup {
@@ -59,7 +61,7 @@ impl ShutdownSignals {
         Ok((Self { terminate, interrupt, hangup }, ReloadSignals(hangups)))
     }
 
-    /// Waits for the next signal, and returns its name.
+    /// Waits for the next shutdown signal, and returns its name.
     pub(super) async fn next(&mut self) -> &'static str {
         let hangup = async {
             match &mut self.hangup {
@@ -81,8 +83,8 @@ pub(super) struct DrainTimes {
     pub(super) finish: Duration,
 }
 
-/// Waits for the first signal, then runs the phases. Returns when
-/// the process must end, even if requests are still in flight.
+/// Waits for the first shutdown signal, then drains. Returns when the process must end, even if
+/// requests are still in flight.
 pub(super) async fn run_drain(
     mut ends: ShutdownSignals,
     health: Health,
@@ -109,6 +111,6 @@ pub(super) async fn run_drain(
 }
 
 pub(super) async fn wait_until_finishing(mut phase: watch::Receiver<DrainPhase>) {
-    // A closed channel also means that the process ends.
+    // An error means that the sender is dropped, and so that the process ends.
     drop(phase.wait_for(|phase| *phase == DrainPhase::Finishing).await);
 }

@@ -1,7 +1,7 @@
-//! Converts requests in flight and lease balances to metrics.
+//! Converts the engine's requests in flight and lease balances to gauges for metrics.
 //!
 //! Not covered:
-//! - The selection of limits with their own series: see [`metrics`].
+//! - The selection of concurrency limits with separate metric series: see [`metrics`].
 
 use crate::engine::concurrency::path::ConcurrencyUsage;
 use crate::engine::{Engine, concurrency};

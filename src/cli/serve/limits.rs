@@ -1,4 +1,5 @@
-//! Loads limits from the source into the engine, and reports the loads on the admin port.
+//! Passes limits from the source to the engine, and reports successful and failed loads on the
+//! admin port.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
@@ -28,10 +29,11 @@ use crate::telemetry::stats::{StatCounter, Stats};
 use super::drain::ShutdownSignals;
 use super::startup_probes;
 
-/// Starts the source. For files, the first load has finished when this returns.
+/// Starts the source of limits: xDS or files. With files, returns after the first load has
+/// finished.
 ///
 /// # Errors
-/// The xDS headers are invalid.
+/// The setting `xds_headers` contains an invalid header.
 pub(super) async fn start_source(
     settings: &Settings,
     engine: &Arc<Engine>,
@@ -95,8 +97,8 @@ fn xds_options(settings: &Settings, server: &HostPort) -> xds::XdsOptions {
 }
 
 impl ConfigSource {
-    /// Waits for the first limits, and answers probes at `http`
-    /// meanwhile. Returns `false` if a signal arrives first.
+    /// Waits for the first limits, and meanwhile answers health probes on `http`. Returns `false`
+    /// if a shutdown signal arrives first.
     pub(super) async fn wait_for_first_limits(
         &mut self,
         http: Option<&TcpListener>,
@@ -150,15 +152,16 @@ fn lease_findings(text: &TextFile, lines: &[(usize, &str)]) -> Diagnostics {
 
 const MAX_NAMED_DOMAINS: usize = 8;
 
-/// Applies each accepted load before admin shows it. A
-/// client that sees a load on admin is limited by that load.
+/// Passes each loaded configuration to the engine, and then shows it on the admin port. So the
+/// engine already enforces every revision that the admin port shows.
 pub(super) struct LimitsFollower {
     published: watch::Receiver<PublishedConfig>,
     engine: Arc<Engine>,
-    /// Set if readiness requires limits. A configuration without domains does not satisfy it.
+    /// `Some` if readiness requires limits. A configuration without domains does not make the
+    /// service ready.
     readiness: Option<Health>,
     hooks: Hooks,
-    /// The hooks with unknown domains, as last logged.
+    /// The hooks of the last warning, whose domains the configuration lacks.
     unknown_domain_hooks: Vec<Hook>,
     applied: watch::Sender<PublishedConfig>,
     counted_loads: CountedLoads,
@@ -215,7 +218,7 @@ impl LimitsFollower {
         self.applied.send_replace(latest);
     }
 
-    /// Warns about hooks with unknown domains. Their checks match no limit.
+    /// Warns about hooks whose domain the configuration lacks, because their checks match no limit.
     fn warn_unknown_domains(&mut self, config: &Config) {
         let is_astray = |hook: &&Hook| !config.domains.contains_key(&*hook.domain);
         let astray: Vec<Hook> = self.hooks.0.iter().filter(is_astray).cloned().collect();
@@ -241,7 +244,7 @@ fn first_domain_names(config: &Config) -> String {
     names.join(", ")
 }
 
-/// The loads that metrics already include.
+/// The numbers of loads that the metrics already include.
 #[derive(Default)]
 struct CountedLoads {
     loads: u64,

@@ -2,9 +2,9 @@
 //!
 //! Guarantees:
 //! - Either all sockets are bound, or none stays open. The error lists all failures.
-//! - While the first limits are awaited from xDS, at most HTTP is bound.
-//! - Port 0 takes a free port.
-//! - An abandoned Unix socket is replaced.
+//! - While the process waits for the first limits from xDS, at most the HTTP port is bound.
+//! - Port 0 selects a free port.
+//! - The Unix socket file of a killed process is replaced.
 //! - A Unix socket's file is removed before its listener closes, unless another process owns it.
 
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +30,8 @@ pub(super) struct Listeners {
 /// The sockets that are bound at startup.
 pub(super) enum StartupListeners {
     All(Box<Listeners>),
-    /// At most HTTP, for probes. A process without limits must not listen on other ports.
+    /// At most the HTTP port, for health probes. A process without limits must not listen on other
+    /// ports.
     HttpOnly(Option<TcpListener>),
 }
 
@@ -38,18 +39,18 @@ impl StartupListeners {
     /// Binds the sockets that must exist before the limits are loaded.
     ///
     /// # Errors
-    /// One message for each socket.
+    /// One message for each socket that cannot be bound.
     pub(super) async fn bind_startup(settings: &Settings) -> Result<Self, Vec<String>> {
         if settings.xds_server.is_some() && !settings.start_without_config {
-            // With `reuse_port`, the kernel would send this listener
-            // another process' checks, which it cannot answer.
+            // With `reuse_port`, the kernel would send this listener checks meant for another
+            // process. Without limits, this process cannot decide them.
             let http = (!settings.reuse_port).then(|| bind_http(settings)).transpose();
             return http.map(Self::HttpOnly).map_err(|why| vec![why]);
         }
         Ok(Self::All(Box::new(Listeners::bind(settings, bind_http(settings)).await?)))
     }
 
-    /// Binds the remaining sockets.
+    /// Binds the sockets that [`StartupListeners::bind_startup`] did not bind.
     ///
     /// # Errors
     /// As [`StartupListeners::bind_startup`].
@@ -63,24 +64,25 @@ impl StartupListeners {
     }
 }
 
-/// The requested receive buffer for datagrams, in
-/// bytes. The kernel limits it to `net.core.rmem_max`.
+/// The requested receive buffer for syslog datagrams, in bytes. The kernel limits it to
+/// `net.core.rmem_max`.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 pub(super) enum GrpcSocket {
     Tcp(TcpListener),
-    /// A Unix socket. The file is first, so that it is dropped first.
+    /// A Unix socket. Its file is the first field, so that it is removed before the listener
+    /// closes.
     Unix(SocketFile, UnixListener),
 }
 
-/// Removes the socket's file when dropped, which must be before the listener
-/// closes. After that, the file may belong to the next process that takes the path.
+/// Removes the file of a Unix socket when dropped, which must be before the listener closes. After
+/// that, the file may belong to another process that listens on the same path.
 pub(super) struct SocketFile {
     path: PathBuf,
-    /// The identity of the file. `None` if it could not be read.
+    /// The device and inode number of the file. `None` if they could not be read.
     inode: Option<Inode>,
 }
 
-/// Device and inode number. Unique as long as the listener is open.
+/// The device and inode number of a file. No other file has them as long as the listener is open.
 type Inode = (u64, u64);
 
 fn inode(path: &Path) -> Option<Inode> {
@@ -97,14 +99,14 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if self.inode.is_some() && self.inode == inode(&self.path) {
-            // The file may already be removed.
+            // Ignore the error: another process may have removed the file.
             std::fs::remove_file(&self.path).ok();
         }
     }
 }
 
 impl Listeners {
-    /// Binds all sockets except HTTP.
+    /// Binds all sockets except the HTTP port, which the caller binds.
     async fn bind(
         settings: &Settings,
         http: Result<TcpListener, String>,
@@ -196,7 +198,8 @@ async fn bind_unix(path: &Path) -> Result<GrpcSocket, String> {
     };
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         let refused = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
-        // A killed process left the socket. Any other file belongs to another program.
+        // Replace a socket that refuses connections, because a killed process left it. Any other
+        // file belongs to another program.
         let is_abandoned =
             metadata.file_type().is_socket() && UnixStream::connect(path).await.is_err_and(refused);
         if !is_abandoned {

@@ -38,8 +38,8 @@ fn level_filter(level: LogLevel) -> EnvFilter {
     })
 }
 
-/// The JSON format of envoyproxy/ratelimit: `@timestamp`,
-/// `@message`, the level, and the fields by name.
+/// The JSON log format of envoyproxy/ratelimit: `@timestamp`, `@message`, the level, and the fields
+/// of the event by name.
 struct RatelimitLogFormat(Clock);
 
 impl<S, N> FormatEvent<S, N> for RatelimitLogFormat

@@ -1,4 +1,4 @@
-//! Connects replicas that share a store.
+//! Serves the peer port, over which replicas that share a store forward releases to each other.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use crate::edge::grpc::tls;
 use crate::engine::Engine;
 use crate::engine::fleet::forwarding::ForwardedRelease;
 
-/// The minimum length of a secret, as for `peer_secret`.
+/// The minimum length of the secret in `peer_secret_file`, as for the setting `peer_secret`.
 const MIN_SECRET_LEN: usize = 16;
 
-/// Returns the port for other replicas. `None` if the store is not shared.
+/// Returns the port to which other replicas forward releases. `None` if the store is not shared.
 pub(super) fn peer_port(settings: &Settings) -> Option<u16> {
     settings.peer_port.filter(|_| settings.backend != StoreSetting::Memory)
 }
@@ -38,7 +38,7 @@ pub(super) fn with_forwarding(
 /// Loads the credentials for authenticating other replicas.
 ///
 /// # Errors
-/// The problem with the files.
+/// The problem with the files of the secret or the certificates.
 pub(super) fn load_trust(settings: &Settings) -> Result<Arc<PeerTrust>, String> {
     let plain = settings.peer_secret.as_ref().map(|secret| BatchSigner::new(secret.reveal()));
     let file = settings.peer_secret_file.as_deref().map(read_secret).transpose()?;
@@ -58,16 +58,16 @@ pub(super) fn load_trust(settings: &Settings) -> Result<Arc<PeerTrust>, String> 
 }
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The polls after which the previous secret becomes invalid:
-/// ten minutes. Kubernetes updates a mounted secret within two.
+/// The number of polls after which the previous secret becomes invalid: ten minutes. Kubernetes
+/// updates a mounted secret within two minutes.
 const OVERLAP_POLLS: u32 = 600;
 
-/// The secret of the peers, and the state of polling its file.
+/// The state of polling `peer_secret_file`, the secret that authenticates replicas to each other.
 struct SecretFile {
     trust: Arc<PeerTrust>,
-    /// The last error of the file, or empty.
+    /// The error of the last attempt to read the file. Empty after a success.
     last_error: String,
-    /// The polls since the last change of the secret.
+    /// The number of polls since the last change of the secret.
     polls: u32,
 }
 
@@ -101,7 +101,7 @@ impl SecretFile {
             }
             Err(wrong) => wrong,
         };
-        // Log an error once, and not every second.
+        // Log a repeated error once, and not at every poll.
         if !error.is_empty() && error != self.last_error {
             tracing::error!(error = %error, "failed to reload peer_secret_file, keeping the previous secret");
         }
@@ -130,7 +130,8 @@ pub(super) struct PeerContext<'s> {
 }
 
 impl PeerContext<'_> {
-    /// Serves other replicas on `listener`, and sends them the releases in `posted`.
+    /// Accepts forwarded releases from other replicas on `listener`, and sends queued releases to
+    /// their owners.
     pub(super) fn start(
         self,
         listener: TcpListener,

@@ -1,13 +1,13 @@
-//! Answers probes on the HTTP port while the first limits are awaited.
+//! Answers health probes on the HTTP port while the process waits for the first limits.
 //!
 //! Guarantees:
 //! - `/livez` succeeds, and readiness checks fail.
 //! - Other requests get no reply, so that proxies try another replica.
-//! - Idle connections delay no other connection, and close when the wait ends.
+//! - Idle connections delay no other connection, and close when the limits arrive.
 //!
 //! Not covered:
-//! - The duration of the wait.
-//! - The listener, which the service continues to use.
+//! - The duration of the wait for limits.
+//! - The listener of the HTTP port, which the service continues to use.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -33,7 +33,7 @@ const MAX_CONNECTIONS: usize = 256;
 /// loop when the process has no free file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Answers probes at `port`, if any, as long as the future is polled.
+/// Answers health probes on `port`, if any, as long as the future is polled.
 pub(super) async fn answer_probes(port: Option<&TcpListener>) -> Infallible {
     let Some(port) = port else { return std::future::pending().await };
     let mut connections = JoinSet::new();
@@ -53,12 +53,12 @@ async fn serve_connection(stream: TcpStream) {
     let mut http = Builder::new(TokioExecutor::new()).http1_only();
     // One request per connection: the next request must reach the service itself.
     http.http1().timer(TokioTimer::new()).keep_alive(false);
-    // A disconnected client needs no handling.
+    // Ignore the error of a client that disconnects.
     http.serve_connection(TokioIo::new(stream), service_fn(respond)).await.ok();
 }
 
-/// Replies like a service without the limits that it needs. An error closes the
-/// connection: proxies retry another replica after that, but not after an error reply.
+/// Replies to health probes as a process that is alive and not ready. An error closes the
+/// connection: proxies then retry another replica, as they do not after an error reply.
 fn probe_reply(path: &str) -> std::io::Result<Response<String>> {
     let (status, text) = match path {
         "/livez" => (StatusCode::OK, "alive\n".to_owned()),

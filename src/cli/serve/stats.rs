@@ -1,16 +1,17 @@
 //! Collects, exposes and sends envoyproxy/ratelimit's statistics.
 //!
 //! Guarantees:
-//! - Unsent lines wait, up to [`MAX_WAITING_BYTES`] bytes. Beyond that, they are dropped and logged.
-//! - After a broken connection, only an incomplete line is sent again, as a whole.
-//! - A datagram that is known to be refused is sent again.
-//! - Nothing here delays a check.
+//! - Up to [`MAX_WAITING_BYTES`] bytes of unsent lines are queued. Further lines are dropped, with
+//!   a warning.
+//! - After a TCP connection broke, only a partly sent line is sent again, as a whole.
+//! - A datagram is sent again if the operating system reports that the receiver refused it.
+//! - Sending statistics never delays a check.
 //!
 //! Not covered:
 //! - The counted events: see [`crate::telemetry::stats`].
-//! - Data that the system had accepted before a connection broke. It is lost.
-//! - Datagrams in transit when a remote host refuses one. They are lost.
-//! - The datagram that revealed the refusal. It may arrive twice.
+//! - Data that the operating system had accepted before a TCP connection broke. Such data is lost.
+//! - Datagrams in transit when a remote host refuses one. These datagrams are lost.
+//! - The datagram during whose send the refusal was reported. This datagram may arrive twice.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,20 +37,21 @@ use crate::telemetry::stats::{
 };
 
 const MAX_WAITING_BYTES: usize = 4 << 20;
-/// The timeout of one send or one name lookup.
+/// The timeout of one attempt to send statistics, or of one lookup of the receiver's host name.
 const SEND_TIMEOUT: Duration = Duration::from_secs(3);
-/// The maximum size of one write to a connection, in bytes.
+/// The maximum size of one write to a TCP connection, in bytes.
 const MAX_WRITE_BYTES: usize = 64 << 10;
 /// The maximum size of a datagram with several lines, in bytes: one Ethernet frame.
 const MAX_DATAGRAM_BYTES: usize = 1432;
 /// The maximum size of a datagram with one line, in bytes: 65,535 without the IP and UDP headers.
 const MAX_LINE_BYTES: usize = 65_507;
-/// The interval for resolving the receiver's name again.
-/// Datagrams to an outdated address are lost without an error.
+/// The interval for resolving the receiver's host name again. Datagrams to an outdated address are
+/// lost without an error.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_MAPPING_BYTES: u64 = 1 << 20;
 
-/// Returns the statistics, or `None` if the settings neither expose nor send them.
+/// Creates envoyproxy/ratelimit's statistics. Returns `None` if the settings neither expose nor
+/// send them.
 pub(super) fn create_stats(settings: &Settings) -> Option<Arc<Stats>> {
     let is_shown = settings.metrics && settings.metrics_names != MetricNames::Own;
     let is_sent = settings.stats_sink != StatsSink::None;
@@ -58,8 +60,9 @@ pub(super) fn create_stats(settings: &Settings) -> Option<Arc<Stats>> {
     (is_shown || is_sent).then(|| Arc::new(made()))
 }
 
-/// Returns the mapping that the settings name. Uses the built-in mapping if
-/// the file is missing or invalid, because limits must still be enforced.
+/// Returns the mapping from statistics to metric names that the setting `metrics_mapping` names.
+/// Uses the built-in mapping if the file is missing or invalid, because limits must still be
+/// enforced.
 fn load_mapping(settings: &Settings) -> StatMapping {
     let built_in = || StatMapping::built_in(settings.metrics_milliseconds);
     let Some(path) = &settings.metrics_mapping else { return built_in() };
@@ -107,7 +110,7 @@ pub(super) fn stats_reader(
     })
 }
 
-/// The statistics of open, created and closed connections.
+/// The names of envoyproxy/ratelimit's statistics for open, created and closed Redis connections.
 const POOL_STATS: [&str; 3] = [
     "ratelimit.redis_pool.cx_active",
     "ratelimit.redis_pool.cx_total",
@@ -153,7 +156,8 @@ fn certificate_stats(of: TlsReadCounts) -> [ExternalStat; 3] {
     ]
 }
 
-/// Returns the metrics page: our own metrics, those of envoyproxy/ratelimit, or both.
+/// Returns a function that renders the metrics page: Sluicegate's own metrics, those of
+/// envoyproxy/ratelimit, or both.
 pub(super) fn metrics_page(
     names: MetricNames,
     own: impl Fn() -> String + Send + Sync + 'static,
@@ -172,8 +176,8 @@ pub(super) fn metrics_page(
     })
 }
 
-/// Returns the formats of the metrics page. envoyproxy/ratelimit's
-/// counters lack the suffix `_total` that OpenMetrics requires.
+/// Returns the formats of the metrics page. OpenMetrics is impossible with envoyproxy/ratelimit's
+/// counters, because these lack the required suffix `_total`.
 pub(super) const fn page_formats(names: MetricNames) -> MetricsFormats {
     match names {
         MetricNames::Own => MetricsFormats::Both,
@@ -206,7 +210,7 @@ pub(super) async fn send_periodically(settings: Settings, stats: Arc<Stats>, loo
 }
 
 fn compile_rewrite(rule: &Mogrifier) -> Option<NameRewrite> {
-    // The settings have already validated the pattern.
+    // The pattern is valid, because loading the settings has validated it.
     let pattern = Regex::new(&rule.pattern).ok()?;
     Some(NameRewrite { pattern, name: rule.name.clone(), tags: rule.tags.clone() })
 }
@@ -251,7 +255,7 @@ impl StatsSender {
         }
     }
 
-    /// Sends the waiting lines until an error occurs.
+    /// Sends the queued lines of statistics until an error occurs.
     async fn send(&mut self) {
         let can_prove_delivery = self.destination.can_prove_delivery();
         let sent = timeout(SEND_TIMEOUT, self.destination.send(&mut self.waiting)).await;
@@ -289,7 +293,7 @@ impl StatsDestination {
                 std::io::stderr().lock().write_all(text.as_bytes())?;
                 waiting.clear();
             }
-            // An error or a timeout also drops the connection.
+            // An error or a timeout drops `stream`, and so closes the connection.
             Self::Tcp(at, held) => {
                 let mut stream = match held.take().filter(is_open) {
                     Some(stream) => stream,
@@ -310,8 +314,8 @@ impl StatsDestination {
         Ok(())
     }
 
-    /// Resolves the receiver's name again, and opens a new socket. The new source
-    /// port avoids stale NAT entries. If the lookup fails, nothing changes.
+    /// Resolves the receiver's host name again, and opens a new UDP socket. The new source port
+    /// avoids stale NAT entries. If the lookup fails, nothing changes.
     async fn resolve_again(&mut self) {
         let Self::Udp(at, Some(socket)) = self else { return };
         if let Ok(Ok(replacement)) = timeout(SEND_TIMEOUT, connect_udp(at)).await {
@@ -334,7 +338,8 @@ impl StatsDestination {
     }
 }
 
-/// Returns `true` if the receiver has not closed the connection. Discards data from the receiver.
+/// Returns `true` if the receiver has not closed the connection. Discards data that the receiver
+/// sent.
 fn is_open(stream: &TcpStream) -> bool {
     match stream.try_read(&mut [0; 64]) {
         Ok(length) => length != 0,
@@ -342,7 +347,8 @@ fn is_open(stream: &TcpStream) -> bool {
     }
 }
 
-/// Writes the waiting lines. Removes a line only after the system has accepted all of it.
+/// Writes the queued lines. Removes a line from the queue only after the operating system has
+/// accepted all of it.
 async fn write_lines(to: &mut TcpStream, waiting: &mut VecDeque<String>) -> std::io::Result<()> {
     let mut partial_len = 0;
     while let Some((text, _)) = next_packet(waiting, MAX_WRITE_BYTES) {
@@ -356,7 +362,8 @@ async fn write_lines(to: &mut TcpStream, waiting: &mut VecDeque<String>) -> std:
     Ok(())
 }
 
-/// Removes the lines within the first `taken` bytes. Returns the accepted bytes of the next line.
+/// Removes the queued lines that end within the first `taken` bytes. Returns the number of accepted
+/// bytes of the next line.
 fn remove_sent(waiting: &mut VecDeque<String>, mut taken: usize) -> usize {
     while let Some(length) = waiting.front().map(String::len).filter(|length| *length <= taken) {
         taken -= length;
@@ -372,8 +379,8 @@ async fn send_datagrams(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::
             tracing::warn!(bytes = text.len(), "statistic dropped, too long for a datagram");
         } else {
             to.send(text.as_bytes()).await?;
-            // The system reports a refusal after the send: at once
-            // for this host, at the next datagram for a remote host.
+            // The operating system reports a refused datagram after the send: at once for this
+            // host, at the next datagram for a remote host.
             to.take_error()?.map_or(Ok(()), Err)?;
         }
         waiting.drain(..lines);
@@ -381,7 +388,8 @@ async fn send_datagrams(to: &UdpSocket, waiting: &mut VecDeque<String>) -> std::
     Ok(())
 }
 
-/// Joins the next lines that fit into `most` bytes, at least one. Also returns the number of lines.
+/// Joins queued lines up to the given number of bytes, but at least one line. Also returns the
+/// number of lines.
 fn next_packet(waiting: &VecDeque<String>, most: usize) -> Option<(String, usize)> {
     let mut lines = waiting.iter();
     let (mut packet, mut count) = (lines.next()?.clone(), 1);
@@ -416,7 +424,7 @@ mod tests {
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(20);
-    /// Long enough to show that nothing arrives.
+    /// A wait that is long enough to show that a send is blocked.
     const MOMENT: Duration = Duration::from_millis(100);
 
     fn address(of: SocketAddr) -> HostPort {
@@ -431,7 +439,7 @@ mod tests {
         waiting.iter().map(String::as_str).collect()
     }
 
-    /// Receives the next datagram, and its source port.
+    /// Returns the text and the source port of the next datagram.
     async fn receive_datagram(socket: &UdpSocket) -> (String, u16) {
         let mut bytes = [0; 2_048];
         let (length, from) =
@@ -440,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_share_datagrams_of_up_to_1432_bytes() {
+    fn statistics_share_datagrams_of_up_to_1432_bytes() {
         // StatsD recommends 1432 bytes for fast Ethernet
         // (docs/metric_types.md, "Multi-Metric Packets").
         let of = |its: [usize; 3]| -> Vec<usize> {
@@ -454,12 +462,12 @@ mod tests {
         };
         assert_eq!(of([700, 732, 1]), [1_432, 1]);
         assert_eq!(of([700, 733, 1]), [700, 734]);
-        // A longer single line is still sent.
+        // A single line that is longer than 1432 bytes is still sent.
         assert_eq!(of([1_433, 1_431, 1]), [1_433, 1_432]);
     }
 
     #[tokio::test]
-    async fn a_send_timeout_keeps_exactly_the_unsent_lines() {
+    async fn a_send_timeout_keeps_exactly_the_unsent_statistics() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         // The buffers of both sides are far smaller than the data.
@@ -472,8 +480,8 @@ mod tests {
         let all = joined(&waiting);
         let mut to = StatsDestination::Tcp(address(at), Some(sender));
         assert!(timeout(MOMENT, to.send(&mut waiting)).await.is_err(), "nobody reads");
-        // The timeout has closed the connection. The rest
-        // of the stream is everything that was accepted.
+        // The timeout has closed the connection, so the receiver reads everything that the
+        // operating system had accepted.
         let mut taken = String::new();
         timeout(DEADLINE, receiver.read_to_string(&mut taken)).await.expect("in time").unwrap();
         let (whole, cut) = taken.split_at(taken.rfind('\n').map_or(0, |end| end + 1));
@@ -483,7 +491,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_connection_reconnects_before_the_next_send() {
+    async fn statistics_reconnect_after_the_receiver_closed_the_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut sink = sink(StatsDestination::Tcp(address(listener.local_addr().unwrap()), None));
         for line in ["a:1|c", "b:2|c"] {
@@ -502,7 +510,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refused_datagram_is_sent_again_after_recovery() {
+    async fn a_refused_datagram_is_sent_again_when_a_receiver_listens() {
         // This socket accepts only its own datagrams. For all other senders, the port is closed.
         let nobody = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = nobody.local_addr().unwrap();
@@ -524,7 +532,8 @@ mod tests {
         sink.send().await;
         assert_eq!(receive_datagram(&somebody).await.0, "a:1|c");
         assert!(sink.waiting.is_empty());
-        // The next outage is logged only after this one has certainly ended.
+        // `is_failing` stays set, so that a new outage is logged only after this one has certainly
+        // ended.
         assert!(sink.is_failing, "one datagram proves nothing");
         sink.enqueue(vec!["b:1|c".to_owned()]);
         sink.send().await;
@@ -533,7 +542,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_oversized_line_is_dropped_without_blocking_others() {
+    async fn an_oversized_statistic_is_dropped_and_others_are_sent() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let mut sink = sink(StatsDestination::Udp(address(socket.local_addr().unwrap()), None));
         sink.enqueue(vec!["x".repeat(MAX_LINE_BYTES + 1), "a:1|c".to_owned()]);
@@ -543,7 +552,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_lookup_opens_a_new_source_port() {
+    async fn a_repeated_host_lookup_opens_a_new_source_port() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let mut sink = sink(StatsDestination::Udp(address(socket.local_addr().unwrap()), None));
         sink.destination.resolve_again().await;

@@ -15,10 +15,10 @@ use crate::kernel::units::Nanos;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisStore, StoreGroup, reference};
 
-/// Checks rules that involve several settings of the store.
+/// Validates the rules that involve several settings of the store.
 ///
 /// # Errors
-/// The rule and the values that break it.
+/// A message with the violated rule and the values of its settings.
 pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
     let StoreSetting::Redis(_) = settings.backend else { return Ok(()) };
     if settings.backend_deadline < Nanos::MILLI {
@@ -37,11 +37,12 @@ pub(super) fn check_settings(settings: &Settings) -> Result<(), String> {
     Ok(())
 }
 
-/// Below this interval, timeouts of store calls could fill all the time.
+/// The shortest heartbeat interval. With a shorter one, store calls that time out could fill all
+/// the time between two heartbeats.
 const MIN_HEARTBEAT: Nanos = Nanos(100 * Nanos::MILLI.0);
 
-/// Creates the engine, and the task of its store connections, if any.
-/// `memory` is the store without Redis, and the fallback store with Redis.
+/// Creates the engine and, with Redis, the task of its store connections. `memory` is the store
+/// without Redis, and the store of the fallback `local` with Redis.
 pub(super) fn create_engine(
     settings: &Settings,
     memory: &Arc<MemoryStore>,
@@ -54,7 +55,7 @@ pub(super) fn create_engine(
     };
     let (stores, connections) = create_stores(settings, url);
     let clock = Clock::system();
-    // Differs in every start: no two starts share a nanosecond.
+    // The start time is a unique incarnation, because no two starts share a nanosecond.
     let incarnation = clock.now().0;
     let membership =
         Membership::new(&replica_name(settings), incarnation, settings.replicas_min.get());
@@ -131,7 +132,8 @@ fn replica_name(settings: &Settings) -> String {
     format!("{host}-{:08x}", random_u64() >> 32)
 }
 
-/// The maximum length of the host part. The name then has 64 characters, the maximum of `node_id`.
+/// The maximum length of the host name in a generated replica name, which then has 64 characters,
+/// the maximum of `node_id`.
 const MAX_HOST_LEN: usize = 55;
 
 pub(in crate::cli) fn all_redis_options(settings: &Settings) -> Vec<redis::RedisOptions> {

@@ -1,11 +1,11 @@
-//! A list of diagnostics, and counts of the omitted ones.
+//! The findings that are shown to the user, and the number of omitted ones.
 //!
 //! Guarantees:
-//! - Findings that are not shown are counted by severity.
-//! - They are never more severe than the shown findings of the same file.
+//! - Omitted findings are counted by severity.
+//! - An omitted finding is never more severe than a shown finding of the same file.
 //!
 //! Not covered:
-//! - Detection (see [`super::Findings`]).
+//! - Detection of findings (see [`super::Findings`]).
 
 use std::fmt;
 use std::ops::Deref;
@@ -35,7 +35,7 @@ impl SeverityCounts {
         *count = count.saturating_add(1);
     }
 
-    /// Returns the sum of both counts.
+    /// Adds the counts of `other`, by severity.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl SeverityCounts {
         }
     }
 
-    /// Returns the total over all severities.
+    /// Returns the number of findings of all severities.
     #[must_use]
     pub const fn total(&self) -> usize {
         self.errors.saturating_add(self.warnings).saturating_add(self.notes)
@@ -58,7 +58,8 @@ impl SeverityCounts {
     }
 }
 
-/// The form for omitted findings: `100 not_shown errors, 1 not_shown warning`. Zero counts are omitted.
+/// Formats the numbers of omitted findings: `100 more errors, 1 more warning`. A severity with the
+/// number 0 is left out.
 impl fmt::Display for SeverityCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [(self.errors, "error"), (self.warnings, "warning"), (self.notes, "note")];
@@ -79,7 +80,7 @@ impl<'d> FromIterator<&'d Diagnostic> for SeverityCounts {
     }
 }
 
-/// A slice of the shown findings, and the count of the others.
+/// The shown findings (by `Deref`, a slice), and the number of omitted ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
     shown: Vec<Diagnostic>,
@@ -91,22 +92,23 @@ impl Diagnostics {
         Self { shown, not_shown: more }
     }
 
-    /// Returns the count of findings that are not shown.
+    /// Returns the numbers of the omitted findings.
     ///
-    /// In a file with over a thousand findings of one severity, a
-    /// finding that several aliases reach may be counted several times.
+    /// In a file with over a thousand findings of one severity, a finding in a node with several
+    /// YAML aliases may be counted once for each alias.
     #[must_use]
     pub const fn not_shown(&self) -> SeverityCounts {
         self.not_shown
     }
 
-    /// Returns the count of all findings, shown or not.
+    /// Returns the numbers of all findings, shown or omitted.
     #[must_use]
     pub fn counts(&self) -> SeverityCounts {
         self.shown.iter().collect::<SeverityCounts>().plus(self.not_shown)
     }
 
-    /// Returns the `max` severe findings in their present order, and the count of the others.
+    /// Returns the `max` most severe of the shown findings in their present order, and the numbers
+    /// of all others.
     #[must_use]
     pub fn most_severe(&self, max: usize) -> (Vec<&Diagnostic>, SeverityCounts) {
         let mut ranked: Vec<(usize, &Diagnostic)> = self.shown.iter().enumerate().collect();
@@ -117,7 +119,7 @@ impl Diagnostics {
         (ranked.into_iter().map(|(_, one)| one).collect(), left_out.plus(self.not_shown))
     }
 
-    /// Removes the notes, shown or not.
+    /// Removes the findings of severity note, shown or omitted.
     #[must_use]
     pub fn without_notes(mut self) -> Self {
         self.shown.retain(|one| one.severity() != Severity::Note);
@@ -125,7 +127,7 @@ impl Diagnostics {
         self
     }
 
-    /// Appends the findings and counts of `others`.
+    /// Appends the shown findings of `others`, and adds its numbers of omitted ones.
     pub fn append(&mut self, others: Self) {
         self.shown.extend(others.shown);
         self.not_shown = self.not_shown.plus(others.not_shown);
@@ -162,7 +164,8 @@ impl<'d> IntoIterator for &'d Diagnostics {
     }
 }
 
-/// All shown findings in the format of `check`, then a line with the count of the others.
+/// Formats all shown findings as the command `check` does, then a line with the numbers of the
+/// omitted ones.
 impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, one) in self.shown.iter().enumerate() {

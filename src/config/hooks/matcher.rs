@@ -1,10 +1,9 @@
 //! Envoy's header matchers.
 //!
 //! Guarantees:
-//! - A missing header matches only `present_match: false`
-//!   or an inverted matcher without a value condition.
-//! - `treat_missing_header_as_empty` makes a missing header an empty text.
-//! - Repeated headers are one text, joined by commas.
+//! - A missing header matches `present_match: false`.
+//! - A missing header matches `invert_match` without `string_match` and `range_match`.
+//! - With `treat_missing_header_as_empty`, a missing header is an empty text.
 //!
 //! Not covered:
 //! - Deprecated matchers such as `exact_match`.
@@ -17,26 +16,26 @@ use serde::{Deserialize, Serialize};
 
 use super::RequestAttributes;
 
-/// The conditions on one header.
+/// A condition on one request header, as in Envoy's `HeaderMatcher`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeaderMatcher {
     /// The name of the header.
     pub name: String,
-    /// The condition on the header's text. Without `string_match`,
-    /// `range_match` and `present_match`, the header must be present.
+    /// The condition on the text of the header. Without `string_match`, `range_match` and
+    /// `present_match`, the header must be present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub string_match: Option<StringMatch>,
-    /// The range of the header's integer value.
+    /// The range that must contain the integer value of the header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range_match: Option<Range>,
     /// `true` if the header must be present, `false` if it must be missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub present_match: Option<bool>,
-    /// Inverts the result.
+    /// `true` to invert the result of the other conditions.
     #[serde(default)]
     pub invert_match: bool,
-    /// Treats a missing header as an empty text.
+    /// `true` to treat a missing header as an empty text.
     #[serde(default)]
     pub treat_missing_header_as_empty: bool,
 }
@@ -51,11 +50,11 @@ pub struct Range {
     pub end: i64,
 }
 
-/// The condition on a text: exactly one of these.
+/// The condition on the text of a header: exactly one of these.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum StringMatch {
-    /// The text is equal.
+    /// The text is equal to this one.
     Exact(String),
     /// The text starts with this prefix.
     Prefix(String),
@@ -67,7 +66,7 @@ pub enum StringMatch {
     SafeRegex(RegexPattern),
 }
 
-/// A regular expression.
+/// A compiled regular expression, which must match the whole text.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "Written", into = "Written")]
 #[schemars(with = "Written")]
@@ -82,7 +81,7 @@ impl PartialEq for RegexPattern {
     }
 }
 
-/// The configured form of a regular expression.
+/// A regular expression as written in `server.yaml`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Pattern")]
@@ -95,7 +94,8 @@ impl TryFrom<Written> for RegexPattern {
     type Error = regex::Error;
 
     fn try_from(Written { regex }: Written) -> Result<Self, regex::Error> {
-        // Compile the expression alone first: an unbalanced `)` could close the group below.
+        // First compile the expression without the group: an unbalanced `)` in it could close the
+        // group of the next line, and the result would be valid.
         Regex::new(&regex)?;
         let whole = Regex::new(&format!("^(?:{regex})$"))?;
         Ok(Self { text: regex, anchored: whole })
@@ -120,7 +120,8 @@ impl HeaderMatcher {
         }
         match value {
             Some(value) => self.fits(&value) != self.invert_match,
-            // Without a value to compare, `invert_match` inverts only presence.
+            // If the header is missing, there is no value to compare, so `invert_match` inverts
+            // only its presence.
             None => self.invert_match && self.string_match.is_none() && self.range_match.is_none(),
         }
     }

@@ -1,7 +1,7 @@
-//! The keys of a limits file, and the blocks that contain them.
+//! The keys of a limits file, and the blocks in which each is valid.
 //!
 //! Guarantees:
-//! - This table is complete: every valid key is in the list of a block.
+//! - The list is complete: every valid key belongs to at least one block.
 //!
 //! Not covered:
 //! - The content of `metadata`, which is free-form.
@@ -57,7 +57,7 @@ pub(super) enum FieldName {
 use FieldName as W;
 
 impl FieldName {
-    /// All keys, each at the index of its discriminant.
+    /// All keys. The index of a key is its enum discriminant.
     pub(super) const ALL: [Self; 43] = [
         W::Domain,
         W::Descriptors,
@@ -152,15 +152,15 @@ impl FieldName {
         }
     }
 
-    /// Returns the key with this name. Case matters.
+    /// Returns the key with this name, in exactly this case.
     pub(super) fn from_name(name: &str) -> Option<Self> {
         let has_same_length = |word: &Self| word.name().len() == name.len();
         Self::ALL.into_iter().filter(has_same_length).find(|word| word.name() == name)
     }
 
-    /// Returns `true` if envoyproxy/ratelimit does not have the key.
-    /// A misplaced key of envoyproxy/ratelimit is ignored, so that
-    /// its files stay valid. Any other misplaced key is an error.
+    /// Returns `true` for a key of Sluicegate that envoyproxy/ratelimit does not have. Such a key
+    /// in a wrong block is an error. A key of envoyproxy/ratelimit in a wrong block is only
+    /// ignored, so that files written for it stay valid.
     pub(super) const fn is_extension(self) -> bool {
         matches!(
             self,
@@ -194,7 +194,8 @@ impl FieldName {
         )
     }
 
-    /// Returns the key nearest to a misspelled one. Keys of the block come first.
+    /// Returns the known key that resembles a misspelled one most. Keys that are valid in `block`
+    /// are preferred.
     pub(super) fn nearest(misspelt: &str, block: LimitsBlock) -> Option<Self> {
         let tidy = misspelt.trim().to_lowercase().replace('-', "_");
         let near = |words: &[Self]| {
@@ -210,8 +211,8 @@ impl FieldName {
     }
 }
 
-/// Counts the insertions, deletions, replacements and swaps of neighbors
-/// between two texts. Only the first 64 characters of `from` count.
+/// Returns the number of insertions, deletions, replacements and swaps of neighbors that turn
+/// `from` into `to`. Only the first 64 characters of `from` count.
 fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut before: Vec<usize> = Vec::new();
@@ -233,22 +234,22 @@ fn edit_distance(from: &str, to: &str) -> usize {
     above.last().copied().unwrap_or_default()
 }
 
-/// A mapping of a limits file.
+/// A kind of YAML mapping in a limits file, with its own list of valid keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LimitsBlock {
     File,
     Defaults,
-    /// An item of `descriptors`.
+    /// One item of the list `descriptors`.
     Descriptor,
     RateLimit,
-    /// An item of `replaces`.
+    /// One item of the list `replaces`.
     Replaces,
     Calendar,
     Concurrency,
     Adaptive,
     Queue,
     Reject,
-    /// Any block below a key without effect.
+    /// Any block under a key that has no effect there.
     WithoutEffect,
 }
 
@@ -332,7 +333,8 @@ impl LimitsBlock {
         }
     }
 
-    /// Returns the block that is the value of `word`, or `WithoutEffect`.
+    /// Returns the kind of block that the value of key `word` is, or `WithoutEffect` if there is
+    /// none.
     pub(super) fn child_block(self, word: FieldName) -> Self {
         if !self.field_names().contains(&word) {
             return Self::WithoutEffect;

@@ -1,12 +1,14 @@
-//! Reads `metadata` as JSON.
+//! Converts the field `metadata` from YAML to JSON.
 //!
 //! Guarantees:
 //! - Values keep their YAML type.
-//! - Keys of the first level keep their source text.
-//! - Deeper keys are rendered from their value: `0x10` becomes `16`, `yes` becomes `true`.
+//! - Keys of the first level are taken as written.
+//! - Keys of deeper levels are formatted from their YAML value: `0x10` becomes `16`, `yes` becomes
+//!   `true`.
 //!
 //! Not covered:
-//! - Infinity and NaN, which JSON lacks: a [`NON_FINITE_PREFIX`] text replaces them, with a warning.
+//! - Infinity and NaN, which JSON lacks. A text with [`NON_FINITE_PREFIX`] replaces them, with a
+//!   warning.
 
 use serde_json::{Map, Value as Json};
 
@@ -97,7 +99,7 @@ impl FileReader<'_, '_> {
         }
     }
 
-    /// Returns the text of a key below the first level, rendered from its value.
+    /// Returns the text of a key below the first level, formatted from its YAML value.
     fn render_key(&mut self, key: YamlId) -> String {
         self.check_is_text(key);
         match self.tree.scalar(key) {
@@ -112,8 +114,8 @@ impl FileReader<'_, '_> {
     }
 }
 
-/// Formats a float with the shortest digits. Below 1e-4 and
-/// from 1e6 on, it has an exponent of two or more digits.
+/// Formats a float with the fewest digits that identify it. Numbers below 1e-4 and from 1e6 on get
+/// an exponent of two or more digits.
 fn format_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {

@@ -1,13 +1,14 @@
-//! The first pass: checks every key and every leaf of a file, regardless of its position.
+//! The first of two passes over a limits file: verifies that keys are known and that scalars have a
+//! permitted type.
 //!
 //! Guarantees:
-//! - Keys are checked against one flat list, as in envoyproxy/ratelimit.
-//! - Of repeated keys the last one counts. Merged keys count as well.
-//! - The content of `metadata` is not checked.
-//! - List items are mappings. Leaves are text, integers, booleans or null.
+//! - A key that is known in any block is accepted in every block, as in envoyproxy/ratelimit.
+//! - If a key is repeated or merged (`<<`), only the last value is examined.
+//! - The content of `metadata` is not examined.
+//! - List items must be mappings. Other values must be text, integers, booleans or null.
 //!
 //! Not covered:
-//! - The type that each key requires: see [`super::typed`].
+//! - The type that each single key requires (see [`super::typed`]).
 
 use std::collections::{HashSet, VecDeque};
 
@@ -15,8 +16,8 @@ use super::field_name::{FieldName, LimitsBlock};
 use crate::config::diagnostic::{Code, Findings, Span};
 use crate::config::yaml::{ScalarValue, YamlId, YamlKind, YamlTree};
 
-/// Checks the keys and leaves of a tree. Nodes in `blamed` already have a finding. Returns
-/// them together with the newly reported nodes, so that no node is reported twice.
+/// Verifies the keys and scalars of a YAML tree. Nodes in `blamed` already have a finding. Returns
+/// them and the newly reported nodes, so that the second pass reports no node again.
 pub(super) fn check(
     tree: &YamlTree<'_>,
     blamed: HashSet<YamlId>,
@@ -33,16 +34,17 @@ pub(super) fn check(
     names.reported
 }
 
-/// A key and its effective value.
+/// A key of a mapping, and the value that counts after repetitions and merges.
 #[derive(Clone, Copy)]
 struct FieldEntry {
     key: YamlId,
     value: YamlId,
-    /// The mapping that contains the key directly, without a merge.
+    /// The mapping in which the key is written. For a merged key (`<<`), this is the mapping that
+    /// the alias names.
     owner: YamlId,
 }
 
-/// The mappings to check, in the order of the text on each level.
+/// The queue of mappings that are still to be examined, outer ones first.
 type PendingMappings = VecDeque<(YamlId, LimitsBlock)>;
 
 type FieldEntries = [Option<FieldEntry>; FieldName::ALL.len()];
@@ -51,8 +53,8 @@ struct NameChecker<'a, 's> {
     tree: &'a YamlTree<'s>,
     findings: &'a mut Findings,
     reported: HashSet<YamlId>,
-    /// The blocks that were reached through an alias. Each
-    /// is checked once, even with a thousand aliases.
+    /// The mappings that were reached through an alias, by kind of block. Each is examined only
+    /// once, even with a thousand aliases.
     seen: HashSet<(YamlId, LimitsBlock)>,
 }
 
@@ -86,7 +88,8 @@ impl NameChecker<'_, '_> {
         }
     }
 
-    /// Inserts the entries of a merged mapping at the merge key. They overwrite earlier entries.
+    /// Adds the entries of a merged mapping. They overwrite entries that are written before the
+    /// merge key.
     fn merge_entries(
         &mut self,
         into: YamlId,
@@ -234,7 +237,7 @@ impl NameChecker<'_, '_> {
     }
 }
 
-/// Describes a node for messages, with its text if it has one.
+/// Describes a YAML node in a message, with its text if it is a scalar.
 pub(super) fn describe_node(tree: &YamlTree<'_>, node: YamlId) -> String {
     match tree.scalar(node) {
         Some((_, ScalarValue::Null)) => "nothing".to_owned(),
@@ -262,7 +265,8 @@ fn shortened(text: &str) -> String {
     if start.len() < text.len() { format!("{start}…") } else { start }
 }
 
-/// Returns the span of a block's first key. The whole block may be a page long.
+/// Returns the span of a mapping's first key. A finding about the mapping shows it, because the
+/// whole mapping can have many lines.
 pub(super) fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
     tree.pairs(mapping).next().map_or_else(|| tree.span(mapping), |(key, _)| tree.span(key))
 }

@@ -1,14 +1,16 @@
-//! The second pass: converts the tree to a [`File`] with typed fields.
+//! The second of two passes over a limits file: converts the YAML tree to a [`File`] with typed
+//! fields.
 //!
 //! Guarantees:
-//! - Fields are read in the order of the text, as in envoyproxy/ratelimit.
-//! - Repeated and merged keys overwrite earlier ones: blocks by field, lists as a whole.
-//! - Null resets a field.
-//! - Every type mismatch is reported.
-//! - Misplaced keys are skipped.
+//! - Fields are read in the order of the file, as in envoyproxy/ratelimit.
+//! - A repeated or merged block overwrites the earlier block field by field; a list replaces the
+//!   earlier list.
+//! - Null resets a field to its default.
+//! - Every value of a wrong type is reported.
+//! - Keys in a block where they are not valid are skipped.
 //!
 //! Not covered:
-//! - Key names: see [`super::names`].
+//! - Unknown keys (see [`super::names`]).
 
 use std::collections::HashSet;
 
@@ -20,7 +22,8 @@ use super::{
 use crate::config::diagnostic::{Code, Findings, Span, Spanned};
 use crate::config::yaml::{AliasBudget, ScalarValue, YamlId, YamlKind, YamlTree};
 
-/// Reads the file from a tree. Nodes in `reported` are not reported again.
+/// Reads a limits file from its YAML tree. Nodes in `reported` already have a finding and are not
+/// reported again.
 pub(super) fn read(
     tree: &YamlTree<'_>,
     reported: &HashSet<YamlId>,
@@ -50,7 +53,7 @@ const LIST: &str = "a list";
 const BOOL: &str = "a bool (true or false)";
 const COUNT: &str = "a whole number from 0 to 4294967295 (uint32)";
 
-/// A key with its value, aliases resolved.
+/// A key and its value. An alias is replaced by its target.
 #[derive(Clone, Copy)]
 struct FieldValue {
     name: FieldName,
@@ -68,7 +71,8 @@ pub(super) struct FileReader<'a, 's> {
 }
 
 impl<'a, 's> FileReader<'a, 's> {
-    /// Calls `read` with the node `id` or its alias target, unless aliases exceed the budget.
+    /// Calls `read` with node `id`, or with its target if it is an alias. Does nothing after the
+    /// budget for nodes from aliases is used up.
     pub(super) fn visit(&mut self, id: YamlId, read: impl FnOnce(&mut Self, YamlId)) {
         let target = self.tree.target(id);
         let inside = usize::from(target != id);
@@ -128,7 +132,7 @@ impl<'a, 's> FileReader<'a, 's> {
         word
     }
 
-    /// Returns the source text of a key, or the decoded bytes of a binary key.
+    /// Returns a key as written in the file, or decoded if it is tagged `!!binary`.
     pub(super) fn key_text(&self, key: YamlId) -> String {
         match self.tree.scalar(key) {
             Some((_, ScalarValue::Binary(bytes))) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -185,8 +189,8 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    /// Reads `rate_limit`. `Null` and `NULL` make an empty block, but `null` makes none: only the
-    /// lower-case spelling is null when envoyproxy/ratelimit's parser decides if there is a block.
+    /// Reads `rate_limit`. With `null` there is no block; with `Null` or `NULL` there is an empty
+    /// one. To decide this, envoyproxy/ratelimit's parser accepts only the lower-case spelling.
     fn read_rate_limit(&mut self, field: FieldValue, out: &mut Option<RateLimit>) {
         if let Some(("Null" | "NULL", ScalarValue::Null)) = self.tree.scalar(field.value)
             && self.tree.tag(field.value).is_empty()
@@ -375,8 +379,8 @@ impl<'a, 's> FileReader<'a, 's> {
         *out = Spanned { value, span };
     }
 
-    /// Decodes binary text. envoyproxy/ratelimit accepts any bytes,
-    /// but requests contain only UTF-8, so other bytes match nothing.
+    /// Decodes a text tagged `!!binary`. envoyproxy/ratelimit accepts any bytes, but requests
+    /// contain only UTF-8, so a text with other bytes matches no request.
     fn decode_text(&mut self, bytes: Vec<u8>, span: Span) -> String {
         String::from_utf8(bytes).unwrap_or_else(|error| {
             let message = "these bytes are not UTF-8, so that no request can ever carry them";
@@ -447,7 +451,8 @@ impl<'a, 's> FileReader<'a, 's> {
         }
     }
 
-    /// Reads `metadata`. A repeated or merged block adds its first-level keys to the earlier block.
+    /// Reads `metadata`. The first-level keys of a repeated or merged `metadata` are added to those
+    /// of the earlier one.
     fn read_metadata(
         &mut self,
         value: YamlId,
@@ -465,15 +470,15 @@ impl<'a, 's> FileReader<'a, 's> {
     }
 }
 
-/// Truncates a fraction. Only an overwritten block can contain one: the
-/// first pass skips it, and envoyproxy/ratelimit's second pass truncates it.
+/// Converts a number to an integer, without its fraction. The first pass rejects fractions except
+/// in a block that a later one overwrites; envoyproxy/ratelimit truncates those.
 fn truncate_to_u32(value: f64) -> Option<u32> {
     let fits = -1.0 < value && value < 4_294_967_296.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     fits.then_some(value.max(0.0) as u32)
 }
 
-/// A block that stores its position.
+/// A block that stores its position in the file.
 trait Placed {
     fn place(&mut self, span: Span);
 }

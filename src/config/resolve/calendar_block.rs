@@ -1,10 +1,10 @@
-//! Resolves a `calendar` block.
+//! Validates the `calendar` block of a rate limit and converts it to a [`Calendar`].
 //!
 //! Guarantees:
-//! - The time zone is known, and the start day exists in the unit's windows.
+//! - The time zone exists, and the start day exists in windows of the unit.
 //!
 //! Not covered:
-//! - Window starts (see [`crate::config::calendar`]).
+//! - Computing the starts of windows (see [`crate::config::calendar`]).
 
 use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
@@ -16,7 +16,8 @@ use crate::config::diagnostic::{Code, Span, Spanned};
 use crate::config::settings::nearest;
 use crate::config::{Calendar, Unit, raw};
 
-/// Returns the calendar of a limit per `unit`. If the unit is unknown, checks only the time zone.
+/// Returns the calendar for windows of one `unit`. If the unit is invalid, only the time zone is
+/// validated.
 pub(super) fn read(
     raw: &raw::Calendar,
     unit: Option<Unit>,
@@ -111,7 +112,7 @@ fn parse_two_digits(text: &str) -> Option<i8> {
 fn parse_month_and_day(text: &str) -> Option<WindowStartDay> {
     let (month, day) = text.split_once('-')?;
     let (month, day) = (parse_two_digits(month)?, parse_two_digits(day)?);
-    // A leap year, so that 02-29 is valid.
+    // 2024 is a leap year, so 02-29 is valid.
     Date::new(2024, month, day).ok().map(|_| WindowStartDay::Year { month, day })
 }
 

@@ -1,11 +1,11 @@
-//! Resolves one `concurrency` block.
+//! Validates one `concurrency` block and converts it to a concurrency limit.
 //!
 //! Guarantees:
-//! - No accepted field is ignored.
+//! - Every accepted field has an effect.
 //! - All problems of a block are reported at once.
 //!
 //! Not covered:
-//! - The block's node in the tree (see [`super`]).
+//! - The place of the limit in the descriptor tree (see [`super`]).
 
 use super::duration;
 use super::findings::{FileFindings, FileSpan};
@@ -21,7 +21,7 @@ use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::units::Nanos;
 
-/// The default maximum of an adaptive limit.
+/// The default of `adaptive.max`, the upper bound of an adaptive limit.
 const DEFAULT_ADAPTIVE_MAX: u32 = 1000;
 
 pub(super) struct ConcurrencySettings {
@@ -39,7 +39,7 @@ pub(super) struct ConcurrencyReader<'r, 'f, 'a> {
 }
 
 impl ConcurrencyReader<'_, '_, '_> {
-    /// Returns the settings; on `None` the findings contain the reason.
+    /// Returns the validated block, or `None` if it is invalid and the findings contain the reason.
     pub(super) fn read(mut self) -> Option<ConcurrencySettings> {
         let raw = self.raw;
         let limit = self.limit();
@@ -53,7 +53,8 @@ impl ConcurrencyReader<'_, '_, '_> {
         let max_duration =
             word.map_or(Some(DEFAULT_MAX_DURATION), |word| self.duration("max_duration", word));
         self.warn_long_exposure(mode, max_duration);
-        // An absent block is valid; an invalid block ends the reading.
+        // A block that is absent (`None`) is valid; a block that is invalid (`Some(None)`) ends the
+        // function.
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
         let waiting = waiting.map_or(Some(None), |read| read.map(Some))?;
         let rules = LimiterConfig { limit: limit?, adaptive, queue: waiting };
@@ -171,8 +172,8 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     /// Warns about a fleet-wide limit with a long or missing `max_duration`.
     ///
-    /// The share of a lost replica stays reserved for `max_duration`, because its requests
-    /// may continue. A limit without `mode` is fleet-wide if there is a shared store.
+    /// If a replica crashes, its requests may continue, so the store keeps its share reserved for
+    /// `max_duration`. A limit without `mode` is fleet-wide if the store is shared.
     fn warn_long_exposure(&mut self, mode: Option<ConcurrencyMode>, max_duration: Option<Nanos>) {
         let word = self.raw.max_duration.as_ref();
         let is_long = max_duration.is_some_and(|it| LONG_MAX_DURATION < it);

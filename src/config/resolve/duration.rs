@@ -1,15 +1,15 @@
-//! Durations in text form: `250ms`, `30s`, `5m`, `36h`, `7d`, `1h30m`.
+//! Parses durations such as `250ms`, `30s`, `5m`, `36h`, `7d` or `1h30m`.
 //!
 //! Guarantees:
 //! - Only whole numbers are accepted, so nothing is rounded.
-//! - Overflow is an error.
+//! - A duration of more than 584 years is an error.
 //!
 //! Not covered:
-//! - Months and years, whose length varies (see units and calendars).
+//! - Months and years, whose lengths vary (see the units and calendars of limits).
 
 use crate::kernel::units::Nanos;
 
-/// The suffixes and their length in nanoseconds.
+/// The units of a duration, with their length in nanoseconds.
 const SUFFIXES: &[(&str, u64)] = &[
     ("ms", 1_000_000),
     ("s", 1_000_000_000),
@@ -18,14 +18,14 @@ const SUFFIXES: &[(&str, u64)] = &[
     ("d", 86_400_000_000_000),
 ];
 
-/// The regular expression that [`parse`] accepts.
+/// The regular expression of all texts that [`parse`] accepts, for the JSON Schema.
 pub(crate) const PATTERN: &str = "^([0-9]+(ms|s|m|h|d))+$";
 
 /// The reason why a text is not a valid duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DurationError {
     NotADuration,
-    /// The duration is longer than 584 years.
+    /// The duration is longer than 584 years, the largest number of nanoseconds in 64 bits.
     TooLong,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn parse(text: &str) -> Result<Nanos, DurationError> {
 }
 
 impl DurationError {
-    /// Returns an error message about `text` as the value of `word`, and the suggested fix.
+    /// Returns the error message about `text` as the value of field `word`, and the suggested fix.
     pub(crate) fn message_and_fix(
         self,
         word: &str,

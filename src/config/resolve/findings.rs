@@ -1,17 +1,17 @@
-//! Collects the findings of all files during resolution.
+//! Collects the findings of all limits files while they are validated.
 //!
 //! Guarantees:
-//! - Findings are sorted by file and position.
-//! - An error is never lost, even if the finding is not kept.
+//! - Findings are returned by file, then by position.
+//! - If a file has an error, the result is an error, even if this finding is not kept.
 //!
 //! Not covered:
-//! - The format of findings (see [`crate::config::diagnostic`]).
+//! - Printing of findings (see [`crate::config::diagnostic`]).
 
 use crate::config::diagnostic::{self, Code, Diagnostics, SourceText, Span};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FileSpan {
-    /// The index of the file.
+    /// The index of the file in the list of files.
     pub(crate) file: usize,
     pub(crate) span: Span,
 }
@@ -35,8 +35,8 @@ impl<'a> FileFindings<'a> {
         }
     }
 
-    /// Counts the finding and returns `true` if this file already has the
-    /// maximum for `code`. The caller can then skip building the message.
+    /// If enough findings of the severity of `code` are kept for this file, counts one more and
+    /// returns `true`. The caller then need not build the message.
     pub(crate) fn count_if_full(&mut self, code: Code, at: FileSpan) -> bool {
         self.0.get_mut(at.file).is_none_or(|(_, found)| {
             let is_full = found.is_full(code);
@@ -51,7 +51,7 @@ impl<'a> FileFindings<'a> {
         self.0.iter().any(|(_, found)| found.has_errors())
     }
 
-    /// Returns `file:line:column`. Cost: linear in the line.
+    /// Returns the location as `file:line:column`. Cost: linear in the length of the line.
     pub(crate) fn place(&self, at: FileSpan) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
             let place = source.locate(at.span);
@@ -59,14 +59,15 @@ impl<'a> FileFindings<'a> {
         })
     }
 
-    /// Returns `file:line`.
+    /// Returns the location as `file:line`.
     pub(crate) fn line(&self, at: FileSpan) -> String {
         self.0.get(at.file).map_or_else(String::new, |(source, _)| {
             format!("{}:{}", source.name, source.line(at.span.start))
         })
     }
 
-    /// Returns the warnings and notes; with an error, returns all findings as `Err`.
+    /// Returns the warnings and notes of all files. If there is an error, returns all findings as
+    /// `Err`.
     pub(crate) fn finish(self) -> Result<Diagnostics, Diagnostics> {
         let is_valid = !self.has_errors();
         let mut all = Diagnostics::default();

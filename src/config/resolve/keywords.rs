@@ -1,10 +1,10 @@
-//! The keywords of limits files, for fields with a closed list of values.
+//! The permitted values of the fields of a limits file that have a closed list of values.
 //!
 //! Guarantees:
-//! - One list per field serves the parser, the suggested fixes and the schema.
+//! - The parser, the suggested fixes and the JSON Schema use the same list for a field.
 //!
 //! Not covered:
-//! - Field names (see [`crate::config::raw`]).
+//! - The names of the fields (see [`crate::config::raw`]).
 
 use jiff::civil::Weekday;
 
@@ -13,10 +13,10 @@ use crate::config::settings::nearest;
 use crate::config::{ChargePolicy, FallbackMode, Unit};
 use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 
-/// A closed list of keywords and their meanings.
+/// The permitted keywords of one field, each with its meaning.
 pub(crate) type Keywords<T> = [(&'static str, T)];
 
-/// The units of envoyproxy/ratelimit.
+/// The keywords of `unit`, as in envoyproxy/ratelimit.
 pub(crate) const UNITS: &Keywords<Unit> = &[
     ("second", Unit::Second),
     ("minute", Unit::Minute),
@@ -57,21 +57,21 @@ pub(crate) const MODES: &Keywords<ModeKeyword> = &[
     ("leased", ModeKeyword::Leased),
 ];
 
-/// `mode` of a concurrency limit.
+/// The keywords of `mode` in a `concurrency` block.
 pub(crate) const CONCURRENCY_MODES: &Keywords<concurrency::ConcurrencyMode> = &[
     ("local", concurrency::ConcurrencyMode::Local),
     ("leased", concurrency::ConcurrencyMode::Leased),
     ("strict", concurrency::ConcurrencyMode::Strict),
 ];
 
-/// `on_backend_failure` of a concurrency limit.
+/// The keywords of `on_backend_failure` in a `concurrency` block.
 pub(crate) const CONCURRENCY_FALLBACKS: &Keywords<ConcurrencyFallback> = &[
     ("deny", ConcurrencyFallback::Deny),
     ("local", ConcurrencyFallback::Local),
     ("allow", ConcurrencyFallback::Allow),
 ];
 
-/// `policy` of a concurrency limit.
+/// The keywords of `policy`, the algorithm of an adaptive limit.
 pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("gradient", AdaptiveAlgorithm::Gradient),
     ("gradient2", AdaptiveAlgorithm::Gradient2),
@@ -98,12 +98,13 @@ pub(crate) const WEEKDAYS: &Keywords<Weekday> = &[
     ("sunday", Weekday::Sunday),
 ];
 
-/// Returns the meaning of a keyword; case-sensitive.
+/// Returns the meaning of a keyword, which must be in exactly this case.
 pub(crate) fn parse_keyword<T: Copy>(words: &Keywords<T>, word: &str) -> Option<T> {
     words.iter().find(|(known, _)| *known == word).map(|&(_, meaning)| meaning)
 }
 
-/// Returns the unit with this name, in any case. Does not trim blanks.
+/// Returns the unit with this name in upper or lower case. A blank before or after the name is
+/// invalid.
 pub(crate) fn parse_unit(word: &str) -> Option<Unit> {
     let upper = word.to_uppercase();
     UNITS.iter().find(|(known, _)| known.to_uppercase() == upper).map(|&(_, unit)| unit)
@@ -125,7 +126,8 @@ pub(crate) fn keyword_of<T: Copy + PartialEq>(words: &Keywords<T>, meaning: T) -
     words.iter().find(|(_, known)| *known == meaning).map_or("", |&(word, _)| word)
 }
 
-/// Suggests the nearest keyword, or else lists all.
+/// Returns a suggested fix for the unknown keyword `word`: the keyword that resembles it most, or
+/// else all keywords.
 pub(crate) fn suggest<T>(words: &Keywords<T>, word: &str) -> String {
     if let Some(near) = nearest(&word.to_lowercase(), words.iter().map(|&(known, _)| known)) {
         return format!("did you mean `{near}`?");

@@ -1,4 +1,4 @@
-//! Resolves `mode: leased` and `max_overshoot`.
+//! Converts the fields `mode` and `max_overshoot` of a rate limit to a [`LimitMode`].
 //!
 //! | `max_overshoot`, for 600 requests | most outstanding hits |
 //! |---|---|
@@ -7,11 +7,11 @@
 //! | `0`, `fixed_window` | the hits left in the window; leases end with it |
 //!
 //! Guarantees:
-//! - Percentages are rounded down.
-//! - An overshoot of less than one hit, or above the limit, is an error.
+//! - The hits of a percentage are rounded down.
+//! - A `max_overshoot` of less than one hit (other than 0), or above the limit, is an error.
 //!
 //! Not covered:
-//! - Lending (see [`crate::kernel::lease`]).
+//! - Granting of leases (see [`crate::kernel::lease`]).
 
 use super::keywords::{ModeKeyword, StrategyKeyword};
 use crate::config::diagnostic::Code;
@@ -20,18 +20,18 @@ use crate::kernel::lease::sizer::{self, LeaseSizer, LeaseSizing};
 use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::units::{Hits, Nanos};
 
-/// The regular expression that [`parse`] accepts.
+/// The regular expression of all texts that [`parse`] accepts, for the JSON Schema.
 pub(crate) const PATTERN: &str = "^(0|[1-9][0-9]*)(([.][0-9]{1,2})?%)?$";
 
-/// The longest lease duration. The hits of a crashed replica can be lent again after
-/// this time. A key in steady demand needs at least one store call per duration.
+/// The longest duration of a lease. After it, the unspent hits of a crashed replica are available
+/// again. A counter in steady use needs at least one store call for each duration.
 const MAX_LEASE_DURATION: Nanos = Nanos::from_secs(30);
 
-/// The lease duration in periods of the limit, for leases that may outlive a window. A key
-/// with a few hits per period then keeps its lease, instead of borrowing in every period.
+/// The duration of a lease in periods of its limit, if leases may outlive a window. Longer than one
+/// period, so that a replica with few hits does not borrow anew in every period.
 const LEASE_PERIODS: u64 = 30;
 
-/// 100 % in hundredths of a percent.
+/// 100 %, in basis points (hundredths of a percent).
 const WHOLE_IN_BASIS_POINTS: u64 = 10_000;
 
 const FORECAST_FLEETS: [u64; 3] = [2, 8, 64];
@@ -39,15 +39,15 @@ const FORECAST_FLEETS: [u64; 3] = [2, 8, 64];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OvershootAmount {
     Hits(u64),
-    /// In hundredths of a percent.
+    /// A percentage of the limit, in hundredths of a percent.
     BasisPoints(u64),
 }
 
-/// The reason why an amount is invalid for a limit.
+/// The reason why a `max_overshoot` is invalid for a limit.
 pub(super) enum OvershootError {
-    /// The amount is 0, and the strategy has no windows.
+    /// The amount is 0, but the strategy has no windows with which leases could end.
     NoWindows,
-    /// The amount is less than one hit.
+    /// The percentage of the limit is less than one hit.
     BelowOneHit,
     AboveLimit,
 }
@@ -71,7 +71,7 @@ pub(super) fn parse(text: &str) -> Option<OvershootAmount> {
 }
 
 impl OvershootAmount {
-    /// Returns `true` if the amount is above every possible limit.
+    /// Returns `true` if no limit is large enough for this amount.
     pub(super) const fn is_above_any(self) -> bool {
         match self {
             Self::Hits(hits) => (u32::MAX as u64) < hits,
@@ -79,7 +79,7 @@ impl OvershootAmount {
         }
     }
 
-    /// Returns the maximum of outstanding hits for a limit of `requests`.
+    /// Returns the most hits that may be outstanding for a limit of `requests` hits.
     pub(super) fn for_limit(
         self,
         requests: u32,
@@ -106,7 +106,7 @@ impl OvershootAmount {
     }
 }
 
-/// Returns the code, the message and the suggested fix of an invalid amount.
+/// Returns the code, the message and the suggested fix for an invalid `max_overshoot`.
 pub(super) fn error_message_and_fix(
     wrong: &OvershootError,
     requests: u32,
@@ -133,7 +133,8 @@ pub(super) fn error_message_and_fix(
     }
 }
 
-/// Returns the mode of a keyword. `leased` requires `overshoot`.
+/// Returns the mode for a keyword. `leased` needs an `overshoot`; without one, the mode is
+/// `strict`.
 pub(super) fn resolve_mode(
     word: ModeKeyword,
     overshoot: Option<Overshoot>,
@@ -151,7 +152,8 @@ pub(super) fn resolve_mode(
     }
 }
 
-/// Returns the expected store calls per decision and the bound on leases, as sentences.
+/// Returns two sentences about a leased limit: its expected store calls per decision, and the bound
+/// on its leases.
 pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     let LimitMode::Leased(terms) = limit.mode else { return None };
     let fleets = FORECAST_FLEETS.map(|fleet| {
@@ -166,10 +168,10 @@ pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     Some((expected_calls, format!("a lease is good for {}; {bound}", terms.duration)))
 }
 
-/// Returns the expected number of one-hit decisions per store call.
+/// Returns how many decisions about one hit are expected for each store call of a leased limit.
 ///
-/// Assumes that the limit's full rate is spread evenly over `fleet`
-/// replicas. Uses the same sizing and division rules as leases.
+/// Assumes that requests use the whole limit, spread evenly over `fleet` replicas. The size of a
+/// lease is computed as for real leases.
 fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
     let requests = u64::from(limit.requests);
     let mut sizer = LeaseSizer::new(
@@ -183,7 +185,7 @@ fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
     sizer.record_check(Nanos(0), Hits(demand));
     let share = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => hits / fleet,
-        // The middle of the window.
+        // In the middle of a window, half of its hits are left to borrow.
         Overshoot::InWindow => requests / 2 / fleet,
     };
     sizer.next_lease(Nanos(0), Hits(0)).0.min(share).max(1)

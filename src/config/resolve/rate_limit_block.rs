@@ -1,12 +1,12 @@
-//! Resolves one `rate_limit` block.
+//! Validates one `rate_limit` block and converts it to a limit.
 //!
 //! Guarantees:
-//! - Applies envoyproxy/ratelimit's checks of a block.
-//! - No accepted field of Sluicegate's own is ignored.
+//! - Applies all rules of envoyproxy/ratelimit for a valid block.
+//! - Every accepted field that envoyproxy/ratelimit lacks has an effect.
 //! - All problems of a block are reported at once.
 //!
 //! Not covered:
-//! - The block's node in the tree (see [`super`]).
+//! - The place of the limit in the descriptor tree (see [`super`]).
 
 use std::sync::Arc;
 
@@ -27,13 +27,14 @@ use crate::kernel::rate::sliding_log::SlidingLog;
 use crate::kernel::rate::sliding_window::SlidingWindow;
 use crate::kernel::units::{Hits, Nanos};
 
-/// A burst of more than this many units' worth of hits is probably a mistake.
+/// The largest `burst` without a warning, as a multiple of `requests_per_unit`. A larger one is
+/// probably a mistake.
 const LARGE_BURST_FACTOR: u32 = 10;
 
-/// The default settings of a domain's limits.
+/// The `defaults` of a domain, validated.
 ///
-/// `Err` means that a setting is unknown. Checks that depend
-/// on it are skipped, because the missing value may be valid.
+/// `Err` means that the field has an invalid value. Validations that depend on it are skipped,
+/// because the intended value may be valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DomainDefaults {
     pub(super) strategy: Result<StrategyKeyword, InvalidSetting>,
@@ -61,11 +62,12 @@ impl DomainDefaults {
     }
 }
 
-/// A setting or block is invalid; the findings contain the reason.
+/// The error for a field or block that is invalid. The findings contain the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidSetting;
 
-/// The counting settings of a block, with the domain's defaults applied.
+/// The strategy, mode and fallback of a block, or of the domain's `defaults` if the block lacks
+/// them.
 #[derive(Clone, Copy)]
 struct CountingSettings {
     strategy: Result<StrategyKeyword, InvalidSetting>,
@@ -98,7 +100,7 @@ pub(super) fn read_defaults(
 }
 
 impl RateLimitReader<'_, '_, '_> {
-    /// Returns the limit; `None` is `unlimited`.
+    /// Returns the limit, or `None` if the block is `unlimited`.
     pub(super) fn read(mut self) -> Result<Option<Limit>, InvalidSetting> {
         if self.raw.unlimited.value {
             return self.check_unlimited().map(|()| None);
@@ -112,7 +114,7 @@ impl RateLimitReader<'_, '_, '_> {
         let CountingSettings { strategy, mode, on_backend_failure } = said;
         let window = self.calendar(strategy, window);
         let (burst, overshoot) = (self.burst(strategy), self.overshoot(said));
-        // Run all checks before the first `?`, so that one problem does not hide another.
+        // Run all validations before the first `?`, so that one problem does not hide another.
         let (requests, borrows) = (self.check_zero_requests(strategy), self.check_lease_hits(mode));
         let (window, burst, overshoot) =
             (window.ok_or(InvalidSetting)?, burst.ok_or(InvalidSetting)?, overshoot?);
@@ -164,12 +166,13 @@ impl RateLimitReader<'_, '_, '_> {
         if is_valid { Ok(()) } else { Err(InvalidSetting) }
     }
 
-    /// Warns about fields beside `unlimited` that envoyproxy/ratelimit accepts and ignores.
+    /// Warns about fields beside `unlimited` that envoyproxy/ratelimit accepts but ignores.
     fn warn_ignored_beside_unlimited(&mut self) {
         let raw = self.raw;
         let (unit, requests) = (&raw.unit.value, raw.requests_per_unit.span);
         let ignored = [
-            // A valid unit is an error instead, reported with the other contradictions.
+            // A valid unit beside `unlimited` is an error, which `check_unlimited` reports. An
+            // invalid one is only ignored.
             ("unit", raw.unit.span, !unit.is_empty() && keywords::parse_unit(unit).is_none()),
             ("requests_per_unit", requests, requests.start < requests.end),
         ];
@@ -252,7 +255,8 @@ impl RateLimitReader<'_, '_, '_> {
         Some(LimitWindow::Calendar(unit?, Arc::new(calendar))).filter(|_| is_fixed)
     }
 
-    /// Returns the hits allowed at one instant; the default is `requests_per_unit`.
+    /// Returns the hits that are allowed at one instant (`burst`). The default is
+    /// `requests_per_unit`.
     fn burst(&mut self, strategy: Result<StrategyKeyword, InvalidSetting>) -> Option<u32> {
         let requests = self.raw.requests_per_unit.value;
         let Some(burst) = &self.raw.burst else { return Some(requests) };
@@ -282,7 +286,7 @@ impl RateLimitReader<'_, '_, '_> {
         Some(burst.value)
     }
 
-    /// Returns the maximum overshoot, or `None` if the limit is not leased.
+    /// Returns the largest overshoot, or `None` if the limit is not leased.
     fn overshoot(&mut self, said: CountingSettings) -> Result<Option<Overshoot>, InvalidSetting> {
         let own = self.raw.max_overshoot.as_ref();
         if let (Some(mode), Some(own)) =
@@ -302,7 +306,7 @@ impl RateLimitReader<'_, '_, '_> {
         self.resolve_overshoot(amount, said.strategy).map(Some)
     }
 
-    /// Converts `amount` to this limit's maximum overshoot.
+    /// Converts `amount` to the largest overshoot of this limit, in hits.
     fn resolve_overshoot(
         &mut self,
         amount: Option<OvershootAmount>,
@@ -326,7 +330,7 @@ impl RateLimitReader<'_, '_, '_> {
         })
     }
 
-    /// Checks `lease_hits` against the mode and its minimum.
+    /// Verifies that the limit with `lease_hits` is leased, and that the number is large enough.
     fn check_lease_hits(
         &mut self,
         mode: Result<ModeKeyword, InvalidSetting>,
@@ -346,7 +350,8 @@ impl RateLimitReader<'_, '_, '_> {
         Ok(())
     }
 
-    /// Returns the lease size, after a check against the largest lease.
+    /// Returns the lease size, after verifying that a lease of this size is possible with the
+    /// strategy.
     fn lease_size(&mut self, strategy: &Strategy) -> Result<LeaseSizing, InvalidSetting> {
         let Some(hits) = self.raw.lease_hits.as_ref() else { return Ok(LeaseSizing::Learned) };
         let most = sizer::max_lease(strategy.max_at_once());
@@ -382,7 +387,7 @@ impl RateLimitReader<'_, '_, '_> {
         }
     }
 
-    /// Rejects a limit of zero, except with `fixed_window`, where it denies everything.
+    /// Rejects a `requests_per_unit` of 0, except with `fixed_window`, where it denies everything.
     fn check_zero_requests(
         &mut self,
         strategy: Result<StrategyKeyword, InvalidSetting>,
@@ -466,8 +471,8 @@ fn build_strategy(
 
 /// Returns the windows of a fixed-window limit.
 ///
-/// A calendar gets windows of the past as placeholders. Each charge must replace
-/// them with the windows around its own time; otherwise it fails with `OutsideWindows`.
+/// A calendar limit gets windows of about the year 2000 as placeholders. Each charge must replace
+/// them with the windows around its own time. Otherwise the charge fails with `OutsideWindows`.
 fn windows(window: &LimitWindow, period: Nanos) -> Windows {
     match window {
         LimitWindow::Calendar(_, calendar) => {
@@ -483,7 +488,7 @@ pub(super) struct KeywordReader<'f, 'a> {
 }
 
 impl KeywordReader<'_, '_> {
-    /// Returns the meaning of a keyword. Reports an unknown keyword and returns `None`.
+    /// Returns the meaning of a keyword. Reports an unknown keyword as an error and returns `None`.
     pub(super) fn keyword<T: Copy>(
         &mut self,
         words: &Keywords<T>,
@@ -531,7 +536,8 @@ impl KeywordReader<'_, '_> {
         found.map(Some).ok_or(InvalidSetting)
     }
 
-    /// Reads a `max_overshoot` for several limits. Rejects an amount above every possible limit.
+    /// Reads the `max_overshoot` of a domain's `defaults`. An amount that no limit is large enough
+    /// for is an error.
     fn default_overshoot_amount(
         &mut self,
         word: Option<&Spanned<String>>,

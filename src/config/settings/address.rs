@@ -1,8 +1,8 @@
-//! Settings that are an address: of this machine to listen on, or of another to connect to.
+//! Parses settings that are an IP address to listen on, or a host and port to connect to.
 //!
 //! Guarantees:
-//! - An empty text means no address.
-//! - No name is resolved here.
+//! - An empty text means that the setting is not set.
+//! - Host names are not resolved here.
 
 use std::net::IpAddr;
 
@@ -34,7 +34,7 @@ impl Value for Option<HostPort> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [""] => Some(None),
-            // Port 0 marks a missing port, which is an error.
+            // The default port 0 marks a missing port, which is invalid here.
             [text] => parse_address(text, 0).filter(|address| address.port != 0).map(Some),
             _ => None,
         }

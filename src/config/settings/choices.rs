@@ -1,10 +1,10 @@
-//! Settings whose value is a word from a closed list.
+//! Settings whose value is one keyword of a closed list, as enums.
 
 use serde_json::{Value as Json, json};
 
 use super::value::Value;
 
-/// Defines an enum with one word for each variant.
+/// Defines an enum whose variants each have a keyword.
 macro_rules! choice {
     (
         $(#[$meta:meta])* $name:ident {
@@ -16,7 +16,7 @@ macro_rules! choice {
         pub enum $name { $( $(#[$doc])+ $variant, )+ }
 
         impl $name {
-            /// Returns the word for this variant.
+            /// Returns the keyword of this variant.
             #[must_use]
             pub const fn word(self) -> &'static str {
                 match self { $( Self::$variant => $word, )+ }
@@ -44,33 +44,33 @@ macro_rules! choice {
 choice! {
     /// The format of counter keys.
     CounterKeys {
-        /// Unambiguous keys: different counters never share one.
+        /// Unambiguous keys: two different counters never have the same key.
         Injective = "injective",
-        /// The keys of envoyproxy/ratelimit, byte for byte.
+        /// The keys that envoyproxy/ratelimit uses, byte for byte.
         Envoyproxy = "envoyproxy",
     }
 }
 choice! {
-    /// The decision for a new key when the store is full.
+    /// The decision of a charge to a new key when the memory store is full.
     WhenFull {
         /// Deny.
         Deny = "deny",
-        /// Allow without counting.
+        /// Allow, without counting the hits.
         Allow = "allow",
     }
 }
 choice! {
-    /// The lowest level of log lines that are written.
+    /// The log level: less severe log lines are not written.
     LogLevel {
-        /// Failures only.
+        /// Only failures.
         Error = "error",
-        /// Also conditions that need attention.
+        /// Failures, and conditions that need an operator's attention.
         Warn = "warn",
-        /// Also events.
+        /// All of `warn`, and events such as a reload.
         Info = "info",
-        /// Also reasons for decisions.
+        /// All of `info`, and the reasons for decisions.
         Debug = "debug",
-        /// Everything.
+        /// All log lines.
         Trace = "trace",
     }
 }
@@ -79,57 +79,58 @@ choice! {
     LogFormat {
         /// Text for people.
         Text = "text",
-        /// One JSON object a line.
+        /// One JSON object on each line.
         Json = "json",
-        /// One JSON object a line, with `@timestamp`, `@message` and `level`.
+        /// One JSON object on each line, with the keys of envoyproxy/ratelimit: `@timestamp`,
+        /// `@message` and `level`.
         Ratelimit = "reference",
     }
 }
 choice! {
-    /// The rate limit headers in a response.
+    /// The rate limit headers that responses contain.
     ResponseHeaders {
-        /// None.
+        /// No rate limit headers.
         None = "none",
-        /// The three headers of envoyproxy/ratelimit.
+        /// The three headers of envoyproxy/ratelimit: limit, remaining hits and reset.
         Ratelimit = "reference",
         /// `RateLimit` and `RateLimit-Policy` of the IETF draft.
         Draft = "draft",
-        /// Both.
+        /// Both envoyproxy/ratelimit's and the IETF draft's headers.
         All = "all",
     }
 }
 choice! {
-    /// The effect of a limit in a request.
+    /// The effect of an override: a limit that the request carries.
     Overrides {
-        /// It replaces the configured limit.
+        /// The override replaces the configured limit.
         Allow = "allow",
-        /// It is ignored.
+        /// The override is ignored.
         Deny = "deny",
-        /// It only tightens the configured limit.
+        /// The override applies only if it is lower than the configured limit.
         Max = "max",
     }
 }
 choice! {
-    /// The names of the metrics.
+    /// The names under which metrics are exported.
     MetricNames {
-        /// The names of this service.
+        /// Sluicegate's own names.
         Own = "own",
         /// The names of envoyproxy/ratelimit.
         Ratelimit = "reference",
-        /// Both.
+        /// Both kinds of names.
         All = "all",
     }
 }
 choice! {
     /// The destination of envoyproxy/ratelimit's statistics.
     StatsSink {
-        /// No destination.
+        /// Statistics are not sent.
         None = "none",
         /// StatsD.
         Statsd = "statsd",
         /// DogStatsD, with native tags.
         Dogstatsd = "dogstatsd",
-        /// Standard error, one JSON object a line.
+        /// Standard error, with one JSON object on each line.
         Log = "log",
     }
 }

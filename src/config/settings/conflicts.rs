@@ -1,27 +1,30 @@
-//! Finds conflicts between settings.
+//! Finds settings that contradict each other or have no effect together.
 //!
 //! Guarantees:
-//! - Contradicting settings are an error that includes the fix.
-//! - A setting without effect is an error that includes the fix.
-//! - Values without effect from envoyproxy/ratelimit's variables are dropped instead.
+//! - Contradicting settings are an error, with a suggested fix.
+//! - A setting without effect is an error, with a suggested fix.
+//! - A value from an environment variable of envoyproxy/ratelimit that has no effect is dropped
+//!   instead.
 //!
 //! Not covered:
-//! - Errors in a single value: see [`super::value`].
-//! - Settings at their default, which cannot be distinguished from unset ones.
-//! - `key_prefix`, `backend_deadline` and fleet settings with the memory store.
-//! - Metrics settings without a metrics port.
+//! - Invalid values of single settings (see [`super::value`]).
+//! - Settings that have their default value, which look as if they were not set.
+//! - `key_prefix`, `backend_deadline` and the settings `fleet_…` with the memory store.
+//! - Settings `metrics_…` without a metrics port.
 //! - `grpc_host` and `grpc_port` beside `grpc_socket`.
-//! - `max_rule_stats` without statistics.
+//! - `max_rule_stats` if no statistics under envoyproxy/ratelimit's names are exported.
 //!
-//! The last four are accepted so that several processes can share one file.
+//! Settings of the last four points are accepted without effect, so that processes with different
+//! tasks can share one `server.yaml`.
 
 use super::{CounterKeys, MetricNames, RedisEndpoint, RedisUrl, Settings, StatsSink, StoreSetting};
 use crate::kernel::units::Nanos;
 
-/// The longest `expiry_jitter`, in seconds. Redis accepts longer expiries.
+/// The largest `expiry_jitter`, in seconds. Redis would accept a longer one.
 const MAX_JITTER_SECS: u64 = u32::MAX as u64;
 
-/// A conflict: the setting, the message and the fix.
+/// A conflict between settings: the name of the setting to change, the message and the suggested
+/// fix.
 pub(super) struct SettingConflict {
     pub(super) setting: &'static str,
     pub(super) message: String,
@@ -29,17 +32,18 @@ pub(super) struct SettingConflict {
     pub(super) ratelimit_action: RatelimitValueAction,
 }
 
-/// The treatment of a conflict if an envoyproxy/ratelimit variable set the value.
+/// The way to resolve a conflict if the value comes from an environment variable of
+/// envoyproxy/ratelimit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RatelimitValueAction {
     /// The conflict is an error.
     Report,
-    /// The value is accepted.
+    /// The value is kept, without an error.
     Accept,
-    /// The value is dropped.
+    /// The setting gets its default value again.
     Drop,
-    /// The value is dropped if this other setting has a value from
-    /// Sluicegate's own input. Otherwise the conflict is an error.
+    /// If the other setting named here was set by a flag, variable or file of Sluicegate, the value
+    /// is dropped. Otherwise the conflict is an error.
     DropBesideOwn(&'static str),
 }
 
@@ -66,7 +70,7 @@ pub(super) fn find_conflicts(settings: &Settings) -> Vec<SettingConflict> {
     found.chain(super::peer_conflicts::find_peer_conflicts(settings)).collect()
 }
 
-/// Returns each configured Redis with the name of its setting.
+/// Returns the URL of each configured Redis, with the name of the setting that contains it.
 fn redis_settings(settings: &Settings) -> impl Iterator<Item = (&'static str, &RedisUrl)> {
     let main = match &settings.backend {
         StoreSetting::Redis(url) => Some(("backend", url)),
@@ -89,7 +93,7 @@ pub(super) fn conflict(
     }
 }
 
-/// Returns a conflict about a setting without effect.
+/// Returns the conflict for a setting that has no effect.
 fn unused_setting(
     setting: &'static str,
     message: impl Into<String>,
@@ -235,8 +239,8 @@ fn check_redis_tls(settings: &Settings) -> Vec<SettingConflict> {
         .collect()
 }
 
-/// Checks sentinel settings that are set without
-/// sentinels, are incomplete or contradict each other.
+/// Returns a conflict for each setting `backend_sentinel_…` that is set without sentinels, is
+/// incomplete or contradicts another.
 fn check_sentinels(settings: &Settings) -> Vec<SettingConflict> {
     let user = !settings.backend_sentinel_user.is_empty();
     let password = settings.backend_sentinel_password.is_some();
@@ -270,7 +274,7 @@ fn check_sentinels(settings: &Settings) -> Vec<SettingConflict> {
     found
 }
 
-/// Returns a conflict for each setting in `given` that is set without effect.
+/// Returns a conflict for each setting in `given` that is set, because it has no effect.
 pub(super) fn unused_settings(
     given: &[(&'static str, bool)],
     why: &str,
@@ -280,7 +284,7 @@ pub(super) fn unused_settings(
     set.map(|(name, _)| unused_setting(name, format!("`{name}` is set, and {why}"), help)).collect()
 }
 
-/// Checks that a certificate and its key are both set or both absent.
+/// Verifies that a certificate and its private key are both set or both absent.
 fn check_certificate_pair(pair: [(&'static str, bool); 2]) -> Vec<SettingConflict> {
     let [(one, has_one), (other, has_other)] = pair;
     let (there, absent) = match (has_one, has_other) {
@@ -311,8 +315,8 @@ fn check_limits_files(settings: &Settings) -> Vec<SettingConflict> {
     unused_settings(&given, "`xds_server` has the limits", "leave out one of them")
 }
 
-/// Checks the reconnect waits: they need an xDS server,
-/// and the longest must not be below the shortest.
+/// Verifies that `xds_backoff_min` and `xds_backoff_max` have an xDS server, and that the maximum
+/// is not below the minimum.
 fn check_xds_backoff(settings: &Settings) -> Vec<SettingConflict> {
     let defaults = Settings::default();
     let (least, most) = (settings.xds_backoff_min, settings.xds_backoff_max);
@@ -441,7 +445,7 @@ fn check_stats_sending(settings: &Settings) -> Vec<SettingConflict> {
     let given = match settings.stats_sink {
         StatsSink::None => [&[protocol][..], &always].concat(),
         StatsSink::Log => vec![protocol],
-        // DogStatsD always uses UDP, so any `stats_protocol` is harmless.
+        // With DogStatsD, `stats_protocol` has no effect, but no value of it is an error.
         StatsSink::Statsd | StatsSink::Dogstatsd => Vec::new(),
     };
     unused_settings(&given, "statistics are not sent anywhere", "set stats_sink, or leave this out")

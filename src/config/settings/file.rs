@@ -1,12 +1,12 @@
-//! Parses `server.yaml` into names and values with their positions.
+//! Parses `server.yaml` into setting names and values, with their positions.
 //!
 //! Guarantees:
-//! - Every entry keeps the line and column of its name and its value.
-//! - The content of a block is kept as JSON.
-//! - Text settings are literal, even where YAML would read a number or boolean.
+//! - The line and column of every name and value are kept.
+//! - The content of a block, such as `hooks`, is kept as JSON.
+//! - The value of a text setting is taken as written, even if YAML would read a number or boolean.
 //!
 //! Not covered:
-//! - The known names and the meaning of values: see [`super`].
+//! - Unknown names and invalid values (see [`super`]).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -33,14 +33,14 @@ pub(super) enum SettingNode {
     Scalar(String, Json),
     List(Vec<SettingNode>),
     Block(serde_json::Map<String, Json>),
-    /// `null` or `~`, which a user may intend as text.
+    /// `null` or `~`, which may be intended as a text.
     Null,
-    /// A missing value.
+    /// No value after the colon.
     Missing,
 }
 
 impl SettingNode {
-    /// Returns the texts that make a value of `shape`, or `None` if the node does not fit.
+    /// Returns the texts of a value of `shape`, or `None` if the YAML node has another shape.
     pub(super) fn texts(&self, shape: Shape) -> Option<Vec<Cow<'_, str>>> {
         match self {
             _ if shape == Shape::Block => Some(vec![self.json().to_string().into()]),
@@ -73,8 +73,8 @@ pub(super) struct SettingsFileError {
     pub(super) message: String,
 }
 
-/// Returns the entries in the order of the file. `is_text`
-/// selects the settings that are taken literally.
+/// Returns names and values in the order of the file. `is_text` returns `true` for the names of
+/// settings whose values are taken as written.
 pub(super) fn read_entries(
     text: &str,
     is_text: impl Fn(&str) -> bool,
@@ -101,8 +101,8 @@ fn parse_entries(
     Ok(entries)
 }
 
-/// Accepts numbers beyond the range of `f64`, such as `7e512345`, because a text
-/// may look like one. Numeric settings reject them later with their own message.
+/// Accepts numbers beyond the range of `f64`, such as `7e512345`, because the value of a text
+/// setting may look like one. For other settings, such a number is an error later.
 fn parser_options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         non_finite_float_policy: serde_saphyr::options::NonFiniteFloatPolicy::PassThrough,
@@ -113,7 +113,8 @@ fn line_column(at: Location) -> LineColumn {
     (at.line().max(1), at.column().max(1))
 }
 
-/// Returns the parser's message, or a replacement for messages that only developers understand.
+/// Returns the YAML parser's error message, or a replacement if that message needs knowledge of the
+/// parser.
 fn plain_message(error: &serde_saphyr::Error) -> String {
     match error {
         serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
@@ -167,10 +168,11 @@ impl<'de> Visitor<'de> for SettingsMappingVisitor {
     }
 }
 
-/// Replaces the nodes of a mapping, in its order, by their literal text.
+/// Replaces the values of text settings by their text as written. The values are in the order of
+/// the file.
 ///
-/// This needs a second pass over the file. A pass that requests no type
-/// returns `42` for `0042`, and only a scalar can be requested as text.
+/// This is the second pass over the file. The first pass, which also accepts lists and blocks,
+/// returns `42` for `0042`. A request for text returns `0042`, but fails for a list or block.
 struct LiteralMappingVisitor<I>(I);
 
 impl<'de, 'n, I: Iterator<Item = Option<&'n mut SettingNode>>> Visitor<'de>
@@ -190,7 +192,7 @@ impl<'de, 'n, I: Iterator<Item = Option<&'n mut SettingNode>>> Visitor<'de>
     }
 }
 
-/// Reads a scalar, or each scalar of a list, literally.
+/// Reads a scalar, or each scalar of a list, as written.
 struct LiteralSeed<'n>(Option<&'n mut SettingNode>);
 
 impl<'de> DeserializeSeed<'de> for LiteralSeed<'_> {

@@ -1,8 +1,8 @@
-//! Settings that are a file or a host.
+//! Parses settings that are the path of a file or the name of a host.
 //!
 //! Guarantees:
-//! - No file is opened and no name is resolved here.
-//! - An empty text means none.
+//! - Files are not opened and host names are not resolved here.
+//! - An empty text means that the setting is not set.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,8 @@ impl Value for Option<PathBuf> {
 pub struct HostName(String);
 
 impl HostName {
-    /// Returns the name if `text` is a DNS name or an IP address without brackets.
+    /// Returns a host name if `text` is a DNS name or an IP address without brackets; otherwise
+    /// `None`.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
@@ -42,7 +43,7 @@ impl HostName {
         (is_name || text.parse::<std::net::IpAddr>().is_ok()).then(|| Self(text.to_owned()))
     }
 
-    /// Returns the name.
+    /// Returns the host name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,8 +1,8 @@
-//! The setting `hooks`.
+//! Parses and validates the setting `hooks`.
 //!
 //! Guarantees:
-//! - Hooks have distinct names, a domain, and nonempty descriptors.
-//! - Every error includes its position in the block.
+//! - Each hook has a unique name, a domain, and at least one action for each descriptor.
+//! - Every error message contains its position inside the setting.
 
 use std::collections::HashSet;
 
@@ -57,7 +57,8 @@ fn parse_hooks(text: &str) -> Result<Hooks, String> {
     Ok(hooks)
 }
 
-/// Returns the message without its position, which refers to JSON that the user never wrote.
+/// Returns the error message without line and column: they refer to JSON that was generated from
+/// the user's YAML.
 fn message_without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()

@@ -1,10 +1,10 @@
-//! Finds the known word that resembles a misspelled one.
+//! Finds the known word that resembles a misspelled one, for suggested fixes.
 //!
 //! Guarantees:
-//! - The edits to a suggested word are at most a third of its length.
-//! - The cost is bounded by the product of the two lengths.
+//! - The number of edits to a suggested word is at most a third of its length.
+//! - The cost of comparing two words is at most proportional to the product of their lengths.
 
-/// Returns the known word nearest to `word`, or `None` if no word is near enough.
+/// Returns the known word with the fewest edits from `word`, or `None` if all differ too much.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let near = known.into_iter().map(|known| (edit_distance(word, known), known));
@@ -12,7 +12,8 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     (edits <= (known.len() / 3).max(1)).then_some(known)
 }
 
-/// Counts the insertions, deletions, replacements and swaps of neighbors between two words.
+/// Returns the number of insertions, deletions, replacements and swaps of neighbors that turn `a`
+/// into `b`.
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
     let mut before_last = Vec::new();

@@ -1,8 +1,8 @@
-//! Settings that are an optional port, or a list of networks.
+//! Parses settings that are an optional port or a list of IP networks.
 //!
 //! Guarantees:
-//! - An address matches a network by its family and its leading bits.
-//! - An IPv4-mapped IPv6 address counts as IPv4.
+//! - A network contains an address if IP version and prefix bits are equal.
+//! - An IPv4-mapped IPv6 address (`::ffff:10.0.0.1`) counts as IPv4.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -36,20 +36,20 @@ struct IpNetwork {
     bits: u32,
 }
 
-/// A list of networks and single addresses.
+/// A list of IP networks and single IP addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks(Vec<IpNetwork>);
 
 impl Networks {
-    /// Parses networks and addresses, separated by commas: `10.0.0.0/8, ::1`. Returns
-    /// `None` if a bit beyond the prefix length is set, because that is probably a typo.
+    /// Parses networks and addresses, separated by commas: `10.0.0.0/8, ::1`. Returns `None` for a
+    /// network with a 1 bit after its prefix (`10.0.0.1/8`), which is probably a typo.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
         parts.map(IpNetwork::new).collect::<Option<_>>().map(Self)
     }
 
-    /// Returns the loopback networks.
+    /// Returns the loopback networks of IPv4 and IPv6.
     #[must_use]
     pub fn loopback() -> Self {
         Self::new("127.0.0.0/8, ::1").unwrap_or_default()

@@ -1,8 +1,9 @@
-//! Settings that are pairs of names and texts, or rules that turn parts of a name into tags.
+//! Parses settings that are pairs of names and texts, or rules that turn parts of a statistic's
+//! name into tags.
 //!
 //! Guarantees:
 //! - An empty text means no pairs.
-//! - Names are nonempty, and regular expressions compile.
+//! - Names are nonempty, and regular expressions are valid.
 
 use std::fmt;
 
@@ -11,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use super::value::{Shape, Value, quoted};
 
-/// Names with texts, in the order of the input: `a=b,c=d`.
+/// Pairs of a name and a text, in the order of the input: `a=b,c=d`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextPairs(pub Vec<(String, String)>);
 
@@ -39,8 +40,8 @@ impl Value for TextPairs {
     }
 }
 
-/// Headers of requests that this process sends. Their
-/// texts may be credentials and are never printed.
+/// Names and values of headers that this process sends. The values may be credentials, so they are
+/// never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct OutgoingHeaders(pub Vec<(String, String)>);
 
@@ -66,19 +67,20 @@ impl Value for OutgoingHeaders {
     }
 }
 
-/// The rules for names of DogStatsD statistics. The first rule whose pattern matches applies.
+/// The rules that rename DogStatsD statistics. Only the first rule whose pattern matches is
+/// applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mogrifiers(pub Vec<Mogrifier>);
 
-/// A rule that turns parts of a name into tags.
+/// A rule that turns parts of a statistic's name into tags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mogrifier {
-    /// The regular expression that must match somewhere in the name.
+    /// The regular expression. The rule applies if it matches anywhere in the name.
     pub pattern: String,
-    /// The new name. `$1` is the text of the first group.
+    /// The new name of the statistic. `$1` is the text of the pattern's first group.
     pub name: String,
-    /// The tags and their texts, with `$1` as in `name`.
+    /// The names and values of the tags. Values may contain `$1` as in `name`.
     #[serde(default)]
     pub tags: Vec<(String, String)>,
 }

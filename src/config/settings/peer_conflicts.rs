@@ -1,13 +1,15 @@
-//! Finds conflicts between the settings for other replicas.
+//! Finds conflicts between the settings `peer_…`, for connections between replicas.
 //!
 //! Guarantees:
-//! - A replica that listens beyond this machine authenticates other replicas.
-//! - Other replicas can connect to its address.
+//! - A replica that listens on more than loopback needs a secret or certificates for other
+//!   replicas.
+//! - The address that other replicas use for this replica is specific and inside `peer_networks`.
 
 use super::conflicts::{SettingConflict, conflict, unused_settings};
 use super::{Settings, StoreSetting};
 
-/// The shortest secret: 16 random characters are at least 96 bits.
+/// The length of the shortest `peer_secret`, in characters: 16 random characters are at least 96
+/// bits.
 const SHORTEST: usize = 16;
 
 pub(super) fn find_peer_conflicts(settings: &Settings) -> Vec<SettingConflict> {
@@ -67,7 +69,7 @@ fn check_peer_secret(settings: &Settings) -> Option<SettingConflict> {
     })
 }
 
-/// Checks that the four certificate settings are all set or all absent.
+/// Verifies that the four settings `peer_tls_…` are all set or all absent.
 fn check_peer_certificates(settings: &Settings) -> Option<SettingConflict> {
     let all = [
         ("peer_tls_cert_file", settings.peer_tls_cert_file.is_some()),
@@ -85,7 +87,8 @@ fn check_peer_certificates(settings: &Settings) -> Option<SettingConflict> {
     ))
 }
 
-/// Checks the address that other replicas connect to.
+/// Verifies that the address that other replicas use for this replica is not `0.0.0.0` or `::`, and
+/// is inside `peer_networks`.
 fn check_peer_address(settings: &Settings) -> Option<SettingConflict> {
     let address = settings.peer_address.unwrap_or(settings.peer_host);
     if address.is_unspecified() {

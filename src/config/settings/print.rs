@@ -1,10 +1,11 @@
-//! Prints the table of settings: `--print-config`, `server.yaml` and its JSON Schema.
+//! Prints all settings: for `--print-config`, as `server.yaml`, and as JSON Schema.
 
 use serde_json::{Value as Json, json};
 
 use super::{LoadedSettings, Setting, SettingOrigin, Settings, table};
 
-/// Returns the current values with their origins. It is a valid `server.yaml`, except for secrets.
+/// Returns the value and the origin of each setting. The text is a valid `server.yaml`, except that
+/// secrets are masked.
 #[must_use]
 pub fn print_config(loaded: &LoadedSettings) -> String {
     let lines: Vec<_> = table().iter().map(|row| (yaml_line(row, &loaded.settings), row)).collect();
@@ -16,7 +17,7 @@ pub fn print_config(loaded: &LoadedSettings) -> String {
     lines.collect::<Vec<_>>().concat()
 }
 
-/// Returns `config/server.yaml`: every setting at its default, with its unit and description.
+/// Returns the text of `config/server.yaml`: every setting with its default, unit and description.
 #[must_use]
 pub fn server_yaml() -> String {
     let settings = Settings::default();
@@ -56,7 +57,8 @@ fn schema_property(row: &Setting) -> Json {
     property
 }
 
-/// Returns the default as JSON. The text of a value is either JSON or a bare word.
+/// Returns the default value of a setting as JSON. The text of a default is either JSON or an
+/// unquoted word.
 fn default_as_json(row: &Setting) -> Json {
     let shown = row.show(&Settings::default());
     serde_json::from_str(&shown).unwrap_or(Json::String(shown))

@@ -1,10 +1,10 @@
-//! The key prefix for envoyproxy/ratelimit's keys.
+//! The setting `reference_key_prefix`: the prefix of counter keys in envoyproxy/ratelimit's format.
 //!
 //! Guarantees:
 //! - Accepts any prefix up to 256 bytes without control characters.
 //!
 //! Not covered:
-//! - Conflicts with other settings.
+//! - Conflicts with other settings (see `super::conflicts`).
 
 use serde_json::{Value as Json, json};
 
@@ -13,12 +13,13 @@ use super::value::{Value, quoted};
 /// The length of the longest prefix, in bytes.
 const LONGEST_PREFIX: usize = 256;
 
-/// The prefix of envoyproxy/ratelimit's keys. It can be any text, as in envoyproxy/ratelimit.
+/// The prefix of counter keys in envoyproxy/ratelimit's format. It can be any text without control
+/// characters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RatelimitKeyPrefix(String);
 
 impl RatelimitKeyPrefix {
-    /// Returns the prefix.
+    /// Returns the prefix as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

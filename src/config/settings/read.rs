@@ -1,4 +1,4 @@
-//! Reads the [`Settings`] from flags, environment variables and `server.yaml`.
+//! Computes the [`Settings`] from flags, environment variables, `server.yaml` and defaults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,26 +9,28 @@ use super::value::Shape;
 use super::{PREFIX, Setting, Settings, file, nearest, table};
 use crate::config::diagnostic::Severity;
 
-/// The raw input of all settings.
+/// The unparsed values of all settings, by origin.
 ///
-/// It is not `Debug`, because a text may contain a token.
+/// This type does not implement `Debug`, because a value may be a secret.
 #[derive(Clone, Default)]
 pub struct SettingsInput {
-    /// The flags: names as in [`Setting::flag`], without dashes, and the texts of each.
+    /// The flags: for each, its name as in [`Setting::flag`] (without dashes) and its values.
     pub flags: Vec<(String, Vec<String>)>,
-    /// The environment variables. Those without [`PREFIX`] are ignored.
+    /// The environment variables: names and values. Names without [`PREFIX`] are ignored.
     pub environment: Vec<(String, String)>,
-    /// The name and the text of `server.yaml`.
+    /// The path and the content of `server.yaml`, if there is one.
     pub file: Option<(String, String)>,
-    /// The values from the process's name, such as `ratelimit`. All other input overrides them.
+    /// The values for compatibility mode, taken from the environment variables of
+    /// envoyproxy/ratelimit. Flags, Sluicegate's variables and the file override them.
     pub ratelimit_values: Vec<RatelimitValue>,
 }
 
 impl SettingsInput {
-    /// Returns the settings that flags, variables and the file name, even with invalid values.
+    /// Returns the names of the settings that a flag, a variable or the file sets, even to an
+    /// invalid value.
     #[must_use]
     pub fn explicit_setting_names(&self) -> BTreeSet<&'static str> {
-        // A file that is not a mapping names no settings. Loading the settings reports it.
+        // A file that is not a mapping sets nothing here. [`read`] reports it as an error.
         let file =
             self.file.as_ref().and_then(|(_, text)| file::read_entries(text, is_literal_text).ok());
         let is_named = |row: &Setting| {
@@ -44,31 +46,32 @@ fn is_literal_text(name: &str) -> bool {
     table().iter().any(|row| row.name == name && row.is_literal_text())
 }
 
-/// A value that comes from the name of the process, such as `ratelimit`.
+/// A value of a setting that an environment variable of envoyproxy/ratelimit determines, in
+/// compatibility mode.
 #[derive(Clone)]
 pub struct RatelimitValue {
     /// The name of the setting.
     pub setting: &'static str,
-    /// The texts of the value.
+    /// The value, as one or more texts.
     pub texts: Vec<String>,
-    /// The envoyproxy/ratelimit variable that determines the value.
+    /// The name of the envoyproxy/ratelimit environment variable.
     pub variable: &'static str,
-    /// `true` if the variable is set, `false` if the value is its default.
+    /// `true` if this variable is set, `false` if the value is the default of this variable.
     pub is_set: bool,
 }
 
-/// The origin of a value.
+/// The origin of a setting's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingOrigin {
-    /// The default in the table of settings.
+    /// Sluicegate's default.
     Default,
-    /// `server.yaml`: its path as the user wrote it, line and column from 1.
+    /// The file `server.yaml`: its path as the user wrote it, the line and the column, both from 1.
     File(Arc<str>, u64, u64),
     /// The environment variable of this name.
     Environment(String),
     /// The flag of this name, without its two dashes.
     Flag(String),
-    /// The default of this envoyproxy/ratelimit variable, which is not set.
+    /// The default of this envoyproxy/ratelimit environment variable, which is not set.
     RatelimitDefault(&'static str),
 }
 
@@ -87,13 +90,13 @@ impl fmt::Display for SettingOrigin {
 /// An error or a warning about a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingProblem {
-    /// The severity: an error prevents the start of the process, a warning does not.
+    /// The severity. An error prevents the start of the process, a warning does not.
     pub severity: Severity,
     /// The origin of the value.
     pub origin: SettingOrigin,
-    /// The expected and the actual value.
+    /// The message, which names the expected and the actual value.
     pub message: String,
-    /// The suggested fix.
+    /// The suggested fix, if there is one.
     pub help: Option<String>,
 }
 
@@ -106,22 +109,23 @@ impl fmt::Display for SettingProblem {
     }
 }
 
-/// The settings, their origins and the warnings about them.
+/// The values of all settings, their origins, and the warnings.
 #[derive(Clone, Debug)]
 pub struct LoadedSettings {
     /// The values of the settings.
     pub settings: Settings,
-    /// The origin of each value, by the setting's name. Defaults are absent.
+    /// The origin of each value, by setting name. A setting that is not here has its default.
     pub origins: BTreeMap<&'static str, SettingOrigin>,
     /// The warnings about probable mistakes.
     pub warnings: Vec<SettingProblem>,
 }
 
-/// Reads all settings, the weakest input first.
+/// Computes all settings. The order of precedence is: flag, environment variable, `server.yaml`,
+/// envoyproxy/ratelimit variable, default.
 ///
 /// # Errors
 ///
-/// Returns every error and warning of all inputs if at least one is an error.
+/// Returns all errors and warnings, if there is at least one error.
 pub fn read(input: &SettingsInput) -> Result<LoadedSettings, Vec<SettingProblem>> {
     let mut reader = SettingsReader::default();
     reader.read_ratelimit_values(&input.ratelimit_values);
@@ -239,7 +243,8 @@ impl SettingsReader {
             if dropped.is_empty() {
                 return left.into_iter().for_each(|clash| self.report_conflict(clash));
             }
-            // Without these values, other settings may lose their effect or their conflict.
+            // After values are dropped, other settings may have no effect or no conflict anymore,
+            // so the loop searches for conflicts again.
             for clash in dropped {
                 self.drop_ratelimit_value(clash);
             }
@@ -269,7 +274,8 @@ impl SettingsReader {
         }
     }
 
-    /// Drops a value of an envoyproxy/ratelimit variable. Warns once if the user set the variable.
+    /// Resets a setting whose value came from an envoyproxy/ratelimit variable. Adds one warning if
+    /// the user had set the variable.
     fn drop_ratelimit_value(
         &mut self,
         SettingConflict { setting, message, help, .. }: SettingConflict,
@@ -286,7 +292,8 @@ impl SettingsReader {
     }
 }
 
-/// Returns `true` if an envoyproxy/ratelimit variable determines the value, even by its default.
+/// Returns `true` if the value comes from an envoyproxy/ratelimit variable, or from the default of
+/// one.
 fn is_from_ratelimit(origin: &SettingOrigin) -> bool {
     match origin {
         SettingOrigin::RatelimitDefault(_) => true,
@@ -295,7 +302,8 @@ fn is_from_ratelimit(origin: &SettingOrigin) -> bool {
     }
 }
 
-/// Splits the text of a variable. Lists use `:`, as in `PATH`.
+/// Splits the text of an environment variable into values. A list is separated by `:`, as in
+/// `PATH`.
 fn split_variable(shape: Shape, text: &str) -> Vec<&str> {
     match shape {
         Shape::Many => text.split(':').filter(|part| !part.is_empty()).collect(),
@@ -322,7 +330,8 @@ fn invalid_value_message(setting: &Setting, texts: &[&str]) -> (String, Option<S
     }
 }
 
-/// Returns the setting's name in the notation of `origin`: a flag, a variable or a key.
+/// Returns the setting's name as the user writes it at `origin`: `--a-b`, `SLUICEGATE_A_B` or
+/// `a_b`.
 fn spelled_for(origin: &SettingOrigin, name: &str) -> String {
     match origin {
         SettingOrigin::Environment(_) => format!("{PREFIX}{}", name.to_uppercase()),
@@ -333,15 +342,15 @@ fn spelled_for(origin: &SettingOrigin, name: &str) -> String {
     }
 }
 
-/// Returns `true` for an address that Kubernetes sets for a Service.
-/// An address with a user or a password comes from a person.
+/// Returns `true` if `text` is an address that Kubernetes puts into environment variables for a
+/// Service. Kubernetes writes no user or password, so an address with `@` is from a person.
 fn is_service_address(text: &str) -> bool {
     let is_of = |scheme: &&str| text.starts_with(*scheme);
     ["tcp://", "udp://", "sctp://"].iter().any(is_of) && !text.contains('@')
 }
 
-/// Returns `true` if Kubernetes set this variable for a Service with a name such as `sluicegate`.
-/// Every pod has a dozen of them, and a warning for each would hide the relevant one.
+/// Returns `true` if Kubernetes set this `SLUICEGATE_…` variable for a Service named `sluicegate`.
+/// A pod can have a dozen of them, and warnings about all would hide those about real mistakes.
 fn is_service_link(name: &str, text: &str) -> bool {
     let parts = ["service_host", "service_port"];
     let suffixes = ["_tcp_port", "_tcp_addr", "_tcp_proto", "_udp_port", "_udp_addr", "_udp_proto"];

@@ -1,11 +1,11 @@
-//! The setting `backend`: the store of the counters.
+//! Parses the setting `backend`: the store of the counters.
 //!
 //! Guarantees:
-//! - A URL is parsed as a whole or rejected.
-//! - Its password is never printed.
+//! - A URL with an invalid part is rejected.
+//! - The password in a URL is never printed.
 //!
 //! Not covered:
-//! - Conflicts with other settings.
+//! - Conflicts with other settings (see `super::conflicts`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -23,57 +23,57 @@ const SENTINEL_PORT: u16 = 26379;
 pub enum StoreSetting {
     /// The memory of this process.
     Memory,
-    /// A Redis.
+    /// Redis, at this URL.
     Redis(RedisUrl),
 }
 
-/// The address of a Redis deployment, and the credentials for it.
+/// The address of a Redis deployment, with the credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
-    /// The address.
+    /// The hosts or the socket of the deployment.
     pub endpoint: RedisEndpoint,
-    /// `true` for TLS, also to the sentinels.
+    /// `true` to use TLS for Redis and its sentinels.
     pub tls: bool,
     /// The ACL user. Default: Redis' default user.
     pub user: Option<String>,
     /// The password.
     pub password: Option<String>,
-    /// The number of the database.
+    /// The number of the Redis database.
     pub database: u8,
 }
 
 /// The address of a Redis deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RedisEndpoint {
-    /// A host and a port.
+    /// The host and the port of a server.
     Tcp(HostPort),
-    /// A Unix socket.
+    /// The path of a Unix socket.
     Unix(PathBuf),
-    /// The sentinels that monitor Redis, and the name of its primary.
+    /// The sentinels, and the name of the primary that they monitor.
     Sentinel(Vec<HostPort>, String),
-    /// Some nodes of a Redis Cluster, which report the other nodes.
+    /// Some nodes of a Redis Cluster. They report the other nodes.
     Cluster(Vec<HostPort>),
 }
 
-/// A host and a port.
+/// The host and the port of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPort {
-    /// The host name or IP address. An IPv6 address has no brackets here.
+    /// The host name or IP address, for IPv6 without brackets.
     pub host: String,
     /// The port.
     pub port: u16,
 }
 
 impl RedisUrl {
-    /// Parses one of these URLs, with `rediss` for TLS:
+    /// Parses one of these URLs. With TLS, the scheme starts with `rediss` instead of `redis`:
     ///
     /// * `redis://user:password@host:port/database`
     /// * `redis+sentinel://user:password@host:port,host:port/primary/database`
     /// * `redis+cluster://user:password@host:port,host:port`
     /// * `redis+unix://user:password@/path?db=database`
     ///
-    /// The user, the password and the path may contain `%` escapes.
-    /// A password without a user belongs to the default user.
+    /// The user, the password and the path may contain `%` escapes. A password without a user is
+    /// for Redis' default user.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
@@ -102,7 +102,7 @@ fn parse_tcp(text: &str) -> Option<(RedisEndpoint, &str)> {
 fn parse_sentinel(text: &str) -> Option<(RedisEndpoint, &str)> {
     let (hosts, rest) = text.split_once('/')?;
     let (primary, database) = rest.split_once('/').unwrap_or((rest, ""));
-    // Sentinel allows only these characters in the name of a primary.
+    // Redis Sentinel allows only these characters in the name of a primary.
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let is_name = !primary.is_empty() && primary.bytes().all(sound);
     let endpoint =
@@ -129,7 +129,8 @@ fn database_or_zero(database: &str) -> &str {
 
 type Credentials = (Option<String>, Option<String>);
 
-/// Splits off the text before the last `@`. A password may contain `@`, a host may not.
+/// Returns the credentials before the last `@`, and the text after it. A password may contain `@`,
+/// but a host may not.
 fn split_credentials(text: &str) -> Option<(Credentials, &str)> {
     let end = text.find('/').unwrap_or(text.len());
     let Some(at) = text.get(..end)?.rfind('@') else { return Some(((None, None), text)) };
@@ -170,7 +171,7 @@ pub(super) fn parse_address(text: &str, default: u16) -> Option<HostPort> {
     is_host.then(|| HostPort { host: host.to_owned(), port })
 }
 
-/// Returns `text` if it contains only digits. `parse` alone would accept a sign.
+/// Returns `text` if it contains only digits. `str::parse` would also accept a sign.
 fn digits(text: &str) -> Option<&str> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then_some(text)
 }
@@ -198,7 +199,7 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Writes the URL with `***` for the password.
+/// Formats the URL with `***` instead of the password.
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.endpoint {
@@ -239,7 +240,7 @@ impl fmt::Debug for RedisUrl {
     }
 }
 
-/// A rough pattern for URLs, for the JSON Schema.
+/// A rough regular expression of valid Redis URLs, for the JSON Schema.
 const URLS: &str = "rediss?://.+|rediss?\\+(sentinel|cluster)://.+|redis\\+unix://.*/.+";
 
 const ACCEPTED: &str = "redis://user:password@host:port/database, \
@@ -295,8 +296,9 @@ impl Value for Option<RedisUrl> {
     }
 }
 
-/// Masks an invalid text that may contain a password. It keeps the scheme of a URL, and the
-/// host if an `@` marks it. Without an `@`, the text in the host's position may be a password.
+/// Returns an invalid URL for an error message, with everything masked that may be a password. Only
+/// the scheme stays, and the host if it follows an `@`. Without an `@`, the text in the place of
+/// the host may be a password.
 fn masked(text: &str) -> String {
     let is_word = |text: &str| {
         text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
@@ -306,13 +308,14 @@ fn masked(text: &str) -> String {
     }
     let scheme = text.split_once("://").filter(|(scheme, _)| is_word(scheme));
     let scheme = scheme.map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
-    // Text after a `?` may be a password that contains an `@`.
+    // If a `?` precedes the `@`, the text after the `?` may be a password that contains an `@`.
     let host = text.rsplit_once('@').filter(|(who, _)| !who.contains('?'));
     let host = host.and_then(|(_, host)| host.split(['/', '?']).next()).map(without_invalid_port);
     format!("{scheme}…{}", host.map(|host| format!("@{host}")).unwrap_or_default())
 }
 
-/// Returns the host with its port. An invalid port may be a password and is removed.
+/// Returns the host and port of an invalid URL. An invalid port may be a part of a password, so it
+/// is removed.
 fn without_invalid_port(host: &str) -> &str {
     let end = if host.starts_with('[') { host.find(']').map(|at| at + 1) } else { host.find(':') };
     let (host_name, port) = host.split_at(end.unwrap_or(host.len()));

@@ -1,12 +1,12 @@
-//! The types of the settings' values, and their conversion from and to text.
+//! The types of setting values, and their conversion from and to text.
 //!
 //! Guarantees:
-//! - A text has the same meaning in a flag, a variable and `server.yaml`.
-//! - The error for an invalid text describes the accepted texts.
-//! - `show` writes texts that `read` accepts, except for secrets.
+//! - A text has the same meaning in a flag, an environment variable and `server.yaml`.
+//! - The error message for an invalid text describes the valid ones.
+//! - `read` accepts the output of `show`, except for secrets.
 //!
 //! Not covered:
-//! - The list of settings, and conflicts between them.
+//! - The list of settings (see [`super::table`]), and conflicts between them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,44 +18,45 @@ use serde_json::{Value as Json, json};
 
 use crate::kernel::units::Nanos;
 
-/// The number of texts that make one value.
+/// The number of texts of a setting's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Exactly one.
+    /// Exactly one text.
     One,
-    /// One text, or none: a bare flag means `true`.
+    /// One text or none. A flag without a value means `true`.
     Switch,
     /// Any number of texts.
     Many,
-    /// A block of a file. A flag or variable contains it as JSON.
+    /// A YAML block in `server.yaml`. In a flag or variable, the block is one text in JSON.
     Block,
 }
 
-/// A type that a setting can have.
+/// A type of setting values.
 pub trait Value: Sized {
-    /// The number of texts that make one value.
+    /// The number of texts of a setting's value.
     const SHAPE: Shape = Shape::One;
-    /// The accepted texts, if they are a closed list.
+    /// All valid texts, if they are a closed list; otherwise empty.
     const CHOICES: &'static [&'static str] = &[];
-    /// `true` if the value is a secret. Its text is not printed, not even in an error.
+    /// `true` if the value is a secret, which is not printed, not even in an error.
     const HIDDEN: bool = false;
-    /// `true` for numbers and booleans, which a file may write in any YAML
-    /// form, such as `0x10` or `yes`. All other values are taken literally.
+    /// `true` for numbers and booleans. `server.yaml` may contain them in any YAML notation, such
+    /// as `0x10` or `yes`. Values of other types are taken as written.
     const IS_SCALAR: bool = false;
-    /// Parses the value, or returns `None` if the texts are invalid.
+    /// Returns the value of these texts, or `None` if they are invalid.
     fn read(texts: &[&str]) -> Option<Self>;
-    /// Returns the accepted values, as part of a sentence: `a port from 0 to 65535`.
+    /// Returns a description of the valid values as part of a sentence: `a port from 0 to 65535`.
     fn accepts() -> String;
     /// Returns the value as YAML, with secrets masked.
     fn show(&self) -> String;
     /// Returns the JSON Schema of the value.
     fn schema() -> Json;
-    /// Returns the error inside a text of [`Shape::Block`], with its position.
+    /// Returns the reason why a text of [`Shape::Block`] is invalid, with the position in the
+    /// block.
     #[must_use]
     fn why(_text: &str) -> Option<String> {
         None
     }
-    /// Returns an invalid text with its secrets masked.
+    /// Returns an invalid text for an error message, with secrets masked.
     #[must_use]
     fn masked(text: &str) -> String {
         text.to_owned()
@@ -69,7 +70,7 @@ fn parse_one<T: FromStr>(texts: &[&str]) -> Option<T> {
     }
 }
 
-/// Parses a whole number. `_` may group its digits.
+/// Parses a whole number. Digits may be grouped by `_`: `1_000_000`.
 fn whole<T: FromStr>(texts: &[&str]) -> Option<T> {
     match texts {
         [text] if text.starts_with(|c: char| c.is_ascii_digit()) => {
@@ -105,15 +106,15 @@ whole_numbers! {
     u64: "a whole number from 0";
 }
 
-/// A count of at least 1.
+/// A whole number of at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtLeastOne(NonZeroU32);
 
 impl AtLeastOne {
-    /// The count 1.
+    /// The number 1.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
-    /// Returns the count.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> NonZeroU32 {
         self.0
@@ -136,8 +137,8 @@ impl Value for AtLeastOne {
     }
 }
 
-/// Part of a Redis key: printable ASCII without blanks. Braces are
-/// invalid because Redis Cluster hashes only the text inside them.
+/// A text that may be part of a Redis key: printable ASCII without blanks. Braces are invalid,
+/// because Redis Cluster would compute the slot only from the text inside them.
 impl Value for String {
     fn read(texts: &[&str]) -> Option<Self> {
         let sound = |byte: u8| byte.is_ascii_graphic() && !b"{}".contains(&byte);
@@ -225,7 +226,7 @@ impl Value for Nanos {
     }
 }
 
-/// Parses a duration such as `250ms`. A bare `0` needs no unit.
+/// Parses a duration such as `250ms`. The text `0` needs no unit.
 fn parse_duration(text: &str) -> Option<Nanos> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -243,7 +244,7 @@ fn parse_duration(text: &str) -> Option<Nanos> {
     number.parse::<u64>().ok()?.checked_mul(unit).map(Nanos)
 }
 
-/// A fraction from 0 to 1. It is an `f32` because envoyproxy/ratelimit computes with one.
+/// A fraction from 0 to 1. It is an `f32`, as in envoyproxy/ratelimit, so that both round alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnitFraction(f32);
 
@@ -253,7 +254,7 @@ impl UnitFraction {
     /// The fraction 1.
     pub const WHOLE: Self = Self(1.0);
 
-    /// Returns `None` unless `part` is from 0 to 1.
+    /// Returns the fraction, or `None` if `part` is not from 0 to 1.
     #[must_use]
     pub fn new(part: f32) -> Option<Self> {
         (0.0..=1.0).contains(&part).then_some(Self(part))
@@ -282,26 +283,26 @@ impl Value for UnitFraction {
     }
 }
 
-/// The name of an HTTP header, or an empty name.
+/// The name of an HTTP header, or an empty text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderName(String);
 
 impl HeaderName {
-    /// Returns the name if `name` is empty or an HTTP token of at most 256 bytes.
+    /// Returns the name if `name` is empty or a valid HTTP header name of at most 256 bytes.
     #[must_use]
     pub fn new(name: &str) -> Option<Self> {
         let sound = name.len() <= 256 && name.bytes().all(is_token_char);
         sound.then(|| Self(name.to_owned()))
     }
 
-    /// Returns the name as it was written.
+    /// Returns the name in the case in which it was written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// RFC 9110, section 5.6.2.
+/// Returns `true` for a character of a header name (token, RFC 9110, section 5.6.2).
 fn is_token_char(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
@@ -342,8 +343,8 @@ impl SecretText {
         &self.0
     }
 
-    /// Returns `true` if `offered` equals the secret. It compares
-    /// every byte, so that the time reveals nothing about the secret.
+    /// Returns `true` if `offered` equals the secret. All bytes are compared, so that the duration
+    /// does not reveal how many are right.
     #[must_use]
     pub fn matches(&self, offered: &[u8]) -> bool {
         let differing = self.0.bytes().zip(offered).fold(0, |sum, (a, b)| sum | (a ^ b));
@@ -377,7 +378,7 @@ impl Value for Option<SecretText> {
     }
 }
 
-/// Returns `text` as a double-quoted scalar, which means the same in YAML and JSON.
+/// Returns `text` as a double-quoted scalar that is valid in both YAML and JSON.
 pub(super) fn quoted(text: &str) -> String {
     Json::from(text).to_string()
 }

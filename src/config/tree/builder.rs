@@ -1,12 +1,12 @@
-//! Builds a [`DescriptorTree`].
+//! Builds a [`DescriptorTree`] from nodes and rules.
 //!
 //! Guarantees:
-//! - Linear in the number of nodes and the length of their names.
-//! - Names are unique within a level.
-//! - Patterns keep their insertion order.
+//! - The cost is linear in the number of nodes and the length of their names.
+//! - The names of the children of one node are unique.
+//! - Patterns keep the order in which they were added.
 //!
 //! Not covered:
-//! - Validation of nodes (see [`crate::config::resolve`]).
+//! - Validation of descriptors (see [`crate::config::resolve`]).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -20,18 +20,19 @@ use crate::config::concurrency::ConcurrencyLimit;
 
 pub(crate) struct TreeBuilder {
     tree: DescriptorTree,
-    /// The nodes so far, hashed by level and name.
+    /// The nodes that were added, by parent and name.
     nodes_by_name: HashTable<NodeId>,
-    /// Pairs of level and pattern, in insertion order.
+    /// The nodes whose names are patterns, each with its parent, in the order in which they were
+    /// added.
     wildcards: Vec<(NodeId, NodeId)>,
 }
 
 /// The reason why a node cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddNodeError {
-    /// The level already has this node with the same name.
+    /// The parent already has this child with the same name.
     Duplicate(NodeId),
-    /// The tree is full: 4 GiB of names or 2^31 nodes.
+    /// The tree is full: it has 4 GiB of names or 2^31 nodes.
     Full,
 }
 
@@ -56,12 +57,13 @@ impl TreeBuilder {
         Self { tree, nodes_by_name: HashTable::new(), wildcards: Vec::new() }
     }
 
-    /// Returns the tree so far. Lookups find nothing before [`Self::finish`].
+    /// Returns the unfinished tree. Lookups in it find nothing before [`Self::finish`].
     pub(crate) fn tree(&self) -> &DescriptorTree {
         &self.tree
     }
 
-    /// Adds a node below `parent`. An empty `value` means no value.
+    /// Adds a child of `parent` with this key and value. With an empty `value`, its name is the
+    /// bare key.
     pub(crate) fn add(
         &mut self,
         parent: NodeId,
@@ -90,8 +92,8 @@ impl TreeBuilder {
         self.nodes_by_name.find(hash, is_it).copied()
     }
 
-    /// Adds a node that lookups cannot find, as a parent for
-    /// other nodes. Returns the root if the tree is full.
+    /// Adds a node that lookups do not find, for a descriptor that is invalid. Its children are
+    /// added to it, so that they are validated too. Returns the root if the tree is full.
     pub(crate) fn add_hidden(
         &mut self,
         parent: NodeId,
@@ -102,7 +104,8 @@ impl TreeBuilder {
         self.push_node(parent, name.0.len(), start, marks).unwrap_or(NodeId::ROOT)
     }
 
-    /// Appends a name to the text of all names and returns its start.
+    /// Appends the name of a node to the text of all names. Returns the byte position at which it
+    /// starts.
     fn push_name(&mut self, (key, value): (&str, &str)) -> usize {
         let start = self.tree.names.len();
         self.tree.names.push_str(key);
@@ -113,7 +116,7 @@ impl TreeBuilder {
         start
     }
 
-    /// Adds a node whose name starts at `start` and is the last one.
+    /// Adds a node whose name was appended last to the text of all names, at `start`.
     fn push_node(
         &mut self,
         parent: NodeId,
@@ -133,7 +136,8 @@ impl TreeBuilder {
     pub(crate) fn set_rule(&mut self, node: NodeId, rule: Rule) {
         self.tree.rules.push(rule);
         self.tree.rule_nodes.push(node);
-        // Fits in 32 bits: there are no more rules than nodes, and the node count is limited.
+        // The number of rules fits in 32 bits: there are no more rules than nodes, and the number
+        // of nodes is limited.
         let number = u32::try_from(self.tree.rules.len()).ok();
         self.tree.nodes[node.index()].rule = number.and_then(NonZeroU32::new).map(RuleId);
     }
@@ -142,7 +146,8 @@ impl TreeBuilder {
         self.tree.concurrency_limits.push((node, ceiling));
     }
 
-    /// Returns the domain and the names from the first level to `node`, joined by dots.
+    /// Returns the full path of a node: the domain and the names from the first level to `node`,
+    /// joined by dots.
     pub(crate) fn path(&self, domain: &str, mut node: NodeId) -> String {
         let mut names = Vec::new();
         while node != NodeId::ROOT {
@@ -169,7 +174,7 @@ impl TreeBuilder {
         self.tree
     }
 
-    /// Builds the lookup table. Nodes must not change afterwards.
+    /// Builds the hash table for lookups. Nodes must not change afterwards.
     fn build_table(&mut self) {
         let tree = &self.tree;
         let entries = self.nodes_by_name.iter().map(|&node| {
@@ -180,7 +185,8 @@ impl TreeBuilder {
     }
 }
 
-/// Returns the rule for a node without children, concurrency limit or flags; otherwise the node.
+/// Returns the lookup target of a node: only its rule if it has no children, concurrency limit or
+/// flags; otherwise the node.
 fn target_of(tree: &DescriptorTree, id: NodeId) -> LookupTarget {
     let node = tree.node(id);
     let is_plain = !node.has_children()

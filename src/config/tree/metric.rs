@@ -1,11 +1,11 @@
-//! The names under which envoyproxy/ratelimit counts the decisions of a rule.
+//! The names under which envoyproxy/ratelimit's statistics count the decisions of a rule.
 //!
 //! Guarantees:
-//! - Names equal envoyproxy/ratelimit's (source: `reference` §6.3).
-//! - `detailed_metric` and `value_to_metric` are supported.
+//! - The names are equal to those of envoyproxy/ratelimit.
+//! - The fields `detailed_metric` and `value_to_metric` of rules are supported.
 //!
 //! Not covered:
-//! - Characters that statistics do not allow (see [`crate::telemetry::stats`]).
+//! - Replacement of characters that are invalid in statistics (see [`crate::telemetry::stats`]).
 
 use super::{DescriptorTree, MatchKind, NodeFlags, shared_text};
 use crate::config::Rule;
@@ -14,14 +14,14 @@ struct MetricLevel<'t, 'e> {
     key: &'e str,
     value: &'e str,
     how: MatchKind,
-    /// The text that replaces the value if a pattern matched.
+    /// The text that replaces the entry's value in the name, if the entry matched a pattern.
     pattern: Option<&'t str>,
     is_shared: bool,
     value_to_metric: bool,
 }
 
 impl DescriptorTree {
-    /// Returns the metric name for `entries`, whose lookup returned `rule`.
+    /// Returns the name of the statistics of `rule`, which a lookup of `entries` returned.
     #[must_use]
     pub fn metric_key<'e, E>(&self, domain: &str, entries: E, rule: &Rule) -> String
     where
@@ -36,8 +36,8 @@ impl DescriptorTree {
         for level in self.metric_levels(entries) {
             name.extend([".", level.key]);
             match level.value_text(rule.detailed_metric) {
-                // A detailed name marks an absent value with
-                // `_`, unless the name contains a shared value.
+                // With `detailed_metric`, an empty value is shown as `_`, unless the name contains
+                // a shared value (`share_threshold`).
                 "" if rule.detailed_metric && !any_shared => name.push('_'),
                 "" => {}
                 shown => name.extend(["_", shown]),

@@ -1,15 +1,15 @@
-//! Matches a `*` pattern against one entry of a request.
+//! Compares a pattern with `*` with one entry of a descriptor.
 //!
 //! Guarantees:
-//! - Follows envoyproxy/ratelimit: the subject is the entry's composite `key_value`.
-//! - The subject starts with the first literal and ends with the last one.
-//! - Middle literals follow in order, each at its leftmost position.
-//! - No allocation, for entries of any length.
+//! - The pattern is compared with `key_value`, as in envoyproxy/ratelimit.
+//! - The text before the first `*` must be its start, the text after the last `*` its end.
+//! - Each text between two `*` is found at the leftmost possible position.
+//! - No memory is allocated, for entries of any length.
 //!
 //! Not covered:
-//! - The order of patterns (see [`super::DescriptorTree`]).
+//! - The order in which several patterns are compared (see [`super::DescriptorTree`]).
 
-/// The composite `key_value` of one entry, without joining the parts in memory.
+/// The text `key_value` of one entry, in three parts that are not joined in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompositeKey<'a>([&'a [u8]; 3]);
 
@@ -26,7 +26,8 @@ impl<'a> CompositeKey<'a> {
         self.0.iter().map(|piece| piece.len()).sum()
     }
 
-    /// Returns the last eight bytes as a big-endian number, with leading zeros for a shorter name.
+    /// Returns the last eight bytes of the text as a big-endian number. A shorter text is preceded
+    /// by zero bytes.
     #[inline]
     pub(super) fn suffix(self) -> u64 {
         let last = self.0[2];
@@ -36,7 +37,8 @@ impl<'a> CompositeKey<'a> {
         if let ([b"", b"", _], Some(first), Some(end)) =
             (self.0, last.first_chunk(), last.last_chunk())
         {
-            // Four to seven bytes: the two halves have equal bytes where they overlap.
+            // A text of four to seven bytes: the first four and the last four bytes overlap, and
+            // are equal where they overlap.
             let shift = 8 * (last.len() - 4);
             return u64::from(u32::from_be_bytes(*first)) << shift
                 | u64::from(u32::from_be_bytes(*end));
@@ -82,14 +84,15 @@ impl<'a> CompositeKey<'a> {
         literal.is_empty()
     }
 
-    /// Returns the end of the leftmost `literal` within `from..to`.
+    /// Returns the end position of the leftmost occurrence of `literal` within the bytes
+    /// `from..to`.
     fn find_end(self, literal: &[u8], from: usize, to: usize) -> Option<usize> {
         let last = to.checked_sub(literal.len())?;
         (from..=last).find(|&at| self.has_literal_at(at, literal)).map(|at| at + literal.len())
     }
 }
 
-/// Returns `true` if `pattern`, which has at least one `*`, matches `subject`.
+/// Returns `true` if `pattern`, which contains at least one `*`, matches `subject`.
 pub(crate) fn matches(pattern: &str, subject: CompositeKey<'_>) -> bool {
     let mut literals = pattern.split('*').map(str::as_bytes);
     let first = literals.next().unwrap_or_default();
@@ -104,10 +107,11 @@ pub(crate) fn matches(pattern: &str, subject: CompositeKey<'_>) -> bool {
             .is_some()
 }
 
-/// Returns `true` if `wide` matches every text that `narrow` matches.
+/// Returns `true` if pattern `wide` matches every text that pattern `narrow` matches.
 ///
-/// The result is exact. Read each `*` of `narrow` as a character that no literal of `wide`
-/// contains. Only a `*` of `wide` can match it, and would match any other text in its place.
+/// The result is exact. Each `*` of `narrow` is treated as a character that occurs nowhere in
+/// `wide`. Only a `*` of `wide` can match this character, and a `*` also matches any other text at
+/// that position.
 pub(crate) fn covers(wide: &str, narrow: &str) -> bool {
     matches(wide, CompositeKey::from_joined(narrow))
 }

@@ -1,12 +1,12 @@
-//! The hash table from names to lookup targets.
+//! The hash table of the descriptor tree, from the names of nodes to nodes or rules.
 //!
 //! Guarantees:
-//! - A name is found if and only if it was added; bytes are compared.
-//! - A lookup in a large table usually waits for one cache miss.
-//! - A second miss occurs if names with equal ends have different prefixes.
+//! - A name is found if and only if it was added: after the hash, all bytes are compared.
+//! - A lookup in a large hash table usually has one CPU cache miss.
+//! - There is a second cache miss if names with equal last bytes have different first bytes.
 //!
 //! Not covered:
-//! - The names that a descriptor looks up (see [`super::DescriptorTree`]).
+//! - The order in which names are looked up (see [`super::DescriptorTree`]).
 
 use std::collections::HashMap;
 use std::hash::Hasher;
@@ -17,45 +17,49 @@ use hashbrown::HashTable;
 use super::pattern::CompositeKey;
 use super::{NameSpan, NodeId, RuleId, key_hasher};
 
-/// The number of a name's last bytes that its slot stores, as in [`CompositeKey::suffix`].
+/// The number of bytes at the end of a name that are stored in the slot of the hash table.
+/// [`CompositeKey::suffix`] returns them.
 const SUFFIX_LEN: usize = size_of::<u64>();
 
-/// The lookup targets by name.
+/// The hash table from names to lookup targets.
 ///
-/// A slot of 16 bytes stores the end of a name, because names of one level mostly differ
-/// there. Each common prefix is stored once. A smaller table causes fewer cache misses.
+/// A slot has 16 bytes and stores the end of a name, because the names on one level differ mostly
+/// at the end. The part before it is stored once for all names that share it. A smaller table
+/// causes fewer CPU cache misses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NameTable {
     slots: HashTable<NameSlot>,
     prefixes: Vec<NamePrefix>,
 }
 
-/// The end of a name, and its target.
+/// One slot of the hash table: the end of a name, the index of the part before it, and the lookup
+/// target.
 #[derive(Clone, Copy, Debug)]
 struct NameSlot {
     suffix: u64,
-    /// Index into `prefixes`.
+    /// The index of the rest of the name in `prefixes`.
     prefix: u32,
     target: LookupTarget,
 }
 
 const _: () = assert!(size_of::<NameSlot>() == 16);
 
-/// A common prefix: all but the last [`SUFFIX_LEN`] bytes of
-/// names with one length, on the level below `parent`.
+/// The part of names before their last [`SUFFIX_LEN`] bytes. It is stored once for all children of
+/// `parent` whose names have the same length and this prefix.
 #[derive(Clone, Copy, Debug)]
 struct NamePrefix {
     parent: NodeId,
-    /// A whole name with this prefix.
+    /// One of the names that start with this prefix.
     name: NameSpan,
 }
 
-/// The target of a name: a node, or only its rule if the node has nothing else to read.
+/// The result of a lookup by name: a node, or only the number of its rule if a lookup needs nothing
+/// else of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LookupTarget(u32);
 
 impl LookupTarget {
-    /// The flag for a rule number in the other bits.
+    /// The bit that is set if the other bits are the number of a rule, not of a node.
     pub(super) const RULE_FLAG: u32 = 1 << 31;
 
     pub(super) const fn of_node(node: NodeId) -> Self {
@@ -77,7 +81,7 @@ impl LookupTarget {
 }
 
 impl NameTable {
-    /// Creates a table of `entries`. Names must be unique within a level.
+    /// Creates a hash table of `entries`. The names of the children of one node must be unique.
     pub(super) fn new(
         names: &str,
         entries: impl ExactSizeIterator<Item = (NodeId, NameSpan, LookupTarget)>,
@@ -92,7 +96,8 @@ impl NameTable {
                 stems.len() - 1
             });
             let end = CompositeKey::from_joined(name.text(names)).suffix();
-            // There are no more prefixes than nodes, and node numbers fit in 31 bits.
+            // The number of prefixes fits: it is at most the number of nodes, which fits in 31
+            // bits.
             let place = NameSlot {
                 suffix: end,
                 prefix: u32::try_from(number).unwrap_or(u32::MAX),
@@ -104,7 +109,8 @@ impl NameTable {
         Self { slots: places, prefixes: stems }
     }
 
-    /// Returns the target of `subject`, whose hash is `hash`, on the level below `parent`.
+    /// Returns the lookup target of the child of `parent` whose name is `subject`. The hash of the
+    /// name is `hash`.
     #[inline]
     pub(super) fn find(
         &self,
@@ -146,8 +152,8 @@ impl NameSlot {
 mod tests {
     use super::*;
 
-    /// Names that differ in one property each: level, length,
-    /// prefix, suffix, and zero bytes instead of missing bytes.
+    /// Names that differ in one property each: level, length, prefix, suffix, or a zero byte that
+    /// others lack.
     const NAMES: [(u32, &str); 12] = [
         (1, "api_key_customer-1"),
         (2, "api_key_customer-1"),
@@ -185,7 +191,8 @@ mod tests {
             let found = cut
                 .map(|(key, value)| table.find(&names, level, hash, CompositeKey::new(key, value)));
             assert!(found.is_none_or(|found| found == Some(goal)), "{text:?}");
-            // With one name in the table, look up the other names under that name's hash.
+            // The hash table contains only one name. Each other name is looked up with the hash of
+            // this name.
             let alone = NameTable::new(&names, [all[out]].into_iter());
             for &(level, other, _) in all.iter().filter(|other| other.2 != goal) {
                 let found =

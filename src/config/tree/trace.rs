@@ -1,10 +1,10 @@
-//! Traces the lookup of a descriptor's rule.
+//! Records each step of the lookup of a descriptor, for the command `explain`.
 //!
 //! Guarantees:
-//! - Takes the same steps as [`DescriptorTree::lookup`], with the same functions.
+//! - The recorded steps are those of [`DescriptorTree::lookup`], made by the same functions.
 //!
 //! Not covered:
-//! - The text for users (see `trace_lookup`).
+//! - The text for users (see [`crate::config::explain`]).
 
 use std::borrow::Cow;
 
@@ -16,68 +16,68 @@ use super::{
     DescriptorNode, DescriptorTree, MatchKind, RuleMatch, SharedValues, pattern, shared_text,
 };
 
-/// The trace of one lookup.
+/// The record of one lookup.
 #[derive(Debug)]
 pub struct LookupTrace<'t> {
-    /// One step per compared entry.
+    /// One step for each entry that was compared with the rules.
     pub steps: Vec<LookupStep<'t>>,
-    /// The outcome of the lookup.
+    /// The result of the lookup.
     pub outcome: LookupOutcome<'t>,
-    /// The concurrency limit of the last node.
+    /// The concurrency limit that the descriptor matches, if there is one.
     pub concurrency_limit: Option<&'t ConcurrencyLimit>,
 }
 
-/// The lookup of one entry at one level.
+/// The comparison of one entry with the nodes of one level.
 #[derive(Debug)]
 pub struct LookupStep<'t> {
     /// The entry.
     pub entry: (String, String),
-    /// The candidates, by priority: exact, patterns, bare key.
+    /// The names that could match, in the order of priority: exact, patterns, bare key.
     pub candidates: Vec<LookupCandidate<'t>>,
 }
 
-/// One candidate at one level.
+/// A name that could match the entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupCandidate<'t> {
-    /// The kind of name.
+    /// The kind of the name.
     pub kind: MatchKind,
-    /// The candidate's name.
+    /// The name: `key`, `key_value` or a pattern.
     pub name: Cow<'t, str>,
-    /// The status of the candidate.
+    /// The result for this name.
     pub status: CandidateStatus,
 }
 
-/// The status of a candidate.
+/// The result of the comparison with one name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CandidateStatus {
-    /// The lookup continues at this node.
+    /// The name matches, and the lookup continues at its node.
     Taken,
-    /// The level has no such node, or the pattern does not match.
+    /// The level has no node with this name, or the pattern does not match.
     Absent,
-    /// The candidate matches, but one with a higher priority was taken.
+    /// The name matches, but another name with a higher priority was taken.
     Outranked,
 }
 
-/// The outcome of a lookup.
+/// The result of a lookup.
 #[derive(Debug)]
 pub enum LookupOutcome<'t> {
     /// A rule was found.
     Found(RuleMatch<'t>),
     /// The descriptor has no entries.
     NoEntries,
-    /// The last step found no node.
+    /// No node of the level matches the last compared entry.
     NoNode,
-    /// The descriptor has more entries, but the last node has no children.
+    /// The descriptor has further entries, but the node that matched has no children.
     NoChildren,
-    /// The node of the last entry has no `rate_limit`.
+    /// The node that the last entry matched has no `rate_limit`.
     NoLimit {
-        /// `true` if the file has descriptors below this node.
+        /// `true` if the node has children.
         has_children: bool,
     },
 }
 
 impl LookupStep<'_> {
-    /// Returns the candidate that was taken.
+    /// Returns the name at whose node the lookup continued, if there is one.
     #[must_use]
     pub fn taken(&self) -> Option<&LookupCandidate<'_>> {
         self.candidates.iter().find(|tried| tried.status == CandidateStatus::Taken)
@@ -85,9 +85,11 @@ impl LookupStep<'_> {
 }
 
 impl DescriptorTree {
-    /// Returns the trace of a descriptor, with all candidates at all levels.
+    /// Returns the record of the lookup of a descriptor, with all names that could match on each
+    /// level.
     ///
-    /// Cost: linear in the patterns of the visited levels; allocates. Not for the request path.
+    /// Cost: linear in the number of patterns on the visited levels; allocates memory. Not for use
+    /// in checks.
     #[must_use]
     pub fn trace_lookup(&self, entries: &[(&str, &str)]) -> LookupTrace<'_> {
         let mut steps = Vec::new();

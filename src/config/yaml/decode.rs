@@ -1,9 +1,9 @@
-//! Decodes bytes to text as a YAML parser does.
+//! Decodes the bytes of a file to text, as a YAML parser does.
 //!
 //! Guarantees:
-//! - Accepts UTF-8, and UTF-16 with a byte order mark.
-//! - Removes the byte order mark.
-//! - Reports characters that YAML forbids.
+//! - The bytes may be UTF-8, or UTF-16 with a byte order mark.
+//! - The byte order mark is removed.
+//! - Control characters that YAML forbids are reported.
 //!
 //! Not covered:
 //! - Line ends, which stay unchanged.
@@ -11,7 +11,8 @@
 use super::BYTES;
 use crate::config::diagnostic::{Code, Findings, Span};
 
-/// Decodes `bytes`. Problems are added to `findings`, and invalid characters become U+FFFD.
+/// Decodes the bytes of a file. Invalid bytes and forbidden characters are added to `findings`.
+/// Invalid bytes become U+FFFD.
 pub(in crate::config) fn decode(bytes: &[u8], findings: &mut Findings) -> String {
     if BYTES < bytes.len() {
         let (size, most) = (bytes.len() / 1024 / 1024, BYTES / 1024 / 1024);
@@ -80,12 +81,13 @@ fn report_control_chars(text: &str, findings: &mut Findings) {
     findings.add_with_help(Code::Encoding, Span { start: at, end: at }, message, help);
 }
 
-/// Has no early exit, so that the compiler can vectorize the loop.
+/// Returns `true` if all bytes are printable ASCII. The loop has no early exit, so that the
+/// compiler can vectorize it.
 fn is_printable_ascii(bytes: &[u8]) -> bool {
     bytes.iter().fold(true, |so_far, b| so_far & matches!(b, b'\t' | b'\n' | b'\r' | b' '..=b'~'))
 }
 
-/// Returns `true` for the characters of YAML 1.1, which forbids most control characters.
+/// Returns `true` for the characters that YAML 1.1 allows. It forbids most control characters.
 fn is_allowed_char(c: char) -> bool {
     matches!(c,
         '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{A0}'..='\u{D7FF}'

@@ -1,12 +1,12 @@
-//! Parser input that accepts a comment without a blank before it.
+//! An input for the YAML parser that accepts a comment without a blank before its `#`.
 //!
 //! Guarantees:
 //! - A `#` directly after a bracket, quote or block indicator starts a comment (YAML 1.1).
-//! - Everything else, including positions, is as in `StrInput`.
-//! - It has no run-time cost.
+//! - Everything else, such as positions, is as in the parser's own `StrInput`.
+//! - Parsing is as fast as with `StrInput`.
 //!
 //! Not covered:
-//! - The decision if a `#` is part of a text: the parser makes it.
+//! - The decision whether a `#` belongs to a text, which the parser makes.
 
 use granit_parser::input::{SkipTabs, WhitespaceResult};
 use granit_parser::{BorrowedInput, Input, StrInput};
@@ -19,7 +19,8 @@ impl<'s> LenientInput<'s> {
     }
 }
 
-/// Forwards to `StrInput`. Its methods are faster than the trait's defaults and need no lookahead.
+/// Forwards methods to `StrInput`, because its methods are faster than the default methods of the
+/// trait [`Input`].
 macro_rules! as_beneath {
     (
         looks { $($look:ident($($a:ident: $of:ty),*) -> $seen:ty;)* }
@@ -31,7 +32,8 @@ macro_rules! as_beneath {
 }
 
 impl Input for LenientInput<'_> {
-    /// Reports a `#` like a blank: the scanner requires a blank before a comment.
+    /// Reports that blanks were skipped if the next character is `#`, because the parser requires a
+    /// blank before a comment.
     #[inline]
     fn skip_ws_to_eol_blanks(&mut self, tabs: SkipTabs) -> (usize, WhitespaceResult) {
         let (skipped, blanks) = self.0.skip_ws_to_eol_blanks(tabs);

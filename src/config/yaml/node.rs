@@ -1,13 +1,14 @@
-//! Parses the first document of a text into a tree.
+//! Parses the first YAML document of a text into a tree of nodes.
 //!
 //! Guarantees:
-//! - The nodes are in one arena, so dropping a tree never recurses.
-//! - Mappings are ordered pairs and keep repeated keys.
-//! - An alias is a reference to its node.
+//! - All nodes are in one `Vec`, so dropping a tree does not recurse.
+//! - A mapping is a list of pairs in the order of the text, with repeated keys.
+//! - An alias is stored as a reference to its target, not as a copy.
 //! - Time and memory are proportional to the length of the text.
 //!
 //! Not covered:
-//! - Later documents, which are reported but not read, as in envoyproxy/ratelimit.
+//! - The content of later documents, which causes a warning and is ignored, as in
+//!   envoyproxy/ratelimit.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,13 +26,13 @@ pub(in crate::config) type YamlId = usize;
 
 #[derive(Debug)]
 pub(in crate::config) enum YamlKind<'s> {
-    /// A text. If it is `plain` (without quotes), its spelling determines its type.
+    /// A scalar. If it is `plain` (without quotes), its text determines its type.
     Scalar { text: Cow<'s, str>, plain: bool },
-    /// Keys and values in turn, in order.
+    /// A mapping: the range of its child nodes, which are alternately keys and values.
     Mapping(Range<u32>),
-    /// Items, in order.
+    /// A sequence: the range of its items.
     Sequence(Range<u32>),
-    /// A reference to a node that is not an alias.
+    /// An alias: its target, which is not an alias itself.
     Alias(YamlId),
 }
 
@@ -47,13 +48,13 @@ pub(in crate::config) struct YamlTree<'s> {
     nodes: Vec<YamlNode<'s>>,
     children: Vec<YamlId>,
     tags: HashMap<YamlId, Box<str>>,
-    /// The outermost node, or `None` for an empty text.
+    /// The outermost node, or `None` if the text is empty.
     pub(in crate::config) root: Option<YamlId>,
     pub(in crate::config) has_aliases: bool,
 }
 
 impl<'s> YamlTree<'s> {
-    /// Returns the number of nodes. Every ID is below it.
+    /// Returns the number of nodes. The IDs are the numbers below it.
     pub(in crate::config) fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -67,12 +68,12 @@ impl<'s> YamlTree<'s> {
         Span { start: widen(*start), end: widen(*end) }
     }
 
-    /// Returns the resolved tag of a node, or an empty text.
+    /// Returns the tag of a node in its full form, or an empty text without a tag.
     pub(in crate::config) fn tag(&self, id: YamlId) -> &str {
         self.tags.get(&id).map_or("", |tag| tag)
     }
 
-    /// Returns the target of an alias, or `id` itself for other nodes.
+    /// Returns the target of `id` if it is an alias; otherwise `id` itself.
     pub(in crate::config) fn target(&self, id: YamlId) -> YamlId {
         match self.kind(id) {
             YamlKind::Alias(target) => *target,
@@ -80,7 +81,7 @@ impl<'s> YamlTree<'s> {
         }
     }
 
-    /// Returns the items of a sequence, or the keys and values of a mapping in turn.
+    /// Returns the items of a sequence, or the keys and values of a mapping alternately.
     pub(in crate::config) fn children(&self, id: YamlId) -> &[YamlId] {
         match self.kind(id) {
             YamlKind::Mapping(range) | YamlKind::Sequence(range) => {
@@ -94,8 +95,8 @@ impl<'s> YamlTree<'s> {
         self.children(id).as_chunks::<2>().0.iter().map(|[key, value]| (*key, *value))
     }
 
-    /// Returns the text and the value of a scalar, or `None` for other nodes. A
-    /// tag that does not fit is ignored here, because [`super::check`] reports it.
+    /// Returns the text and the typed value of a scalar, or `None` for other nodes. A tag that does
+    /// not fit the text is ignored here, because [`super::check`] reports it.
     pub(in crate::config) fn scalar(&self, id: YamlId) -> Option<(&str, ScalarValue)> {
         match self.kind(id) {
             YamlKind::Scalar { text, plain } => {
@@ -106,12 +107,12 @@ impl<'s> YamlTree<'s> {
         }
     }
 
-    /// Returns `true` if a node is text only because of its quotes.
+    /// Returns `true` if a scalar is text only because of its quotes.
     pub(in crate::config) fn is_quoted(&self, id: YamlId) -> bool {
         matches!(self.kind(id), YamlKind::Scalar { plain: false, .. }) && self.tag(id).is_empty()
     }
 
-    /// Returns `true` if the key merges the pairs of its value into the mapping (`<<`).
+    /// Returns `true` if `key` is a merge key (`<<`).
     pub(in crate::config) fn is_merge(&self, key: YamlId) -> bool {
         match self.kind(key) {
             YamlKind::Scalar { text, plain } if text == "<<" => {
@@ -122,8 +123,8 @@ impl<'s> YamlTree<'s> {
         }
     }
 
-    /// Returns the mappings that a merge key names, in the order of their
-    /// application. The first item of a list wins, so it comes last.
+    /// Returns the mappings that the value of a merge key names, in the order in which they are
+    /// applied. In a YAML list of mappings, the first has precedence, so it is applied last.
     pub(in crate::config) fn merged_mappings(&self, value: YamlId) -> Vec<YamlId> {
         match self.kind(value) {
             YamlKind::Sequence(_) => self.children(value).iter().rev().copied().collect(),
@@ -132,7 +133,8 @@ impl<'s> YamlTree<'s> {
     }
 }
 
-/// Converts a stored offset. Offsets have 32 bits, which is enough for [`BYTES`].
+/// Converts a stored byte offset. Offsets have 32 bits, which suffices for the largest file
+/// ([`BYTES`]).
 fn widen(offset: u32) -> usize {
     usize::try_from(offset).unwrap_or(BYTES)
 }
@@ -141,7 +143,7 @@ fn narrow(offset: usize) -> u32 {
     u32::try_from(offset).unwrap_or(u32::MAX)
 }
 
-/// Parses the first document of `text`. Syntax errors are added to `findings`.
+/// Parses the first YAML document of `text`. Adds syntax errors to `findings`.
 pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> YamlTree<'s> {
     report_unknown_directives(text, 0, findings);
     let version_at = text.find("%YAML").unwrap_or_default();
@@ -182,8 +184,8 @@ pub(in crate::config) fn parse<'s>(text: &'s str, findings: &mut Findings) -> Ya
     builder.tree
 }
 
-/// Reports a document after the first one. It is dropped, as in envoyproxy/ratelimit,
-/// and the user would not notice otherwise. Empty documents are skipped.
+/// Warns about a second document, which is ignored, as in envoyproxy/ratelimit. Empty documents
+/// cause no warning.
 fn report_later_documents<'s>(
     rest: impl Iterator<Item = Result<(Event<'s>, granit_parser::Span), ScanError>>,
     is_first_empty: bool,
@@ -209,7 +211,7 @@ fn report_later_documents<'s>(
     }
 }
 
-/// Returns `true` for null, and for the `~` that the parser emits instead of a missing value.
+/// Returns `true` for a text that means null. The parser reports a missing value as `~`.
 fn is_null_text(text: &str) -> bool {
     matches!(text, "" | "~" | "null")
 }
@@ -234,18 +236,19 @@ fn parser_options(depth: usize) -> granit_parser::Options {
     options
 }
 
-/// Returns `true` for a directive after the document, which ends it.
-/// The text after it is not read, but the directive must be valid.
+/// Returns `true` if the error is a directive (`%`) after the first document. A valid directive
+/// ends the document, and the text after it is not read.
 fn ends_document(error: &ScanError) -> bool {
     *error.kind() == ErrorKind::MissingDocumentEndBeforeDirective
 }
 
-/// A collection whose end was not reached yet.
+/// A mapping or sequence whose end the parser has not reached yet.
 struct OpenCollection {
     id: YamlId,
-    /// `true` inside brackets (flow style).
+    /// `true` if the collection is written with brackets (YAML flow style).
     is_flow: bool,
-    /// The number of nodes without a parent at the start of the collection.
+    /// The number of nodes that had no parent yet when the collection started. Later ones are its
+    /// children.
     waiting: usize,
 }
 
@@ -255,7 +258,7 @@ struct YamlTreeBuilder<'s> {
     open: Vec<OpenCollection>,
     waiting: Vec<YamlId>,
     anchors: HashMap<usize, YamlId>,
-    /// The position of the `%YAML` directive, if there is one.
+    /// The position of the `%YAML` directive. Used only if the document has one.
     version_at: Span,
 }
 
@@ -391,7 +394,8 @@ pub(super) fn report_too_deep(at: Span, findings: &mut Findings) {
     findings.add(Code::TooDeep, at, message);
 }
 
-/// Reports unknown directives. YAML 1.1 parsers reject them, but `granit_parser` skips them.
+/// Reports unknown directives (`%`) as errors, as YAML 1.1 parsers do. The parser `granit_parser`
+/// skips them.
 fn report_unknown_directives(text: &str, from: usize, findings: &mut Findings) {
     let mut start = from;
     for line in text.get(from..).unwrap_or_default().split_inclusive(['\n', '\r']) {
@@ -435,12 +439,12 @@ fn report_syntax_error(error: &ScanError, text: &str, findings: &mut Findings) {
     }
 }
 
-/// The fix for a text that continues on a line that is valid by itself.
+/// The suggested fix for an unquoted text that unintentionally continues on the next line.
 const CONTINUED_TEXT_FIX: &str =
     "keys of one block start in one column, and a colon is followed by a blank";
 
-/// Returns the word before a colon if only blanks and dashes precede it on its line.
-/// In that case the text that the colon would split starts on an earlier line.
+/// Returns the word before a colon if only blanks and dashes precede the word on its line. The
+/// syntax error is then in an unquoted text that starts on an earlier line.
 fn lone_word_before_colon(before: &str) -> Option<Span> {
     let first = before.rfind(['\n', '\r']).map_or(0, |end| end + 1);
     let line = before[first..].trim_end_matches([' ', '\t']);

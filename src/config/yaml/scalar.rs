@@ -1,11 +1,11 @@
-//! The values of scalars in YAML 1.1, as in envoyproxy/ratelimit.
+//! The typed values of scalars in YAML 1.1, as in envoyproxy/ratelimit's parser.
 //!
 //! Guarantees:
-//! - Each boolean has eleven spellings.
-//! - Integers may have `_`, a sign, `0x`, `0b`, `0o` or a leading zero (octal).
-//! - Base 60 is not supported.
-//! - A number with a leading zero and an 8 or 9 is a float.
-//! - Dates are text.
+//! - `true` and `false` have eleven spellings each, such as `yes` and `Off`.
+//! - Integers may have `_`, a sign, the prefix `0x`, `0b` or `0o`, or a leading zero (octal).
+//! - Numbers in base 60, such as `1:30`, are text.
+//! - A number with a leading zero and the digit 8 or 9 is a float.
+//! - Dates such as `2024-01-31` are text.
 //!
 //! Not covered:
 //! - Tags on mappings and lists, which have no effect.
@@ -22,17 +22,17 @@ pub(in crate::config) enum ScalarValue {
     Unsigned(u64),
     Float(f64),
     Text,
-    /// Decoded `!!binary`.
+    /// The decoded bytes of a scalar with the tag `!!binary`.
     Binary(Vec<u8>),
 }
 
 const STANDARD_TAG_PREFIX: &str = "tag:yaml.org,2002:";
 
-/// Returns the value of a scalar.
+/// Returns the typed value of a scalar with this text, tag and style.
 ///
 /// # Errors
 ///
-/// Returns the tag's short name if it is a standard tag that does not fit the text.
+/// Returns the short name of a standard tag, such as `!!int`, if the tag does not fit the text.
 pub(super) fn parse_scalar(
     text: &str,
     tag: &str,
@@ -108,7 +108,8 @@ fn parse_integer(text: &str) -> Option<ScalarValue> {
     }
 }
 
-/// Parses `0b-1` and `0b+1`. Only binary integers may have the sign after the prefix.
+/// Parses a binary integer with a sign after its prefix, such as `0b-1`. Other integers may have a
+/// sign only at the start.
 fn parse_signed_binary(text: &str) -> Option<ScalarValue> {
     let digits = text.strip_prefix("0b")?;
     i64::from_str_radix(digits, 2).ok().map(ScalarValue::Int)
@@ -124,7 +125,7 @@ fn split_radix(text: &str) -> (u32, &str) {
     }
 }
 
-/// Parses `[-+]? (digits [. digits?] | . digits) ([eE] [-+]? digits)?` if it is finite.
+/// Parses a finite decimal number: `[-+]? (digits [. digits?] | . digits) ([eE] [-+]? digits)?`.
 fn parse_decimal(text: &str) -> Option<ScalarValue> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
@@ -139,14 +140,15 @@ fn parse_decimal(text: &str) -> Option<ScalarValue> {
     text.parse().ok().filter(|value: &f64| value.is_finite()).map(ScalarValue::Float)
 }
 
-/// Parses a number that starts with its decimal point. `_` is valid only between digits.
+/// Parses a number that starts with its decimal point, such as `.5`. `_` is valid only between
+/// digits.
 fn parse_fraction(text: &str) -> Option<ScalarValue> {
     let digit = |at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
     let parts = text.match_indices('_').all(|(at, _)| digit(at.wrapping_sub(1)) && digit(at + 1));
     if parts { parse_decimal(&text.replace('_', "")) } else { None }
 }
 
-/// Decodes standard base64 with padding. Line ends may be anywhere.
+/// Decodes standard base64 with padding. Line ends are allowed at any position.
 fn decode_base64(text: &str) -> Option<Vec<u8>> {
     let coded: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
     let (quads, rest) = coded.as_chunks::<4>();

@@ -1,10 +1,10 @@
-//! Checks the structure of a tree before any code follows an alias.
+//! Verifies the structure of a YAML tree before any code follows an alias.
 //!
 //! Guarantees:
-//! - After a check without errors, following aliases ends within [`DEPTH`] levels and bounded
-//!   steps.
-//! - Every key is a scalar, and every merge key names mappings.
-//! - Every tag fits its text, or is in the returned set.
+//! - If [`check`] reports no error, following aliases ends within [`DEPTH`] levels and a bounded
+//!   number of nodes.
+//! - Every key is a scalar, and the value of every merge key (`<<`) is one or more mappings.
+//! - Every tag fits its scalar, or the scalar is in the returned set.
 //!
 //! Not covered:
 //! - The keys and types of a limits file.
@@ -15,8 +15,8 @@ use super::node::report_too_deep;
 use super::{DEPTH, YamlId, YamlKind, YamlTree, scalar};
 use crate::config::diagnostic::{Code, Findings};
 
-/// Checks a tree. Returns the scalars whose tag does not
-/// fit, or `None` if following aliases would never end.
+/// Verifies a YAML tree and reports errors. Returns the scalars whose tag does not fit, or `None`
+/// if following aliases would not end.
 pub(in crate::config) fn check(
     tree: &YamlTree<'_>,
     findings: &mut Findings,
@@ -71,24 +71,24 @@ fn check_merge(tree: &YamlTree<'_>, value: YamlId, findings: &mut Findings) {
     }
 }
 
-/// Counts the nodes that were read and how many of them came from
-/// aliases. As in envoyproxy/ratelimit's parser, nearly all nodes of
-/// a small file may come from aliases, but only 10 % of a large one.
+/// Counts the nodes that were read, and how many of them were reached through aliases. The
+/// permitted part is that of envoyproxy/ratelimit's parser: 99 % in a small file, 10 % in a large
+/// one.
 #[derive(Debug, Default)]
 pub(in crate::config) struct AliasBudget {
     read: u32,
     from_aliases: u32,
-    /// The number of aliases that are being followed.
+    /// The number of nested aliases that are being followed.
     pub(in crate::config) alias_depth: usize,
 }
 
 impl AliasBudget {
-    /// Up to this number of nodes, 99 % may come from aliases.
+    /// The number of nodes up to which 99 % may come from aliases.
     const SMALL_FILE_NODES: f64 = 400_000.0;
-    /// From this number on, 10 % may come from aliases.
+    /// The number of nodes from which on only 10 % may come from aliases.
     const LARGE_FILE_NODES: f64 = 4_000_000.0;
 
-    /// Counts one node. Returns `false` if too many came from aliases.
+    /// Counts one node. Returns `false` if too many nodes came from aliases.
     pub(in crate::config) fn count(&mut self) -> bool {
         self.read = self.read.saturating_add(1);
         if 0 < self.alias_depth {
@@ -111,11 +111,12 @@ enum WalkStep {
     LeaveAlias,
 }
 
-/// A walk over a tree with aliases followed. It has its own stack instead of recursion.
+/// A depth-first walk over a tree that follows aliases. It uses its own stack instead of recursion.
 struct AliasWalk<'t, 's> {
     tree: &'t YamlTree<'s>,
     steps: Vec<WalkStep>,
-    /// For each node, `true` while the walk is inside of it.
+    /// For each node, `true` while the walk is inside the node. An alias to such a node would never
+    /// end.
     is_open: Vec<bool>,
     depth: usize,
     budget: AliasBudget,

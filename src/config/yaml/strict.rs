@@ -1,16 +1,16 @@
-//! Checks the rules in which YAML 1.1 is stricter or laxer than `granit_parser`, a YAML 1.2 parser.
+//! Applies the rules of YAML 1.1 that `granit_parser`, a YAML 1.2 parser, does not apply.
 //!
 //! Guarantees:
-//! - Rejects tabs where a key may start.
-//! - Rejects `?` and a leading `:` in unquoted texts inside brackets.
-//! - Rejects the escapes `\/` and UTF-16 surrogates.
-//! - Rejects anchors with characters other than letters, digits, `_` and `-`.
+//! - Tabs are rejected where a key may start.
+//! - `?` and a leading `:` are rejected in unquoted texts inside brackets.
+//! - The escape `\/` and escaped UTF-16 surrogates are rejected.
+//! - Anchors may contain only letters, digits, `_` and `-`.
 //!
 //! Not covered:
-//! - Comments without a blank before them: see [`super::input`].
+//! - Comments without a blank before them (see [`super::input`]).
 //! - Line ends other than CR and LF.
-//! - Quoted texts that continue left of their block: YAML 1.1 accepts them, we reject them.
-//! - Tabs inside brackets inside blocks: YAML 1.1 accepts them, we reject them.
+//! - Quoted texts with lines indented less than their block: valid in YAML 1.1, but rejected.
+//! - Tabs inside brackets inside an indented block: valid in YAML 1.1, but rejected.
 
 use std::borrow::Cow;
 
@@ -18,12 +18,13 @@ use granit_parser::ScalarStyle;
 
 use crate::config::diagnostic::{Code, Findings, Span};
 
-/// Checks the text between nodes and the spelling of scalars.
+/// Verifies the text between YAML tokens and the spelling of scalars.
 pub(super) struct Yaml11Checks<'s> {
     text: &'s str,
-    /// The end of the last token. The text before it is checked.
+    /// The end of the last token. All text before it is already verified.
     checked_to: usize,
-    /// `true` if the last token was an unquoted text, which includes the blanks after it.
+    /// `true` if the last token was an unquoted text. The parser includes the blanks after such a
+    /// text in the token.
     after_plain: bool,
     open_brackets: usize,
 }
@@ -43,7 +44,8 @@ impl<'s> Yaml11Checks<'s> {
         self.advance(at, false);
     }
 
-    /// Checks the scalar at `at` and returns its text in YAML 1.1.
+    /// Verifies the scalar at `at` and the text before it. Returns the text of the scalar by the
+    /// rules of YAML 1.1.
     pub(super) fn check_scalar(
         &mut self,
         text: Cow<'s, str>,
@@ -54,7 +56,7 @@ impl<'s> Yaml11Checks<'s> {
         self.check_gap(at.start, findings);
         self.advance(at, style == ScalarStyle::Plain);
         match style {
-            // The parser emits `~` for a missing value.
+            // The parser returns the text `~` for a missing value.
             ScalarStyle::Plain if at.start == at.end => Cow::Borrowed(""),
             ScalarStyle::Plain if 0 < self.open_brackets => {
                 self.check_plain_in_brackets(text, at, findings)
@@ -67,7 +69,7 @@ impl<'s> Yaml11Checks<'s> {
         }
     }
 
-    /// Checks the text before any other token.
+    /// Verifies the text before a token that is neither a scalar nor a bracket.
     pub(super) fn check_token(&mut self, at: Span, findings: &mut Findings) {
         self.check_gap(at.start, findings);
         self.advance(at, false);
@@ -98,8 +100,8 @@ impl<'s> Yaml11Checks<'s> {
         }
     }
 
-    /// Checks an unquoted text inside brackets. In YAML 1.1 `unit:`
-    /// before a comma is one word instead of a key without a value.
+    /// Verifies an unquoted text inside brackets. In YAML 1.1, `unit:` before a comma is one text,
+    /// not a key without a value.
     fn check_plain_in_brackets(
         &self,
         text: Cow<'s, str>,
@@ -140,8 +142,8 @@ impl<'s> Yaml11Checks<'s> {
     }
 }
 
-/// Returns the first tab at the start of a line or an item, outside of comments.
-/// On blank lines after an unquoted text, only the first column counts.
+/// Returns the position of the first misplaced tab: at the start of a line or after `-` or `?`, but
+/// not in a comment. On blank lines after an unquoted text, only the first column counts.
 fn find_misplaced_tab(gap: &str, starts_line: bool, mut after_plain: bool) -> Option<usize> {
     let mut key_may_start = starts_line;
     let mut before = if starts_line { '\n' } else { 'x' };
@@ -155,7 +157,7 @@ fn find_misplaced_tab(gap: &str, starts_line: bool, mut after_plain: bool) -> Op
             '\t' if key_may_start && !in_comment && !is_in_plain => return Some(at),
             ' ' | '\t' => {}
             '#' if is_after_blank => in_comment = true,
-            // The indicator of an item or a key, at the start of a line or after another indicator.
+            // `-` of an item or `?` of a key, at the start of a line or after another `-` or `?`.
             '-' | '?' if is_after_blank => {}
             _ => key_may_start = false,
         }

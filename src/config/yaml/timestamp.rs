@@ -1,14 +1,14 @@
-//! Recognizes YAML timestamps, for scalars with a timestamp tag.
+//! Recognizes YAML timestamps, to validate scalars with the tag `!!timestamp`.
 //!
 //! Guarantees:
-//! - Accepts a date alone, or with a time after a blank.
-//! - Accepts a date with `T` or `t`, a time and a zone.
-//! - Month, day, hour, minute and second may have one digit.
+//! - Valid: a date, or a date, a blank and a time.
+//! - Valid: a date, `T` or `t`, a time and a time zone.
+//! - The month, day, hour, minute and second may have only one digit.
 //!
 //! Not covered:
-//! - The instant: dates stay text.
+//! - The instant of a timestamp: the scalar stays a text.
 
-/// Returns `true` if `text` is an existing date, optionally with a time.
+/// Returns `true` if `text` is a date that exists, optionally with a time.
 pub(super) fn is_timestamp(text: &str) -> bool {
     let (date, time) = text.split_once(['T', 't', ' ']).unwrap_or((text, ""));
     let blank = text[date.len()..].starts_with(' ');

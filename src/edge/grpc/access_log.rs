@@ -1,17 +1,18 @@
-//! `envoy.service.accesslog.v3.AccessLogService`: releases permits that `ext_authz` acquired.
+//! Serves `envoy.service.accesslog.v3.AccessLogService`: Envoy's access log
+//! releases the permits that were acquired through `ext_authz`.
 //!
 //! Guarantees:
-//! - The entry of a finished request releases its permits, with latency and outcome.
-//! - The entry of a request in flight renews its permits.
-//! - Other entries, such as TCP entries, have no effect.
+//! - The log entry of a finished request releases its permits, with latency and outcome.
+//! - The log entry of a request in flight renews its permits.
+//! - Other log entries, such as those of TCP connections, have no effect.
 //! - An open stream does not delay the shutdown.
-//! - An invalid entry ends the stream after the other entries of its message are applied.
+//! - After an invalid entry, the other entries of its message are applied and the stream ends.
 //!
 //! Not covered:
-//! - All other fields of an entry.
+//! - Writing a log.
 //!
-//! Entries are decoded one at a time: two million
-//! empty entries fit in 4 MiB, and take 4 GiB decoded.
+//! Entries are decoded one at a time, because two million
+//! empty entries fit in a message of 4 MiB and take 4 GiB when decoded.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -46,7 +47,7 @@ use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{EdgeOutcome as Counted, Protocol, RequestCompleted};
 
-/// The metadata namespace of the `ext_authz` filter.
+/// The namespace of the `ext_authz` filter in Envoy's dynamic metadata.
 const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
 
 const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
@@ -54,15 +55,16 @@ const METHOD: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessL
 const HTTP_LOGS_FIELD: u64 = 2;
 const LOG_ENTRY_FIELD: u64 = 1;
 
-/// A draining process closes a stream after it was idle for
-/// this time. Closing it earlier would lose entries in transit.
+/// The time without messages after which a draining process closes a
+/// stream. An earlier close would lose log entries in transit.
 const DRAIN_IDLE_TIMEOUT: time::Duration = time::Duration::from_millis(100);
-/// The longest time that a draining process reads a stream.
+/// The longest time for which a draining process reads a stream.
 const DRAIN_TIMEOUT: time::Duration = time::Duration::from_secs(1);
 
 const ENTRIES_PER_YIELD: usize = 256;
 
-/// Decodes the HTTP entries of `message` lazily. An item is an error if the entry is invalid.
+/// Decodes the HTTP log entries of an encoded `StreamAccessLogsMessage`, one at a time. The
+/// item of an invalid entry is an error.
 pub fn decode_entries(
     message: &[u8],
 ) -> impl Iterator<Item = Result<HttpAccessLogEntry, DecodeError>> {
@@ -72,8 +74,8 @@ pub fn decode_entries(
     entries.map(|(_, entry)| HttpAccessLogEntry::decode(entry))
 }
 
-/// The service at its path. tonic's generated service
-/// would decode all entries of a message at once.
+/// The gRPC service `AccessLogService`. It replaces tonic's generated service,
+/// which would decode all entries of a message at once.
 #[derive(Clone, Debug)]
 pub struct AccessLogService {
     engine: Arc<Engine>,
@@ -81,7 +83,8 @@ pub struct AccessLogService {
 }
 
 impl AccessLogService {
-    /// Creates the service over `engine`, which ends its streams soon after `leaving` becomes true.
+    /// Creates the service, which releases permits in `engine`. It ends all
+    /// streams within about a second when the process drains.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, leaving: watch::Receiver<bool>) -> Self {
         Self { engine, draining: leaving }
@@ -124,11 +127,11 @@ impl AccessLogService {
                 message = messages.message() => message,
                 _ = leaving.wait_for(|leaving| *leaving) => break,
             };
-            // The proxy disconnected, so no error needs to be sent.
+            // The stream has ended or the proxy has disconnected, so no error needs to be sent.
             let Ok(Some(message)) = message else { return Ok(empty_response()) };
             self.apply_entries(&message, source).await?;
         }
-        // The remaining entries may release permits of other replicas.
+        // The process drains. The entries in transit may release permits of other replicas.
         let began = Instant::now();
         while began.elapsed() < DRAIN_TIMEOUT
             && let Ok(Ok(Some(message))) = timeout(DRAIN_IDLE_TIMEOUT, messages.message()).await
@@ -138,7 +141,7 @@ impl AccessLogService {
         Ok(empty_response())
     }
 
-    /// Applies all entries of a message. Returns an error afterwards if an entry was invalid.
+    /// Applies all valid entries of a message. Then returns an error if an entry was invalid.
     async fn apply_entries(&self, message: &[u8], source: Option<IpAddr>) -> Result<(), Status> {
         let mut broken = None;
         for (at, entry) in (1..).zip(decode_entries(message)) {
@@ -194,7 +197,8 @@ fn malformed_status(error: &DecodeError) -> Status {
     Status::internal(format!("an entry of the access log: {error}"))
 }
 
-/// The codec of the service: encoded messages in, a decoded response out.
+/// The codec of the service. It leaves requests encoded, so that
+/// their entries can be decoded one at a time.
 #[derive(Clone, Copy, Debug)]
 struct BytesCodec;
 
@@ -222,9 +226,10 @@ impl Decoder for BytesCodec {
     }
 }
 
-/// Returns the replica that answered `ext_authz`.
+/// Returns the name of the replica that decided the request's `ext_authz` call.
 ///
-/// It reads the filter's metadata, which no client can set, or else a response header.
+/// The source is the metadata of the `ext_authz` filter, which no client can
+/// set; without it, the response header [`hook::OWNER_KEY`].
 #[must_use]
 pub fn entry_owner(entry: &HttpAccessLogEntry) -> Option<&str> {
     let common = entry.common_properties.as_ref();
@@ -235,23 +240,24 @@ pub fn entry_owner(entry: &HttpAccessLogEntry) -> Option<&str> {
     })
 }
 
-/// The state of a request according to an entry.
+/// The state of a request according to its access log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryEvent {
     /// The request has ended.
     Ended {
-        /// The outcome for the upstream.
+        /// The request outcome.
         outcome: RequestOutcome,
         /// The upstream's latency, from the first byte sent to the last byte received.
         rtt: Option<Nanos>,
     },
     /// The request is in flight.
     InFlight,
-    /// Another event, such as the start of the request.
+    /// The entry is of another type, such as the start of the request.
     Other,
 }
 
-/// Returns the state of the request in `entry`. Envoy versions without entry types log only ends.
+/// Returns the state of the request in an access log entry. An entry without a type is the
+/// end of a request, as older versions of Envoy log only these.
 #[must_use]
 pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
     let nothing = AccessLogCommon::default();
@@ -266,7 +272,7 @@ pub fn entry_event(entry: &HttpAccessLogEntry) -> EntryEvent {
     }
 }
 
-/// Returns the outcome for the upstream. It is [`RequestOutcome::Ignored`]
+/// Returns the request outcome. It is [`RequestOutcome::Ignored`]
 /// if the client disconnected or Envoy itself responded.
 fn upstream_outcome(
     entry: &HttpAccessLogEntry,

@@ -1,17 +1,18 @@
-//! Request bodies with a time limit and a size limit for each message.
+//! The body of a gRPC request, with a time limit and a size limit for each message.
 //!
 //! Guarantees:
-//! - A unary call fails if its message is incomplete after [`MESSAGE_TIMEOUT`]; its bytes are dropped.
-//! - A stream fails if a started message is incomplete after [`MESSAGE_TIMEOUT`].
-//! - A stream may be silent between two messages for any time.
-//! - A message that is decoded without counting has at most [`MAX_MESSAGE_BYTES`] bytes.
+//! - A unary call fails if its message is incomplete after [`MESSAGE_TIMEOUT`].
+//! - A stream fails if a message that has begun is incomplete after [`MESSAGE_TIMEOUT`].
+//! - A stream may send nothing between two messages for any time.
+//! - A message has at most [`MAX_MESSAGE_BYTES`] bytes, unless its
+//!   service counts the message's parts before it decodes them.
 //! - A buffered unary message is decoded only after the client has sent all of it.
 //!
 //! Not covered:
-//! - The meaning of a message.
+//! - Decoding the messages.
 //!
-//! Decoding can take forty times the memory of the encoded bytes,
-//! hence the size limit. A buffered message costs one more copy.
+//! The size limit is needed because decoding can take forty times the
+//! memory of the encoded bytes. A buffered message costs one more copy.
 
 use std::mem::take;
 use std::pin::Pin;
@@ -26,48 +27,50 @@ use tonic::{Code, Status};
 use super::incoming::ShortIdleGuard;
 use crate::telemetry::event::{EdgeOutcome, Protocol, RequestCompleted};
 
-/// The time limit of one message. A client that sends thousands at one time may need seconds.
+/// The time limit for receiving one message. A client that sends
+/// thousands of messages at one time may need seconds for each.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The largest message, in bytes, that is decoded without counting. It contains a
-/// request's headers and attributes; Envoy's default limit for headers is 60 KiB.
+/// The largest message, in bytes, of services that decode without counting the parts first.
+/// Such a message contains a request's headers, for which Envoy's default limit is 60 KiB.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// The bytes of a gRPC message header: a compression flag and a length of four bytes.
+/// The size of a gRPC message header, in bytes: a compression flag and a length of four bytes.
 const FRAME_HEADER_BYTES: usize = 5;
 
 #[derive(Debug)]
 pub(super) struct BoundedBody {
     body: Incoming,
     mode: BodyMode,
-    /// Starts at the first wait for missing bytes.
+    /// The time limit of the current message. It starts at the first wait for missing bytes.
     deadline: Option<Pin<Box<Sleep>>>,
     _guard: Option<ShortIdleGuard>,
 }
 
 #[derive(Debug)]
 enum BodyMode {
-    /// Passes the frames of one message on as they arrive.
+    /// A unary call, whose data frames go to the service as they arrive.
     Unbuffered,
-    /// Buffers one message and passes it on when it is complete.
+    /// A unary call, whose message goes to the service when it is complete.
     Buffered(Vec<u8>),
-    /// Passes the frames of many messages on as they arrive.
+    /// A stream of messages, whose data frames go to the service as they arrive.
     Stream(FramePosition),
 }
 
 impl BoundedBody {
-    /// Creates the body of a unary call whose service limits the message itself.
+    /// Creates the body of a unary call whose service itself limits the size of the message.
     pub(super) const fn unbuffered(body: Incoming) -> Self {
         Self { body, mode: BodyMode::Unbuffered, deadline: None, _guard: None }
     }
 
-    /// Creates the body of a unary call that buffers a message of at most [`MAX_MESSAGE_BYTES`] bytes.
+    /// Creates the body of a unary call. It buffers the
+    /// message, of at most [`MAX_MESSAGE_BYTES`] bytes.
     pub(super) const fn buffered(body: Incoming) -> Self {
         Self { body, mode: BodyMode::Buffered(Vec::new()), deadline: None, _guard: None }
     }
 
-    /// Creates the body of a stream with messages of at
-    /// most `max_bytes` bytes each. `guard` is dropped with it.
+    /// Creates the body of a stream with messages of at most `max_bytes` bytes each.
+    /// While the body exists, `guard` shortens the idle timeout of its connection.
     pub(super) const fn stream(
         body: Incoming,
         max_bytes: usize,
@@ -102,7 +105,8 @@ impl BoundedBody {
         }
     }
 
-    /// Returns true if a message is incomplete. A unary call is incomplete until its end.
+    /// Returns true if a message has begun and is incomplete. A unary call counts as
+    /// incomplete until its body ends.
     const fn is_message_incomplete(&self) -> bool {
         !matches!(self.mode, BodyMode::Stream(FramePosition { header_bytes_read: 0, .. }))
     }
@@ -151,14 +155,16 @@ fn append_bounded(all: &mut Vec<u8>, piece: Option<&Bytes>) -> Result<(), Status
 #[derive(Debug)]
 struct FramePosition {
     max_bytes: usize,
-    /// Received bytes of the current message header: 0 between messages, all 5 within a message.
+    /// The received bytes of the current message header: 0 between
+    /// messages, [`FRAME_HEADER_BYTES`] within a message.
     header_bytes_read: usize,
-    /// The part of the length that is read; after the header, the missing bytes of the message.
+    /// Within the header, the length as far as it is received. After
+    /// the header, the missing bytes of the message.
     remaining: u32,
 }
 
 impl FramePosition {
-    /// Advances by the received bytes. Returns true if a message ended in them.
+    /// Advances by the received bytes. Returns true if they contain the end of a message.
     fn advance(&mut self, mut piece: &[u8]) -> Result<bool, Status> {
         let mut ended = false;
         while let Some((first, rest)) = piece.split_first() {
@@ -176,8 +182,8 @@ impl FramePosition {
         Ok(ended)
     }
 
-    /// Reads one byte of the header. The first byte is the
-    /// compression flag; the four length bytes shift it out.
+    /// Reads one byte of the message header into `remaining`. The first byte is the
+    /// compression flag; the four bytes of the length after it shift it out.
     fn read_header_byte(&mut self, byte: u8) -> Result<(), Status> {
         self.remaining = self.remaining << 8 | u32::from(byte);
         self.header_bytes_read += 1;
@@ -186,7 +192,7 @@ impl FramePosition {
         if is_too_long { Err(message_too_long(self.max_bytes)) } else { Ok(()) }
     }
 
-    /// Skips the bytes of the current message and returns the rest of `piece`.
+    /// Skips the received bytes of the current message, and returns the received bytes after it.
     fn skip_body<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
         let rest = piece.get(self.remaining_bytes()..).unwrap_or_default();
         self.remaining =
@@ -199,14 +205,15 @@ impl FramePosition {
     }
 }
 
-/// Returns an error with tonic's code. Clients receive another
-/// code, from [`StatusCodeMapper`](super::status_codes::StatusCodeMapper) or [`count_unreadable`].
+/// Returns an error with `OUT_OF_RANGE`, tonic's code for messages above the limit.
+/// [`StatusCodeMapper`](super::status_codes::StatusCodeMapper) or [`count_unreadable`]
+/// replaces the code with the one that clients expect.
 fn message_too_long(most: usize) -> Status {
     Status::out_of_range(format!("a message may have {most} bytes, and this one has more"))
 }
 
-/// Counts an unreadable message of a stream and returns
-/// the status with the code that clients expect.
+/// Counts a message of a stream that is too long or cannot be decoded. Returns the
+/// error with the gRPC code that clients of envoyproxy/ratelimit expect.
 pub(super) fn count_unreadable(status: &Status, protocol: Protocol) -> Status {
     let (code, outcome) = match status.code() {
         Code::OutOfRange => (Code::ResourceExhausted, EdgeOutcome::TooLarge),

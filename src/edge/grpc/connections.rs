@@ -2,13 +2,13 @@
 //!
 //! Guarantees:
 //! - A connection has at most [`MAX_CALLS_PER_CONNECTION`] calls at one time.
-//! - Vanished proxies are detected by pings ([`PING_INTERVAL`]) and idle timeouts ([`GrpcConnection`]).
+//! - HTTP/2 pings and the idle timeout of [`GrpcConnection`] detect a proxy that vanished.
 //! - A connection that reaches its age limit receives GOAWAY.
 //! - At shutdown the listener closes first, then every connection receives GOAWAY.
-//! - Open calls are finished.
+//! - After GOAWAY, the open calls of the connection are finished.
 //!
 //! Not covered:
-//! - A limit on the time to finish, except the lifetime that [`IncomingConnections`] enforces.
+//! - A time limit for the open calls, except the connection lifetime of [`IncomingConnections`].
 
 use std::pin::pin;
 use std::time::Duration;
@@ -26,12 +26,12 @@ use super::rls::RateLimitService;
 use super::router::ConnectionRouter;
 use super::{PING_INTERVAL, PONG_TIMEOUT};
 
-/// The largest number of calls at one time on one connection.
-/// With `ext_proc`, each request in flight is one call.
+/// The largest number of open calls on one connection.
+/// With `ext_proc`, each HTTP request in flight is one call.
 const MAX_CALLS_PER_CONNECTION: u32 = 10_000;
 
-/// Serves `rate_limits` and `routes` on all `incoming` connections until `shutdown`, then
-/// finishes the open calls. If `most` is given, a connection of that age receives GOAWAY.
+/// Serves the rate limit service and the other `routes` on all connections until `shutdown`,
+/// then finishes the open calls. A connection that reaches the maximum age receives GOAWAY.
 pub(super) async fn serve(
     mut incoming: IncomingConnections,
     (rate_limits, routes): (RateLimitService, Routes),
@@ -45,7 +45,7 @@ pub(super) async fn serve(
             () = &mut shutdown => break,
             connection = incoming.next() => connection,
         };
-        // The accept task has ended: finish the accepted connections, then end.
+        // `None` means that the accept task has ended: only the accepted connections remain.
         let Some(connection) = connection else { break };
         let Ok(connection) = connection else { continue };
         let idle_handle = connection.idle_handle();
@@ -77,12 +77,12 @@ async fn serve_one(
         }
     };
     tokio::select! {
-        // An error here means that the client disconnected.
+        // The result is ignored: an error means that the client disconnected.
         _ = &mut calls => return,
         _ = draining.changed() => {}
         () = max_age_reached => {}
     }
-    // Shortens the idle timeout, so that a vanished client cannot delay the shutdown.
+    // The guard shortens the idle timeout, so that a vanished client cannot delay the shutdown.
     let _guard = idle_handle.create_guard();
     calls.as_mut().graceful_shutdown();
     drop(calls.await);
@@ -92,7 +92,7 @@ fn http2_builder() -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new()).http2_only();
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
-    // `GrpcConnection` enforces the shorter idle timeout.
+    // `GrpcConnection` itself enforces the shorter timeout of connections with permit streams.
     http2.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PONG_TIMEOUT);
     builder
 }

@@ -1,17 +1,18 @@
 //! Converts Envoy's requests to checks and decisions to Envoy's responses, without I/O.
 //!
 //! Guarantees:
-//! - A check borrows from its request.
+//! - A check borrows its texts from the request, without copies.
 //! - Every request becomes a check or a [`CheckError`].
 //! - A response has one status per descriptor, in the order of the request.
-//! - Times are rounded up to whole seconds.
+//! - Durations in a response are rounded up to whole seconds.
 //! - The metadata of a rule is copied unchanged.
 //!
 //! Not covered:
-//! - A missing configuration, which the engine reports.
+//! - The error for a missing configuration, which the engine returns.
 //!
-//! Errors are checked in the order of envoyproxy/ratelimit: the domain, the descriptors, then
-//! the configuration. Errors that only Sluicegate returns are checked before the configuration.
+//! If a request has several errors, the first of this order is returned: missing domain, missing
+//! descriptors, errors that only Sluicegate has, missing configuration. envoyproxy/ratelimit has
+//! the same order.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -33,25 +34,28 @@ use crate::kernel::decision::{
 };
 use crate::kernel::units::{Hits, Nanos, Unit};
 
-/// The largest number of descriptors in one check. It is ten times the number that
-/// a route can sensibly produce, and small enough to lock a shard only briefly.
+/// The largest number of descriptors in one check. It is ten times the number that a route
+/// can sensibly produce, and small enough that the memory store locks a shard only briefly.
 pub const MAX_DESCRIPTORS: usize = 1_000;
 
 /// The largest number of entries in all descriptors of one check: ten per descriptor.
 pub const MAX_ENTRIES: usize = 10 * MAX_DESCRIPTORS;
 
-/// The smallest length of a key or value, in bytes, that is
-/// refused. Envoy limits all headers of a request to 60 KiB.
+/// The length in bytes from which the key or value of an entry is refused. Longer than any
+/// header in Envoy, whose default limit for all headers of a request is 60 KiB.
 pub const MAX_ENTRY_BYTES: usize = 64 * 1024;
 
-/// The smallest `hits_addend` that is refused. envoyproxy/ratelimit reads it as a negative number.
+/// The `hits_addend` from which a check is refused. envoyproxy/ratelimit
+/// reads such a number as negative.
 const MIN_REFUSED_HITS: u64 = 1 << 63;
 
-/// Converts `request` to a check.
+/// Converts a rate limit request to a check.
 ///
 /// # Errors
-/// The domain or the descriptors are missing, as in envoyproxy/ratelimit.
-/// Also for a request that it crashes on or misreads.
+/// - The domain or the descriptors are missing, as in envoyproxy/ratelimit.
+/// - The request has a value on which envoyproxy/ratelimit crashes or which it misreads.
+/// - The request is too large.
+/// - The request has a refund, and the settings do not allow refunds.
 pub fn to_check<'r>(
     request: &'r RateLimitRequest,
     reporting: &ReplyOptions,
@@ -101,8 +105,8 @@ fn descriptor<'r>(
     })
 }
 
-/// Returns the hits of a descriptor: its own `hits_addend`,
-/// even 0, otherwise `every` of the request.
+/// Returns the hits of a descriptor: its own `hits_addend` if it has one, even 0,
+/// otherwise the `hits_addend` of the request.
 fn cost(
     index: usize,
     written: &RateLimitDescriptor,
@@ -128,15 +132,15 @@ fn r#override(index: usize, limit: RateLimitOverride) -> Result<LimitOverride, C
         4 => Unit::Day,
         5 => Unit::Month,
         6 => Unit::Year,
-        // The enum of requests has no week. envoyproxy/ratelimit
-        // accepts the number from the response's enum.
+        // The unit enum of requests has no week. envoyproxy/ratelimit
+        // accepts 7, the number of the week in the unit enum of responses.
         7 => Unit::Week,
         got => return Err(CheckError::UnknownUnit { descriptor: index, got }),
     };
     Ok(LimitOverride { requests: limit.requests_per_unit, unit })
 }
 
-/// Converts the decision on `request` to a response.
+/// Converts the decision on a rate limit request to its response.
 #[must_use]
 pub fn to_response(
     request: &RateLimitRequest,
@@ -163,7 +167,8 @@ fn upstream_headers(reporting: &ReplyOptions, answer: &Decision) -> Vec<HeaderVa
     )
 }
 
-/// Builds the response to a check whose descriptors `covered` were denied by a concurrency limit.
+/// Builds the response to an acquire that a concurrency limit denied. The
+/// descriptors `covered`, which need permits, have the code `OVER_LIMIT`.
 pub(super) fn rejection_response(
     request: &RateLimitRequest,
     covered: &[usize],
@@ -208,8 +213,8 @@ pub(super) fn release_response(request: &RateLimitRequest) -> RateLimitResponse 
     RateLimitResponse { overall_code, statuses, ..RateLimitResponse::default() }
 }
 
-/// Converts an error to a gRPC status: `UNKNOWN` for errors of envoyproxy/ratelimit,
-/// `INVALID_ARGUMENT` for errors that only Sluicegate returns.
+/// Converts an error to a gRPC status: `UNKNOWN` for errors that envoyproxy/ratelimit
+/// returns too, `INVALID_ARGUMENT` for errors that only Sluicegate returns.
 #[must_use]
 pub fn error_status(refusal: &CheckError) -> tonic::Status {
     match refusal {
@@ -229,8 +234,8 @@ pub fn error_status(refusal: &CheckError) -> tonic::Status {
     }
 }
 
-/// Returns the name of an override's unit in protobuf's
-/// text format, or the number if it has no name.
+/// Returns the unit of an override in protobuf's text format: its
+/// name, or its number if the enum has no name for it.
 pub(super) fn unit_text(unit: i32) -> String {
     RateLimitUnit::try_from(unit)
         .map_or_else(|_| unit.to_string(), |unit| unit.as_str_name().to_owned())
@@ -255,7 +260,8 @@ fn descriptor_status(status: &LimitStatus) -> DescriptorStatus {
     }
 }
 
-/// A period without a unit of its own is `UNKNOWN` here; the header `RateLimit-Policy` contains it.
+/// Converts a limit for a descriptor's status. A period that is no unit of Envoy becomes
+/// `UNKNOWN`; the header `RateLimit-Policy` contains such a period.
 fn current_limit(shown: &AppliedLimit) -> RateLimit {
     RateLimit {
         name: shown.name.as_deref().unwrap_or_default().to_owned(),
@@ -276,7 +282,8 @@ const fn wire_unit(unit: Unit) -> rate_limit::Unit {
     }
 }
 
-/// Rounds up to whole seconds, because Envoy truncates fractions in its headers.
+/// Converts to whole seconds, rounded up, because Envoy truncates
+/// fractions when it writes the duration to a header.
 fn whole_seconds(duration: Nanos) -> Duration {
     let seconds = i64::try_from(duration.as_secs_ceil()).unwrap_or(i64::MAX);
     Duration { seconds, nanos: 0 }

@@ -1,19 +1,19 @@
-//! `envoy.service.auth.v3.Authorization`: checks from Envoy's `ext_authz` filter.
+//! Serves `envoy.service.auth.v3.Authorization`: checks from Envoy's `ext_authz` filter.
 //!
 //! Guarantees:
-//! - The hook and the address header come from the route's
-//!   `context_extensions`, never from the request.
-//! - A denial by a rate limit is a 429 with the standard headers.
-//! - A denial by a concurrency limit is the response of its `reject`.
-//! - An error has no decision, and the status code that `ShouldRateLimit` returns.
+//! - The names of the hook and of the address header come from the
+//!   route's `context_extensions`, never from the request.
+//! - A denial by a rate limit is a 429 with the configured rate limit headers.
+//! - A denial by a concurrency limit is the response that its field `reject` configures.
+//! - A check that fails gets the gRPC code that `ShouldRateLimit` returns for the same error.
 //! - A caller's `grpc-timeout` also limits the time in queues.
 //! - Concurrency limits apply only to requests with an id ([`hook::ID`]).
-//! - A waiting request keeps its check; the rest of its message is freed.
+//! - A request that waits in a queue keeps only its check in memory.
 //!
 //! Not covered:
 //! - The request's body.
 //! - The filter's behavior when this service is unavailable.
-//! - Releases, which arrive in the access log.
+//! - Releases of permits (see [`access_log`](super::access_log)).
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -44,18 +44,18 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{CheckAnswered, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
-/// The key of `context_extensions` that contains the name of the hook.
+/// The key in `context_extensions` with the name of the hook.
 const HOOK_KEY: &str = "hook";
 
-/// The key of `context_extensions` with the name of the header that contains the client's
-/// address. Without it, the address is that of Envoy's peer, which may be a load balancer.
+/// The key in `context_extensions` with the name of the header that contains the client's address.
+/// Without this key, the address is that of Envoy's peer, which may be a load balancer.
 const ADDRESS_HEADER_KEY: &str = "remote_address_header";
 
 const RETRY_AFTER: &str = "Retry-After";
 
 const DENIED_BODY: &str = "rate limited\n";
 
-/// The service that answers `ext_authz` checks.
+/// The gRPC service that decides the checks of Envoy's `ext_authz` filter.
 #[derive(Debug)]
 pub struct AuthorizationService {
     engine: Arc<Engine>,
@@ -64,7 +64,7 @@ pub struct AuthorizationService {
 }
 
 impl AuthorizationService {
-    /// Creates the service over `engine` with these `hooks`.
+    /// Creates the service, which builds checks with `hooks` and decides them with `engine`.
     #[must_use]
     pub const fn new(engine: Arc<Engine>, reporting: ReplyOptions, hooks: Arc<Hooks>) -> Self {
         Self { engine, reporting, hooks }
@@ -72,7 +72,7 @@ impl AuthorizationService {
 
     fn to_response(&self, request: &RateLimitRequest, admitted: AdmissionOutcome) -> CheckResponse {
         match admitted {
-            // The engine stores permits under the request's id.
+            // The permits are ignored here, because the engine stores them under the request id.
             AdmissionOutcome::Decided(answer, _) => self.decision_response(request, &answer),
             AdmissionOutcome::Rejected(rejection) => {
                 to_check_response(Code::ResourceExhausted, rejected_response(&rejection.reject))
@@ -154,8 +154,8 @@ impl AuthorizationService {
     }
 }
 
-/// Converts an error to a gRPC status, with the code
-/// of `ShouldRateLimit` where it has the same error.
+/// Converts an error to a gRPC status. An error that the method `ShouldRateLimit`
+/// also returns has the same code as there.
 #[must_use]
 pub fn error_status(why: &HookError) -> Status {
     match why {
@@ -167,10 +167,10 @@ pub fn error_status(why: &HookError) -> Status {
     }
 }
 
-/// Builds the rate limit request that the route's hook defines.
+/// Builds the rate limit request of an `ext_authz` call, with the hook that its route names.
 ///
 /// # Errors
-/// As [`hook::build_request`].
+/// The same as of [`hook::build_request`].
 pub fn rate_limit_request(
     hooks: &Hooks,
     context: &AttributeContext,
@@ -197,7 +197,7 @@ fn envoy_request_id(context: &AttributeContext) -> Option<Cow<'_, str>> {
     joined_header(context.request.as_ref()?.http.as_ref()?, hook::ID)
 }
 
-/// Returns the first value of a header; all values if Envoy has joined them.
+/// Returns the first value of a header. If Envoy has joined the values, returns all of them.
 fn first_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
     header_lines(http, name).next()
 }
@@ -205,7 +205,7 @@ fn first_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
 /// Returns all values of a header, joined with commas as in Envoy.
 fn joined_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> {
     header_lines(http, name).reduce(|all, next| {
-        // Appends in place, because thousands of headers may have the same name.
+        // Appends in place: a copy per value is slow if thousands of headers have the same name.
         let mut all = all.into_owned();
         all.push(',');
         all.push_str(&next);
@@ -213,8 +213,8 @@ fn joined_header<'r>(http: &'r HttpRequest, name: &str) -> Option<Cow<'r, str>> 
     })
 }
 
-/// Returns the values of a header. Envoy's `encode_raw_headers` moves
-/// all headers from `headers` to `header_map`, which does not join them.
+/// Returns the values of a header. They are in `headers`, joined by Envoy, or
+/// not joined in `header_map` if Envoy's `encode_raw_headers` is true.
 fn header_lines<'r>(http: &'r HttpRequest, name: &str) -> impl Iterator<Item = Cow<'r, str>> {
     let joined = http.headers.get(name).map(|value| Cow::Borrowed(value.as_str()));
     let raw = http.header_map.as_ref().filter(|_| joined.is_none());
@@ -283,8 +283,8 @@ fn rejected_response(reject: &RejectReply) -> HttpResponse {
     })
 }
 
-/// Builds a header that replaces the upstream's header
-/// of the same name: clients would read two limits.
+/// Builds a response header for Envoy. It replaces the upstream's header of the same name,
+/// because with both the client would see two limits.
 fn header_option((name, value): crate::edge::headers::HeaderPair<'_>) -> HeaderValueOption {
     HeaderValueOption {
         header: Some(HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }),

@@ -1,16 +1,17 @@
-//! `envoy.service.ext_proc.v3.ExternalProcessor`: checks from Envoy, with one stream per request.
+//! Serves `envoy.service.ext_proc.v3.ExternalProcessor`: checks from Envoy's `ext_proc`
+//! filter, which opens one stream per HTTP request.
 //!
 //! Guarantees:
 //! - The stream's end releases the permits, also if the client, upstream or proxy fails.
 //! - During a drain, permits of shared limits stay counted until `max_duration`.
 //! - While a request waits in a queue, Envoy's message timeout is extended.
-//! - A stream without permits ends at once and skips the later messages.
+//! - If a request has no permits, the first reply tells Envoy to send no more messages.
 //! - A drain ends all streams.
-//! - A waiting request keeps its check and permits; its decoded message is freed.
+//! - A request that waits in a queue keeps only its check in memory.
 //!
 //! Not covered:
-//! - Bodies, which are never requested.
-//! - The upstream's own latency: the measured time is that of the stream.
+//! - Bodies: Sluicegate never requests them.
+//! - The upstream's own latency: the measured latency is the duration of the stream.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -54,24 +55,25 @@ use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, Protocol, RequestCompleted};
 use crate::telemetry::trace;
 
-/// The gRPC header with the name of the hook. Envoy's
-/// configuration sets it per filter or per route.
+/// The gRPC metadata key with the name of the hook. Envoy's configuration of the
+/// `ext_proc` filter sets it, per listener or per route.
 pub const HOOK_HEADER: &str = "x-sluicegate-hook";
 
-/// The attribute with the name of the hook, used if the header is missing.
+/// The Envoy attribute with the name of the hook, used if [`HOOK_HEADER`] is missing.
 ///
-/// It is the route's own metadata, which no client can set. Envoy
-/// uses the expression as the key, so only this spelling is read.
+/// The attribute is metadata of the route, which no client can set. The filter's field
+/// `request_attributes` must contain it in exactly this spelling.
 pub const ROUTE_HOOK_ATTRIBUTE: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
 
-/// The delay after which a queued request gets a longer message timeout in Envoy. It is
-/// well below Envoy's default timeout of 200 ms, and above the usual time of a decision.
+/// The time in a queue after which Envoy's message timeout is extended. It is well below
+/// Envoy's default message timeout of 200 ms, and above the usual time of a decision.
 const QUEUE_NOTICE_DELAY: Duration = Duration::from_millis(50);
 
-/// The time for the store call and the reply, added to the longest time in queues.
+/// The time for the store call and the reply. The extended message timeout is
+/// this plus the longest time in queues.
 const WAIT_MARGIN: Nanos = Nanos(500 * Nanos::MILLI.0);
 
-/// The service that processes `ext_proc` streams.
+/// The gRPC service that decides the requests of Envoy's `ext_proc` filter.
 #[derive(Clone, Debug)]
 pub struct ExtProcService {
     engine: Arc<Engine>,
@@ -83,7 +85,7 @@ pub struct ExtProcService {
 type ProcessingReplySender = mpsc::Sender<Result<ProcessingResponse, Status>>;
 
 impl ExtProcService {
-    /// Creates the service over `engine`, which ends its streams when `leaving` becomes true.
+    /// Creates the service. It decides with `engine`, and ends all streams when the process drains.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -124,7 +126,7 @@ impl ExtProcService {
         replies: &ProcessingReplySender,
     ) {
         let permits = tokio::select! {
-            // Envoy closed the stream. Dropping the other branch releases the permits.
+            // Envoy closed the stream. The drop of the other branch releases its permits.
             () = replies.closed() => return,
             permits = self.decide_and_reply(asking, &mut messages, replies) => permits,
         };
@@ -143,7 +145,7 @@ impl ExtProcService {
         let mut leaving = self.leaving.clone();
         let first = tokio::select! {
             first = messages.message() => first,
-            // An idle stream must not delay the shutdown.
+            // A stream without a first message must not delay the shutdown.
             _ = leaving.wait_for(|leaving| *leaving) => return RequestPermits::default(),
         };
         let answered = match first {
@@ -242,7 +244,8 @@ impl ExtProcService {
         Ok(self.admit_with_notice(&question, replies).await?)
     }
 
-    /// Admits the request. Extends Envoy's message timeout if the request waits in a queue.
+    /// Decides the check and acquires permits. Extends Envoy's message
+    /// timeout if the request waits in a queue.
     async fn admit_with_notice(
         &self,
         question: &Check<'_>,
@@ -256,13 +259,14 @@ impl ExtProcService {
         }
         let wait = self.engine.longest_queue_wait(question);
         if Nanos(0) < wait {
-            // If this fails, Envoy has closed the stream, and the request ends with it.
+            // If the send fails, Envoy has closed the stream, and the caller ends this request.
             let _told = replies.send(Ok(extend_timeout(wait.plus(WAIT_MARGIN)))).await;
         }
         admitted.await
     }
 
-    /// Replies to the later messages until the request ends, then releases the permits.
+    /// Replies to Envoy's messages after the first one until the
+    /// request ends, then releases the permits.
     async fn await_request_end(
         &self,
         permits: RequestPermits,
@@ -275,7 +279,7 @@ impl ExtProcService {
             let message = tokio::select! {
                 biased;
                 message = messages.message() => message,
-                // Envoy's last message has arrived by then.
+                // Envoy closed the stream. Its last message, if any, has arrived already.
                 () = replies.closed() => match messages.message().now_or_never() {
                     Some(message) => message,
                     None => return,
@@ -284,7 +288,7 @@ impl ExtProcService {
             };
             match message {
                 Ok(None) => return permits.release(outcome, None),
-                // Envoy resets the stream at the end of most requests, complete or not.
+                // Envoy resets the stream at the end of most requests, also of complete ones.
                 Err(status) if is_remote_reset(&status) => return permits.release(outcome, None),
                 Err(status) => return report_invalid(&status, replies),
                 Ok(Some(message)) => {
@@ -294,8 +298,8 @@ impl ExtProcService {
                     drop(message);
                     let Some(said) = said else { return };
                     tokio::select! {
-                        // A failed send means that the request has
-                        // ended; the next message shows the outcome.
+                        // If the send fails, the request has ended, and
+                        // the next item in `messages` shows the outcome.
                         _taken = replies.send(Ok(to_processing_response(said))) => {}
                         () = hook::wait_until_drained(&mut leaving, Some(&permits)) => return permits.leave_to_deadlines(),
                     }
@@ -311,7 +315,7 @@ impl ExtProcService {
     }
 }
 
-/// Returns true if Envoy reset this stream and its connection is still open.
+/// Returns true if the error is Envoy's reset of this one stream, not a lost connection.
 fn is_remote_reset(status: &Status) -> bool {
     let reset = |error: &h2::Error| error.is_reset() && error.is_remote();
     causes(status).any(|cause| cause.downcast_ref().is_some_and(reset))
@@ -321,10 +325,11 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'st
     std::iter::successors(status.source(), |&cause| cause.source())
 }
 
-/// Counts and reports an invalid later message. A broken connection is not counted.
+/// Counts an invalid message after the first one, and sends the error to Envoy.
+/// Does nothing for a lost connection.
 fn report_invalid(status: &Status, replies: &ProcessingReplySender) {
     if !causes(status).any(<dyn std::error::Error>::is::<hyper::Error>) {
-        // The error is dropped if Envoy does not read the earlier reply.
+        // The error is dropped if Envoy has not read the previous reply.
         let _told = replies.try_send(Err(count_unreadable(status, Protocol::ExtProc)));
     }
 }
@@ -344,7 +349,7 @@ fn request_headers(first: &ProcessingRequest) -> Result<HashMap<&str, HeaderLine
 
 struct HeaderLines {
     joined: String,
-    /// The length of the first value in `joined_header_values`, in bytes.
+    /// The length of the first value in `joined`, in bytes.
     first_len: usize,
 }
 
@@ -374,7 +379,7 @@ fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
     match attribute(request, ROUTE_HOOK_ATTRIBUTE) {
         None => Ok(None),
         Some(Kind::StringValue(name)) => Ok(Some(name)),
-        // The first hook is no substitute: the route's intention is unknown.
+        // An error, because the first hook may not be the one that the route means.
         Some(_) => {
             let message =
                 format!("the attribute {ROUTE_HOOK_ATTRIBUTE} names a hook, and is no text");
@@ -383,7 +388,8 @@ fn route_hook(request: &ProcessingRequest) -> Result<Option<&str>, Status> {
     }
 }
 
-/// Returns an attribute of the request. Envoy sends those in its `request_attributes`.
+/// Returns an Envoy attribute of the request. Envoy sends the attributes that the
+/// filter's field `request_attributes` lists.
 fn attribute<'r>(request: &'r ProcessingRequest, name: &str) -> Option<&'r Kind> {
     let found = request.attributes.values().find_map(|attributes| attributes.fields.get(name))?;
     found.kind.as_ref()
@@ -436,8 +442,7 @@ fn header_option(name: &str, value: String) -> HeaderValueOption {
     }
 }
 
-/// Returns the outcome of the request for its upstream,
-/// if the message contains the response's status.
+/// Returns the request outcome, or `None` if the message does not contain the response's status.
 fn response_outcome(message: &ProcessingRequest) -> Option<RequestOutcome> {
     let Some(Message::ResponseHeaders(headers)) = &message.request else { return None };
     let named = headers_by_name(headers);
@@ -445,7 +450,8 @@ fn response_outcome(message: &ProcessingRequest) -> Option<RequestOutcome> {
     Some(if failed { RequestOutcome::Dropped } else { RequestOutcome::Success })
 }
 
-/// Returns the reply that changes nothing; `None` if the message needs no reply.
+/// Returns the reply that tells Envoy to continue without
+/// changes; `None` if the message needs no reply.
 fn unchanged_reply(message: &ProcessingRequest) -> Option<Said> {
     Some(match message.request.as_ref()? {
         Message::RequestHeaders(_) => Said::RequestHeaders(HeadersResponse::default()),
@@ -461,7 +467,7 @@ fn to_processing_response(said: Said) -> ProcessingResponse {
     ProcessingResponse { response: Some(said), ..ProcessingResponse::default() }
 }
 
-/// Builds the last reply of a stream, after which Envoy sends no more messages.
+/// Builds the last reply of a stream, which tells Envoy to send no more messages.
 fn final_response(said: Said) -> ProcessingResponse {
     let skip = HeaderSendMode::Skip.into();
     let mode_override = ProcessingMode {

@@ -1,10 +1,10 @@
 //! Accepts the connections of the gRPC port: TCP or Unix sockets, plain text or TLS.
 //!
 //! Guarantees:
-//! - A client that handshakes slowly delays no other client.
-//! - A handshake, and then the HTTP/2 preface, may each take [`HANDSHAKE_TIMEOUT`].
-//! - A silent client is disconnected as [`GrpcConnection`] describes.
-//! - Connections above the maximum wait in the kernel's queue.
+//! - A slow TLS handshake delays no other client.
+//! - The TLS handshake, and then the HTTP/2 preface, may each take [`HANDSHAKE_TIMEOUT`].
+//! - A client that sends nothing is disconnected (see [`GrpcConnection`]).
+//! - Connections above the maximum wait in the listener's backlog.
 //! - A connection is closed at the end of its lifetime, even with open calls.
 //! - Dropping [`IncomingConnections`] closes the listener.
 //!
@@ -33,9 +33,10 @@ use connection::{RawSocket, Socket};
 /// The timeout of the TLS handshake, and then of the HTTP/2 preface.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HANDSHAKES: usize = 4096;
-/// The largest number of ready connections that the server has not taken yet.
+/// The largest number of accepted connections that wait for the HTTP/2 server.
 const READY_QUEUE_CAPACITY: usize = 64;
-/// The pause after a failed accept. Without it, a process without free file descriptors spins.
+/// The pause after an accept error. Without it, a process
+/// without free file descriptors would be in a busy loop.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The socket that accepts connections.
@@ -60,7 +61,7 @@ impl GrpcListener {
     }
 }
 
-/// The stream of accepted connections, ready for HTTP/2.
+/// The stream of accepted connections, after their TLS handshake if TLS is configured.
 #[derive(Debug)]
 pub struct IncomingConnections {
     ready: mpsc::Receiver<io::Result<GrpcConnection>>,
@@ -68,8 +69,8 @@ pub struct IncomingConnections {
 }
 
 impl IncomingConnections {
-    /// Accepts at most `max_connections` connections at one time from `listener`.
-    /// If `max_lifetime` is given, a connection is closed after that time.
+    /// Starts to accept connections from `listener`, at most `max_connections` at one time.
+    /// If `max_lifetime` is given, each connection is closed after that time.
     #[must_use]
     pub fn new(
         listener: GrpcListener,

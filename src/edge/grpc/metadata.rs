@@ -1,12 +1,13 @@
-//! Dynamic metadata of a decision: the request, and the metadata of rules that allowed it.
+//! Builds Envoy's dynamic metadata of a decision: the request, and the metadata of
+//! the rules that allowed it.
 //!
 //! Guarantees:
 //! - The format is that of envoyproxy/ratelimit, plus `degraded` and the owner of permits.
-//! - The first value of a key wins; two objects with the same key are merged.
-//! - `degraded` is present only if the store did not answer.
+//! - If two rules have the same key, objects are merged; of other values, the first is used.
+//! - `degraded` is present only if a fallback decided a descriptor.
 //!
 //! Not covered:
-//! - Errors, which carry no metadata.
+//! - Errors: their replies have no metadata.
 
 use std::collections::hash_map::Entry;
 
@@ -23,7 +24,7 @@ use crate::edge::hook::OWNER_KEY;
 use crate::engine::{Decision, LimitStatus};
 use crate::kernel::decision::Verdict;
 
-/// Builds the metadata of the decision on `request`, for later filters in Envoy.
+/// Builds the dynamic metadata of the decision on `request`. Later filters in Envoy can read it.
 #[must_use]
 pub fn for_decision(request: &RateLimitRequest, answer: &Decision) -> Struct {
     let mut all = Struct::default();
@@ -42,12 +43,12 @@ pub fn for_decision(request: &RateLimitRequest, answer: &Decision) -> Struct {
     all
 }
 
-/// Adds the name of the deciding replica to the metadata.
+/// Adds the name of the replica that owns the request's permits to the metadata.
 pub fn add_owner(metadata: &mut Option<Struct>, owner: &str) {
     insert(metadata.get_or_insert_default(), OWNER_KEY, Kind::StringValue(owner.to_owned()));
 }
 
-/// Returns the reason for a decision by fallback; empty if the store answered.
+/// Returns the reason of a descriptor's status that a fallback decided; otherwise an empty string.
 fn fallback_reason(status: &LimitStatus) -> Kind {
     let reason = status.decision.reason;
     Kind::StringValue(if reason.is_fallback() { reason.as_str() } else { "" }.to_owned())
@@ -61,14 +62,15 @@ fn descriptor(written: &RateLimitDescriptor) -> Kind {
         insert(&mut shown, "limit", Kind::StringValue(limit_text(limit)));
     }
     if let Some(own) = &written.hits_addend {
-        // Protobuf's `Value` has only doubles; envoyproxy/ratelimit loses the same digits.
+        // Protobuf's `Value` has only doubles. They round large
+        // numbers, as in envoyproxy/ratelimit.
         #[allow(clippy::cast_precision_loss)]
         insert(&mut shown, "hitsAddend", Kind::NumberValue(own.value as f64));
     }
     Kind::StructValue(shown)
 }
 
-/// Returns an override in protobuf's text format, which omits a zero.
+/// Returns an override in protobuf's text format, which omits a value of zero.
 fn limit_text(limit: RateLimitOverride) -> String {
     let requests = match limit.requests_per_unit {
         0 => String::new(),
@@ -77,7 +79,8 @@ fn limit_text(limit: RateLimitOverride) -> String {
     format!("{requests}unit:{}", unit_text(limit.unit))
 }
 
-/// Merges the metadata of every rule that is not over its limit, ignoring global shadow mode.
+/// Merges the metadata of the rules whose descriptors are within their limits.
+/// The setting `shadow_mode` does not matter here.
 fn rule_metadata(answer: &Decision) -> Struct {
     let mut merged = Struct::default();
     for status in answer.statuses.iter().filter(|s| s.decision.verdict == Verdict::Allow) {
@@ -121,7 +124,7 @@ fn to_kind(value: &Json) -> Kind {
     }
 }
 
-/// Parses an infinity or NaN, which JSON cannot represent, from its escaped text.
+/// Parses infinity or NaN, which JSON cannot express, from text after [`NON_FINITE_PREFIX`].
 fn parse_not_finite(text: &str) -> Option<f64> {
     text.strip_prefix(NON_FINITE_PREFIX)?.parse().ok()
 }

@@ -1,12 +1,13 @@
-//! The gRPC port: rate limits, `ext_authz`, `ext_proc`,
+//! Serves the gRPC port: rate limits, `ext_authz`, `ext_proc`,
 //! permits, access logs, health and reflection.
 //!
 //! Guarantees:
-//! - A vanished proxy with permit streams is detected after [`PING_INTERVAL`] plus [`PERMIT_STREAM_PONG_TIMEOUT`].
+//! - A proxy with permit streams that vanishes is detected within two seconds
+//!   ([`PING_INTERVAL`] plus [`PERMIT_STREAM_PONG_TIMEOUT`]).
 //! - Shutdown closes the listener at once, sends GOAWAY and finishes the open calls.
 //!
 //! Not covered:
-//! - A limit on the time that open calls take at shutdown.
+//! - A time limit for open calls at shutdown.
 
 pub mod access_log;
 mod bounded_body;
@@ -59,48 +60,48 @@ use status_codes::StatusCodeMapper;
 use timed_health::TimedHealth;
 use tls::ServerTls;
 
-/// The idle time of a connection after which the server sends an HTTP/2 ping.
+/// The time without received bytes after which the server sends an HTTP/2 ping on a connection.
 pub const PING_INTERVAL: Duration = Duration::from_millis(500);
-/// The time that a connection with a permit stream may stay silent after a ping.
+/// The timeout for any byte after an HTTP/2 ping, on a connection with a permit stream.
 ///
-/// A permit stream is a call whose end releases permits: `ext_proc` or `Permits.Hold`. Any received
-/// byte counts, not only the ping's reply. If a proxy's machine dies, the kernel may keep its
-/// connection for hours. With this timeout the permits of its requests are free after two seconds.
+/// A permit stream is a call whose end releases permits: `ext_proc` or `Permits.Hold`. If a
+/// proxy's machine fails, the operating system may keep its connection open for hours. With
+/// this timeout, the permits of its requests are released after two seconds.
 pub const PERMIT_STREAM_PONG_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// The timeout of a ping's own reply, even if other bytes arrive.
+/// The timeout for the reply to an HTTP/2 ping, even if other bytes arrive.
 ///
-/// This is also the idle limit of a connection without permit streams:
-/// a proxy that was paused for some seconds keeps its connection.
+/// It is also the idle timeout of a connection without permit streams. It is long, so
+/// that a proxy that was paused for some seconds keeps its connection.
 pub const PONG_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The largest number of connections at one time; a proxy opens one per worker thread.
+/// The largest number of connections at one time. Envoy opens one per worker thread.
 const MAX_CONNECTIONS: usize = 65_536;
 
-/// The health service's name for the whole process, as in envoyproxy/ratelimit.
+/// The name by which gRPC health checks ask for the whole process, as in envoyproxy/ratelimit.
 const PROCESS_SERVICE: &str = "ratelimit";
 
 const HEALTH_SERVICES: [&str; 3] = [PROCESS_SERVICE, RATE_LIMITS, AUTHORIZATION];
 
-/// The protobuf descriptors of Envoy's services, which `envoy-types` does not export.
-/// `tests/edge/reflection.rs` generates them and compares them with that crate.
+/// The protobuf descriptors of Envoy's services for reflection, which the crate `envoy-types`
+/// does not export. `tests/edge/reflection.rs` generates them and compares them with the crate.
 const ENVOY_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/ratelimit.binpb");
 
 const OWN_DESCRIPTORS: &[u8] = include_bytes!("../../../proto/sluicegate/v1/permits.binpb");
 
-/// The parts that the gRPC port serves.
+/// The dependencies and options of the gRPC port.
 #[derive(Clone, Debug)]
 pub struct GrpcPort {
     /// The engine that decides checks.
     pub engine: Arc<Engine>,
-    /// The headers and metadata that replies carry.
+    /// The optional contents of replies to checks.
     pub reporting: ReplyOptions,
     /// The readiness that health checks report.
     pub health: Health,
     /// The hooks of `ext_authz` and `ext_proc`.
     pub hooks: Arc<Hooks>,
-    /// True if gRPC reflection is served. envoyproxy/ratelimit has no reflection.
+    /// Whether to serve gRPC reflection, which envoyproxy/ratelimit does not have.
     pub reflection: bool,
-    /// TLS; `None` means plain text.
+    /// The TLS configuration; `None` means plain text.
     pub tls: Option<Arc<ServerTls>>,
     /// The age limit of connections; `None` means no limit.
     pub connection_age: Option<ConnectionAge>,
@@ -115,12 +116,12 @@ pub struct ConnectionAge {
     pub grace: Option<Duration>,
 }
 
-/// Serves `grpc` on `listener` until `shutdown`, then finishes the open calls.
+/// Serves the gRPC port on `listener` until `shutdown`, then finishes the open calls.
 ///
-/// It does not use tonic's own server: its router costs each call more than the decision does.
+/// Does not use tonic's server, whose router takes more time per call than the decision.
 ///
 /// # Errors
-/// The server cannot be set up.
+/// [`GrpcPortError`] if the embedded protobuf descriptors are invalid.
 pub async fn serve(
     listener: GrpcListener,
     grpc: GrpcPort,
@@ -164,10 +165,11 @@ pub enum GrpcPortError {
     Reflection(#[from] ReflectionError),
 }
 
-/// Reports readiness until `shutdown`, then ends all health `Watch` calls and permit streams.
+/// Reports the readiness to the health service until `shutdown`. Then ends
+/// all health `Watch` calls and permit streams.
 ///
-/// The server waits for open calls, and a `Watch` call never ends by
-/// itself. Permit streams end without an error, so proxies see no failure.
+/// The server waits for open calls, and these calls would not end by themselves.
+/// Permit streams end without an error, so that proxies see no failure.
 async fn report_until_shutdown(
     shutdown: impl Future<Output = ()>,
     mut reporter: HealthReporter,
@@ -192,10 +194,11 @@ async fn mirror_readiness(reporter: &HealthReporter, mut ready: watch::Receiver<
     std::future::pending::<()>().await;
 }
 
-/// Sets the health status of every service.
+/// Sets the gRPC health status of every service according to the readiness.
 ///
-/// The unnamed service is the server itself. As in envoyproxy/ratelimit it is serving from the
-/// start. Unlike there, it stops serving during a drain: a proxy may check health without a name.
+/// The service with the empty name is the server itself. As in envoyproxy/ratelimit, it is
+/// `SERVING` from the start. Unlike there, it is `NOT_SERVING` during a drain, because
+/// a proxy may send health checks without a service name.
 async fn set_serving_status(reporter: &HealthReporter, ready: Readiness) {
     let serving = |yes| if yes { ServingStatus::Serving } else { ServingStatus::NotServing };
     for service in HEALTH_SERVICES {

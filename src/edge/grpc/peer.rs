@@ -1,17 +1,18 @@
-//! Forwards releases and renewals of permits between the replicas of a fleet.
+//! Sends releases and renewals of permits to the replica that owns the permits.
+//!
+//! A message is one release or renewal, on the wire a `Letter`. A batch of
+//! messages is one gRPC call, on the wire a `Parcel`.
 //!
 //! Guarantees:
-//! - The fleet's secret or certificates authenticate
-//!   batches; without them, only loopback is allowed.
-//! - A replica applies a batch once, from a live replica, addressed to its own incarnation.
-//! - Every wait has a timeout and every queue a bound.
-//! - A message is delivered at least once, or expires. Applying it twice has no effect.
+//! - A secret or certificates authenticate batches; without them, only loopback is allowed.
+//! - A replica applies a batch only once, from a live replica, and only if the batch names
+//!   the incarnation of the receiver.
+//! - Every wait has a timeout and every queue has a maximum length.
+//! - A message is delivered at least once, or expires. A second delivery has no effect.
 //!
 //! Not covered:
-//! - The effect of a message (see [`crate::engine::forwarding`]).
-//! - The list of live replicas, which the store contains.
-//!
-//! A batch is a `Parcel` on the wire, and a message in it is a `Letter`.
+//! - Applying a message (see [`crate::engine::forwarding`]).
+//! - The list of live replicas, which is in the store.
 
 mod connector;
 mod forwarder;
@@ -35,32 +36,35 @@ pub use forwarder::ReleaseForwarder;
 pub use receiver::PeerReceiver;
 pub use trust::{BatchSigner, PeerTrust};
 
-/// The messages, service and client, generated from the proto file by `tests/edge/permits_code.rs`.
+/// The protobuf messages, the gRPC service and its client.
+/// `tests/edge/permits_code.rs` generates them from the proto file.
 #[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
 pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/peer/v1/peer.rs"));
 }
 
-/// The largest number of messages in a batch.
+/// The largest number of releases and renewals in one batch.
 pub const MAX_BATCH_MESSAGES: usize = 1_000;
 
-/// The largest batch, in bytes. A thousand messages with the longest ids take half of it.
+/// The largest batch, in bytes. [`MAX_BATCH_MESSAGES`] messages with the
+/// longest request ids take half of it.
 const MAX_BATCH_BYTES: usize = 512 * 1024;
 
-/// The largest number of concurrent batches on one connection.
-/// A replica sends one at a time, plus retries after a timeout.
+/// The largest number of concurrent batches on one connection. A replica sends one
+/// batch at a time, but earlier ones that timed out may still be in progress.
 const MAX_CONCURRENT_BATCHES: usize = 8;
 
-/// The largest number of connections. Each replica needs
-/// one; strangers must not use up all file descriptors.
+/// The largest number of connections to the peer port. Each replica needs one. The
+/// maximum keeps other clients from using up all file descriptors.
 const MAX_PEER_CONNECTIONS: usize = 2_048;
 
 const BATCH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves other replicas on `listener` until `shutdown`, then finishes the open calls.
+/// Serves the peer port for other replicas on `listener` until
+/// `shutdown`, then finishes the open calls.
 ///
 /// # Errors
-/// The server cannot be set up.
+/// The gRPC server cannot start.
 pub async fn serve(
     listener: TcpListener,
     engine: Arc<Engine>,

@@ -1,13 +1,13 @@
-//! `sluicegate.v1.Permits`: programs without a proxy acquire, renew and release permits.
+//! Serves `sluicegate.v1.Permits`: programs without a proxy acquire, renew and release permits.
 //!
 //! Guarantees:
 //! - Decisions are the same as in the other protocols.
-//! - A call that is canceled while it waits acquires nothing.
+//! - A call that is canceled while it waits in a queue acquires no permit.
 //!
 //! Not covered:
-//! - The stream (see [`permit_stream`]).
+//! - The requests on a `Hold` stream (see [`permit_stream`]).
 //!
-//! The messages are documented in `proto/sluicegate/v1/permits.proto`.
+//! The protobuf messages are documented in `proto/sluicegate/v1/permits.proto`.
 
 pub mod permit_stream;
 
@@ -42,16 +42,18 @@ use api::{
     RenewRequest, RenewResponse,
 };
 
-/// The messages, service and client, generated from the proto file by `tests/edge/permits_code.rs`.
+/// The protobuf messages, the gRPC service and its client.
+/// `tests/edge/permits_code.rs` generates them from the proto file.
 #[allow(clippy::all, clippy::pedantic, clippy::nursery, missing_docs, unreachable_pub)]
 pub mod api {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/sluicegate/v1/permits.rs"));
 }
 
-/// The largest number of unread replies of a stream. Above it, the stream reads no more requests.
+/// The largest number of replies on a `Hold` stream that the client has not read. At this
+/// number, the stream reads no more requests.
 const REPLY_QUEUE_CAPACITY: usize = 16;
 
-/// The service that acquires, renews and releases permits.
+/// The gRPC service that acquires, renews and releases permits.
 #[derive(Clone, Debug)]
 pub struct PermitsService {
     engine: Arc<Engine>,
@@ -60,7 +62,7 @@ pub struct PermitsService {
 }
 
 impl PermitsService {
-    /// Creates the service over `engine`, which ends its streams when `leaving` becomes true.
+    /// Creates the service. It decides with `engine`, and ends all streams when the process drains.
     #[must_use]
     pub const fn new(
         engine: Arc<Engine>,
@@ -148,7 +150,7 @@ impl Permits for PermitsService {
         let (replies, stream) = mpsc::channel(REPLY_QUEUE_CAPACITY);
         tokio::spawn(async move {
             tokio::select! {
-                // The client closed the stream. Dropping the other branch releases its permits.
+                // The client closed the stream. The drop of the other branch releases its permits.
                 () = replies.closed() => {}
                 () = permit_stream::run((&service, &headers), messages, &replies) => {}
             }
@@ -157,7 +159,7 @@ impl Permits for PermitsService {
     }
 }
 
-/// Validates the owner's name; empty means that none is given.
+/// Validates the owner's name. An empty text means that the request names no owner.
 fn parse_owner(text: &str) -> Result<Option<&str>, Status> {
     let is_sound = text.is_empty() || is_incarnation_name(text);
     let refused = || Status::invalid_argument("owner must be what the answer to the acquire says");
@@ -188,7 +190,7 @@ const fn from_micros(us: u64) -> Nanos {
     Nanos(us.saturating_mul(1_000))
 }
 
-/// Converts to microseconds, rounded up: a retry must not come a microsecond too early.
+/// Converts to microseconds, rounded up, so that clients do not retry too early.
 const fn to_micros(time: Nanos) -> u64 {
     time.0.div_ceil(1_000)
 }
@@ -206,7 +208,8 @@ fn parse_outcome(asked: &ReleaseRequest) -> Result<(RequestOutcome, Option<Nanos
     Ok((outcome, asked.rtt_us.map(from_micros)))
 }
 
-/// `renew_within` is the permits' time to live without a renewal; `None` without permits.
+/// Converts the engine's result to a reply. `renew_within` is the time in which the client must
+/// renew its permits; `None` if it has no permits.
 fn to_acquire_response(
     admitted: &AdmissionOutcome,
     renew_within: Option<Nanos>,
@@ -252,7 +255,7 @@ fn rejected_response(rejection: &ConcurrencyRejection) -> AcquireResponse {
 fn error_status(why: &HookError) -> Status {
     let message = why.to_string();
     match why {
-        // The id's format was validated before, so it must be in use.
+        // The id's format is valid at this point, so another request in flight has the id.
         HookError::BadId(_) => Status::already_exists(message),
         HookError::Rejected(CheckError::NoConfig | CheckError::StoreUnavailable(_)) => {
             Status::unavailable(message)

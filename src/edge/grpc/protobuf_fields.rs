@@ -1,20 +1,21 @@
 //! Iterates over the fields of an encoded protobuf message without decoding it.
 //!
 //! Guarantees:
-//! - It does not allocate.
-//! - It ends for any input.
+//! - The iterator does not allocate.
+//! - The iterator ends for any input, also if it is not valid protobuf.
 //!
 //! Not covered:
-//! - The meaning of the fields.
+//! - Decoding the content of the fields.
 
-/// The length-delimited fields of a message, each with its field number.
+/// An iterator over the length-delimited fields of a message, each with its field number.
 ///
-/// It ends at the first invalid byte, where decoding fails as
-/// well. Fields that no decoder would accept are also counted.
+/// It ends at the first byte that is not valid protobuf, where decoding would fail as
+/// well. The content of the fields is not validated.
 #[derive(Debug)]
 pub(super) struct ProtobufFields<'m> {
     rest: &'m [u8],
-    /// Open groups. Envoy's schemas have no groups, so their content is skipped.
+    /// The nesting depth of protobuf groups. Fields in a group are
+    /// skipped, because Envoy's messages have no groups.
     open_groups: usize,
 }
 

@@ -1,13 +1,14 @@
-//! Reserved keys of a rate limit request:
-//! `sluicegate.acquire`, `sluicegate.release` and its details.
+//! Parses the reserved descriptor keys with which Envoy's rate limit filter
+//! acquires and releases permits: `sluicegate.acquire`, `sluicegate.release` and others.
 //!
 //! Guarantees:
-//! - Reserved entries never match a rule.
-//! - A request has one id, of 16 to 128 characters of `[0-9A-Za-z._-]`.
-//! - A release is refused if the request also has ordinary descriptors.
+//! - Entries with a reserved key never match a rule.
+//! - All reserved entries of a request have the same request id, of 16
+//!   to 128 characters of `[0-9A-Za-z._-]`.
+//! - A request with a release and ordinary descriptors is an error.
 //!
 //! Not covered:
-//! - Acquiring and releasing, which the engine does.
+//! - Acquiring and releasing the permits, which the engine does.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -16,32 +17,32 @@ use crate::engine::{CheckError, validate_id};
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 
-/// The purpose of a request.
+/// The purpose of a rate limit request, according to its reserved keys.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReservedCall {
-    /// A check of rate limits only.
+    /// A check of rate limits only: no descriptor ends with a reserved key.
     Plain,
-    /// An acquire: permits for the descriptors `covered`, and a check of all rate limits.
+    /// An acquire of permits for some descriptors, and a check of the rate limits of all.
     Acquire {
-        /// The request's id.
+        /// The request id under which the permits are stored.
         id: String,
         /// The indexes of the descriptors that need permits, from 0, ascending.
         covered: Vec<usize>,
     },
-    /// A release of the permits of `shared_id`.
+    /// A release of the permits of one request id.
     Release {
-        /// The request's id.
+        /// The request id.
         id: String,
         /// The replica that owns the permits, if the request names it.
         owner: Option<String>,
-        /// The outcome of the request.
+        /// The request outcome.
         outcome: RequestOutcome,
-        /// The upstream's latency, or the request's duration if the proxy measured only that.
+        /// The upstream's latency, or the duration of the request if the proxy sent only that.
         rtt: Option<Nanos>,
     },
 }
 
-/// A reserved key, which is valid in the last entry of a descriptor.
+/// A reserved key. It is reserved only in the last entry of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReservedKey {
     Acquire,
@@ -52,7 +53,7 @@ enum ReservedKey {
     DurationMs,
 }
 
-/// A reserved entry; `hits` is the descriptor's `hits_addend`.
+/// An entry with a reserved key; `hits` is the `hits_addend` of its descriptor.
 struct ReservedEntry {
     descriptor: usize,
     key: ReservedKey,
@@ -74,10 +75,11 @@ impl ReservedKey {
     }
 }
 
-/// Removes the reserved entries from `request` and returns its purpose.
+/// Returns the purpose of `request`, and removes the entries with `sluicegate.acquire`.
 ///
 /// # Errors
-/// [`CheckError::BadId`]. The rest of `request` must not be checked then.
+/// [`CheckError::BadId`] if the reserved entries are invalid. `request` may then be
+/// changed partly and must not be decided.
 pub fn take_reserved(request: &mut RateLimitRequest) -> Result<ReservedCall, CheckError> {
     let found = reserved_entries(request);
     let Some(first) = found.first() else { return Ok(ReservedCall::Plain) };
@@ -115,7 +117,8 @@ fn reserved_entries(request: &RateLimitRequest) -> Vec<ReservedEntry> {
     request.descriptors.iter().enumerate().filter_map(one).collect()
 }
 
-/// Returns the id, which all acquires and releases of the request must share.
+/// Returns the request id. All entries with `sluicegate.acquire`
+/// or `sluicegate.release` must have the same id.
 fn shared_id(found: &[ReservedEntry], first: &ReservedEntry) -> Result<String, CheckError> {
     let with_id =
         |found: &&ReservedEntry| matches!(found.key, ReservedKey::Acquire | ReservedKey::Release);
@@ -132,16 +135,18 @@ fn shared_id(found: &[ReservedEntry], first: &ReservedEntry) -> Result<String, C
     }
 }
 
-/// Returns the request's outcome for its upstream, and its latency.
+/// Returns the request outcome and the latency, from the entries of a release.
 ///
-/// - A status of 500 or more is [`RequestOutcome::Dropped`].
-/// - A status from 100 to 499 with a duration is [`RequestOutcome::Success`].
-/// - An upstream latency without a status is a success: the upstream answered.
-/// - Status 0 is [`RequestOutcome::Ignored`]: the client disconnected before the response.
-/// - A status below 500 without a duration is ignored too.
+/// | HTTP status | latency or duration | outcome |
+/// |---|---|---|
+/// | 500 or more | any | [`RequestOutcome::Dropped`] |
+/// | 100 to 499 | present | [`RequestOutcome::Success`] |
+/// | 100 to 499 | none: the response was incomplete | [`RequestOutcome::Ignored`] |
+/// | 0: the client disconnected before the response | any | [`RequestOutcome::Ignored`] |
+/// | none | upstream latency | [`RequestOutcome::Success`] |
+/// | none | duration only, or none | [`RequestOutcome::Ignored`] |
 ///
-/// The status arrives with the response's headers. If the body is cut off, Envoy sends
-/// no upstream latency, and the time until then would look like a fast response.
+/// An incomplete response is ignored, because its time would look like a fast response.
 fn release_outcome(found: &[ReservedEntry]) -> (RequestOutcome, Option<Nanos>) {
     let number = |word| found.iter().find(|found| found.key == word).map(|found| found.hits);
     let measured = |word, unit: u64| number(word).map(|n| Nanos(n.saturating_mul(unit)));
@@ -190,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_trailing_reserved_key_are_unchanged() {
+    fn a_reserved_key_before_the_last_entry_has_no_effect() {
         let mut asked =
             request(&[(&[("sluicegate.acquire", ID), ("k", "v")], None), (&[("k", "v")], None)]);
         let before = asked.clone();
@@ -199,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn acquire_entries_are_removed_and_cover_only_their_descriptors() {
+    fn acquire_entries_are_removed_and_apply_only_to_their_descriptors() {
         let mut asked = request(&[
             (&[("k", "v"), ("sluicegate.acquire", ID)], None),
             (&[("other", "v")], None),
@@ -213,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn status_and_latency_entries_determine_the_release_outcome() {
+    fn a_releases_status_and_latency_determine_the_request_outcome() {
         let release = [("sluicegate.release", ID)];
         let (rtt, status) = ([("sluicegate.rtt_us", "-")], [("sluicegate.status", "-")]);
         let took = [("sluicegate.duration_ms", "-")];
@@ -232,7 +237,7 @@ mod tests {
             (RequestOutcome::Success, micros)
         );
         assert_eq!(ended(&[(&took, Some(9))]), (RequestOutcome::Ignored, Some(Nanos(9_000_000))));
-        // Without a duration the response was incomplete.
+        // A status without a latency or duration means that the response was incomplete.
         for (code, with_a_time, alone) in [
             (0, RequestOutcome::Ignored, RequestOutcome::Ignored),
             (200, RequestOutcome::Success, RequestOutcome::Ignored),
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_release_may_name_an_owner() {
+    fn only_a_permit_release_may_name_an_owner() {
         let (release, owner) = ([("sluicegate.release", ID)], [("sluicegate.owner", "x")]);
         let named = |descriptors: &[Written<'_>]| match take_reserved(&mut request(descriptors)) {
             Ok(ReservedCall::Release { owner, .. }) => owner,
@@ -262,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_ids_and_misplaced_reserved_keys_are_rejected() {
+    fn malformed_request_ids_and_misplaced_reserved_keys_are_rejected() {
         let long = "x".repeat(129);
         for id in ["", "0123456789abcde", "0123456789abcde!", "0123456789abcdé", &long] {
             assert_eq!(refused_descriptor(&[(&[("k", "v"), ("sluicegate.acquire", id)], None)]), 0);

@@ -1,8 +1,8 @@
-//! `envoy.service.ratelimit.v3.RateLimitService`: rate limit checks from Envoy.
+//! Serves `envoy.service.ratelimit.v3.RateLimitService`: rate limit checks from Envoy.
 //!
 //! Guarantees:
 //! - Each call gets one decision or one error.
-//! - If the call has a `grpc-timeout`, the reply leaves before the timeout.
+//! - If the call has a `grpc-timeout`, the reply is sent before this timeout.
 //!
 //! Not covered:
 //! - Reading and writing messages (see [`convert`]); deciding (see [`Engine`]).
@@ -26,12 +26,12 @@ use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompl
 use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
 
-/// The part of a caller's timeout that is reserved for sending the reply.
+/// The time for sending the reply, subtracted from the caller's `grpc-timeout`.
 const REPLY_MARGIN: Nanos = Nanos(2_000_000);
 
 type RlsReply = Result<(RateLimitResponse, EdgeOutcome), CheckError>;
 
-/// The service, for one client.
+/// The gRPC service `RateLimitService`, for the connection of one client.
 #[derive(Clone, Debug)]
 pub struct RateLimitService {
     engine: Arc<Engine>,
@@ -40,22 +40,23 @@ pub struct RateLimitService {
 }
 
 impl RateLimitService {
-    /// Creates the service over `engine`.
+    /// Creates the service for a client with an unknown address. Checks are decided by `engine`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, reporting: ReplyOptions) -> Self {
         Self { engine, reporting: Arc::new(reporting), source: None }
     }
 
-    /// Returns the service for a client at `source`.
+    /// Returns the same service for a client with the IP address `source`.
     #[must_use]
     pub fn for_source(&self, source: Option<IpAddr>) -> Self {
         Self { source, ..self.clone() }
     }
 
-    /// Decides `request`; `metadata` contains the call's headers.
+    /// Decides the call `ShouldRateLimit`, or applies its release of permits. `metadata`
+    /// contains the headers of the call.
     ///
     /// # Errors
-    /// The gRPC status of a request that is refused.
+    /// The gRPC status if the request is invalid or the check fails.
     pub async fn decide_call(
         &self,
         metadata: &MetadataMap,
@@ -72,7 +73,7 @@ impl RateLimitService {
             };
             return span.scope(decided).await;
         }
-        // Boxed because the future is large and most calls end before they need it.
+        // Boxed, because the future is large and most calls have returned above.
         Box::pin(span.scope(async {
             let (replied, queued) = match call {
                 Ok(call) => {
@@ -92,14 +93,14 @@ impl RateLimitService {
         self.finish(Err(refusal), (self.engine.clock().now(), Nanos(0)))
     }
 
-    /// Decides a check without reserved keys.
+    /// Decides a check of rate limits only.
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
         let question = convert::to_check(request, &self.reporting)?;
         let answer = self.engine.decide_within(&question, timeout).await?;
         Ok(self.to_reply(request, &answer))
     }
 
-    /// Decides the call, or applies its release, within `patience`.
+    /// Decides a check, acquires permits or applies a release, within the caller's timeout.
     async fn resolve(
         &self,
         (call, request): (ReservedCall, &RateLimitRequest),
@@ -155,7 +156,8 @@ impl RateLimitService {
         (convert::to_response(request, answer, &self.reporting), outcome)
     }
 
-    /// Converts the reply and counts the call. `came` is its arrival, `queued` the time in queues.
+    /// Counts and times the call, and converts its reply. The two times are the
+    /// arrival of the call and its time in queues.
     fn finish(
         &self,
         replied: RlsReply,
@@ -178,15 +180,16 @@ impl RateLimitService {
     }
 }
 
-/// Returns the caller's `grpc-timeout` minus 2 ms, but at least half of it.
+/// Returns the time for deciding a call: its `grpc-timeout` minus 2 ms
+/// for the reply, but at least half of the `grpc-timeout`.
 #[must_use]
 pub fn caller_timeout(headers: &MetadataMap) -> Option<Nanos> {
     let whole = parse_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
     Some(whole.since(REPLY_MARGIN).max(Nanos(whole.0 / 2)))
 }
 
-/// Parses a gRPC timeout: `20m` is 20 ms. At most eight digits
-/// and a unit, as in the specification "gRPC over HTTP/2".
+/// Parses a `grpc-timeout`, such as `20m` for 20 ms: at most eight digits
+/// and a unit. Source: the specification "gRPC over HTTP/2".
 fn parse_timeout(text: &str) -> Option<Nanos> {
     let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let unit: u64 = match unit {

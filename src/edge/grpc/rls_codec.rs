@@ -1,15 +1,15 @@
-//! The codec of the rate limit service: it counts a request's parts before it decodes them.
+//! Decodes rate limit requests; counts their descriptors and entries before decoding.
 //!
 //! Guarantees:
 //! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries.
 //! - Decoding takes little more memory than the message itself.
 //!
 //! Not covered:
-//! - The meaning of a request.
+//! - Validation of the values in a request (see [`super::convert`]).
 //! - Messages of other services.
 //!
 //! Two million empty descriptors fit in a message of 4 MiB, and take about 100 MiB when
-//! decoded. A message that is too short to exceed a bound is not counted, so it costs nothing.
+//! decoded. Short messages, which cannot exceed a maximum, are decoded without counting.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -35,15 +35,15 @@ use crate::engine::CheckError;
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The smallest size of a descriptor or an entry, in bytes: a tag and a length of zero.
+/// The smallest encoded size of a descriptor or an entry, in bytes: a tag and a length of zero.
 const MIN_FIELD_BYTES: usize = 2;
 const DESCRIPTORS_FIELD: u64 = 2;
 const ENTRIES_FIELD: u64 = 1;
 
-/// A request, or the error for a request that has too many parts to decode.
+/// A decoded request, or the error if it has too many descriptors or entries.
 pub type BoundedRequest = Result<RateLimitRequest, CheckError>;
 
-/// Decodes `message`; the inner error means that it has too many descriptors or entries.
+/// Decodes `message`. The inner result is an error if it has too many descriptors or entries.
 ///
 /// # Errors
 /// `message` is not a valid `RateLimitRequest`.
@@ -100,7 +100,8 @@ impl Decoder for RlsCodec {
     }
 }
 
-/// The service at its path. tonic's generated service would decode every message without counting.
+/// The rate limit service at the path of its gRPC method. It replaces tonic's
+/// generated service, which would decode every message without counting.
 #[derive(Clone, Debug)]
 pub(super) struct RateLimitEndpoint(Arc<RateLimitService>);
 

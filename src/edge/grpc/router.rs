@@ -1,14 +1,15 @@
-//! Routes the calls of one connection: rate limits
-//! by a fast path, other services by tonic's router.
+//! Routes the calls of one connection: rate limit checks
+//! directly to their service, other calls through tonic's router.
 //!
 //! Guarantees:
 //! - An unknown service or method gets `UNIMPLEMENTED`.
-//! - A message has a size limit and a time limit ([`BoundedBody`]).
+//! - Each message has a size limit and a time limit ([`BoundedBody`]).
 //!
 //! Not covered:
 //! - A caller's `grpc-timeout`, which each service applies itself.
 //!
-//! The fast path saves the router's allocations and the map that would contain the peer's address.
+//! The direct call saves the allocations of tonic's router, and
+//! those of the request extensions, which contain the client's address.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -29,10 +30,11 @@ use super::rls_codec::RateLimitEndpoint;
 use super::status_codes::{MappedResponse, StatusCodeMapper};
 use crate::telemetry::event::Protocol;
 
-/// Streaming methods: the path, the largest message in bytes, and true if its end releases permits.
+/// The streaming methods, each with its path, its largest message in bytes, and true
+/// if the end of the stream releases permits.
 const STREAMING_METHODS: [(&str, usize, bool); 5] = [
     ("/envoy.service.ext_proc.v3.ExternalProcessor/Process", MAX_MESSAGE_BYTES, true),
-    // Entries are decoded one at a time, so only tonic's own message limit applies.
+    // Access log entries are decoded one at a time, so tonic's limit of 4 MiB is enough.
     ("/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", usize::MAX, false),
     ("/sluicegate.v1.Permits/Hold", MAX_MESSAGE_BYTES, true),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MAX_MESSAGE_BYTES, false),
@@ -48,7 +50,8 @@ pub(super) struct ConnectionRouter {
 }
 
 impl ConnectionRouter {
-    /// Creates the router for a client at `peer`. `holding` creates the guards of permit streams.
+    /// Creates the router for the connection of one client. The [`ShortIdleHandle`] creates
+    /// guards, which shorten the connection's idle timeout while it has permit streams.
     pub(super) fn new(
         limits: &RateLimitService,
         others: &Routes,

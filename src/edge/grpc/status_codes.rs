@@ -1,13 +1,13 @@
-//! Maps tonic's transport errors to the codes that clients of envoyproxy/ratelimit expect.
+//! Maps tonic's transport errors to the gRPC codes that clients of envoyproxy/ratelimit expect.
 //!
 //! Guarantees:
 //! - A message above the limit gets `RESOURCE_EXHAUSTED`, where tonic uses `OUT_OF_RANGE`.
 //! - A message that cannot be decoded gets `INTERNAL`.
 //! - An unknown method gets `UNIMPLEMENTED`.
-//! - The first two errors are counted.
+//! - Messages that are too long or cannot be decoded are counted.
 //!
 //! Not covered:
-//! - Errors of the service itself, which never has these codes.
+//! - Errors of the services themselves, which never use `OUT_OF_RANGE` or `INTERNAL`.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use tonic::server::NamedService;
 
 use crate::telemetry::event::{EdgeOutcome, Protocol, RequestCompleted};
 
-/// A service with mapped error codes, and its protocol for telemetry.
+/// A gRPC service whose transport errors get mapped codes, and its protocol for the metrics.
 #[derive(Clone, Debug)]
 pub struct StatusCodeMapper<S>(pub S, pub Protocol);
 
@@ -50,7 +50,7 @@ where
     }
 }
 
-/// The future of a response with a mapped error code.
+/// The future of a response whose error code is mapped.
 #[allow(missing_debug_implementations)]
 pub struct MappedResponse<R>(BoxFuture<Response<R>, Infallible>, Protocol);
 
@@ -64,8 +64,8 @@ impl<R> Future for MappedResponse<R> {
     }
 }
 
-/// Maps the code in the headers. Only a response without
-/// a message has it there; others have trailers.
+/// Maps the gRPC code in the response headers. Only a response without a message, such as
+/// a transport error, has its code in the headers; others have it in the trailers.
 fn map_status_code<R>(mut response: Response<R>, protocol: Protocol) -> Response<R> {
     let Some(code) = response.headers().get("grpc-status") else { return response };
     let outcome = match Code::from_bytes(code.as_bytes()) {

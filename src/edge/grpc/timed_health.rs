@@ -1,7 +1,7 @@
-//! Counts and times health checks for the statistics of envoyproxy/ratelimit.
+//! Counts and times gRPC health checks for the statistics that envoyproxy/ratelimit emits.
 //!
 //! Guarantees:
-//! - Only `Check` is counted; a `Watch` call never ends.
+//! - Only calls of `Check` are counted and timed; a `Watch` call never ends.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic::server::NamedService;
 use crate::engine::Engine;
 use crate::telemetry::stats::TimedMethod;
 
-/// A health service, and the engine whose statistics count its calls.
+/// A gRPC health service, and the engine whose statistics count its calls.
 #[derive(Clone, Debug)]
 pub(super) struct TimedHealth<S>(pub(super) S, pub(super) Arc<Engine>);
 

@@ -1,14 +1,14 @@
-//! TLS for the gRPC port and the peer port: the server's
-//! certificate and the verification of clients.
+//! TLS configuration of the gRPC port and the peer port: the server's
+//! certificate, and the verification of client certificates.
 //!
 //! Guarantees:
 //! - TLS 1.2 or later, with HTTP/2.
-//! - Changed files are reloaded before the next handshake.
-//! - If changed files are invalid, the last valid ones stay in use.
-//! - If client certificates are required, only the configured CA is trusted.
+//! - Changed certificate, key and CA files are reloaded before the next handshake.
+//! - If changed files are invalid, the last valid configuration stays in use.
+//! - Client certificates are accepted only from the configured CA, not from system CAs.
 //!
 //! Not covered:
-//! - The handshake itself.
+//! - The TLS handshake.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -29,20 +29,21 @@ use tokio::task::spawn_blocking;
 use crate::pem;
 pub use crate::pem::PemError;
 
-/// The paths of the TLS files.
+/// The paths of the TLS files of one port, and the name that client certificates must contain.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The server's certificate chain (PEM).
+    /// The server's certificate chain (a PEM file).
     pub certificate: PathBuf,
-    /// The certificate's private key (PEM).
+    /// The certificate's private key (a PEM file).
     pub key: PathBuf,
-    /// CA bundle (PEM) that verifies client certificates. `None`: clients need no certificate.
+    /// The CA bundle that verifies client certificates (a PEM file). With `None`, clients
+    /// need no certificate.
     pub client_ca: Option<PathBuf>,
-    /// DNS name or IP address that each client certificate must contain.
+    /// The DNS name or IP address that each client certificate must contain, if any.
     pub client_name: Option<String>,
 }
 
-/// The server's TLS configuration, reloaded when its files change.
+/// The TLS configuration of a port, reloaded when its files change.
 #[derive(Debug)]
 pub struct ServerTls {
     files: TlsFiles,
@@ -52,14 +53,14 @@ pub struct ServerTls {
     failures: AtomicU64,
 }
 
-/// Counts of reads of the TLS files.
+/// The numbers of reads of the TLS files, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsReadCounts {
-    /// Reads of the files, including failed ones.
+    /// The number of reads of all files, including failed reads.
     pub attempts: u64,
-    /// Reads that failed: a file was unreadable, or the files did not match.
+    /// The number of failed reads: a file was unreadable, or the key did not match.
     pub failures: u64,
-    /// The number of files.
+    /// The number of TLS files of the port: 2, or 3 with a client CA.
     pub files: u64,
 }
 
@@ -74,10 +75,10 @@ struct LoadedTls {
 type FileFingerprint = Option<[u64; 4]>;
 
 impl ServerTls {
-    /// Reads the files.
+    /// Reads the TLS files of the gRPC port.
     ///
     /// # Errors
-    /// The files cannot be read or do not match.
+    /// A file cannot be read, or the key does not match the certificate.
     pub fn new(files: TlsFiles) -> Result<Self, PemError> {
         let (seen, config) = (files.fingerprints(), Arc::new(files.server_config()?));
         let (held, whose) = (Mutex::new(LoadedTls { fingerprints: seen, config }), "gRPC");
@@ -90,15 +91,15 @@ impl ServerTls {
         })
     }
 
-    /// Reads the files of the peer port, which serves other replicas.
+    /// Reads the TLS files of the peer port, which serves other replicas.
     ///
     /// # Errors
-    /// As [`ServerTls::new`].
+    /// The same as of [`ServerTls::new`].
     pub fn for_peers(files: TlsFiles) -> Result<Self, PemError> {
         Ok(Self { log_name: "peer", ..Self::new(files)? })
     }
 
-    /// Returns how often the files were read.
+    /// Returns the numbers of reads of the TLS files.
     #[must_use]
     pub fn read_counts(&self) -> TlsReadCounts {
         let failures = self.failures.load(Relaxed);
@@ -106,7 +107,8 @@ impl ServerTls {
         TlsReadCounts { attempts, failures, files: 2 + u64::from(self.files.client_ca.is_some()) }
     }
 
-    /// Returns the current configuration: the files as they are now, or their last valid state.
+    /// Returns the TLS configuration from the current files, or, if they
+    /// are invalid, from their last valid state.
     pub async fn current(tls: &Arc<Self>) -> Arc<ServerConfig> {
         let certificates = Arc::clone(tls);
         let config = spawn_blocking(move || certificates.reload_if_changed()).await;
@@ -172,10 +174,11 @@ impl TlsFiles {
         Ok(config)
     }
 
-    /// Builds the configuration of a client that presents this certificate and trusts `client_ca`.
+    /// Builds the TLS configuration of a client that presents this certificate and trusts
+    /// `client_ca`. Without `client_ca`, the client trusts only the certificate itself.
     ///
     /// # Errors
-    /// The files cannot be read or do not match.
+    /// A file cannot be read, or the key does not match the certificate.
     pub fn client_config(&self) -> Result<ClientConfig, PemError> {
         let ca = self.client_ca.as_ref().unwrap_or(&self.certificate);
         let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -1,13 +1,13 @@
-//! Serves the admin port: the configuration, explanations, and changes by an operator.
+//! Serves the admin port: an operator inspects limits, counters and replicas, and changes them.
 //!
 //! Guarantees:
-//! - If a token is set, only enabled debug pages are visible without it.
-//! - Reads charge no hits.
+//! - If a token is set, pages without it need [`Admin::debug_pages`].
+//! - GET requests charge no hits.
 //! - Only `/reset`, `/grant`, `/freeze` and `/thaw` change state: by POST, with a log line.
 //! - A reply reports success only if the change was made.
 //!
 //! Not covered:
-//! - The listen address. An address beyond loopback needs a token.
+//! - The listen address. An address that is not loopback requires a token.
 
 mod counter;
 mod explain;
@@ -35,17 +35,17 @@ pub use explain::{ExplainQuery, explain};
 pub use permits::permits;
 pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 
-/// The parts that the admin port uses.
+/// The dependencies of the admin port.
 #[derive(Clone)]
 pub struct Admin {
-    /// The token that callers must send as `Authorization: Bearer …`, if any.
+    /// The setting `admin_token`, which callers must send as `Authorization: Bearer …`.
     pub token: Option<SecretText>,
-    /// Shows envoyproxy/ratelimit's pages, the first three
-    /// paths, without the token. The other paths still need one.
+    /// Serves the pages that envoyproxy/ratelimit has too (`/`, `/rlconfig` and `/stats`)
+    /// without a token. The other paths still need a token.
     pub debug_pages: bool,
-    /// The engine that the pages describe.
+    /// The engine whose limits and counters the pages show and change.
     pub engine: Arc<Engine>,
-    /// Returns the result of the configuration loads.
+    /// Returns the results of all configuration loads, for `/config`.
     pub load_report: Arc<dyn Fn() -> ConfigLoads + Send + Sync>,
 }
 
@@ -71,7 +71,8 @@ const PATHS: [(&str, &str); 13] = [
     ("/permits", "requests in flight: the oldest permits, the busiest ceilings, as JSON"),
 ];
 
-/// Serves the paths. Unknown paths show the list, except below `/debug/pprof`.
+/// Serves the paths of the admin port. An unknown path gets the list of all paths,
+/// and a path below `/debug/pprof` gets an error.
 pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/config", get(show_config))
@@ -100,14 +101,14 @@ fn change_routes(admin: &Admin) -> Router<Admin> {
         .layer(from_fn_with_state(admin.clone(), require_token_setting))
 }
 
-/// envoyproxy/ratelimit serves Go profiles here. The status is an error,
-/// so that no profile collector stores the sentence as a profile.
+/// Replies to `/debug/pprof`, where envoyproxy/ratelimit serves Go profiles. The status
+/// is an error, so that no profile collector stores the text as a profile.
 async fn profiles_not_supported() -> Response {
     let why = "profiles are not built in: run `perf record -g -p PID` on the host\n";
     (StatusCode::NOT_IMPLEMENTED, PLAIN, why).into_response()
 }
 
-/// The number of paths at the start of [`PATHS`] that envoyproxy/ratelimit has too.
+/// The number of paths that envoyproxy/ratelimit has too. They are the first in [`PATHS`].
 const REFERENCE_PATHS: usize = 3;
 
 async fn show_list(State(admin): State<Admin>, headers: HeaderMap) -> Response {
@@ -129,7 +130,7 @@ async fn show_stats(State(admin): State<Admin>) -> Response {
     }
     let command: Vec<_> =
         std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
-    // Arguments may contain a token, so they are left out.
+    // The command line's arguments may contain a token, so only the program's name is shown.
     let shown = serde_json::json!({
         "cmdline": command.first(),
         "version": env!("CARGO_PKG_VERSION"),
@@ -176,7 +177,7 @@ async fn show_explain(
 }
 
 impl Admin {
-    /// Returns `true` if a request with these headers may see every page.
+    /// Returns `true` if a request with these headers may use every path.
     fn is_authorized(&self, headers: &HeaderMap) -> bool {
         match &self.token {
             Some(token) => has_token(headers, token),
@@ -184,8 +185,8 @@ impl Admin {
         }
     }
 
-    /// Returns `true` if `path` needs no token. Unknown
-    /// paths show the list, so debug pages open them.
+    /// Returns `true` if `path` needs no token: a page of envoyproxy/ratelimit with
+    /// `debug_pages`. Unknown paths are such pages too, because they show the list of paths.
     fn is_public(&self, path: &str) -> bool {
         let is_own_path = PATHS.iter().skip(REFERENCE_PATHS).any(|(ours, _)| *ours == path);
         self.debug_pages && !is_own_path
@@ -203,7 +204,7 @@ async fn grant(State(admin): State<Admin>, Query(query): Query<Vec<(String, Stri
     run_counter_action(&admin, query, CounterAction::Grant).await
 }
 
-/// Rejects changes if no token is set. Otherwise every local user could change counters.
+/// Rejects changes if `admin_token` is not set. Otherwise every local user could change counters.
 async fn require_token_setting(
     State(admin): State<Admin>,
     request: Request,

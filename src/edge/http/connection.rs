@@ -1,13 +1,13 @@
-//! Wraps one connection of an HTTP port and detects the state of its peer.
+//! Wraps one connection of an HTTP port: detects a client that disconnects or reads nothing.
 //!
 //! Guarantees:
-//! - A client that accepts no data for [`WRITE_TIMEOUT`] is disconnected, and unsent data is dropped.
-//! - A slow client stays connected if it accepts some data within that time.
-//! - A reply in progress notices that its client closed, even behind unread data.
+//! - A client that accepts no data for [`WRITE_TIMEOUT`] is disconnected; unsent data is dropped.
+//! - A slow client stays connected if it accepts some data within [`WRITE_TIMEOUT`].
+//! - A disconnect is detected while a reply is computed, even if the client had sent more data.
 //!
 //! Not covered:
-//! - Slow requests: hyper closes these connections.
-//! - A close behind unread data that fills the socket's receive buffer.
+//! - Clients that send a request slowly: hyper disconnects them.
+//! - The disconnect of a client whose unread data fills the socket's receive buffer.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::Shutdown;
@@ -23,19 +23,21 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Sleep, sleep};
 
-/// The maximum time without progress of a write. Equal to the maximum silence of
-/// a client. Without it, clients that never read could occupy every connection.
+/// The longest time for which a write may make no progress. Equal to the timeout of an
+/// idle connection. Without it, clients that never read could occupy all connections.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The time in which the two kernels may still move data between their buffers. Free space
-/// in this time does not prove that the client reads. It is filled before [`WRITE_TIMEOUT`] starts.
+/// The time in which the operating systems of both ends may still move data between their
+/// socket buffers. Buffer space that becomes free in this time does not prove that the client
+/// reads, so [`WRITE_TIMEOUT`] starts afterwards.
 const BUFFER_SETTLE_TIME: Duration = Duration::from_secs(1);
 
-/// The readiness for a close of the peer, without data. With unread
-/// data, a socket is always readable, which would hide a later close.
+/// The socket event for a peer that closed its side. The event "readable" cannot
+/// show this: a socket with unread data is always readable.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOSED: Interest = Interest::PRIORITY;
-/// Other systems report only errors. There, hyper's own detection must suffice.
+/// The socket event for an error. Other operating systems report no more than this;
+/// there, only hyper detects that a peer closed its side.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CLOSED: Interest = Interest::ERROR;
 
@@ -53,7 +55,7 @@ struct WriteTimer {
 }
 
 impl HttpConnection {
-    /// Wraps `stream` and returns its peer as well.
+    /// Wraps `stream`; also returns its remote end.
     pub(super) fn new(stream: TcpStream) -> (Self, HttpPeer) {
         let (reading, writing) = stream.into_split();
         let writing = Arc::new(writing);
@@ -80,9 +82,9 @@ impl HttpConnection {
         written
     }
 
-    /// Writes without tokio's readiness when the timer expires. Linux
-    /// reports a socket as writable only after a third of its queue
-    /// was sent. Any free space already shows that the client reads.
+    /// Tries to write when the timer expires, even if tokio does not report the socket as
+    /// writable. Linux reports it as writable only when a third of its send buffer is free,
+    /// but any free space shows that the client reads.
     fn poll_blocked_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -126,7 +128,8 @@ fn poll_try_write(
     }
 }
 
-/// Resets the connection on close. Otherwise the kernel would keep megabytes of unsent data.
+/// Makes the close of `socket` reset the connection, and returns a timeout error.
+/// Without the reset, the operating system would keep megabytes of unsent data.
 fn reset_and_time_out(socket: &TcpStream) -> io::Error {
     drop(SockRef::from(socket).set_linger(Some(Duration::ZERO)));
     ErrorKind::TimedOut.into()
@@ -164,7 +167,7 @@ impl AsyncWrite for HttpConnection {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Writes go directly to the kernel, so nothing is buffered here.
+        // This type has no buffer: writes go directly to the socket.
         Poll::Ready(Ok(()))
     }
 
@@ -173,7 +176,7 @@ impl AsyncWrite for HttpConnection {
     }
 }
 
-/// The remote end of a connection. Without a connection, it never closes.
+/// The remote end of a connection. The default value has no connection and never closes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HttpPeer(Option<Arc<OwnedWriteHalf>>);
 
@@ -185,7 +188,7 @@ impl HttpPeer {
     /// Waits until the peer closes the connection or its sending side, or becomes unreachable.
     pub(super) async fn closed(&self) {
         match &self.0 {
-            // Fails only while the process ends.
+            // `ready` fails only while the process ends.
             Some(socket) => drop(socket.ready(CLOSED).await),
             None => std::future::pending().await,
         }

@@ -1,13 +1,14 @@
 //! Serves `/json`: one check as proto3 JSON in the body, one decision as the reply.
 //!
 //! Guarantees:
-//! - A body means the same as the equivalent gRPC message, or it is rejected.
-//! - A body above the limit is rejected before it is in memory.
+//! - A valid body gets the same decision as the equivalent gRPC message.
+//! - A body above [`MAX_BODY_BYTES`] is rejected before all of it is in memory.
 //! - Statuses match envoyproxy/ratelimit: 200 allow, 429 deny, 400 invalid check.
-//! - Status 500 means that JSON cannot express the decision.
+//! - Status 500 means that the decision contains infinity or NaN, which JSON cannot express.
 //!
 //! Not covered:
-//! - The method and the content type, which envoyproxy/ratelimit ignores too.
+//! - Validating the method and the content type: any value is accepted, as in
+//!   envoyproxy/ratelimit.
 
 mod read;
 mod write;
@@ -30,10 +31,10 @@ use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompl
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
 
-/// The largest body in bytes. Equal to the largest gRPC message.
+/// The largest request body, in bytes. Equal to the largest gRPC message.
 pub const MAX_BODY_BYTES: usize = 4 * 1024 * 1024;
 
-/// The timeout for receiving and deciding a check. Limits
+/// The timeout for receiving a check and deciding it. It limits
 /// the time for which a slow client can occupy a connection.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -96,7 +97,7 @@ fn decision_response(
 enum BodyError {
     Malformed,
     TooLarge,
-    /// The body has more objects than the largest valid check.
+    /// The body has more JSON objects than the largest valid check.
     TooManyObjects,
     TimedOut,
 }
@@ -123,7 +124,7 @@ fn parse_body(bytes: &[u8]) -> Result<RateLimitRequest, BodyError> {
     })
 }
 
-/// Reads the whole body. Rejects a declared length above the limit without reading.
+/// Reads the whole body. If the `Content-Length` is too large, it returns an error without reading.
 async fn read_body(body: Body) -> Result<Vec<u8>, BodyError> {
     if MAX_BODY_BYTES < usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX) {
         return Err(BodyError::TooLarge);

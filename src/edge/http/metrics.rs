@@ -1,8 +1,9 @@
-//! Serves the metrics port: one page for Prometheus.
+//! Serves the metrics port, from which Prometheus scrapes.
 //!
 //! Guarantees:
-//! - The format is text 0.0.4, or OpenMetrics 1.0 with exemplars for clients that prefer it.
-//! - A scrape changes no value.
+//! - The format is Prometheus text 0.0.4, or OpenMetrics 1.0 with exemplars if the client
+//!   prefers it.
+//! - A scrape changes no metric.
 //!
 //! Not covered:
 //! - The metrics themselves (see [`crate::telemetry`]).
@@ -22,19 +23,19 @@ const TEXT_FORMAT: StaticHeader = [(CONTENT_TYPE, "text/plain; version=0.0.4; ch
 const OPENMETRICS_FORMAT: StaticHeader =
     [(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
 
-/// A function that renders the page in text format 0.0.4.
+/// A function that renders all metrics in Prometheus text format 0.0.4.
 pub type PageRenderer = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// The formats that the port offers.
+/// The formats in which the metrics port can reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsFormats {
-    /// The text format only.
+    /// Prometheus text format 0.0.4 only.
     Text,
-    /// The text format and OpenMetrics.
+    /// Prometheus text format 0.0.4 and OpenMetrics 1.0.
     Both,
 }
 
-/// Serves the page at `path`.
+/// Serves the metrics at `path`, in one of `formats`.
 pub fn router(path: &str, page: PageRenderer, formats: MetricsFormats) -> Router {
     let handler = async move |headers: HeaderMap| match formats {
         MetricsFormats::Both if prefers_openmetrics(&headers) => {
@@ -49,8 +50,8 @@ fn page_response(format: StaticHeader, text: String) -> Response {
     (format, [(VARY, "accept")], text).into_response()
 }
 
-/// Returns `true` if the client accepts OpenMetrics and prefers it at
-/// least as much as the text format. Source: RFC 9110, section 12.5.1.
+/// Returns `true` if the `Accept` header gives OpenMetrics at least the weight of
+/// the Prometheus text format. Source: RFC 9110, section 12.5.1.
 fn prefers_openmetrics(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let (mut open_weight, mut text_weight) = (0, 0);
@@ -74,7 +75,7 @@ fn prefers_openmetrics(headers: &HeaderMap) -> bool {
     0 < open_weight && text_weight <= open_weight
 }
 
-/// Parses a weight in thousandths: `0.75` is 750. Returns 0 for an invalid weight.
+/// Parses an `Accept` weight in thousandths: `0.75` is 750. Returns 0 for an invalid weight.
 fn parse_weight(weight: &str) -> u32 {
     let (whole, part) = weight.split_once('.').unwrap_or((weight, ""));
     let part: String = part.chars().chain("000".chars()).take(3).collect();

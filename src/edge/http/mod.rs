@@ -1,16 +1,16 @@
-//! Serves the HTTP ports: checks and health, metrics, and admin.
+//! Serves the three HTTP ports: checks with health, metrics, and admin.
 //!
 //! Guarantees:
-//! - A connection with a slow request head or a slow reader is closed.
+//! - A client that is slow to send a request head or to read a reply is disconnected.
 //! - The number of connections is bounded.
-//! - Shutdown closes the listener at once and finishes the requests in flight.
-//! - Permit connections and queued requests always leave connections for other requests.
-//! - A queued request is dropped when its client disconnects.
+//! - Shutdown closes the listener at once and finishes the open requests.
+//! - Requests in queues and on `/hold` use at most three quarters of the connections.
+//! - A request that waits in a queue is dropped when its client disconnects.
 //!
 //! Not covered:
 //! - TLS.
 //! - A time limit for finishing requests at shutdown.
-//! - A disconnect behind unread data that fills the socket's receive buffer.
+//! - The disconnect of a client whose unread data fills the socket's receive buffer.
 
 pub mod admin;
 mod connection;
@@ -43,18 +43,18 @@ use connection::HttpPeer;
 use nginx::hold::{LongRequestSlots, MAX_LONG_REQUESTS};
 pub use serve::serve;
 
-/// The parts that the port for checks and health uses.
+/// The dependencies of the port for checks and health.
 #[derive(Clone, Debug)]
 pub struct CheckPort {
-    /// The engine that decides.
+    /// The engine that decides the checks.
     pub engine: Arc<Engine>,
-    /// The content of replies.
+    /// The optional contents of replies to checks.
     pub reporting: ReplyOptions,
-    /// The readiness for health checks.
+    /// The readiness that the health endpoints report.
     pub health: Health,
     /// The hooks of `/check` and `/hold`.
     pub hooks: Arc<Hooks>,
-    /// Becomes `true` when open permit connections must end.
+    /// Becomes `true` when the process drains and open `/hold` connections must end.
     pub draining: watch::Receiver<bool>,
 }
 
@@ -62,7 +62,7 @@ type StaticHeader = [(HeaderName, &'static str); 1];
 
 const JSON: StaticHeader = [(CONTENT_TYPE, "application/json")];
 const PLAIN: StaticHeader = [(CONTENT_TYPE, "text/plain; charset=utf-8")];
-/// Keeps browsers from rendering an error's text as a page.
+/// The header that keeps browsers from rendering the text of an error as HTML.
 const NO_SNIFF: StaticHeader = [(X_CONTENT_TYPE_OPTIONS, "nosniff")];
 
 struct CheckPortState {
@@ -77,7 +77,7 @@ pub fn router(config: CheckPort) -> Router {
     router_with_slots(config, MAX_LONG_REQUESTS)
 }
 
-/// Serves the same paths with another maximum of requests in queues and on `/hold`.
+/// Like [`router`], with `max_slots` as the maximum number of requests in queues and on `/hold`.
 pub fn router_with_slots(config: CheckPort, max_slots: usize) -> Router {
     Router::new()
         .route("/json", any(json))
@@ -102,14 +102,14 @@ async fn check(State(port): State<Arc<CheckPortState>>, request: Request<Body>) 
     let (head, _) = request.into_parts();
     let span = check_span(Protocol::Nginx, &head.headers);
     let peer = HttpPeer::from_extensions(&head.extensions);
-    // Boxed, so that the futures around it do not move its large state.
+    // Boxed, because the future is large and the futures that contain it are moved.
     let answer = Box::pin(nginx::reply_to_check(&port.ask, &port.slots, &head.headers));
     unless_disconnected(&peer, span.scope(answer)).await
 }
 
 async fn hold(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -> Response {
     let (head, _) = request.into_parts();
-    // A reply to HEAD has no body, so it cannot stay open.
+    // A reply to HEAD has no body, and the body must stay open while the permit lasts.
     if head.method != Method::GET {
         return ([(ALLOW, "GET")], status_response(StatusCode::METHOD_NOT_ALLOWED)).into_response();
     }
@@ -119,8 +119,8 @@ async fn hold(State(port): State<Arc<CheckPortState>>, request: Request<Body>) -
     unless_disconnected(&peer, span.scope(answer)).await
 }
 
-/// Returns `answer`, or closes the connection if the client disconnects
-/// first. The rest of its data is then not parsed as another request.
+/// Returns the response, or closes the connection if the client disconnects first.
+/// Without the close, hyper would parse the client's unread data as another request.
 async fn unless_disconnected(peer: &HttpPeer, answer: impl Future<Output = Response>) -> Response {
     tokio::select! {
         // Polls the decision first, because most decisions are immediate.
@@ -134,7 +134,7 @@ fn check_span(protocol: Protocol, headers: &HeaderMap) -> trace::TraceSpan {
     trace::check_span(protocol, &|name| headers.get(name)?.to_str().ok())
 }
 
-/// Replies like envoyproxy/ratelimit: the state only.
+/// Replies like envoyproxy/ratelimit: with status 200 or 500, and without a reason.
 async fn healthcheck(State(port): State<Arc<CheckPortState>>) -> Response {
     match port.ask.health.readiness() {
         Readiness::Ready => (PLAIN, "OK").into_response(),
@@ -157,8 +157,10 @@ async fn readyz(State(port): State<Arc<CheckPortState>>) -> Response {
         .into_response()
 }
 
-/// The text about an unavailable store. The process stays ready: it still decides,
-/// and a whole fleet that leaves the load balancer would stop all checks.
+/// The text of `/readyz` about an unavailable store.
+///
+/// The process stays ready, because fallbacks still decide. If all replicas became
+/// unready at once, the load balancer would have no replica left.
 struct StoreFailureText(Option<StoreFailure>);
 
 impl fmt::Display for StoreFailureText {
@@ -173,7 +175,7 @@ async fn not_found() -> Response {
     (StatusCode::NOT_FOUND, PLAIN, NO_SNIFF, "404 page not found\n").into_response()
 }
 
-/// Returns an error with the status's own name as its text, as in envoyproxy/ratelimit.
+/// Returns an error response whose text is the name of the status, as in envoyproxy/ratelimit.
 fn status_response(status: StatusCode) -> Response {
     let name = status.canonical_reason().unwrap_or("Error");
     (status, PLAIN, NO_SNIFF, format!("{name}\n")).into_response()

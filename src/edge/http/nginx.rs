@@ -1,19 +1,19 @@
-//! Serves `/check`: decides requests of NGINX's `auth_request` directive.
+//! Serves `/check`: the checks that NGINX's `auth_request` directive sends.
 //!
 //! | status | meaning |
 //! |---|---|
 //! | 200 | allowed |
-//! | 403 | denied, with the client's status in `X-Deny-Status` and the body in `X-Deny-Body` |
-//! | 400, 501 | configuration error |
-//! | 503 | no decision; the NGINX configuration allows or denies the request |
+//! | 403 | denied; the client gets the status in `X-Deny-Status` and the body in `X-Deny-Body` |
+//! | 400, 501 | an error in the configuration of NGINX or Sluicegate |
+//! | 503 | no decision; the NGINX configuration says whether to allow the request |
 //!
 //! Guarantees:
-//! - A header of NGINX that appears twice is an error: one may be the client's.
-//! - Concurrency limits apply if there is an id; [`crate::edge::syslog`] releases the permit.
-//! - Queued requests share the slots of [`hold`], so that other requests find a connection.
+//! - If a header that NGINX must set appears twice, the reply is 400: one may be the client's.
+//! - Concurrency limits apply to requests with an id; [`crate::edge::syslog`] releases the permit.
+//! - Requests in queues and on [`hold`] share a maximum, so that others find a connection.
 //!
 //! Not covered:
-//! - The headers themselves. NGINX must set `X-Hook`, `X-Original-URI`,
+//! - Setting the headers. NGINX must set `X-Hook`, `X-Original-URI`,
 //!   `X-Original-Method`, `X-Real-IP` and `X-Sluicegate-Id`.
 
 pub(super) mod hold;
@@ -36,13 +36,14 @@ use crate::kernel::decision::Verdict;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 use hold::LongRequestSlots;
 
-/// The name of the hook. The first hook applies if the header is absent or empty.
+/// The header with the name of the hook. If it is absent or empty, the first hook applies.
 const HOOK_HEADER: &str = "x-hook";
 const URI_HEADER: &str = "x-original-uri";
 const METHOD_HEADER: &str = "x-original-method";
 const ADDRESS_HEADER: &str = "x-real-ip";
 const DENY_STATUS_HEADER: HeaderName = HeaderName::from_static("x-deny-status");
-/// The body for the client. NGINX discards the body of the subrequest itself.
+/// The header with the body that NGINX sends to a denied client. NGINX discards the
+/// body of the `auth_request` reply.
 const DENY_BODY_HEADER: HeaderName = HeaderName::from_static("x-deny-body");
 
 /// The value of `$remote_addr` for a client on a Unix socket.
@@ -96,11 +97,11 @@ async fn decide(
 ) -> Result<AdmissionOutcome, HookError> {
     let (request, id) =
         (original.to_rate_limit_request(&port.hooks, headers), original.id.as_deref());
-    // The limit's queue timeout and NGINX's disconnect already end a wait.
+    // No timeout: the limit's queue timeout or NGINX's disconnect ends a wait in a queue.
     hook::decide(&port.engine, &port.reporting, request.as_ref(), id, None).await
 }
 
-/// The client's request, as NGINX describes it.
+/// The client's request, as NGINX's headers describe it.
 struct OriginalRequest<'h> {
     hook: Option<Cow<'h, str>>,
     uri: Cow<'h, str>,
@@ -125,8 +126,8 @@ impl<'h> OriginalRequest<'h> {
         })
     }
 
-    /// Returns a header by its lower-case name: a
-    /// pseudo-header from NGINX's description, or `other`.
+    /// Returns the value of a header by its lower-case name. Pseudo-headers come from the
+    /// headers that NGINX sets, other names from `other`.
     fn header<'a>(
         &'a self,
         name: &str,
@@ -184,14 +185,15 @@ fn parse_address(text: Cow<'_, str>) -> Result<Option<Cow<'_, str>>, NginxHeader
     text.parse::<IpAddr>().map(|_| Some(text)).map_err(|_| NginxHeaderError::InvalidAddress)
 }
 
-/// Joins several values of a header, as Envoy's matchers do.
+/// Returns all values of a header, joined with commas as Envoy's matchers do.
 fn joined_header<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, str>> {
     let mut values = headers.get_all(name).iter().map(header_text);
     let first = values.next()?;
     Some(values.fold(first, |all, next| Cow::Owned(format!("{all},{next}"))))
 }
 
-/// Replaces bytes that are not UTF-8. Rejecting them would let a client bypass the limits.
+/// Returns the header value as text; bytes that are not UTF-8 are replaced. If the value
+/// were ignored instead, a client could bypass a limit with such bytes.
 fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
@@ -217,7 +219,7 @@ fn decision_response(port: &CheckPort, answer: &Decision) -> Response {
         response.headers_mut().insert(DENY_STATUS_HEADER, status);
     }
     for (name, value) in port.reporting.headers.for_decision(answer) {
-        // envoyproxy/ratelimit can be configured to send a header without a name. HTTP/1 cannot.
+        // Skips a header without a name, which the settings allow and HTTP/1 does not.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
             response.headers_mut().append(name, value);
         }
@@ -240,7 +242,7 @@ fn rejection_response(rejection: &ConcurrencyRejection) -> Response {
     if let Some(wait) = reject.retry_after {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs_ceil()));
     }
-    // A header cannot contain a body of several lines.
+    // A body of several lines is not sent, because a header cannot contain it.
     if let Ok(body) = HeaderValue::from_str(&reject.body)
         && !body.is_empty()
     {

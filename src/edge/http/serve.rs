@@ -22,20 +22,20 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connection::HttpConnection;
 
-/// The timeout for a request's head, and for an idle connection between two requests.
+/// The timeout for receiving a request head, and for an idle connection between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The maximum number of connections. Further ones wait in the kernel's queue.
+/// The largest number of connections on one port. Further ones wait in the listener's backlog.
 pub(super) const MAX_CONNECTIONS: usize = 4_096;
 
 /// The idle time before the first TCP keepalive probe, and the interval between probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The pause after a failed accept. Without it, running
-/// out of file descriptors would cause a busy loop.
+/// The pause after an accept error. Without it, a process
+/// without free file descriptors would be in a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `router` on `listener` until `shutdown`, then finishes the requests in flight.
+/// Serves `router` on `listener` until `shutdown`, then finishes the open requests.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: impl Future<Output = ()>) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
@@ -68,12 +68,12 @@ fn http1_builder() -> Builder<TokioExecutor> {
     builder
 }
 
-/// Returns the next connection and its slot. Retries after errors.
+/// Accepts the next connection and takes a slot for it. Retries after errors.
 async fn accept(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,
 ) -> (TcpStream, Option<OwnedSemaphorePermit>) {
-    // The semaphore is never closed, so this never fails.
+    // `acquire_owned` never fails, because the semaphore is never closed.
     let slot = Arc::clone(slots).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
@@ -89,12 +89,12 @@ async fn accept(
     }
 }
 
-/// Enables TCP keepalive, so that the permits of a vanished peer are released.
+/// Enables TCP keepalive, so that the permits of a client that vanished are released.
 fn enable_keepalive(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE_INTERVAL)
         .with_interval(KEEPALIVE_INTERVAL)
         .with_retries(2);
-    // After an error, the connection keeps the system's defaults.
+    // After an error, the connection keeps the keepalive defaults of the operating system.
     drop(SockRef::from(stream).set_tcp_keepalive(&keepalive));
 }

@@ -1,12 +1,12 @@
-//! One concurrency limit behind a lock, with its waiting requests.
+//! One bucket: a concurrency limit behind a lock, with its waiting requests.
 //!
 //! Guarantees:
-//! - Effects are applied under the lock of their step: no request is woken twice.
-//! - A permit whose request was canceled goes to the next waiting request.
-//! - Rules of a later configuration win over requests that still carry earlier rules.
+//! - The effects of a limiter event are applied under the same lock, so no request is woken twice.
+//! - A permit that was granted to a canceled request goes to the next waiting request.
+//! - A request that carries parameters from before a reload does not restore them.
 //!
 //! Not covered:
-//! - The name of the bucket.
+//! - The name of the bucket: see `bucket_map`.
 
 mod strict;
 
@@ -39,14 +39,15 @@ struct BucketState {
     limiter: Limiter,
     revision: Revision,
     rules: LimiterConfig,
-    /// The smoothed latency of successful requests. Each request has a weight of 1/8.
+    /// The smoothed latency of successful requests. Each new request has a weight of 1/8.
     rtt: Option<Nanos>,
-    /// Set while the limit is shared with the fleet.
+    /// This replica's share. Set while the limit is shared with the fleet.
     replica_share: Option<Box<ReplicaShare>>,
-    /// Set while every acquire asks the store.
+    /// The permits that the store counts. Set once the limit was used in mode `strict`.
     strict_permits: Option<Box<StrictPermits>>,
     waiters: HashMap<QueueTicket, oneshot::Sender<Permit>>,
-    /// Removed from the map. A request that still finds this bucket must look it up again.
+    /// `true` after the removal from the map. A request that still finds this bucket must look up
+    /// its name again.
     is_retired: bool,
 }
 
@@ -54,11 +55,11 @@ pub(super) enum AcquireStep {
     Allowed(Permit),
     Queued(QueuedRequest),
     Rejected(AcquireDenial),
-    /// The share is not known yet. The request retries after the next reply.
+    /// This replica does not know its share yet. The request retries after the store's next reply.
     ShareUnknown(watch::Receiver<()>),
 }
 
-/// A request in the queue. Dropping it leaves the queue.
+/// A request in the queue. Dropping it removes the queue entry, or releases a permit just granted.
 pub(super) struct QueuedRequest {
     bucket: Arc<Bucket>,
     clock: Arc<Clock>,
@@ -85,8 +86,8 @@ impl Bucket {
         Self(Mutex::new(state))
     }
 
-    /// Tries to acquire a permit for `ask`. A request that already `has_waited` for a reply is
-    /// decided by the current share. Returns `None` if the bucket was removed from the map.
+    /// Tries to acquire a permit. A request that `has_waited` for the store's reply is decided by
+    /// the current share. Returns `None` if the bucket was removed from the map.
     pub(super) fn try_acquire(
         self: &Arc<Self>,
         clock: &Arc<Clock>,
@@ -98,7 +99,7 @@ impl Bucket {
         if state.is_retired {
             return None;
         }
-        // Under the lock, so that the steps of a bucket see increasing times.
+        // Read under the lock, so that the limiter's events have increasing times.
         let now = clock.steady();
         state.reload(now, ask.revision, ask.rules);
         if let Some(fleet) = fleet.filter(|_| state.has_to_join(ask))
@@ -120,7 +121,7 @@ impl Bucket {
         })
     }
 
-    /// Applies `event`, and returns the effects that are left to the caller.
+    /// Applies `event`, wakes or rejects waiting requests, and returns the effects for the caller.
     pub(super) fn step(&self, clock: &Clock, event: LimiterEvent) -> LimiterEffects {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -128,7 +129,8 @@ impl Bucket {
         state.step(now, event)
     }
 
-    /// Applies the rules of `revision`. Without `shared` the limit belongs to this replica alone.
+    /// Applies the limiter parameters `rules` of configuration `revision`. Without `shared`, this
+    /// replica returns its share of the limit.
     pub(super) fn reload(
         &self,
         clock: &Clock,
@@ -148,8 +150,8 @@ impl Bucket {
         }
     }
 
-    /// Returns the acquire instant of `permit`. `None`
-    /// if it was released or its deadline has passed.
+    /// Returns the instant at which `permit` was acquired. `None` if it was released or has
+    /// expired.
     pub(super) fn acquired_at(&self, clock: &Clock, permit: Permit) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -157,8 +159,8 @@ impl Bucket {
         state.limiter.admitted_at(permit)
     }
 
-    /// Releases permits whose deadline has passed.
-    /// Returns the instant since when the bucket is idle.
+    /// Releases permits whose deadline has passed. Returns the instant since which no request is in
+    /// flight or queued.
     pub(super) fn sweep(&self, clock: &Clock) -> Option<Nanos> {
         let mut state = self.0.lock();
         let now = clock.steady();
@@ -166,12 +168,13 @@ impl Bucket {
         state.limiter.idle_since()
     }
 
-    /// Returns the instant since when the bucket has no requests, no share and no pending reports.
+    /// Returns the instant since which the bucket has no requests, no share and no unsent reports.
     pub(super) fn unused_since(&self) -> Option<Nanos> {
         self.0.lock().unused_since()
     }
 
-    /// Marks the bucket as removed if it is idle since an instant that satisfies `old`.
+    /// Marks the bucket as removed if it is unused and the predicate accepts the instant since
+    /// which it is unused. Returns `true` if it is marked.
     pub(super) fn retire(&self, old: impl Fn(Nanos) -> bool) -> bool {
         let mut state = self.0.lock();
         state.is_retired = state.unused_since().is_some_and(old);
@@ -217,7 +220,8 @@ impl BucketState {
         self.limiter.idle_since().filter(|_| !seated && !asks)
     }
 
-    /// Ignores earlier revisions: a check that started before a reload may arrive after it.
+    /// Ignores parameters of an earlier revision: a check that started before a reload may arrive
+    /// after it.
     fn reload(&mut self, now: Nanos, revision: Revision, rules: &LimiterConfig) {
         if revision < self.revision {
             return;
@@ -229,7 +233,8 @@ impl BucketState {
         }
     }
 
-    /// Updates the smoothed latency. Must run before the limiter forgets the permit.
+    /// Updates the smoothed latency. Must run before the limiter releases the permit, because only
+    /// the limiter knows the acquire instant.
     fn record_latency(&mut self, now: Nanos, event: LimiterEvent) {
         let LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt } = event else {
             return;
@@ -241,7 +246,8 @@ impl BucketState {
         self.rtt = Some(old.map_or(new, smoothed));
     }
 
-    /// Applies `event`, wakes or rejects waiting requests, and returns the other effects in order.
+    /// Applies `event`, wakes or rejects waiting requests, and returns the effects for the caller
+    /// in order.
     fn step(&mut self, now: Nanos, event: LimiterEvent) -> LimiterEffects {
         if let LimiterEvent::Release { permit, .. } = event {
             self.end_strict_permit(now, permit);
@@ -250,7 +256,7 @@ impl BucketState {
             leased.usage.accumulate(now, self.limiter.in_flight(), self.limiter.queue_len());
             if leased.fence(now) {
                 let todo = self.limiter.step(now, LimiterEvent::Fence);
-                // The effects of a fence concern waiting requests only.
+                // The effects of a fence concern waiting requests only, so none is for the caller.
                 self.apply_effects(now, todo);
             }
         }
@@ -258,7 +264,7 @@ impl BucketState {
         if let Some(leased) = &mut self.replica_share {
             leased.usage.count_event(event, &todo, self.limiter.in_flight());
         }
-        // The usual case.
+        // Usually no effect concerns a waiting request or an expired permit.
         if todo.iter().all(is_for_the_caller) { todo } else { self.apply_effects(now, todo) }
     }
 
@@ -275,9 +281,9 @@ impl BucketState {
                                 .step(now, LimiterEvent::Release { permit, outcome, rtt: None })
                         }));
                     }
-                    // Dropping the sender ends the wait.
+                    // Dropping the sender ends the wait of the request.
                     LimiterEffect::TimedOut(ticket) => drop(self.waiters.remove(&ticket)),
-                    // Its `PermitGuard` learns of it at its release.
+                    // The release of the expired permit's `PermitGuard` will return `false`.
                     LimiterEffect::Expired(permit) => self.end_strict_permit(now, permit),
                     other => mine.push(other),
                 }
@@ -287,7 +293,8 @@ impl BucketState {
         mine
     }
 
-    /// Sends `permit` to the waiting request. Returns it if the request was canceled.
+    /// Sends `permit` to the waiting request `ticket`. Returns the permit if that request was
+    /// canceled.
     fn wake(&mut self, ticket: QueueTicket, permit: Permit) -> Option<Permit> {
         match self.waiters.remove(&ticket) {
             Some(waiter) => waiter.send(permit).err(),
@@ -303,17 +310,18 @@ const fn is_for_the_caller(effect: &LimiterEffect) -> bool {
     )
 }
 
-/// Calls of the fleet reporter.
+/// The methods that the fleet reporter calls.
 impl Bucket {
-    /// Returns the next action of the reporter. Calls `on_idle` under
-    /// the lock if there is nothing to report until the next request.
+    /// Returns the next share report of this bucket if it is due. Calls `on_idle` under the lock if
+    /// no report is due before the next request.
     pub(super) fn next_report(&self, clock: &Clock, on_idle: impl FnOnce()) -> ReportAction {
         let mut state = self.0.lock();
         let now = clock.steady();
         state.step(now, LimiterEvent::Expire);
         if state.is_retired {
-            // A retired bucket has no requests in flight and no share. If its goodbye was lost,
-            // the store keeps the share until it expires, and a new bucket waits for that.
+            // A retired bucket has no requests in flight and no share. If the report that returned
+            // its share was lost, the store keeps the share until it expires. A new bucket of this
+            // name waits for that.
             on_idle();
             state.replica_share = None;
             return ReportAction::Idle;
@@ -331,8 +339,8 @@ impl Bucket {
                     state.replica_share = None;
                 }
             }
-            // New requests join the fleet again before this.
-            // After the replica has left, they cannot.
+            // This report returns the share. A new request joins the fleet again and waits for a
+            // new share. After this replica has left the fleet, it is rejected.
             ReportAction::Send { report: said, .. } if said.is_leaving && !leased.is_local() => {
                 state.step(now, LimiterEvent::Share(0));
             }
@@ -341,13 +349,13 @@ impl Bucket {
         speak
     }
 
-    /// Returns `true` if `report` is still worth sending.
-    /// A goodbye is not if the bucket has joined again.
+    /// Returns `true` if `report` is still worth sending. The return of a share is obsolete if the
+    /// bucket has joined the fleet again.
     pub(super) fn is_pending(&self, report: &Heartbeat) -> bool {
         self.0.lock().replica_share.as_ref().is_some_and(|leased| leased.is_newest(report))
     }
 
-    /// Applies the store's reply to `report`, or counts a missed report if there was none.
+    /// Applies the store's reply to `report`. `None`: the store did not reply.
     pub(super) fn apply_reply(
         &self,
         clock: &Clock,
@@ -358,7 +366,7 @@ impl Bucket {
     ) {
         let mut state = self.0.lock();
         let now = clock.steady();
-        // Before the reply, so that the limiter also drops an expired share.
+        // Runs before the reply is applied, so that the limiter also drops an expired share.
         state.step(now, LimiterEvent::Expire);
         let BucketState { replica_share: Some(leased), rules, .. } = &mut *state else { return };
         let alone = outage_share(rules.limit);
@@ -405,8 +413,8 @@ impl Bucket {
 }
 
 impl BucketState {
-    /// Applies new fleet parameters without waiting for a request. Otherwise
-    /// the reports would use the old ones for as long as the share lasts.
+    /// Applies changed parameters of a shared limit at once. Otherwise the share reports would
+    /// contain the old parameters until the next request.
     fn apply_fleet_terms(&mut self, shared: SharedLimit, terms: ShareTiming) {
         let leased = self.replica_share.as_mut().filter(|leased| !leased.is_local());
         if let Some(leased) = leased.filter(|leased| leased.shared != shared) {
@@ -421,7 +429,8 @@ impl BucketState {
         }
     }
 
-    /// Returns the fleet parameters of `ask`, unless they come from an earlier revision.
+    /// Returns the sharing parameters of the request, or the current ones if the request comes
+    /// from an earlier revision.
     fn shared_limit(&self, ask: &PermitRequest<'_>) -> Option<SharedLimit> {
         if self.revision <= ask.revision {
             return ask.shared;
@@ -429,8 +438,8 @@ impl BucketState {
         self.replica_share.as_ref().filter(|leased| !leased.is_local()).map(|leased| leased.shared)
     }
 
-    /// Returns `false` on the usual path: the fleet
-    /// parameters are unchanged and the share is known.
+    /// Returns `true` if the sharing parameters have changed, or this replica does not know its
+    /// share.
     fn has_to_join(&self, ask: &PermitRequest<'_>) -> bool {
         match &self.replica_share {
             Some(leased) => {
@@ -440,8 +449,8 @@ impl BucketState {
         }
     }
 
-    /// Joins or leaves the fleet as `ask` requires. If the share is not
-    /// known yet, returns a receiver that is notified of the next reply.
+    /// Joins or leaves the fleet for this limit, as the request requires. If the share is not
+    /// known yet, returns a receiver that is notified of the store's next reply.
     fn join_fleet(
         &mut self,
         now: Nanos,
@@ -475,7 +484,7 @@ impl BucketState {
 impl QueuedRequest {
     pub(super) async fn wait_for_permit(mut self) -> Option<Permit> {
         let patience = Duration::from_nanos(self.patience.0);
-        // A shorter queue timeout ends the wait by dropping the sender.
+        // If a reload shortens the queue timeout, the limiter ends the wait by dropping the sender.
         match tokio::time::timeout(patience, &mut self.permit).await {
             Ok(permit) => permit.ok(),
             Err(_) => None,
@@ -490,7 +499,7 @@ impl Drop for QueuedRequest {
         if state.waiters.remove(&self.ticket).is_some() {
             state.step(now, LimiterEvent::Cancel(self.ticket));
         } else if let Ok(permit) = self.permit.try_recv() {
-            // Woken, but the request was canceled before it took the permit.
+            // The request was granted a permit, but was canceled before it received the permit.
             state.step(
                 now,
                 LimiterEvent::Release { permit, outcome: RequestOutcome::Ignored, rtt: None },

@@ -1,18 +1,19 @@
-//! The buckets of a replica by name, bounded in number and in bytes.
+//! The buckets of this replica by name, bounded in number and in total name size.
 //!
 //! Guarantees:
 //! - There are at most `max_buckets` buckets.
-//! - All names together have at most `max_buckets` × [`NAME_BYTES_PER_BUCKET`] bytes, or [`MIN_NAME_BYTES`].
-//! - At the bound, a new bucket replaces idle ones among the next [`EXAMINED_PER_INSERT`].
-//! - Buckets with permits, waiters, a share or unsent reports are never removed.
-//! - Retries examine other buckets, so they find an idle one if there is any.
+//! - All names together have at most `max_buckets` × [`NAME_BYTES_PER_BUCKET`] bytes, or
+//!   [`MIN_NAME_BYTES`] if that is more.
+//! - At a bound, a new bucket replaces idle buckets among [`EXAMINED_PER_INSERT`] examined ones.
+//! - A bucket with permits, waiting requests, a share or unsent reports is never removed.
+//! - Each insertion examines other buckets, so repeated attempts find every idle bucket.
 //!
 //! Not covered:
-//! - The lock around this map.
-//! - The content of a bucket.
+//! - Locking: the caller locks the whole map.
+//! - The requests of a bucket: see `bucket`.
 //!
-//! Cost: a look-up is one hash of the name. Making room takes the locks of [`EXAMINED_PER_INSERT`]
-//! buckets under the lock of the map, independent of the number of buckets.
+//! Cost: a look-up is one hash of the name. An insertion at a bound locks up to
+//! [`EXAMINED_PER_INSERT`] buckets while the map is locked, however many buckets there are.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,23 +23,25 @@ use smallvec::SmallVec;
 use super::bucket::Bucket;
 use crate::kernel::units::Nanos;
 
-/// The number of buckets that one new bucket examines. Bounded, so
-/// that a flood of new names cannot scan all buckets each time.
+/// The number of buckets that one insertion at a bound examines. It is small, so that a flood of
+/// new names does not scan all buckets each time.
 const EXAMINED_PER_INSERT: usize = 16;
-/// The bytes of names per allowed bucket. The bound applies to the sum.
+/// The allowed name bytes per bucket. Only the total of all names is bounded, so one name may be
+/// longer.
 const NAME_BYTES_PER_BUCKET: usize = 512;
-/// The lower bound of that sum, for small numbers of buckets.
+/// The smallest bound on the total name bytes, for maps of few buckets.
 const MIN_NAME_BYTES: usize = 1 << 20;
 
-/// A name, shared by the map and the ring.
+/// A bucket name, shared by the two collections of [`BucketMap`].
 type SharedName = Arc<[u8]>;
-/// An examined bucket, and the instant since when it is idle.
+/// An examined bucket: the instant since which it is idle (`None` if it is in use), its name, and
+/// itself.
 type ExaminedBucket = (Option<Nanos>, SharedName, Arc<Bucket>);
 
 #[derive(Debug)]
 pub(super) struct BucketMap {
     by_name: HashMap<SharedName, Arc<Bucket>>,
-    /// The same buckets in the order of examination.
+    /// The same buckets, in the order in which insertions examine them.
     ring: VecDeque<(SharedName, Arc<Bucket>)>,
     max_buckets: usize,
     name_bytes: usize,
@@ -76,8 +79,8 @@ impl BucketMap {
         self.ring.iter().map(|(name, bucket)| (&**name, bucket))
     }
 
-    /// Returns the bucket `name`, and creates it if necessary. `make` receives
-    /// a number that no other bucket gets. Returns `None` if there is no room.
+    /// Returns the bucket `name`, and creates it if necessary. `make` receives a different number
+    /// for each new bucket. Returns `None` if a bound is reached and no examined bucket is idle.
     pub(super) fn get_or_create(
         &mut self,
         name: &[u8],
@@ -97,7 +100,7 @@ impl BucketMap {
         Some(bucket)
     }
 
-    /// Removes the buckets that are idle since an instant that satisfies `old`.
+    /// Removes each idle bucket if the predicate accepts the instant since which it is idle.
     pub(super) fn retire_idle(&mut self, old: impl Fn(Nanos) -> bool) {
         let (by_name, bytes) = (&mut self.by_name, &mut self.name_bytes);
         self.ring.retain(|(name, bucket)| {
@@ -115,10 +118,10 @@ impl BucketMap {
             && self.name_bytes.saturating_add(name.len()) <= self.max_name_bytes
     }
 
-    /// Removes idle buckets among the next few until
-    /// `name` fits. Returns `false` if it does not fit.
+    /// Examines the next [`EXAMINED_PER_INSERT`] buckets, and removes idle ones until the new
+    /// `name` fits. Returns `false` if `name` still does not fit.
     fn make_room(&mut self, name: &[u8]) -> bool {
-        // A name that can never fit must not evict other buckets.
+        // A name that is longer than the bound must not evict other buckets.
         if self.max_buckets == 0 || self.max_name_bytes < name.len() {
             return false;
         }
@@ -135,7 +138,8 @@ impl BucketMap {
         self.has_room(name)
     }
 
-    /// Takes the next buckets out of the ring, longest idle first.
+    /// Takes the buckets to examine next out of their queue, and returns them sorted by the instant
+    /// since which they are idle.
     fn take_next(&mut self) -> SmallVec<[ExaminedBucket; EXAMINED_PER_INSERT]> {
         let few = EXAMINED_PER_INSERT.min(self.ring.len());
         let looked = |(name, bucket): (SharedName, Arc<Bucket>)| {
@@ -148,7 +152,8 @@ impl BucketMap {
     }
 }
 
-/// Returns `false` for a new bucket: the request that created it has not arrived there yet.
+/// Returns `false` for a new bucket: the request that created it has not tried to acquire a permit
+/// yet.
 fn has_been_used(rests_since: Nanos) -> bool {
     rests_since != Nanos(0)
 }

@@ -1,17 +1,18 @@
-//! Sends this replica's share reports to the store and applies the replies.
+//! Sends this replica's share reports to the store, and applies the replies to its shared limits.
 //!
 //! Guarantees:
-//! - Rounds never overlap.
-//! - A call has at most [`reports_per_round`] reports and the store's own deadline.
-//! - A request never waits for a report, except the first requests of a limit.
-//! - Limits with waiting requests are reported first, then the shares that expire soonest.
-//! - A round accepts new limits for a quarter of a heartbeat, so it ends.
-//! - Idle replicas report too, so that a store that lost its data starts to recover.
-//! - A draining replica frees its shares within two seconds if the store replies.
+//! - Two rounds of share reports never overlap.
+//! - One store call carries at most [`reports_per_round`] reports. The store's own timeout applies.
+//! - Only the first requests of a limit wait for a report, until this replica knows its share.
+//! - Limits whose requests wait for a share are reported first, then the shares that expire
+//!   soonest.
+//! - A round accepts new limits for a quarter of the heartbeat interval, so every round ends.
+//! - Replicas without shares report too, so that a store that lost its data starts to recover.
+//! - A replica that leaves the fleet returns its shares within two seconds if the store replies.
 //!
 //! Not covered:
 //! - The content of a report: see `concurrency::replica_share`.
-//! - The store.
+//! - The coordinator, which splits limits into shares.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -43,37 +44,40 @@ use crate::store::heartbeat::{
 };
 use crate::store::{Store, StoreFailure, StoreReply};
 
-/// The largest difference in rate between two clocks, in ppm. NTP slews a clock by at most 500 ppm.
+/// The largest assumed difference in rate between two clocks, in parts per million. NTP slews a
+/// clock by at most 500 ppm.
 const DRIFT_PPM: u32 = 1_000;
 
-/// The longest time that a leaving replica waits for the current round.
+/// The longest time that a replica that leaves the fleet waits for the current round of reports.
 const LEAVE_ROUND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The longest time for leaving. Shares and permits that are not returned by then expire.
+/// The longest time that a replica takes to leave the fleet. Shares and permits that it has not
+/// returned by then expire.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A round accepts new limits for this part of a heartbeat: 1/4.
+/// A round accepts new limits for this part of the heartbeat interval: 1/4.
 const ACCEPT_DIVISOR: u64 = 4;
 
-/// The largest number of polls for due reports in one heartbeat.
+/// The largest number of polls for due share reports in one heartbeat interval.
 const POLLS_PER_HEARTBEAT: u64 = 100;
 
-/// The largest number of limits for which every tick polls.
+/// The largest number of reported limits with which every tick polls for due reports.
 const FAST_POLL_LIMITS: usize = 64;
 
-/// With more limits, every fifth tick polls: once in the shortest pause between two reports.
+/// With more than [`FAST_POLL_LIMITS`] limits, every fifth tick polls for due reports: once in the
+/// shortest pause between two reports.
 const SLOW_POLL_TICKS: u64 = 5;
 
-/// The heartbeats between two reports of an idle replica. A store that
+/// The number of heartbeat intervals between two reports of a replica without shares. A store that
 /// lost its data starts to recover after this time at the latest.
 const IDLE_REPORT_HEARTBEATS: u64 = 60;
 
 /// The timing of share reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharePace {
-    /// The time between two reports when nothing is urgent.
+    /// The heartbeat interval: the time between two share reports when nothing is urgent.
     pub heartbeat: Nanos,
-    /// The time for which a share is valid, from the report that requested it.
+    /// The share lifetime, counted from the report that requested the share.
     pub share_duration: Nanos,
 }
 
@@ -83,7 +87,8 @@ impl Default for SharePace {
     }
 }
 
-/// Reports the shares of one replica incarnation, and keeps track of its fleet-wide limits.
+/// Reports the shares of one incarnation of this replica, and has its permit reporter for strict
+/// limits.
 #[derive(Debug)]
 pub struct FleetReporter {
     replica: ReplicaId,
@@ -93,16 +98,16 @@ pub struct FleetReporter {
     first_reply_timeout: Duration,
     membership: Arc<Membership>,
     reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
-    /// Limits with a waiting request that have not been reported since it arrived.
+    /// Limits with a request that waits for a share and arrived after the limit's last report.
     awaited: Mutex<HashMap<BucketName, Arc<Bucket>>>,
     wake: Notify,
-    /// Locked during a round.
+    /// Locked during a round of share reports.
     round_lock: Turn<()>,
     store_status: Mutex<StoreStatus>,
     has_left: AtomicBool,
-    /// The longest time that a share or its requests can last, in
-    /// nanoseconds, over all configurations so far. 0 if nothing was
-    /// shared. Limits that only other replicas use have the same bound.
+    /// The longest time for which a share or its requests can last, in nanoseconds, over all
+    /// configurations so far. 0 without shared limits. The same bound covers limits that only other
+    /// replicas use.
     longest_use: AtomicU64,
     permit_reporter: Arc<PermitReporter>,
     totals: Arc<ShareTotals>,
@@ -111,37 +116,37 @@ pub struct FleetReporter {
 #[derive(Debug, Default)]
 struct StoreStatus {
     incarnation: Option<Incarnation>,
-    /// The instant of the last reply. `None` if the store has no record of this replica.
+    /// The instant of the store's last reply. `None` if the store has no record of this replica.
     replied_at: Option<Nanos>,
     called_at: Option<Nanos>,
     clock: ClockReading,
     is_failing: bool,
-    /// The store incarnation whose recovery was logged.
+    /// The store incarnation for which a recovery from lost data was logged.
     recovering: Option<Incarnation>,
 }
 
 struct DueReport {
     bucket: Arc<Bucket>,
     beat: ShareReport,
-    /// The number of replicas that share the limit. The
-    /// size of the fleet if the store has not sent it yet.
+    /// The number of replicas that share the limit, from the last grant. The size of the fleet
+    /// before the first grant.
     replicas: u64,
     /// The time until the report must be sent, see [`ReportAction::Send`].
     time_left: Nanos,
 }
 
 struct DueReports {
-    /// Reports that requests wait for.
+    /// Reports of limits whose requests wait for a share.
     awaited: VecDeque<DueReport>,
     /// The other reports. The share that expires first comes first.
     others: VecDeque<DueReport>,
-    /// The longest time from now for which an examined share or its requests may last.
+    /// The longest time from now for which a share in this round, or a request under it, may last.
     longest_use: Nanos,
 }
 
 impl DueReports {
-    /// Returns the reports of the next call. Takes both
-    /// kinds in turn, so that neither delays the other.
+    /// Returns the reports of the next store call. Alternates between awaited and other reports, so
+    /// that neither kind delays the other.
     fn next_call(&mut self) -> Vec<DueReport> {
         let turns = (0..MAX_REPORTS_PER_ROUND).map_while(|turn| self.take_report(turn % 2 == 0));
         let mut call: Vec<(bool, DueReport)> = turns.collect();
@@ -152,8 +157,8 @@ impl DueReports {
         call.into_iter().map(|(_, spoken)| spoken).collect()
     }
 
-    /// Takes one report of the given kind, or of the other
-    /// kind if there is none. Returns its kind as well.
+    /// Takes an awaited report if `is_first`, otherwise another one. Takes the other kind if there
+    /// is none of the wanted kind. Returns `true` for an awaited report.
     fn take_report(&mut self, is_first: bool) -> Option<(bool, DueReport)> {
         let kinds = [is_first, !is_first];
         kinds.into_iter().find_map(|is_first| {
@@ -173,10 +178,10 @@ impl DueReports {
 }
 
 impl FleetReporter {
-    /// Creates a reporter that has sent nothing yet.
+    /// Creates a reporter that has sent no report yet.
     ///
-    /// `life` must be larger than for every earlier process of this name. `patience`
-    /// is the longest time that the first request of a limit waits for its share.
+    /// The incarnation must be larger than that of every earlier start of this replica. The
+    /// `Duration` is the longest time that the first request of a limit waits for the share.
     #[must_use]
     pub fn new(
         membership: Arc<Membership>,
@@ -184,7 +189,8 @@ impl FleetReporter {
         pace: SharePace,
         patience: Duration,
     ) -> Self {
-        // In microseconds, and 52 bits of a hash: the numbers of the store are exact up to 2^53.
+        // The store's numbers are exact up to 2^53. So the incarnation is in microseconds, and the
+        // replica id is 52 bits of a hash.
         let life = life.0 / Nanos::MICRO.0;
         let member = SipHasher24::new().hash(membership.replica_name().as_bytes()) >> 12;
         Self {
@@ -206,7 +212,8 @@ impl FleetReporter {
         }
     }
 
-    /// Returns the fleet parameters of `ceiling`. `None` for modes `local` and `strict`.
+    /// Returns the sharing parameters of a limit in mode `shared`. `None` for modes `local` and
+    /// `strict`.
     #[must_use]
     pub fn shared_limit(&self, ceiling: &ConcurrencyLimit) -> Option<SharedLimit> {
         if matches!(ceiling.mode, Some(ConcurrencyMode::Local | ConcurrencyMode::Strict)) {
@@ -218,7 +225,7 @@ impl FleetReporter {
         Some(SharedLimit { min, start, max, max_duration, on_failure })
     }
 
-    /// Returns the parameters of `ceiling` in mode `strict`. `None` for other modes.
+    /// Returns the parameters of a limit in mode `strict`. `None` for other modes.
     #[must_use]
     pub fn strict_limit(&self, ceiling: &ConcurrencyLimit) -> Option<StrictLimit> {
         let waiting = ceiling.rules.queue;
@@ -237,21 +244,21 @@ impl FleetReporter {
         })
     }
 
-    /// Switches the reports of strict limits on or off.
-    /// Switched on, they are sent every heartbeat, even without permits.
+    /// Switches the heartbeats for strict limits on or off. Switched on, a permit report is sent in
+    /// every heartbeat interval, even without permits.
     pub fn expect_strict(&self, some: bool) {
         self.permit_reporter.expect_strict(some);
     }
 
-    /// Records the longest duration of the shared limits
-    /// among `ceilings`, before the first request uses them.
+    /// Records the longest time for which a share of these limits or its requests can last, before
+    /// the first request uses them.
     pub fn expect_shared<'c>(&self, ceilings: impl Iterator<Item = &'c ConcurrencyLimit>) {
         let shared = ceilings.filter_map(|ceiling| self.shared_limit(ceiling));
         let longest = shared.map(|it| self.terms(it.max_duration).longest_use()).max();
         self.longest_use.fetch_max(longest.unwrap_or_default().0, Relaxed);
     }
 
-    /// Returns snapshots of at most `most` strict limits in use, by name.
+    /// Returns snapshots of at most `most` strict limits in use, sorted by bucket name.
     #[must_use]
     pub fn strict_snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
         self.permit_reporter.snapshots(most)
@@ -269,13 +276,13 @@ impl FleetReporter {
         self.has_left.load(Relaxed)
     }
 
-    /// Returns an incarnation for a new share: larger than every earlier one.
+    /// Returns the incarnation of a new share: larger than all earlier ones of this replica.
     pub(super) fn next_incarnation(&self) -> Incarnation {
         Incarnation(self.last_share_incarnation.fetch_add(1, Relaxed).saturating_add(1))
     }
 
-    /// Returns the terms of a limit. A long `max_duration` needs
-    /// a longer term, because the safety margin grows with it.
+    /// Returns the timing of a shared limit. A long `max_duration` needs a longer share lifetime,
+    /// because the safety margin for clock drift grows with it.
     pub(super) fn terms(&self, max_duration: Nanos) -> ShareTiming {
         let SharePace { heartbeat, share_duration: term } = self.pace;
         let mut longer = term;
@@ -285,7 +292,7 @@ impl FleetReporter {
                 Err(CoordinatorConfigError::LifetimeTooShort { least, .. }) if longer < least => {
                     longer = least.plus(Nanos(least.0 / 100));
                 }
-                // A share that never comes into force is harmless.
+                // With a margin as long as the lifetime, a share is never usable, which is safe.
                 Err(_) => {
                     return ShareTiming {
                         heartbeat,
@@ -298,7 +305,7 @@ impl FleetReporter {
         }
     }
 
-    /// Adds the bucket to the reports, and wakes the reporter for the first one.
+    /// Adds the bucket to the share reports, and wakes the reporter for its first report.
     pub(super) fn add_bucket(&self, name: &[u8], bucket: &Arc<Bucket>) {
         self.reported.lock().insert(name.into(), Arc::clone(bucket));
         self.awaited.lock().insert(name.into(), Arc::clone(bucket));
@@ -309,7 +316,7 @@ impl FleetReporter {
         std::mem::take(&mut self.awaited.lock())
     }
 
-    /// Removes `bucket` from the reports, unless the name belongs to a newer bucket.
+    /// Removes `bucket` from the share reports, unless a newer bucket has this name.
     pub(super) fn remove_bucket(&self, name: &[u8], bucket: &Bucket) {
         let mut active = self.reported.lock();
         if active.get(name).is_some_and(|known| std::ptr::eq(&raw const **known, bucket)) {
@@ -317,23 +324,24 @@ impl FleetReporter {
         }
     }
 
-    /// Waits for the next reply, at most for `most` and for the timeout of this reporter.
+    /// Waits for the store's next reply, at most for the given time and for the first-reply timeout
+    /// of this reporter.
     pub(super) async fn wait_for_reply(&self, mut answers: watch::Receiver<()>, most: Nanos) {
         let patience = self.first_reply_timeout.min(Duration::from_nanos(most.0));
         if !patience.is_zero() {
-            // After a timeout the bucket decides by its current share.
+            // After a timeout the bucket decides by the current share.
             drop(timeout(patience, answers.changed()).await);
         }
     }
 
-    /// Returns the share during an outage if the store never sent a fair share.
+    /// Returns this replica's part of the initial limit, for a store outage before the first grant.
     fn outage_share(&self, start: u32) -> Share {
         Share(u64::from(start / self.membership.replicas()))
     }
 
-    /// Returns this replica's part of the limit `whole`, for metrics
-    /// that add up all replicas. It is not enforced. The remainder of
-    /// the division goes to different replicas for different names.
+    /// Returns this replica's part of a fleet-wide limit, for metrics that are summed over all
+    /// replicas. The part is not enforced. The bucket name determines which replicas get the
+    /// remainder of the division.
     pub(in crate::engine) fn metric_part(&self, name: &[u8], whole: u32) -> u32 {
         let FleetDivision { replicas, rank } = self.membership.division();
         let turn = SipHasher24::new().hash(name) % u64::from(replicas.get());
@@ -342,7 +350,7 @@ impl FleetReporter {
         divide(whole, FleetDivision { replicas, rank })
     }
 
-    /// Returns snapshots of at most `most` shared limits, by name.
+    /// Returns snapshots of at most `most` shared limits, sorted by bucket name.
     #[must_use]
     pub fn share_snapshots(&self, clock: &Clock, most: usize) -> Vec<(BucketName, ShareSnapshot)> {
         let mut all: Vec<_> = self.reported.lock().clone().into_iter().collect();
@@ -352,14 +360,15 @@ impl FleetReporter {
         all.into_iter().filter_map(shown).take(most).collect()
     }
 
-    /// Returns the expired shares and handoffs, including limits that are no longer reported.
+    /// Returns the counts of expired shares and handoffs, including limits that are no longer
+    /// reported.
     #[must_use]
     pub const fn totals(&self) -> &Arc<ShareTotals> {
         &self.totals
     }
 
-    /// Returns the store's incarnation from the last
-    /// reply, and this replica's number and incarnation.
+    /// Returns the store's incarnation from its last reply, this replica's id, and this replica's
+    /// incarnation.
     #[must_use]
     pub fn incarnations(&self) -> (Option<Incarnation>, ReplicaId, Incarnation) {
         (self.store_status.lock().incarnation, self.replica, self.incarnation)
@@ -367,7 +376,7 @@ impl FleetReporter {
 }
 
 impl ConcurrencyLimits {
-    /// Sends reports forever. Without a fleet, does nothing and never returns.
+    /// Reports shares and strict permits forever. Without a fleet, sends nothing and never returns.
     pub async fn report_forever(&self, backend: &dyn Store) {
         tokio::join!(self.report_shares_forever(backend), self.report_permits_forever(backend));
     }
@@ -387,7 +396,7 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Sends everything that is due now, and applies the replies.
+    /// Sends all share reports and permit reports that are due now, and applies the replies.
     pub async fn report_once(&self, backend: &dyn Store) {
         self.report_due_shares(backend).await;
         self.report_permits_once(backend).await;
@@ -402,10 +411,10 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Frees all shares if the store replies, and stops the reports.
+    /// Leaves the fleet: returns all shares if the store replies, and stops the reports.
     ///
-    /// Waits one second for the current round, and two seconds
-    /// in total. After that the remaining shares expire.
+    /// Waits at most one second for the current round, and at most two seconds in total. Shares
+    /// that are not returned by then expire.
     pub async fn leave_fleet(&self, backend: &dyn Store) {
         let Some(fleet) = self.fleet_reporter().filter(|fleet| !fleet.has_left.swap(true, Relaxed))
         else {
@@ -414,7 +423,7 @@ impl ConcurrencyLimits {
         for bucket in reported_buckets(fleet).values() {
             bucket.return_share(&self.clock);
         }
-        // Concurrently, so that neither uses up the time of the other.
+        // Concurrently, so that neither shares nor permits use up the time of the other.
         let both = async {
             tokio::join!(self.return_shares(fleet, backend), self.report_permits_finally(backend))
         };
@@ -424,11 +433,12 @@ impl ConcurrencyLimits {
     async fn return_shares(&self, fleet: &FleetReporter, backend: &dyn Store) {
         let Ok(_turn) = timeout(LEAVE_ROUND_TIMEOUT, fleet.round_lock.lock()).await else { return };
         self.run_round(fleet, backend).await;
-        // The first round returned the shares. The second removes the replica's record.
+        // The first round returned the shares. The second one removes the replica's record from the
+        // store.
         self.run_round(fleet, backend).await;
     }
 
-    /// Sends everything that is due. The caller has locked `round_lock`.
+    /// Sends all share reports that are due. The caller must have locked `round_lock`.
     async fn run_round(&self, fleet: &FleetReporter, backend: &dyn Store) {
         let active = reported_buckets(fleet);
         let under = common_store_incarnation(fleet, &active, self.clock.steady());
@@ -442,7 +452,7 @@ impl ConcurrencyLimits {
             DueReports { awaited: VecDeque::new(), others: VecDeque::new(), longest_use: longest };
         self.collect_due(fleet, fleet.take_awaited(), true, &mut due);
         self.collect_due(fleet, active, false, &mut due);
-        // The last report of many waits long if the store is slow.
+        // The most urgent reports first: the last of many reports waits long if the store is slow.
         due.others.make_contiguous().sort_by_key(|spoken| spoken.time_left);
         let began = self.clock.steady();
         loop {
@@ -451,8 +461,9 @@ impl ConcurrencyLimits {
                 break;
             }
             self.send_reports(fleet, backend, (record, due.longest_use), call).await;
-            // Later limits have woken the next round. A round that accepted all of them
-            // might never end, and shares that were not due at its start would expire.
+            // Limits that are added later have woken the reporter for the next round. A round that
+            // accepted all of them might never end, and shares that became due after its start
+            // would expire.
             if self.clock.steady().since(began).0 < fleet.pace.heartbeat.0 / ACCEPT_DIVISOR {
                 self.collect_due(fleet, fleet.take_awaited(), true, &mut due);
             }
@@ -519,8 +530,8 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Sends the replica's record if no other report has been sent for
-    /// a heartbeat. Removes the record if the replica has no shares.
+    /// Sends this replica's record if no report was sent for a heartbeat interval. Removes the
+    /// record from the store if the replica has no shares.
     async fn renew_record(&self, fleet: &FleetReporter, backend: &dyn Store, round: ShareRound) {
         let is_away = backend.current_failure().is_some();
         let Some(leaves) = fleet.due_record_change(self.clock.steady(), is_away) else { return };
@@ -548,13 +559,14 @@ impl ConcurrencyLimits {
 }
 
 impl FleetReporter {
-    /// Returns `true` if this tick polls for due reports. A
-    /// poll visits all limits, so with many limits it is rarer.
+    /// Returns `true` if this tick polls for due reports. A poll examines all limits, so polls are
+    /// rarer with many limits.
     fn is_poll_tick(&self, tick: u64) -> bool {
         tick.is_multiple_of(SLOW_POLL_TICKS) || self.reported.lock().len() <= FAST_POLL_LIMITS
     }
 
-    /// Returns the due change of the replica's record: `true` removes it, `false` renews it.
+    /// Returns the due change of this replica's record in the store: `true` removes it, `false`
+    /// renews it.
     fn due_record_change(&self, now: Nanos, is_away: bool) -> Option<bool> {
         let holds_nothing = self.reported.lock().is_empty();
         let told = self.store_status.lock();
@@ -593,7 +605,8 @@ impl FleetReporter {
                 }
                 (told.incarnation, told.replied_at, told.is_failing) =
                     (Some(heard.incarnation), Some(now), false);
-                // The middle between sending and reply has the smallest possible error.
+                // The store read its clock between sending and reply. The middle has the smallest
+                // possible error.
                 let here = sent.plus(Nanos(now.since(sent).0 / 2));
                 told.clock = ClockReading { local_time: here, coordinator_time: heard.store_time };
                 let mut grants = heard.replies.iter().flatten().filter_map(as_grant);
@@ -626,8 +639,8 @@ const fn as_grant(reply: &Answer) -> Option<&Grant> {
     }
 }
 
-/// Returns when all replicas reduce their use of this limit to measure its min RTT.
-/// Each limit has its own instants, so that the load does not drop everywhere at once.
+/// Returns the schedule of the min RTT probes of one limit, during which all replicas reduce their
+/// use. Each limit has its own instants, so that the load does not drop for all limits at once.
 fn probe_schedule(store: ClockReading, beat: &ShareReport) -> ProbeSchedule {
     let apart = Nanos(SipHasher24::new().hash(&beat.bucket) >> 24);
     ProbeSchedule { clock: store.advanced_by(apart), heartbeat: beat.law.timing.heartbeat }
@@ -637,8 +650,8 @@ fn reported_buckets(fleet: &FleetReporter) -> HashMap<BucketName, Arc<Bucket>> {
     fleet.reported.lock().clone()
 }
 
-/// Returns the store incarnation that granted everything in use here. `None` if
-/// something in use was not granted by it. No report may be pending during this call.
+/// Returns the store incarnation that granted all shares in use at this replica. `None` if a share
+/// in use has no grant of it. No report may be pending during this call.
 fn common_store_incarnation(
     fleet: &FleetReporter,
     active: &HashMap<BucketName, Arc<Bucket>>,

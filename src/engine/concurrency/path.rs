@@ -3,15 +3,16 @@
 //! Guarantees:
 //! - All checks acquire permits in the same order, so they cannot deadlock.
 //! - A check gets all of its permits or none.
-//! - If a permit expires during the wait, the check restarts while time is left.
+//! - If a permit expires while the check waits for another one, the check starts again while time
+//!   is left.
 //! - A check that a concurrency limit rejects changes no counter.
 //! - A check that a rate limit denies keeps no permit.
 //! - Dropping the future or [`RequestPermits`] releases everything.
-//! - After a wait, the next limit is taken from the current configuration.
+//! - After a wait, a check takes its next limit from the current configuration.
 //!
 //! Not covered:
-//! - The end of a request: each protocol reports it.
-//! - Checks of [`Engine::decide`]: they need no permits, because they have no end.
+//! - The end of a request: each protocol in `edge` reports it.
+//! - Checks of [`Engine::decide`]: they acquire no permits, because their end is not reported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,7 +43,8 @@ pub const DEFAULT_MAX_BUCKETS: usize = 100_000;
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the usual one is the large one")]
 pub enum AdmissionOutcome {
-    /// The check has its permits and a decision. After a denial the permits are empty.
+    /// The rate limits decided the check. The permits are empty after a denial, or if no
+    /// concurrency limit covers the check.
     Decided(Decision, RequestPermits),
     /// A concurrency limit rejected the check. No counter changed.
     Rejected(ConcurrencyRejection),
@@ -55,7 +57,7 @@ pub struct ConcurrencyRejection {
     pub reject: RejectReply,
     /// The reason of the rejection.
     pub reason: Reason,
-    /// The path of the limit.
+    /// The path of the concurrency limit in the configuration.
     pub path: Box<str>,
 }
 
@@ -65,70 +67,71 @@ pub struct ConcurrencyRejection {
 pub struct RequestPermits(SmallVec<[PermitGuard; 1]>);
 
 impl RequestPermits {
-    /// Releases all permits. `rtt` is the latency of the request, if
-    /// the caller measured it better than from acquire to release.
+    /// Releases all permits. `rtt` is the latency of the request, if the caller measured it;
+    /// otherwise the time since the acquire counts.
     pub fn release(self, outcome: RequestOutcome, rtt: Option<Nanos>) {
-        // `false` only means that deadlines have released the permits.
+        // The result does not matter: `false` only means that all permits had expired.
         let _held = self.release_all(outcome, rtt);
     }
 
-    /// Releases all permits. Returns `false` if there
-    /// were none, or deadlines had released all of them.
+    /// Releases all permits. Returns `false` if there were none, or all of them had expired.
     #[must_use]
     pub fn release_all(self, outcome: RequestOutcome, rtt: Option<Nanos>) -> bool {
         let rtt = rtt.or_else(|| self.common_age());
         self.0.into_iter().map(|held| held.release(outcome, rtt)).filter(|held| *held).count() != 0
     }
 
-    /// Restarts the deadlines, because the request is still active. Returns
-    /// `false` if there are no permits, or a deadline has released one.
+    /// Restarts the deadlines of the permits, because the request is still in flight. Returns
+    /// `false` if there are no permits, or one has expired.
     #[must_use]
     pub fn renew(&self) -> bool {
         // Renew all permits: `all()` would stop at the first expired one.
         self.0.iter().filter(|held| !held.renew()).count() == 0 && !self.is_empty()
     }
 
-    /// Returns `true` if there are permits and none has been released by its deadline.
+    /// Returns `true` if there are permits and none has expired.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.is_empty() && self.0.iter().all(|held| held.acquired_at().is_some())
     }
 
-    /// Returns the latest acquire instant of the permits that are still valid.
+    /// Returns the latest acquire instant of the permits that have not expired.
     #[must_use]
     pub fn last_acquired_at(&self) -> Option<Nanos> {
         self.0.iter().filter_map(PermitGuard::acquired_at).max()
     }
 
-    /// Returns the time since the last acquire. With several permits, an earlier one also measured
-    /// the wait in a later queue. `None` for a single permit, which measures its own latency.
+    /// Returns the time since the last of several acquires. The age of an earlier permit would
+    /// include the wait for a later one. `None` for a single permit, which measures its own
+    /// latency.
     fn common_age(&self) -> Option<Nanos> {
         let several = self.0.get(1).is_some();
         several.then(|| self.0.iter().filter_map(PermitGuard::age).min()).flatten()
     }
 
-    /// Returns the longest `max_duration` of the permits. After this time all of them have expired.
+    /// Returns the longest lifetime (`max_duration`) of the permits. Without a renewal, all of them
+    /// have expired after this time.
     #[must_use]
     pub fn longest_lifetime(&self) -> Option<Nanos> {
         self.0.iter().filter_map(PermitGuard::lifetime).max()
     }
 
-    /// Returns the shortest `max_duration` of the permits.
-    /// All of them must be renewed within this time.
+    /// Returns the shortest lifetime (`max_duration`) of the permits. To keep all of them, they
+    /// must be renewed within this time.
     #[must_use]
     pub fn shortest_lifetime(&self) -> Option<Nanos> {
         self.0.iter().filter_map(PermitGuard::lifetime).min()
     }
 
-    /// Returns `true` if a request waits in a queue for one of these permits.
+    /// Returns `true` if another request waits in a queue for one of these permits.
     #[must_use]
     pub fn has_waiters(&self) -> bool {
         self.0.iter().any(PermitGuard::has_waiters)
     }
 
-    /// Leaves the permits to their deadlines, because this process stops
-    /// while the requests continue. They count while the process runs.
-    /// Permits of a fleet-wide limit count until `max_duration` is over.
+    /// Keeps the permits until their deadlines, because this process stops while the requests
+    /// continue. Permits of a local limit count while the process runs. Permits of a fleet-wide
+    /// limit count until `max_duration` is over.
     pub fn leave_to_deadlines(self) {
         self.0.into_iter().for_each(PermitGuard::leave_to_deadline);
     }
@@ -144,14 +147,13 @@ impl RequestPermits {
 #[derive(Default)]
 struct PermitCollector {
     permits: RequestPermits,
-    /// Permits of limits in shadow mode. Losing one has no effect.
+    /// Permits of limits in shadow mode. The check does not start again if one expires.
     shadow: Vec<PermitGuard>,
 }
 
 impl PermitCollector {
-    /// Adds a permit, and restarts the deadlines of the earlier ones:
-    /// the caller learns the duration only after this wait. Returns
-    /// `false` if a deadline has released one in the meantime.
+    /// Adds a permit, and restarts the deadlines of the earlier ones, because the caller cannot
+    /// renew them before the last acquire. Returns `false` if an earlier permit has expired.
     fn add(&mut self, held: Option<PermitGuard>, shadow: bool) -> bool {
         self.shadow.retain(PermitGuard::renew);
         let lost = self.permits.0.iter().filter(|held| !held.renew()).count();
@@ -169,24 +171,24 @@ impl PermitCollector {
     }
 }
 
-/// The result of one pass over the limits of a check.
+/// The result of one attempt to acquire all permits of a check.
 enum AcquirePass {
     Acquired(RequestPermits),
-    /// A deadline released a permit, and the others were released
-    /// too. The check starts again and waits until this instant.
+    /// A permit expired during a later wait, and the others were released. The check starts again
+    /// and may wait until this instant.
     Restart(Nanos),
 }
 
-/// The time after which a permit expires.
+/// The time after which a permit expires unless it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum PermitLifetime {
-    /// Never: the end of the request is always seen.
+    /// Never, because the end of the request is always reported.
     UntilReleased,
     /// After `max_duration`, because the end of the request may never be reported.
     MaxDuration,
 }
 
-/// The start and the deadlines of a check's waits.
+/// The start of a check, and the deadlines of its waits in queues and for the store.
 #[derive(Clone, Copy, Debug)]
 struct WaitDeadlines {
     started_at: Nanos,
@@ -195,8 +197,8 @@ struct WaitDeadlines {
 }
 
 impl WaitDeadlines {
-    /// Creates the deadlines of a check that starts at `begun`. A timeout
-    /// of zero disables queueing, but does not limit store calls.
+    /// Creates the deadlines of a check from its start and timeout. A timeout of zero disables
+    /// queueing, but sets no deadline for the store.
     fn starting_at(begun: Nanos, patience: Option<Nanos>) -> Self {
         let end = patience.map(|patience| begun.plus(patience));
         Self {
@@ -216,11 +218,11 @@ type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
 impl Engine {
     /// Acquires the permits of the check, then decides its rate limits.
     ///
-    /// `patience` limits the waits in queues and for the store,
-    /// all together. Zero disables queueing. Safe to cancel.
+    /// The timeout covers all waits in queues and for the store together. Zero disables queueing.
+    /// Safe to cancel.
     ///
     /// # Errors
-    /// As [`Engine::decide_within`]. No permit is taken then.
+    /// As [`Engine::decide_within`]. The check has no permits then.
     pub async fn admit(
         &self,
         question: &Check<'_>,
@@ -229,8 +231,8 @@ impl Engine {
         self.admit_covered(question, question, patience, PermitLifetime::UntilReleased).await
     }
 
-    /// Does the same for a caller that may never report the end. Each permit
-    /// expires after the `max_duration` of its limit unless it is renewed.
+    /// Like [`Engine::admit`], for a caller that may never report the end of the request. Each
+    /// permit expires after the `max_duration` of its limit unless it is renewed.
     ///
     /// # Errors
     /// As [`Engine::admit`].
@@ -242,7 +244,8 @@ impl Engine {
         self.admit_covered(question, question, patience, PermitLifetime::MaxDuration).await
     }
 
-    /// Does the same with the given `keep`. Only the descriptors of `covered` need permits.
+    /// Like [`Engine::admit`] with the given permit lifetime. Only the descriptors of `covered`
+    /// need permits.
     pub(in crate::engine) async fn admit_covered(
         &self,
         covered: &Check<'_>,
@@ -287,7 +290,7 @@ impl Engine {
                     ceiling.map(|ceiling| (newer.revision, ceiling))
                 }
             };
-            // The newer configuration has no limit for this bucket.
+            // The current configuration has no concurrency limit for this bucket.
             let Some((revision, ceiling)) = ceiling else { continue };
             let held = self.acquire_one(bucket, (revision, ceiling), wait, keep).await?;
             if !taking.add(held, self.is_shadow(ceiling)) {
@@ -297,8 +300,8 @@ impl Engine {
         Ok(AcquirePass::Acquired(taking.into_permits()))
     }
 
-    /// Decides about a check that lost a permit while it waited for `ceiling`. It
-    /// starts again unless the timeouts of all queues, or of the caller, have passed.
+    /// Restarts a check that lost a permit while it waited for another one. Rejects it if the
+    /// caller's timeout, or the sum of the check's queue timeouts, has passed.
     fn restart_or_reject(
         &self,
         asked: &[(CounterKey, &ConcurrencyLimit)],
@@ -313,22 +316,23 @@ impl Engine {
         Ok(AcquirePass::Restart(last))
     }
 
-    /// Returns the current configuration if it differs from
-    /// `config`. The usual path writes no shared memory.
+    /// Returns the current configuration if it differs from `config`. If it does not, writes no
+    /// shared memory.
     fn newer_than(&self, config: &Arc<Config>) -> Option<Arc<Config>> {
         let newest = self.config.load();
         Option::as_ref(&newest).filter(|newest| !Arc::ptr_eq(newest, config)).cloned()
     }
 
-    /// Returns the longest total time that the check may wait in queues, including restarts.
+    /// Returns the longest total time that the check may wait in queues, including repeated
+    /// attempts.
     #[must_use]
     pub fn longest_queue_wait(&self, question: &Check<'_>) -> Nanos {
         let Some(config) = self.config() else { return Nanos(0) };
         total_queue_timeout(&required_limits(&config, question))
     }
 
-    /// Returns a snapshot of the bucket that covers a
-    /// descriptor. `None` if there is no such limit or bucket.
+    /// Returns a snapshot of the bucket of a descriptor. `None` if no concurrency limit covers the
+    /// descriptor, or its bucket does not exist.
     #[must_use]
     pub fn concurrency_snapshot(
         &self,
@@ -346,10 +350,10 @@ impl Engine {
         self.concurrency_limits.snapshot(CounterKey::concurrency_bucket(domain, named).as_bytes())
     }
 
-    /// Returns the limits in use by path, each summed over its buckets.
+    /// Returns the usage of each concurrency limit by its path, summed over its buckets.
     ///
-    /// For a strict limit, each replica shows its part of
-    /// the limit, so that sums over replicas are correct.
+    /// For a strict limit, only this replica's part of the limit counts, so that sums over replicas
+    /// are correct.
     #[must_use]
     pub fn concurrency_in_use(&self) -> HashMap<Box<str>, ConcurrencyUsage> {
         let Some(config) = self.config() else { return HashMap::new() };
@@ -399,8 +403,9 @@ impl Engine {
         self.concurrency_limits.fleet_reporter().and_then(|fleet| fleet.strict_limit(ceiling))
     }
 
-    /// Returns the local rules of a limit. `min` applies to the whole fleet,
-    /// and one replica may need less. Strict limits have another queue.
+    /// Returns the limiter parameters of a limit at this replica. `min` of an adaptive shared limit
+    /// applies to the whole fleet, so a replica may use less. Strict limits have their own queue,
+    /// outside the limiter.
     fn local_rules(&self, ceiling: &ConcurrencyLimit) -> LimiterConfig {
         let shared = self.shared_limit(ceiling).is_some();
         let own = |adaptive: AdaptiveConfig| {
@@ -410,13 +415,14 @@ impl Engine {
         LimiterConfig { adaptive: ceiling.rules.adaptive.map(own), queue: waiting, ..ceiling.rules }
     }
 
-    /// Returns `true` if a rejection by `ceiling` is only reported.
+    /// Returns `true` if a rejection by this limit is only reported, not enforced.
     fn is_shadow(&self, ceiling: &ConcurrencyLimit) -> bool {
         ceiling.shadow || self.policy.is_shadow
     }
 
-    /// Acquires one permit. In shadow mode a check neither queues nor waits for an unknown
-    /// share. With a strict limit it waits for the store, which alone knows the count.
+    /// Acquires one permit. In shadow mode, the check neither queues nor waits for an unknown
+    /// share. With a strict limit it waits for the store, which alone knows the permits of the
+    /// fleet.
     async fn acquire_one(
         &self,
         bucket: &CounterKey,
@@ -463,16 +469,16 @@ impl Engine {
     }
 }
 
-/// One concurrency limit, summed over its buckets.
+/// The usage of one concurrency limit, summed over its buckets.
 #[derive(Clone, Debug, Default)]
 pub struct ConcurrencyUsage {
     /// The number of buckets.
     pub buckets: u64,
     /// The number of requests in flight.
     pub in_flight: u64,
-    /// The number of waiting requests.
+    /// The number of requests in queues.
     pub waiting: u64,
-    /// The sum of the limits. For a strict limit, this replica's part.
+    /// The sum of the buckets' limits. For a strict limit, only this replica's part.
     pub limit: u64,
     /// The bucket with the most requests in flight.
     pub busiest: Option<BucketMetrics>,
@@ -491,7 +497,7 @@ impl ConcurrencyUsage {
     }
 }
 
-/// Counts the rejection, and returns the response.
+/// Counts the rejection in the metrics, and returns the response.
 fn count_rejection(ceiling: &ConcurrencyLimit, reason: Reason) -> ConcurrencyRejection {
     ConcurrencyLimitExceeded { reason, is_enforced: true }.emit();
     let reasons = std::iter::once(reason);
@@ -520,8 +526,8 @@ const fn reason_of(denied: AcquireError) -> Reason {
     }
 }
 
-/// Returns the limits that cover the check, each once,
-/// sorted by bucket name. Peeks and refunds need no permit.
+/// Returns the concurrency limits that cover the check, each once, sorted by bucket name. Peeks and
+/// refunds need no permit.
 fn required_limits<'c>(config: &'c Config, question: &Check<'_>) -> RequiredLimits<'c> {
     let Some(domain) = config.domains.get(question.domain) else { return RequiredLimits::new() };
     let mut asked = RequiredLimits::new();

@@ -1,11 +1,12 @@
 //! Stores permits by request id, for proxies that acquire and release in two calls.
 //!
 //! Guarantees:
-//! - An id gets permits once. While it waits or has permits, other acquires with it fail.
-//! - An acquire that fails because of its id changes no counter.
-//! - An early release is remembered for a while; the later acquire is released at once.
-//! - The release of a request without permits does not count as an early release.
-//! - Early releases are bounded per source. Beyond the bound new ones are refused.
+//! - A request id gets permits once. While it waits for permits or has them, other acquires with it
+//!   fail.
+//! - An acquire that fails because its id is in use changes no counter.
+//! - An early release is remembered for a bounded time. The later acquire is released at once.
+//! - The release of a request that got no permits does not count as an early release.
+//! - Early releases are bounded per source address. Beyond the bound, new ones are not remembered.
 //!
 //! Not covered:
 //! - The format of the calls: see the protocols in `edge`.
@@ -26,18 +27,19 @@ use crate::kernel::decision::Check;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{PermitIdEvent, PermitIdObserved};
 
-/// The longest delay between a deadline and the removal of its id.
+/// The longest delay between the deadline of an id's permits and the removal of the id.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The default bounds on early releases. The time is longer than a release can overtake
-/// its acquire by. The numbers cover the clients of a proxy that cancel in that time.
+/// The default bounds on early releases. The lifetime is longer than a release can overtake its
+/// acquire by. The numbers cover the requests that a proxy's clients cancel in that time.
 pub(in crate::engine) const DEFAULT_BOUNDS: EarlyReleaseLimits =
     EarlyReleaseLimits { per_source: 50_000, total: 200_000, lifetime: Nanos::from_secs(10) };
 
-/// The number of ids up to which ids without permits are stored too.
+/// Ids without permits are recorded only while fewer ids than this are stored.
 const MAX_IDS: usize = 200_000;
 
-/// The address that sent a release. Senders without an address share one bound.
+/// The address that sent a release. All senders without an address share one bound on early
+/// releases.
 type ReleaseSource = Option<IpAddr>;
 
 type IdRegister = PermitRegistry<Box<str>, ReleaseSource, RequestPermits>;
@@ -45,8 +47,8 @@ type IdRegister = PermitRegistry<Box<str>, ReleaseSource, RequestPermits>;
 #[derive(Debug)]
 pub(in crate::engine) struct PermitIds(Mutex<IdRegister>);
 
-/// An id with a pending acquire. Dropping it frees the id, and
-/// records that the id has no permits unless `has_permits` is set.
+/// A request id with a pending acquire. Dropping it frees the id. Unless `has_permits` is set, the
+/// drop also records that the id has no permits.
 struct IdClaim<'e> {
     engine: &'e Engine,
     id: Box<str>,
@@ -58,8 +60,8 @@ impl Drop for IdClaim<'_> {
     fn drop(&mut self) {
         let mut ids = self.engine.permit_ids.0.lock();
         ids.unclaim(&self.id);
-        // Under the same lock: a later record could consume
-        // the release of another acquire with this id.
+        // Under the same lock as `unclaim`. Otherwise another acquire with this id could come in
+        // between, and this record would consume its release.
         if !self.has_permits {
             record_no_permits(&mut ids, self.engine.clock().steady(), &self.id);
         }
@@ -71,15 +73,16 @@ impl PermitIds {
         Self(Mutex::new(PermitRegistry::new(bounds)))
     }
 
-    /// Reserves `id` for one acquire. Returns `None` if the id waits or has
-    /// permits already. Removes the permits that their deadlines have released.
+    /// Reserves `id` for one acquire. Returns `None` if an acquire with the id waits, or the id has
+    /// permits. Removes permits of the id that have expired.
     fn claim(&self, now: Nanos, id: Box<str>) -> Option<Box<str>> {
         let mut ids = self.0.lock();
         let holds = ids.value_mut(&id).map(|permits| permits.is_valid());
         if holds == Some(true) || !ids.claim(id.clone()) {
             return None;
         }
-        // Also removes a record without permits. The release of the new acquire must not find it.
+        // Also removes a record that the id has no permits. The release of the new acquire must not
+        // find it.
         let before = holds.map(|_| ids.release(now, &id, &None));
         drop(ids);
         if matches!(&before, Some(ReleaseOutcome::Released(permits)) if !permits.is_empty()) {
@@ -89,8 +92,8 @@ impl PermitIds {
     }
 }
 
-/// Records that `id` has no permits, for as long as an early release is remembered.
-/// The release of a rejected request would otherwise count as an early release.
+/// Records that `id` has no permits, for as long as an early release is remembered. The release of
+/// a rejected request would otherwise count as an early release.
 fn record_no_permits(ids: &mut IdRegister, now: Nanos, id: &str) {
     if ids.len() < MAX_IDS {
         let until = now.plus(ids.limits().lifetime);
@@ -98,10 +101,10 @@ fn record_no_permits(ids: &mut IdRegister, now: Nanos, id: &str) {
     }
 }
 
-/// Validates a request id.
+/// Validates the format of a request id.
 ///
 /// # Errors
-/// The format of a valid id.
+/// The format of a valid request id.
 pub fn validate_id(id: &str) -> Result<(), &'static str> {
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let is_one = (16..=128).contains(&id.len()) && id.bytes().all(sound);
@@ -109,14 +112,14 @@ pub fn validate_id(id: &str) -> Result<(), &'static str> {
 }
 
 impl Engine {
-    /// Acquires permits and stores them under `id` until the release or `max_duration`.
+    /// Acquires permits and stores them under `id` until the release or until they expire.
     ///
-    /// Works like [`Engine::admit`], but only the descriptors of `covered`, a part of `question`,
-    /// need permits. `descriptor` is the index of the descriptor with the id, for errors.
+    /// Works like [`Engine::admit`], but only the descriptors of `covered`, a part of the check,
+    /// need permits. `descriptor` is the index of the descriptor that contains the id, for errors.
     ///
     /// # Errors
-    /// As [`Engine::admit`]. [`CheckError::BadId`] if the id
-    /// waits or has permits already; nothing is acquired then.
+    /// As [`Engine::admit`]. [`CheckError::BadId`] if an acquire with the id waits, or the id has
+    /// permits. Nothing is acquired then.
     pub async fn acquire(
         &self,
         (id, descriptor): (&str, usize),
@@ -124,7 +127,7 @@ impl Engine {
         question: &Check<'_>,
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
-        // Before anything else, so that a refused id changes no counter.
+        // Claimed first, so that an acquire with an id in use changes no counter.
         let Some(claim) = self.claim(id) else {
             PermitIdObserved(PermitIdEvent::InUse).emit();
             let why = "this id is in flight already: one id is for one request";
@@ -141,8 +144,8 @@ impl Engine {
         })
     }
 
-    /// Records that the request of `id` needs no permits, so that its release is
-    /// not an early release. Does not affect an id that waits or has permits.
+    /// Records that the request `id` needs no permits, so that its release does not count as an
+    /// early release. Has no effect if an acquire with the id waits, or the id has permits.
     pub fn record_without_permits(&self, id: &str) {
         drop(self.claim(id));
     }
@@ -152,7 +155,7 @@ impl Engine {
         Some(IdClaim { engine: self, id, has_permits: false })
     }
 
-    /// Stores `permits` under the id. Releases them if the release of the id came first.
+    /// Stores `permits` under the claimed id. Releases them at once if an early release arrived.
     fn store_permits(&self, mut claim: IdClaim<'_>, permits: RequestPermits) {
         claim.has_permits = true;
         let now = self.clock().steady();
@@ -167,8 +170,8 @@ impl Engine {
         .emit();
     }
 
-    /// Releases the permits of `id`, or remembers an early release. `rtt` is the latency that
-    /// the proxy measured. Returns `false` if the id had no permits, or its deadline has passed.
+    /// Releases the permits of `id`, or remembers an early release. `rtt` is the latency that the
+    /// proxy measured. Returns `false` if the id had no permits, or they had expired.
     pub fn release(
         &self,
         id: &str,
@@ -190,7 +193,7 @@ impl Engine {
         permits.release_all(outcome, rtt)
     }
 
-    /// Does the same as [`Engine::release`], but does not remember an unknown id.
+    /// Like [`Engine::release`], but does not remember an early release.
     pub(in crate::engine) fn release_known(
         &self,
         id: &str,
@@ -221,15 +224,16 @@ impl Engine {
         }
     }
 
-    /// Returns the time within which `id` must be renewed
-    /// to keep all its permits. `None` without permits.
+    /// Returns the time within which `id` must be renewed to keep all its permits. `None` if it has
+    /// none.
     #[must_use]
     pub fn renewal_interval(&self, id: &str) -> Option<Nanos> {
         self.permit_ids.0.lock().value_mut(&id.into())?.shortest_lifetime()
     }
 
-    /// Restarts `max_duration`, because the request of `id` is still active. Returns `false` if the
-    /// id has no permits, or a deadline has released one. The others are renewed in both cases.
+    /// Restarts the deadlines of the permits of `id`, because its request is still in flight.
+    /// Returns `false` if the id has no permits, or one has expired. The other permits are renewed
+    /// even then.
     pub fn renew(&self, id: &str) -> bool {
         let (mut ids, id) = (self.permit_ids.0.lock(), id.into());
         let Some(permits) = ids.value_mut(&id) else { return false };
@@ -244,7 +248,7 @@ impl Engine {
         renewed && is_whole
     }
 
-    /// Returns the time since `id` acquired its permits. `None` without permits.
+    /// Returns the time since `id` acquired its permits. `None` if it has none.
     #[must_use]
     pub fn in_flight_for(&self, id: &str) -> Option<Nanos> {
         let since = self
@@ -256,7 +260,7 @@ impl Engine {
         Some(self.clock().steady().since(since))
     }
 
-    /// Returns the number of remembered early releases, and its bound.
+    /// Returns the number of remembered early releases, and the bound on this number.
     #[must_use]
     pub fn early_releases(&self) -> (usize, u32) {
         let ids = self.permit_ids.0.lock();
@@ -277,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// Removes the next expired id. Returns `false` if there is none.
+    /// Removes the next expired id with its permits. Returns `false` if there is none.
     fn forget_id(&self) -> bool {
         let Some((_, permits)) = self.permit_ids.0.lock().remove_overdue(self.clock().steady())
         else {

@@ -1,17 +1,20 @@
 //! Reports this replica's permits of strict limits to the store.
 //!
 //! Guarantees:
-//! - Rounds never overlap, so a released permit is never reported as in use afterwards.
-//! - All permits in use are reported once per heartbeat, and when the replica leaves.
-//! - Releases are reported as soon as possible, in as few calls as possible.
-//! - An unconfirmed release is reported again until the permit's deadline.
-//! - A release that a delayed acquire may undo is repeated for three heartbeats.
-//! - Every list is bounded.
+//! - Two rounds of permit reports never overlap, so a released permit is never reported as in use
+//!   afterwards.
+//! - All permits in use are reported in each heartbeat interval, and when this replica leaves the
+//!   fleet.
+//! - Releases are reported as soon as possible, in as few store calls as possible.
+//! - A release that the store did not confirm is reported again until the permit's deadline.
+//! - A release is repeated for three heartbeat intervals if its acquire call may still arrive
+//!   later.
+//! - The number of unreported releases is bounded.
 //!
 //! Not covered:
-//! - The permits themselves: see [`super::bucket`].
+//! - Acquire and release at this replica: see [`super::bucket`].
 //!
-//! Cost: a round costs its due permits. Releases that wait for a later report cost nothing.
+//! Cost: a round examines the permits that it reports. Releases that are due later cost nothing.
 
 use std::collections::vec_deque::Drain;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -35,27 +38,30 @@ use crate::store::permits::{
 use crate::store::{FleetStore, StoreReply};
 use crate::telemetry::event::StrictPermitEvent;
 
-/// The heartbeats after which the store releases an unreported permit.
+/// The number of heartbeat intervals after which the store releases an unreported permit.
 const PERMIT_HEARTBEATS: u64 = 3;
-/// The heartbeats without any report after which the store stops granting permits. One less
-/// than the lifetime of a permit, because replicas report at different times in a heartbeat.
+/// The number of heartbeat intervals without any report after which the store stops granting
+/// permits. One less than [`PERMIT_HEARTBEATS`], because replicas report at different times in an
+/// interval.
 const SILENT_HEARTBEATS: u64 = 2;
-/// The longest time to reconnect to a store that is available again, in addition to the heartbeats.
+/// The longest time in which a replica reconnects to a store that is available again. The store's
+/// grace period is longer by this time.
 const RECONNECT_TIME: Nanos = Nanos::SECOND;
-/// The largest number of unreported releases. Further permits end by their deadlines.
+/// The largest number of unreported releases. Beyond it, the store keeps a released permit until
+/// the permit's deadline.
 const MAX_PENDING_RELEASES: usize = 65_536;
 
 #[derive(Debug)]
 pub(super) struct PermitReporter {
-    /// Identifies this process. Unique in the fleet.
+    /// Identifies this process in permit ids. Unique in the fleet.
     incarnation: u64,
     next_number: AtomicU64,
     heartbeat: Nanos,
     reported: Mutex<HashMap<BucketName, Arc<Bucket>>>,
     released: Mutex<PendingReleases>,
     wake: Notify,
-    /// `true` if there are strict limits. The store must
-    /// then learn of this replica before the first acquire.
+    /// `true` if the configuration has strict limits. The store must then learn of this replica
+    /// before the first acquire.
     has_strict_limits: AtomicBool,
     last_round: Mutex<RoundState>,
     round_lock: Turn<()>,
@@ -68,20 +74,21 @@ pub(super) struct ReleasedPermit {
     pub(super) bucket: Arc<[u8]>,
     pub(super) queue: Arc<StrictQueue>,
     pub(super) id: PermitId,
-    /// The instant of the next report.
+    /// The instant of the next report of this release.
     pub(super) due: Nanos,
     /// The deadline of the permit in the store.
     pub(super) store_deadline: Nanos,
-    /// A pending call may acquire the permit again.
+    /// `true` if the release must be repeated, because a pending store call may acquire the permit
+    /// again.
     pub(super) is_repeated: bool,
 }
 
 /// The unreported releases, at most [`MAX_PENDING_RELEASES`].
 #[derive(Debug, Default)]
 struct PendingReleases {
-    /// Not reported yet.
+    /// Releases that were never reported.
     fresh: VecDeque<ReleasedPermit>,
-    /// To be reported again, in the order of `due`.
+    /// Releases that are reported again, in the order of `due`.
     repeated: VecDeque<ReleasedPermit>,
 }
 
@@ -92,7 +99,7 @@ impl PendingReleases {
         }
     }
 
-    /// Callers pass increasing `due` instants.
+    /// Adds a release that is reported again. Callers must pass increasing `due` instants.
     fn add_repeated(&mut self, one: ReleasedPermit) {
         if !self.is_full() {
             self.repeated.push_back(one);
@@ -103,8 +110,8 @@ impl PendingReleases {
         MAX_PENDING_RELEASES <= self.fresh.len() + self.repeated.len()
     }
 
-    /// Takes the due releases. Stops at the first that is
-    /// not due, because every release waits for this lock.
+    /// Removes and returns the due releases. Stops at the first one that is not due, because every
+    /// release of a permit needs this lock.
     fn take_due(&mut self, now: Nanos) -> Vec<ReleasedPermit> {
         let both = [&mut self.fresh, &mut self.repeated];
         both.into_iter().flat_map(|list| first_due(list, now)).collect()
@@ -143,13 +150,13 @@ impl PermitReporter {
         self.heartbeat
     }
 
-    /// Returns the time for which the store keeps an unreported permit.
+    /// Returns the time for which the store keeps a permit without a report.
     pub(super) const fn unreported_lifetime(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(PERMIT_HEARTBEATS))
     }
 
-    /// Returns the times that all replicas with the same
-    /// heartbeat use for a limit with this `max_duration`.
+    /// Returns the timing of permits of a strict limit with this `max_duration`. All replicas with
+    /// the same heartbeat interval get the same timing.
     pub(super) fn times(&self, max_duration: Nanos) -> PermitTiming {
         PermitTiming {
             grace: self.unreported_lifetime().plus(RECONNECT_TIME),
@@ -158,8 +165,8 @@ impl PermitReporter {
         }
     }
 
-    /// Returns the time for which the store keeps a permit with the local deadline `keep`.
-    /// One heartbeat longer, because a renewal is reported with the next heartbeat.
+    /// Returns the time for which the store keeps a permit with the given local lifetime. It is one
+    /// heartbeat interval longer, because a renewal is reported with the next heartbeat.
     pub(super) fn store_lifetime(&self, keep: Option<Nanos>) -> Nanos {
         keep.map_or(self.unreported_lifetime(), |keep| keep.plus(self.heartbeat))
     }
@@ -168,13 +175,14 @@ impl PermitReporter {
         PermitId(self.incarnation, self.next_number.fetch_add(1, Relaxed))
     }
 
-    /// Returns a number below `sides`, for jitter.
+    /// Returns a pseudo-random number below the bound, for jitter.
     pub(super) fn random_below(&self, sides: u64) -> u64 {
         let PermitId(life, number) = self.next_id();
         SipHasher24::new().hash(&(life ^ number).to_le_bytes()) % sides.max(1)
     }
 
-    /// Switches reports without permits on or off. They are needed if there are strict limits.
+    /// Switches heartbeats without permits on or off. The store needs them if the configuration has
+    /// strict limits.
     pub(super) fn expect_strict(&self, some: bool) {
         self.has_strict_limits.store(some, Relaxed);
     }
@@ -205,7 +213,7 @@ impl PermitReporter {
         self.wake.notify_one();
     }
 
-    /// Returns `true` if a heartbeat is due, and starts it.
+    /// Returns `true` if a heartbeat is due, and records its start.
     fn start_due_heartbeat(&self, now: Nanos) -> bool {
         let mut last = self.last_round.lock();
         let is_due = last.heartbeat_at.is_none_or(|at| self.heartbeat <= now.since(at));
@@ -220,7 +228,7 @@ impl PermitReporter {
         active.iter().map(|(name, bucket)| (name.clone(), Arc::clone(bucket))).collect()
     }
 
-    /// Returns snapshots of at most `most` limits in use, by name.
+    /// Returns snapshots of at most `most` strict limits in use, sorted by bucket name.
     pub(super) fn snapshots(&self, most: usize) -> Vec<(BucketName, StrictSnapshot)> {
         let mut all = self.buckets();
         all.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
@@ -231,7 +239,7 @@ impl PermitReporter {
 }
 
 impl ConcurrencyLimits {
-    /// Sends reports forever. Without a fleet, does nothing and never returns.
+    /// Sends permit reports forever. Without a fleet, sends nothing and never returns.
     pub(super) async fn report_permits_forever(&self, backend: &dyn FleetStore) {
         let Some(fleet) = self.fleet_reporter() else { return std::future::pending().await };
         let teller = fleet.permit_reporter();
@@ -247,7 +255,7 @@ impl ConcurrencyLimits {
         }
     }
 
-    /// Sends everything that is due now, and applies the replies.
+    /// Sends all permit reports that are due now, and applies the replies.
     pub(super) async fn report_permits_once(&self, backend: &dyn FleetStore) {
         self.report_due_permits(backend, false).await;
     }
@@ -316,8 +324,8 @@ impl PermitBatch {
     }
 }
 
-/// Packs the report into as few calls as possible. With
-/// `everywhere` there is at least one call, even without permits.
+/// Packs the reports of all limits into as few store calls as possible. With `everywhere`, the
+/// first call goes to all nodes of the store, even without permits.
 fn pack_rounds(
     told: BTreeMap<BucketName, LimitPermits>,
     times: PermitTiming,
@@ -337,7 +345,7 @@ fn pack_rounds(
     rounds
 }
 
-/// Splits the report of one limit into pieces that fit a call.
+/// Splits the report of one limit into pieces that fit into one store call each.
 fn split_report(told: LimitPermits) -> Vec<LimitPermits> {
     let LimitPermits { bucket, in_use: held, released: over } = told;
     if held.len() + over.len() <= MAX_PERMITS_PER_REPORT {
@@ -378,13 +386,14 @@ impl PermitReporter {
             one.queue.wake_first();
         }
         if now < one.store_deadline && (one.is_repeated || !is_heard) {
-            // A call without a reply may still be executed later.
+            // A store call without a reply may still be executed later.
             let until = if is_heard {
                 one.store_deadline.min(now.plus(self.unreported_lifetime()))
             } else {
                 one.store_deadline
             };
-            // Always one heartbeat from now, so the list stays sorted.
+            // `due` is always one heartbeat interval from now, so the list of repeated releases
+            // stays sorted.
             let due = now.plus(self.heartbeat);
             self.released.lock().add_repeated(ReleasedPermit {
                 due,
@@ -399,7 +408,7 @@ impl PermitReporter {
         let mut last = self.last_round.lock();
         match heard.iter().find_map(|heard| heard.err()) {
             Some(cause) => {
-                // Retries a quarter of a heartbeat later: an available
+                // The next heartbeat is due after a quarter of the interval, because an available
                 // store that gets no reports stops granting permits.
                 let sooner = Nanos(now.0.saturating_sub(self.heartbeat.0 / 4 * 3));
                 last.heartbeat_at = last.heartbeat_at.map(|at| at.min(sooner));

@@ -1,13 +1,14 @@
-//! This replica's share of one fleet-wide concurrency limit.
+//! This replica's share of one shared concurrency limit, and the share reports about it.
 //!
 //! Guarantees:
-//! - The values of a report are read at one instant, under the bucket's lock.
-//! - Without a valid share no request is allowed, except by `on_backend_failure` during an outage.
-//! - A returned share can be taken up again until the store confirms the return.
+//! - All values of a share report are measured at one instant, under the bucket's lock.
+//! - Without a valid share no request is allowed, unless `on_backend_failure` allows it during a
+//!   store outage.
+//! - Until the store confirms the return of a share, this replica can take the share up again.
 //!
 //! Not covered:
 //! - Sending the reports: see [`super::fleet`].
-//! - Permits: see the limiter.
+//! - The permits under the share: see [`Limiter`].
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -25,22 +26,22 @@ use crate::kernel::coordinator::{
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use crate::telemetry::event::ShareEvent;
 
-/// The idle heartbeats after which a replica returns its
-/// share, so that an unused limit costs the store nothing.
+/// The number of heartbeat intervals without requests after which a replica returns its share, so
+/// that an unused limit costs the store nothing.
 const IDLE_HEARTBEATS: u64 = 10;
 
-/// The fleet parameters of a concurrency limit.
+/// The parameters of a concurrency limit in mode `shared`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedLimit {
-    /// The smallest limit.
+    /// The smallest value of the fleet-wide limit.
     pub min: u32,
-    /// The initial limit.
+    /// The initial value of the fleet-wide limit.
     pub start: u32,
-    /// The largest limit.
+    /// The largest value of the fleet-wide limit.
     pub max: u32,
     /// The longest duration of a request.
     pub max_duration: Nanos,
-    /// The behavior during a store outage.
+    /// The behavior of the limit during a store outage.
     pub on_failure: ConcurrencyFallback,
 }
 
@@ -49,47 +50,48 @@ pub(super) struct ReplicaShare {
     pub(super) shared: SharedLimit,
     law: CoordinatorConfig,
     incarnation: Incarnation,
-    /// `None` without a share and without requests in flight.
+    /// `None` if this replica has no share of this limit and no requests in flight under it.
     member: Option<ShareClient>,
     intent: ShareIntent,
     joined_at: Nanos,
-    /// Set since the limit belongs to this replica alone.
-    /// Only the return of its share is still open.
+    /// The instant since which the limit is not shared. Only the return of the share is still
+    /// pending.
     local_since: Option<Nanos>,
     pub(super) usage: UsageMeter,
-    /// The last reported load, its law and its instant.
+    /// The last reported load, with the coordinator config and the instant of its report.
     last_report: Option<(LoadReport, CoordinatorConfig, Nanos)>,
-    /// The number of the newest report since the last join. Replies to earlier reports are ignored.
+    /// The number of the newest report since this replica last joined. Replies to older reports are
+    /// ignored.
     newest_number: Option<u64>,
     last_grant: Option<Grant>,
     outage: bool,
-    /// The requests that arrived before the first reply.
+    /// The number of requests that wait for the store's first reply.
     waiting_requests: u64,
     reply_notifier: watch::Sender<()>,
     fences: u64,
     handoffs: u64,
     totals: Arc<ShareTotals>,
-    /// The instant since when the share is below the fair share.
+    /// The instant since which the share is below the fair share.
     below_fair_since: Option<Nanos>,
     handoff_took: Option<Nanos>,
 }
 
-/// The intention to keep or to return the share.
+/// Whether this replica keeps or returns its share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShareIntent {
     Keep,
-    /// The return has not been reported yet.
+    /// Return the share. The return has not been reported yet.
     Return,
-    /// The return has been reported.
+    /// The return was reported. The store confirmed it, or its reply is pending.
     ReturnReported,
-    /// The return was reported, but there was no reply or a refusal. The reports continue.
+    /// The return was reported, but the store refused it or did not reply. It is reported again.
     ReturnUnconfirmed,
 }
 
-/// The next action for one limit.
+/// The next action of the fleet reporter for one limit.
 pub(super) enum ReportAction {
     NotDue,
-    /// No action until the next request.
+    /// No report is due before the next request.
     Idle,
     /// Send this report.
     Send {
@@ -97,8 +99,8 @@ pub(super) enum ReportAction {
         report: Heartbeat,
         /// The number of replicas that share the limit, from the last grant.
         replicas: Option<u64>,
-        /// The time until the report must be sent: the remaining
-        /// time of the share. For a return, the time of a new share.
+        /// The time until the report must be sent: until the share expires. For the return of a
+        /// share, the lifetime of a new share.
         time_left: Nanos,
     },
 }
@@ -106,22 +108,22 @@ pub(super) enum ReportAction {
 /// A snapshot of one fleet-wide limit at this replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareSnapshot {
-    /// The newest grant.
+    /// The newest grant of the store.
     pub grant: Option<Grant>,
-    /// The valid share. During an outage, the limit that applies at this replica instead.
+    /// The valid share. During a store outage, the limit that applies at this replica instead.
     pub share: Share,
-    /// The remaining time of the share.
+    /// The time until the share expires.
     pub time_left: Nanos,
     /// The requests in flight.
     pub in_flight: u32,
-    /// The permits that this replica could use.
+    /// The last reported demand: the permits that this replica could use.
     pub wanted: Share,
     /// The number of shares that expired.
     pub fences: u64,
     /// The number of times that the share grew by permits from other replicas.
     pub handoffs: u64,
-    /// The duration of the last handoff: from the first grant
-    /// below the fair share to a grant that reached it.
+    /// The duration of the last handoff: from the first grant below the fair share to the grant
+    /// that reached the fair share.
     pub handoff_duration: Option<Nanos>,
     /// `true` while the store is unavailable and `on_backend_failure` applies.
     pub is_outage: bool,
@@ -164,11 +166,12 @@ impl ReplicaShare {
         }
     }
 
-    /// Joins the fleet, as incarnation `life` unless the previous return is still unconfirmed.
+    /// Joins the fleet for this limit, with a new incarnation. Keeps the old incarnation if its
+    /// return is unconfirmed.
     pub(super) fn join(&mut self, now: Nanos, id: ReplicaId, life: Incarnation) {
         if let Some(member) = &mut self.member {
-            // A new incarnation would have to wait for its own
-            // old share, like for the share of a lost replica.
+            // Under a new incarnation, this replica would have to wait until the store frees its
+            // old share, as for the share of a lost replica.
             member.cancel_leave();
         } else {
             self.incarnation = life;
@@ -180,30 +183,31 @@ impl ReplicaShare {
             (None, None, None, 0);
     }
 
-    /// Returns `true` if this replica is in the fleet and intends to stay.
+    /// Returns `true` if this replica is in the fleet and does not return its share.
     pub(super) const fn is_in_fleet(&self) -> bool {
         self.member.is_some() && !self.is_leaving()
     }
 
-    /// Returns `true` if the store may still list the share: a new incarnation
-    /// would wait for it like for a lost replica. `false` after a return without a
-    /// reply, because an unavailable store must not fill the map with idle buckets.
+    /// Returns `true` if the store may still list the share. The bucket must stay then: a new
+    /// incarnation would wait for the share as for that of a lost replica. `false` after a return
+    /// without a reply, because buckets must not accumulate while the store is unavailable.
     pub(super) const fn is_in_use(&self) -> bool {
         self.member.is_some() && !matches!(self.intent, ShareIntent::ReturnUnconfirmed)
     }
 
-    /// Returns `true` until the first reply. A new request should wait for it.
+    /// Returns `true` until the store's first reply after a join. A new request should wait for it.
     pub(super) const fn is_share_unknown(&self) -> bool {
         self.member.is_none() || self.is_leaving() || (self.last_grant.is_none() && !self.outage)
     }
 
-    /// Counts a request that waits, and returns a receiver that is notified of the next reply.
+    /// Counts a request that waits for the share, and returns a receiver that is notified of the
+    /// store's next reply.
     pub(super) fn subscribe(&mut self) -> watch::Receiver<()> {
         self.waiting_requests = self.waiting_requests.saturating_add(1);
         self.reply_notifier.subscribe()
     }
 
-    /// Turns the limit into one of this replica alone, and returns the share.
+    /// Stops sharing the limit, and returns the share with the next report.
     pub(super) const fn become_local(&mut self, now: Nanos) {
         self.local_since = Some(now);
         self.return_share();
@@ -213,7 +217,7 @@ impl ReplicaShare {
         self.local_since.is_some()
     }
 
-    /// Returns the share with the next report.
+    /// Returns the share to the store with the next report.
     pub(super) const fn return_share(&mut self) {
         if !self.is_leaving() {
             self.intent = ShareIntent::Return;
@@ -224,7 +228,8 @@ impl ReplicaShare {
         !matches!(self.intent, ShareIntent::Keep)
     }
 
-    /// Returns `true` if a share expired just now. A limit of this replica alone has no share.
+    /// Returns `true` if the share expired since the last call. A limit that is not shared has no
+    /// share.
     pub(super) fn fence(&mut self, now: Nanos) -> bool {
         let is_over = self.member.as_mut().is_some_and(|member| member.fence(now));
         let fenced = is_over && !self.is_local();
@@ -236,11 +241,11 @@ impl ReplicaShare {
         fenced
     }
 
-    /// Returns the store incarnation that granted everything
-    /// in use here. `Ok(None)` if nothing is in use.
+    /// Returns the incarnation of the store that granted the share in use at this replica.
+    /// `Ok(None)` if no share is in use.
     ///
     /// # Errors
-    /// Something in use has no valid grant.
+    /// Requests are in flight without a valid grant.
     pub(super) fn granted_by(
         &self,
         now: Nanos,
@@ -253,12 +258,12 @@ impl ReplicaShare {
         }
     }
 
-    /// Returns the longest time from now for which the share or its requests may last.
+    /// Returns the longest time from now for which the share, or a request under it, may last.
     pub(super) const fn longest_use(&self) -> Nanos {
         self.law.timing.longest_use()
     }
 
-    /// Returns the next report if it is due.
+    /// Returns the next share report if it is due.
     pub(super) fn next_report(&mut self, now: Nanos, limiter: &Limiter) -> ReportAction {
         self.usage.accumulate(now, limiter.in_flight(), limiter.queue_len());
         let load = self.measure_load(now, limiter);
@@ -274,12 +279,13 @@ impl ReplicaShare {
         let (said, left) = if self.intent == ShareIntent::Keep {
             let left = member.expires_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
             let fresh = terms.usable_lifetime().0 < left.0.saturating_mul(2);
-            // A new law must be reported, because the store
-            // keeps the share of a lost replica by its last law.
+            // A changed coordinator config must be reported, because the store keeps the share of a
+            // lost replica by the last reported one.
             let same =
                 self.last_report.is_some_and(|(said, law, _)| (said, law) == (load, self.law));
-            // A waiting replica already pauses longer and longer, up to the duration of a request.
-            // With another half term of silence it would learn too late that permits are free.
+            // A replica that waits for permits already makes its pauses longer, up to the duration
+            // of a request. With half a share lifetime in addition, it would learn too late that
+            // permits are free.
             let has_none = member.current_grant(now).is_none_or(|grant| grant.share == Share(0));
             let waits = member.early_heartbeat_at(now, &load).is_some()
                 || has_none && load.demand != Share(0);
@@ -288,7 +294,8 @@ impl ReplicaShare {
             }
             (member.next_heartbeat(now, &load), left)
         } else {
-            // Reported at once, then every heartbeat until the store confirms.
+            // A return is reported at once, then in every heartbeat interval until the store
+            // confirms it.
             if self.intent == ShareIntent::Return {
                 self.intent = ShareIntent::ReturnReported;
             } else if since.is_some_and(|since| since < terms.heartbeat) {
@@ -309,13 +316,13 @@ impl ReplicaShare {
         }
     }
 
-    /// Returns `true` if `report` is the newest report of the current incarnation.
+    /// Returns `true` if `report` is the newest report of the current share incarnation.
     pub(super) fn is_newest(&self, report: &Heartbeat) -> bool {
         (report.incarnation, Some(report.number)) == (self.incarnation, self.newest_number)
     }
 
-    /// Applies the reply to the report `report`. Returns
-    /// the share that comes into force, if it changes.
+    /// Applies the store's reply to `report`. `None`: the store did not reply. Returns the new
+    /// share if it changes.
     pub(super) fn apply_reply(
         &mut self,
         now: Nanos,
@@ -349,7 +356,7 @@ impl ReplicaShare {
                 }
                 None
             }
-            // The store replied, so the outage is over, although it granted no share.
+            // The store replied, so the outage is over, although the store granted no share.
             Some(_) => {
                 member.discard_reply();
                 std::mem::take(&mut self.outage).then_some(Share(0))
@@ -387,7 +394,7 @@ impl ReplicaShare {
         (self.last_grant, self.outage) = (Some(grant), false);
     }
 
-    /// Returns the share during an outage. `None` while a granted share is valid.
+    /// Returns the share that applies during a store outage. `None` while a granted share is valid.
     fn outage_share(&mut self, now: Nanos, alone: Share) -> Option<Share> {
         if self.member.as_ref().is_some_and(|member| member.current_grant(now).is_some()) {
             return None;
@@ -441,8 +448,8 @@ impl ReplicaShare {
     }
 }
 
-/// Returns the requests in flight that use the share. Requests that started since
-/// `alone` do not count, because a busy limit could otherwise never return its share.
+/// Returns the requests in flight under the share. If the limit is no longer shared, later requests
+/// do not count; otherwise a busy limit could never return its share.
 fn requests_in_share(limiter: &Limiter, alone: Option<Nanos>) -> Share {
     let Some(alone) = alone else { return Share(limiter.in_flight().into()) };
     let before = limiter.permits().filter(|(_, since)| *since <= alone).count();

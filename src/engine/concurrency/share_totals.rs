@@ -4,11 +4,11 @@
 //! - The counts never decrease, even when a limit is removed.
 //!
 //! Not covered:
-//! - The counts of one limit: they are stored with the limit.
+//! - The counts of one limit: see `replica_share`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The counts of fences and handoffs.
+/// The numbers of expired shares (fences) and of handoffs.
 #[derive(Debug, Default)]
 pub struct ShareTotals {
     fences: AtomicU64,

@@ -1,14 +1,15 @@
-//! Acquires permits of strict limits from the store, and waits in this replica's queue.
+//! Acquires permits of limits in mode `strict` from the store, and queues requests at this replica.
 //!
 //! Guarantees:
-//! - An attempt is one store call; none if this replica alone reached the limit.
+//! - An attempt is one store call, or none if this replica's own requests already reach the limit.
 //! - Requests of this replica are served in the order of arrival.
-//! - Only the first request in the queue retries: after a local release, or periodically.
+//! - Only the first request in the queue retries: after a release at this replica, or after 40 to
+//!   60 ms.
 //! - A canceled acquire leaves no queue entry and no permit, locally or in the store.
-//! - A request waits for the store no longer than its timeout.
+//! - A request waits for the store no longer than its store timeout.
 //!
 //! Not covered:
-//! - An order among replicas: the first call after a release gets the permit.
+//! - An order among replicas: the first acquire call after a release gets the permit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -26,15 +27,15 @@ use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
 use crate::store::{FleetStore, StoreReply};
 use crate::telemetry::trace;
 
-/// The shortest pause between two attempts of the first request, and the largest
-/// random addition. The store does not report releases of other replicas.
+/// The shortest pause between two attempts of the first request in the queue. It polls, because the
+/// store does not report releases of other replicas.
 const RETRY_PAUSE: Duration = Duration::from_millis(40);
 const RETRY_JITTER_MS: u64 = 20;
 
-/// The parameters of a strict limit.
+/// The parameters of a limit in mode `strict`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrictLimit {
-    /// The queue. `None`: requests do not wait.
+    /// The queue of this replica. `None`: requests do not wait for a permit.
     pub queue: Option<QueueConfig>,
     /// The longest duration of a request.
     pub max_duration: Nanos,
@@ -45,29 +46,30 @@ pub struct StrictLimit {
 /// A snapshot of one strict limit at this replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrictSnapshot {
-    /// The limit.
+    /// The limit of the whole fleet.
     pub limit: u32,
     /// The requests in flight at this replica.
     pub in_flight: u32,
-    /// The permits of the whole fleet, from the last reply.
+    /// The permits in use in the whole fleet, from the store's last reply. `None` before it.
     pub fleet_permits: Option<Share>,
     /// The number of waiting requests at this replica.
     pub waiting: usize,
-    /// The time for which the store grants no permits, from the last acquire.
+    /// The time for which the store grants no permits, from its last reply to an acquire. 0 if it
+    /// grants them.
     pub closed_for: Nanos,
-    /// `true` if the last call got no reply.
+    /// `true` if the last store call for this limit got no reply.
     pub is_outage: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct StrictQueue {
-    /// Locked by the first request. The lock is fair, so the order of arrival is kept.
+    /// Locked by the first request in the queue. The lock is fair, so the order of arrival is kept.
     front: Mutex<()>,
     waiting: AtomicUsize,
     wake_up: Notify,
 }
 
-/// A queue entry. Dropping it leaves the queue.
+/// A request's entry in the queue. Dropping it removes the entry.
 struct QueueEntry<'l>(&'l StrictQueue);
 
 impl StrictQueue {
@@ -75,7 +77,7 @@ impl StrictQueue {
         self.waiting.load(Relaxed)
     }
 
-    /// Wakes the first request, because a permit may be free.
+    /// Wakes the first request in the queue, because a permit may be free.
     pub(super) fn wake_first(&self) {
         self.wake_up.notify_one();
     }
@@ -84,7 +86,7 @@ impl StrictQueue {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let one_more = |waiting| (waiting < most).then(|| waiting + 1);
         let joined = self.waiting.fetch_update(Relaxed, Relaxed, one_more);
-        // Not constructed on failure: its drop would remove another request's entry.
+        // A full queue gives no `QueueEntry`: its drop would remove another request's entry.
         joined.is_ok().then(|| QueueEntry(self))
     }
 }
@@ -104,11 +106,11 @@ struct StoreAcquire<'a> {
 }
 
 impl ConcurrencyLimits {
-    /// Acquires a permit that the store counts, and waits in the queue if the request
-    /// allows it. Without a fleet the bucket belongs to this replica alone. Safe to cancel.
+    /// Acquires a permit that the store counts, and waits in the queue if the request has a queue
+    /// timeout. Without a fleet, the limit applies to this replica alone. Safe to cancel.
     ///
     /// # Errors
-    /// The reason of the rejection. No permit is taken then.
+    /// The reason of the rejection. The request has no permit then.
     pub async fn acquire_strict(
         &self,
         ask: PermitRequest<'_>,
@@ -119,8 +121,8 @@ impl ConcurrencyLimits {
         let asking = StoreAcquire { request: &ask, limit: &strictly, fleet, backend };
         let (bucket, line) = loop {
             let bucket = self.find_or_create_bucket(&ask)?;
-            // `None`: the bucket was removed in the meantime,
-            // and the next look-up finds its successor.
+            // `None`: the bucket was removed from the map in the meantime. The next look-up creates
+            // a new one.
             if let Some(line) = bucket.register_request(
                 &self.clock,
                 &ask,
@@ -132,8 +134,8 @@ impl ConcurrencyLimits {
         };
         let begun = self.clock.steady();
         if line.waiting() == 0 {
-            // A timeout drops the permit, which reports its release. `on_backend_failure`
-            // does not apply: this caller did not wait for the store.
+            // A timeout drops the permit, which reports its release. `on_backend_failure` does not
+            // apply then: the caller's timeout has passed, not the store's.
             let answer = Duration::from_nanos(ask.store_timeout.0);
             let asked = timeout(answer, self.try_store(&bucket, asking)).await;
             let asked = asked.unwrap_or(Err(AcquireError::QueueTimeout));
@@ -161,7 +163,7 @@ impl ConcurrencyLimits {
         asking: StoreAcquire<'_>,
     ) -> Result<PermitGuard, AcquireError> {
         let at_once = line.front.try_lock().ok();
-        // A request that is first at once has just got `Full`.
+        // A request that finds the front free has just failed with `Full`, so it pauses first.
         let mut pauses = at_once.is_some();
         let _front = match at_once {
             Some(front) => front,
@@ -173,7 +175,7 @@ impl ConcurrencyLimits {
                     + Duration::from_millis(
                         asking.fleet.permit_reporter().random_below(RETRY_JITTER_MS),
                     );
-                // Retries after a wake-up or a timeout.
+                // The next attempt follows a release at this replica or the end of the pause.
                 drop(timeout(again, line.wake_up.notified()).await);
             }
             match self.try_store(bucket, asking).await {
@@ -192,7 +194,7 @@ impl ConcurrencyLimits {
         let keep = fleet.permit_reporter().store_lifetime(ask.permit_lifetime);
         let begun = bucket.take_local_permit(&self.clock, ask.permit_lifetime, keep);
         let (permit, id, limit) = begun.map_err(|_| AcquireError::Full)?;
-        // From here on, a drop reports the release.
+        // From here on, dropping the guard reports the release of the permit.
         let held = self.guard(Arc::clone(bucket), permit, ask.permit_lifetime);
         let times = fleet.permit_reporter().times(strictly.max_duration);
         let wanted = Wanted { id, limit, lifetime: keep, timing: times };

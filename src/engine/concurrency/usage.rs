@@ -1,10 +1,11 @@
-//! Measures the recent usage of one limit at one replica, to derive its demand and its vote.
+//! Measures the recent use of one shared limit at this replica, for the demand and the vote in its
+//! share reports.
 //!
 //! Guarantees:
-//! - An event costs a few integer additions.
+//! - Recording an event costs a few integer additions.
 //!
 //! Not covered:
-//! - The use of these values by the fleet: see [`crate::kernel::coordinator`].
+//! - The coordinator's use of demand and vote: see [`crate::kernel::coordinator`].
 
 use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent};
@@ -15,21 +16,21 @@ use crate::kernel::coordinator::aggregate::{
 use crate::kernel::coordinator::split::{self, demand};
 use crate::kernel::units::{Nanos, Share};
 
-/// The usage since the last report.
+/// The use of one shared limit at this replica, in the current measuring window.
 #[derive(Clone, Debug)]
 pub(super) struct UsageMeter {
     window_start: Nanos,
     measured_until: Nanos,
-    /// Sums of requests × nanoseconds, in flight and waiting.
+    /// Integrals over time, in requests × nanoseconds: of the requests in flight and in the queue.
     in_flight_area: u128,
     waiting_area: u128,
     arrived: u64,
     refused: u64,
     ended: u64,
-    /// As in the last report.
+    /// The demand in the last share report.
     wanted: Share,
     mean_duration: Option<Nanos>,
-    /// This and the following fields are measured since the last change of the share.
+    /// This and the following fields are measured since the last change of this replica's share.
     share: Share,
     peak: u32,
     samples: u32,
@@ -53,7 +54,7 @@ impl UsageMeter {
         }
     }
 
-    /// Adds the time since the last call, during which the two counts were constant.
+    /// Adds the time since the last call, during which `in_flight` and `waiting` were constant.
     pub(super) fn accumulate(&mut self, now: Nanos, in_flight: u32, waiting: usize) {
         let passed = now.since(self.measured_until);
         self.in_flight_area += area(passed, u64::from(in_flight));
@@ -63,7 +64,7 @@ impl UsageMeter {
         self.measured_until = self.measured_until.max(now);
     }
 
-    /// Counts `event`. `in_flight` is the number after it.
+    /// Counts `event` with its effects. `in_flight` is the number of requests in flight after it.
     pub(super) fn count_event(
         &mut self,
         event: LimiterEvent,
@@ -87,13 +88,15 @@ impl UsageMeter {
         self.peak = self.peak.max(in_flight);
     }
 
-    /// Records a new share. Earlier samples concern the previous share.
+    /// Records a new share. Restarts peak and samples, because they describe the use of the old
+    /// share.
     pub(super) const fn set_share(&mut self, share: Share) {
         (self.share, self.peak, self.samples) = (share, 0, 0);
     }
 
-    /// Returns the permits that this replica could use. In a window below a quarter of
-    /// a heartbeat, the larger of the last reported value and the current requests.
+    /// Returns the demand: the permits that this replica could use. If the measuring window is
+    /// shorter than a quarter of the heartbeat interval, returns the last reported demand or the
+    /// current number of requests, whichever is larger.
     pub(super) fn wanted(
         &self,
         now: Nanos,
@@ -118,14 +121,15 @@ impl UsageMeter {
         })
     }
 
-    /// Returns the factor by which the fleet-wide limit should
-    /// change, from the algorithm's `estimate` for this replica.
+    /// Returns the vote: the factor by which this replica would change the fleet-wide limit.
+    /// `estimate` is its algorithm's value for the limit.
     pub(super) fn vote(&self, estimate: FractionalLimit) -> Option<LimitFactor> {
         let (peak, samples) = (Share(self.peak.into()), self.samples);
         vote(&LimitInference { estimate, allowed: self.share, peak, samples })
     }
 
-    /// Starts a new window after a report, unless the current one is shorter than half a heartbeat.
+    /// Starts a new measuring window after a report, unless the current one is shorter than half
+    /// the heartbeat interval.
     pub(super) fn start_window(&mut self, now: Nanos, terms: &ShareTiming) {
         if now.since(self.window_start).0 < terms.heartbeat.0 / 2 {
             return;
@@ -136,20 +140,21 @@ impl UsageMeter {
         (self.arrived, self.refused, self.ended) = (0, 0, 0);
     }
 
-    /// Returns the mean duration of ended requests by Little's law: the total
-    /// time in flight / ended requests. The previous value if none ended.
+    /// Returns the mean duration of requests by Little's law: total time in flight / ended
+    /// requests. Returns the previous value if no request ended.
     fn mean_request_duration(&self, in_flight: u128) -> Option<Nanos> {
         let lasted = in_flight.checked_div(u128::from(self.ended));
         lasted.and_then(|lasted| u64::try_from(lasted).ok()).map(Nanos).or(self.mean_duration)
     }
 }
 
-/// Requests × nanoseconds. One multiplication instruction, because both factors have 64 bits.
+/// Returns requests × nanoseconds. One multiplication instruction, because both factors have 64
+/// bits.
 fn area(passed: Nanos, many: u64) -> u128 {
     u128::from(passed.0) * u128::from(many)
 }
 
-/// Returns the mean in units of 1/1,024.
+/// Returns the mean number of requests in the window, in units of 1/1,024.
 fn mean(area: u128, window: Nanos) -> u64 {
     let mean = area
         .saturating_mul(LEVELS_PER_PERMIT.into())

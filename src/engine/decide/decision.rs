@@ -1,7 +1,7 @@
 //! Writes the decision of a check from the outcomes of its charges.
 //!
 //! Guarantees:
-//! - Each decision is counted once.
+//! - Each decision is counted once in the metrics.
 //!
 //! Not covered:
 //! - The fallback for charges without a store reply (see [`super::fallback`]).
@@ -43,7 +43,8 @@ impl Engine {
         Ok(self.write_decision(plan, outcomes.iter().copied().map(ChargeDecision::Store), at))
     }
 
-    /// Writes the decision of `plan`, made at the revision and the instant of `at`, and counts it.
+    /// Writes the decision of `plan`, and counts it in the metrics. `at` is its revision and
+    /// instant.
     pub(in crate::engine) fn write_decision(
         &self,
         plan: &CheckPlan<'_>,
@@ -109,8 +110,8 @@ impl Engine {
         near
     }
 
-    /// Returns `true` if the limit allowed the hits and is nearly used up. `max_at_once` is the number of
-    /// hits that an empty counter allows at once.
+    /// Returns `true` if the limit allowed the hits and is nearly used up. `max_at_once` is the
+    /// number of hits that an empty counter allows at once.
     fn is_near_limit(&self, finding: &DescriptorDecision, max_at_once: u32) -> bool {
         let used = u64::from(max_at_once).saturating_sub(finding.headroom.remaining.0);
         finding.reason == Reason::WithinLimit
@@ -130,7 +131,8 @@ pub(in crate::engine) fn near_limit_threshold(limit: u32, ratio: f32) -> u64 {
     (limit as f32 * ratio) as u64
 }
 
-/// Writes the status of one descriptor. `next` returns its charge and the outcome.
+/// Writes the status of one descriptor. `next` returns the charge of a charged descriptor, and its
+/// outcome.
 fn write_status<'p>(
     status: &mut LimitStatus,
     part: &DescriptorPlan<'_>,
@@ -182,7 +184,8 @@ fn write_outcome(finding: &mut DescriptorDecision, outcome: ChargeOutcome) {
             finding.reason = Reason::Refunded;
         }
         ChargeOutcome::StoreFull(verdict) => finding.set_verdict(verdict, Reason::StoreFull),
-        // `fallback::apply_fallback` replaces both before this point. A denial is the safe result.
+        // `fallback::apply_fallback` replaces stale and failed outcomes before. A denial is the
+        // safe result.
         ChargeOutcome::Stale(_) | ChargeOutcome::Failed(_) => {
             finding.set_verdict(Verdict::Deny, Reason::StoreDownDenied);
         }

@@ -1,10 +1,10 @@
 //! Logs the decision of each charged limit at `log_level: trace`.
 //!
 //! Guarantees:
-//! - A lease balance decides at `asked_us`; the store charges between `asked_us` and `answered_us`.
-//! - Both instants are of this process's clock.
+//! - A lease balance decides at the logged instant `asked_us`.
+//! - The store charges between `asked_us` and `answered_us`. Both are of this process's clock.
 //! - At other log levels the cost is one comparison.
-//! - A line contains the path of the rule, but no descriptor of the check.
+//! - A log line contains the path of the rule, but no descriptor of the check.
 //!
 //! Not covered:
 //! - Metrics (see [`crate::telemetry`]).

@@ -3,16 +3,16 @@
 //! Guarantees:
 //! - Only limits with `mode: cached_deny` are cached.
 //! - The store would deny too, unless another replica refunded hits or changed the limit.
-//! - A denial ends when its hits would be allowed, counted from the time of sending.
-//! - If reserved hits may have caused it, it ends with the longest reservation.
-//! - It applies to checks of as many hits or more, never to 0 hits or refunds.
-//! - A new configuration ends it, and so does a refund through this replica.
-//! - The cache has at most 65,536 counters, about 12 MB: [`SHARDS`] shards of [`COUNTERS_PER_SHARD`].
+//! - A denial ends when its hits would be allowed, counted from the sending of the charge.
+//! - A denial that reserved hits may have caused ends when the longest reservation expires.
+//! - A denial applies to checks of as many hits or more, never to 0 hits or refunds.
+//! - A new configuration ends all denials; a refund through this replica ends those of its counter.
+//! - The cache has at most 65,536 counters (12 MB): [`SHARDS`] shards of [`COUNTERS_PER_SHARD`].
 //! - A full shard evicts the denial that ends first.
 //!
 //! Not covered:
 //! - `mode: strict`, which needs no lookup.
-//! - Store calls (see [`crate::engine::path`]).
+//! - Store calls (see [`crate::engine::decide::path`]).
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -54,7 +54,8 @@ pub(in crate::engine) enum DenyLookup {
 }
 
 pub(in crate::engine) struct PartialDecision {
-    /// One outcome for each charge; a failure if no denial is cached.
+    /// One outcome for each charge. Without a cached denial it is a failure, which the store's
+    /// reply replaces.
     pub(in crate::engine) outcomes: Outcomes,
     pub(in crate::engine) to_send: ChargeSubset,
 }
@@ -62,8 +63,8 @@ pub(in crate::engine) struct PartialDecision {
 #[derive(Debug, Default)]
 struct DenialShard {
     denials: Vec<CounterDenial>,
-    /// The last refund to a counter of this shard. A denial of a check
-    /// that was sent before may predate the refund, so it is not cached.
+    /// The last refund to a counter of this shard. A check that was sent before it may have been
+    /// denied without the refunded hits, so its denial is not cached.
     last_refund: Nanos,
 }
 
@@ -79,11 +80,11 @@ struct CounterDenial {
 #[derive(Clone, Copy, Debug)]
 struct RememberedDenial {
     hits: Hits,
-    /// The earliest instant at which the hits may be allowed. It counts from the
-    /// time of sending, and reserved hits may be released. The denial ends here.
+    /// The earliest instant at which the hits may be allowed; the denial ends here. It counts from
+    /// the sending of the charge, and includes an earlier end of reservations.
     ends_at: Nanos,
-    /// The latest instant at which the hits are allowed. Clients
-    /// receive this one, so that none retries too early.
+    /// The latest instant at which the hits are allowed without other traffic. The retry-after of
+    /// replies ends here, so that no client retries too early.
     allowed_at: Nanos,
     remaining: Hits,
     resets_at: Nanos,
@@ -137,9 +138,9 @@ impl DenyCache {
         spent
     }
 
-    /// Caches the denials of a store call. `sent` are the charges that
-    /// were sent. `reserved_for` returns how long another check's reservation
-    /// may have caused a denial; with `charge: each` none can.
+    /// Caches the denials in `outcomes`. `sent` are the charges of the store call. `reserved_for`
+    /// returns the longest time for which another check may have reserved hits of the counter, or
+    /// `None`. It is ignored with `charge: each`, where reserved hits cause no denial.
     pub(in crate::engine) fn record_outcomes(
         &self,
         plan: &CheckPlan<'_>,
@@ -250,8 +251,8 @@ impl DenyLookup {
 }
 
 impl DenialShard {
-    /// Inserts `new`. Between two denials of a counter,
-    /// the one for fewer hits applies to more checks.
+    /// Inserts `new`. Of two valid denials of one counter, the denial of fewer hits stays, because
+    /// it applies to more checks.
     fn insert(&mut self, new: CounterDenial, now: Nanos) {
         let is_same_counter = |held: &CounterDenial| held.hash == new.hash;
         if let Some(cached) = self.denials.iter_mut().find(|held| is_same_counter(held)) {
@@ -306,7 +307,8 @@ impl RememberedDenial {
         }
     }
 
-    /// Limits the denial to `reserved_for` after sending, because a reservation may have caused it.
+    /// Ends the denial at most `reserved_for` after sending, because reserved hits may have caused
+    /// it.
     fn end_with_reservation(self, reserved_for: Option<Nanos>, call: StoreCallTimes) -> Self {
         let over = reserved_for
             .map_or(self.ends_at, |held_for| call.sent_at.plus(held_for).min(self.ends_at));
@@ -325,8 +327,8 @@ fn charges_with_parts<'p>(
     parts.zip(&plan.charges.list)
 }
 
-/// Returns the hits that were denied at `index`. An all-or-nothing check is decided
-/// on the sum of its hits for a counter, so earlier hits for the same counter are added.
+/// Returns the hits that the denial of charge `index` covers. An all-or-nothing check is decided on
+/// the sum of its hits for a counter, so earlier hits for the same counter are added.
 fn hits_denied_at(plan: &CheckPlan<'_>, index: usize, hits: Hits) -> Hits {
     match plan.charges.mode {
         ChargeMode::Each => return hits,
@@ -341,7 +343,7 @@ fn hits_denied_at(plan: &CheckPlan<'_>, index: usize, hits: Hits) -> Hits {
     before.fold(hits, Hits::plus)
 }
 
-/// Returns the cached outcomes, and the charges without one.
+/// Returns the cached denials, and the charges that have none.
 fn with_misses(plan: &CheckPlan<'_>, known: &[Option<ChargeOutcome>]) -> DenyLookup {
     let cached = |place: usize| known.get(place).copied().flatten();
     let unknown = ChargeOutcome::Failed(StoreFailure::InvalidReply);

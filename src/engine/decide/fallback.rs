@@ -2,12 +2,12 @@
 //!
 //! Guarantees:
 //! - The `on_backend_failure` of each limit decides its own charge.
-//! - `error` on an unanswered limit refuses the whole check, before any local charge.
-//! - A forced denial takes precedence over `error`.
+//! - If a charge without a reply has `error`, the whole check fails, before any local charge.
+//! - A denial by a forced decision takes precedence over `error`.
 //!
 //! Not covered:
-//! - The reason of the store failure.
-//! - Local counters: see [`crate::engine::local_fallback`].
+//! - The detection of store failures.
+//! - Local counters: see [`crate::engine::decide::local_fallback`].
 
 use smallvec::SmallVec;
 
@@ -37,11 +37,11 @@ pub(in crate::engine) fn is_needed(outcomes: &[ChargeOutcome]) -> bool {
     outcomes.iter().any(|outcome| failure_of(*outcome).is_some())
 }
 
-/// Decides every charge of `plan`.
+/// Decides every charge of `plan`: with the store's outcome, or with the fallback if there is none.
 ///
 /// # Errors
-/// [`CheckError::StoreUnavailable`] if an unanswered charge has `on_backend_failure:
-/// error`. Not if the check is denied anyway, unless the charge is a refund.
+/// [`CheckError::StoreUnavailable`] if a charge without a reply has `on_backend_failure: error`. If
+/// forced decisions deny the check, only a refund without a reply causes this error.
 #[cold]
 pub(in crate::engine) fn apply_fallback(
     plan: &CheckPlan<'_>,
@@ -63,7 +63,7 @@ pub(in crate::engine) fn apply_fallback(
     let mut refusing = asked.filter_map(|(charge, (rule, outcome))| {
         failure_of(*outcome).filter(|_| refuses(rule)).map(|cause| (charge.cost, cause))
     });
-    // A lost refund is a loss for the caller, even if the check is denied.
+    // The caller must know of a lost refund, even if the check is denied.
     let refusing = if plan.has_forced_denial(quota_for_all) {
         refusing.find(|(cost, _)| matches!(cost, Cost::Refund(_)))
     } else {

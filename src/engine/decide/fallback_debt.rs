@@ -2,17 +2,19 @@
 //! a store outage and charges to the store afterwards.
 //!
 //! Guarantees:
-//! - At most [`MAX_KEYS`] counters with [`MAX_KEY_BYTES`] of
-//!   keys have debt. Hits beyond that are counted as lost.
-//! - Debt is charged one call at a time when its store node is available again.
-//! - Hits that the counter has forgotten in the meantime are not charged.
-//! - Attempts at an unavailable node never overlap, and take a tenth of the time.
-//! - Without debt and after [`CALM_TIME`] of replies, the local counters are cleared.
+//! - At most [`MAX_KEYS`] counters have debt, with at most [`MAX_KEY_BYTES`] of keys in total. Hits
+//!   beyond that are counted as lost.
+//! - Debt is charged in one store call at a time, when the Redis node of its counter is available
+//!   again.
+//! - Hits that have drained or expired in the local counter meanwhile are not charged.
+//! - Attempts to charge debt during an outage never overlap, and take about a tenth of the time.
+//! - Once all debt is charged and the store was available for [`CALM_TIME`], the local counters are
+//!   cleared.
 //!
 //! Not covered:
 //! - A restart of the process: its debt is lost.
 //!
-//! Outages less than [`CALM_TIME`] apart count as one, so their hits share the local counters.
+//! Outages less than [`CALM_TIME`] apart count as one outage: the local counters continue to count.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -33,15 +35,15 @@ use crate::telemetry::event::{FallbackDebtEnded, FallbackDebtOutcome};
 
 const MAX_KEYS: usize = 65_536;
 
-/// The largest total size of their keys.
+/// The largest total size of the keys of counters with debt, in bytes.
 const MAX_KEY_BYTES: usize = 16 << 20;
 
-/// The shortest pause between two attempts during an outage.
+/// The shortest pause between two attempts to charge debt during an outage.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// The pause is this multiple of the last attempt's duration, up to the longest pause.
+/// The pause after an attempt is this multiple of its duration, up to [`MAX_PAUSE`].
 const PAUSE_FACTOR: u32 = 10;
 
 /// The time for which the store must be available before an outage has ended.
@@ -49,7 +51,8 @@ const CALM_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct FallbackDebt {
-    /// The last charge, for the counter and the strategy of the store.
+    /// The last charge that became debt. It contains the counter's key and its strategy in the
+    /// store.
     charge: Charge,
     /// The strategy of the local counter.
     pub(in crate::engine) local_strategy: Strategy,
@@ -65,7 +68,7 @@ impl FallbackDebt {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct FallbackDebts {
     table: Mutex<DebtTable>,
-    /// Notified after each local charge.
+    /// Notified after each charge to a local counter.
     charged_locally: Notify,
 }
 
@@ -76,7 +79,7 @@ struct DebtTable {
 }
 
 impl FallbackDebts {
-    /// Starts the repayment after a local charge.
+    /// Wakes [`Engine::repay_forever`] after a charge to a local counter.
     pub(in crate::engine) fn wake(&self) {
         self.charged_locally.notify_one();
     }
@@ -105,8 +108,8 @@ impl FallbackDebts {
         self.table.lock().debts.get(key).map(|debt| of(&debt.charge))
     }
 
-    /// Takes the debt of one counter. The others stay in
-    /// the table, where refunds can still reduce them.
+    /// Removes and returns the debt of one counter. Refunds can still reduce the other debts
+    /// meanwhile.
     fn take(&self, key: &CounterKey) -> Option<FallbackDebt> {
         let mut book = self.table.lock();
         let debt = book.debts.remove(key)?;
@@ -114,7 +117,8 @@ impl FallbackDebts {
         Some(debt)
     }
 
-    /// Adds to debt that was recorded in the meantime, and keeps the newer limit.
+    /// Puts back debt that could not be charged. Adds it to newer debt of its counter, whose limit
+    /// is kept.
     fn put_back(&self, debt: FallbackDebt) {
         let mut book = self.table.lock();
         match book.debts.get_mut(&debt.charge.key) {
@@ -151,20 +155,21 @@ struct NodeUnavailable {
 }
 
 enum Repayment {
-    /// The debt is settled.
+    /// The debt was charged, or counted as lost or not needed.
     Settled,
     /// The node is unavailable, and nothing was charged.
     Unavailable,
-    /// Unknown after a timeout. Counted as lost, because a retry might count the hits twice.
+    /// It is unknown whether the store made the charge. The debt is counted as lost, because a
+    /// retry might count the hits twice.
     Unknown,
 }
 
-/// The debts between two yields. Needed because debts
-/// of unavailable nodes are skipped without an await.
+/// The number of debts between two yields to the async runtime. Needed because debts of unavailable
+/// nodes are skipped without an await.
 const DEBTS_PER_YIELD: usize = 64;
 
 impl Engine {
-    /// Repays fallback debt whenever the store is available again. Never returns.
+    /// Charges fallback debt to the store whenever the store is available again. Never returns.
     pub async fn repay_forever(&self) {
         let Some(local) = self.local_fallback() else { return std::future::pending().await };
         loop {
@@ -178,7 +183,8 @@ impl Engine {
         }
     }
 
-    /// Repays all debt. Clears the local counters once the store has been available for [`CALM_TIME`].
+    /// Charges all debt. Clears the local counters once the store has been available for
+    /// [`CALM_TIME`].
     async fn repay_until_calm(&self, local: &LocalFallback) -> Result<(), NodeUnavailable> {
         loop {
             self.repay_all(local).await?;
@@ -221,7 +227,8 @@ impl Engine {
         if away.is_empty() { Ok(()) } else { Err(NodeUnavailable { started_at: began }) }
     }
 
-    /// Charges the hits that fit, so that debt never raises the counter above its limit.
+    /// Charges the hits of `debt` that the limit allows, so that debt never raises a counter above
+    /// its limit.
     async fn repay_one(&self, debt: &mut FallbackDebt) -> Repayment {
         // A second attempt, because the remaining hits may have changed since the first reply.
         for _ in 0..2 {

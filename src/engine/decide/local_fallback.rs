@@ -5,7 +5,7 @@
 //! - Allowed hits become fallback debt, unless the store may have counted them already.
 //!
 //! Not covered:
-//! - The size of a local share: see [`crate::engine::local_share`].
+//! - The size of a local share: see [`crate::engine::decide::local_share`].
 //! - Fallback debt: see [`super::fallback_debt`].
 
 use std::sync::Arc;
@@ -32,10 +32,10 @@ pub struct LocalFallback {
     pub(in crate::engine) debts: FallbackDebts,
 }
 
-/// A charge without a reply from the store, and the failure.
+/// A charge without a reply from the store, and the cause of the store failure.
 pub(in crate::engine) type FailedCharge<'p> = (&'p Charge, StoreFailure);
 
-/// The outcome of a local share of zero hits.
+/// The outcome of a charge if the local share is zero hits.
 pub(in crate::engine) const NO_SHARE_OUTCOME: ChargeOutcome =
     ChargeOutcome::Decided(CounterDecision::ExceedsLimit(Headroom {
         remaining: Hits(0),
@@ -43,14 +43,15 @@ pub(in crate::engine) const NO_SHARE_OUTCOME: ChargeOutcome =
     }));
 
 impl LocalFallback {
-    /// Creates counters in `memory`. The list of replicas
-    /// in `membership` determines the local shares.
+    /// Creates a fallback whose local counters are in `memory`. The number of replicas in
+    /// `membership` determines the local shares.
     #[must_use]
     pub fn new(memory: Arc<MemoryStore>, membership: Arc<Membership>) -> Self {
         Self { memory, membership, debts: FallbackDebts::default() }
     }
 
-    /// Charges the local shares. Returns one outcome for each charge, in order.
+    /// Decides `charges` from the local counters, within this replica's local shares. Returns one
+    /// outcome for each charge, in order.
     pub(in crate::engine) fn charge(
         &self,
         charges: &[FailedCharge<'_>],
@@ -87,7 +88,7 @@ impl LocalFallback {
         outcomes
     }
 
-    /// Returns this replica's local share of the charge's limit. `None` if it has no hits.
+    /// Returns this replica's local share of the charge's limit. `None` if the share is zero hits.
     pub(in crate::engine) fn local_share_of(&self, charge: &Charge) -> Option<Strategy> {
         let replicas = self.membership.replicas();
         let mut division = FleetDivision { replicas, rank: None };
@@ -102,8 +103,8 @@ impl LocalFallback {
         local_share(&charge.strategy, division)
     }
 
-    /// Returns the part of `debt` that the local counter
-    /// still counts. Windows end and GCRA debts drain.
+    /// Returns the part of `debt` that the local counter still counts: windows end, and GCRA debts
+    /// drain.
     pub(in crate::engine) fn remaining_debt(&self, debt: &FallbackDebt, now: Nanos) -> Hits {
         let FallbackDebt { local_strategy: part, hits, .. } = debt;
         let peek = Charge { strategy: *part, ..debt.charge_of(Hits(0)) };
@@ -120,8 +121,8 @@ impl LocalFallback {
     }
 }
 
-/// Returns the charges for the local counters. If a limit without a local
-/// share denies the whole check, they become peeks and the flag is `true`.
+/// Returns the charges for the local counters. If a limit without a local share denies the whole
+/// check, they become peeks, which charge nothing, and the second value is `true`.
 fn local_charges(
     charges: &[FailedCharge<'_>],
     parts: &[Option<Strategy>],

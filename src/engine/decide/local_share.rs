@@ -1,13 +1,13 @@
-//! Computes a replica's local share of a limit for store outages. Pure.
+//! Computes a replica's local share of a limit for store outages, without I/O or state.
 //!
 //! Guarantees:
-//! - Local shares are whole hits. With equal views of the fleet they add up to the limit.
+//! - Local shares are whole hits. They add up to the limit if all replicas see the same fleet.
 //! - A local share is zero only if the limit has fewer hits than replicas.
-//! - GCRA divides its burst, and its rate among the replicas with burst.
+//! - GCRA divides its burst among all replicas, and its rate among those with a part of the burst.
 //!
 //! Not covered:
-//! - The list of replicas: see [`crate::engine::membership`].
-//! - Counting: see [`crate::engine::local_fallback`].
+//! - The list of replicas: see [`crate::engine::fleet::membership`].
+//! - Counting: see [`crate::engine::decide::local_fallback`].
 
 use std::num::NonZeroU32;
 
@@ -25,14 +25,14 @@ use crate::kernel::units::Nanos;
 /// The division of a limit, as seen by one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetDivision {
-    /// The number of parts.
+    /// The number of live replicas, among which the limit is divided.
     pub replicas: NonZeroU32,
-    /// This replica's rank, from 0. A rank below the remainder of the division gets one
-    /// more hit. `None` if the replicas are unknown: then nobody gets the remainder.
+    /// This replica's rank, from 0. The limit may not divide evenly: a rank below the remainder
+    /// gets one more hit. `None` if the list of replicas is unknown: then no replica gets it.
     pub rank: Option<u32>,
 }
 
-/// Returns one replica's local share of a limit. `None` if it has no hits.
+/// Returns one replica's local share of the limit `whole`. `None` if the share is zero hits.
 #[must_use]
 pub fn local_share(whole: &Strategy, division: FleetDivision) -> Option<Strategy> {
     let replicas = division.replicas;
@@ -64,15 +64,16 @@ pub fn local_share(whole: &Strategy, division: FleetDivision) -> Option<Strategy
     }
 }
 
-/// Returns one replica's part of `whole`.
+/// Returns one replica's part of `whole` hits.
 #[must_use]
 pub fn divide(whole: u32, FleetDivision { replicas, rank }: FleetDivision) -> u32 {
     let left_over = whole % replicas;
     whole / replicas + u32::from(rank.is_some_and(|rank| rank < left_over))
 }
 
-/// Returns the rank of `me` among `members` for `key`. The order differs between
-/// keys and is the same at every replica. Cost: one hash of the key for each member.
+/// Returns the rank of this replica among `members` for `key`. The order of replicas differs
+/// between keys and is the same at every replica. Cost: one hash of the key for each member.
+/// member.
 ///
 /// Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
 pub fn rank<'m>(key: &CounterKey, me: &str, members: impl Iterator<Item = &'m str>) -> u32 {
@@ -82,8 +83,8 @@ pub fn rank<'m>(key: &CounterKey, me: &str, members: impl Iterator<Item = &'m st
 }
 
 fn weight(key: &CounterKey, member: &str) -> u64 {
-    // A fixed hash key, because every replica needs the same
-    // order. The zero byte ends the name, which contains none.
+    // A fixed hash key, because every replica needs the same order. The zero byte separates the
+    // replica's name, which contains none, from the counter key.
     let mut bytes = Vec::with_capacity(member.len() + 1 + key.as_bytes().len());
     bytes.extend(member.as_bytes());
     bytes.push(0);

@@ -1,12 +1,12 @@
-//! The path of a check: prepare it, answer it without waiting if possible, else call the store.
+//! The steps of a check: plan it, decide it without waiting if possible, otherwise call the store.
 //!
 //! Guarantees:
-//! - A check is planned once, by one configuration, for one instant.
+//! - A check is planned by one configuration; it is planned again only if a charge was stale.
 //! - A check that needs no store call never waits.
 //! - A store call that has no reply at the deadline counts as failed.
 //!
 //! Not covered:
-//! - Limits, keys and modes (see [`crate::engine::plan`]).
+//! - Limits, keys and modes (see [`crate::engine::decide::plan`]).
 //! - The verdict and its headers (see [`super::decision`]).
 
 use std::pin::Pin;
@@ -58,11 +58,12 @@ impl Engine {
     ///
     /// # Errors
     /// The [`CheckError`]s of an empty domain, an empty list and an absent configuration, in this
-    /// order; no counter has changed then. [`CheckError::StoreUnavailable`] if the store did not reply and
-    /// the fallback of a limit is `error`.
+    /// order; no counter has changed then. [`CheckError::StoreUnavailable`] if the store did not
+    /// reply and the fallback of a limit is `error`.
     pub async fn decide_within(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
         let config = self.config.load();
-        // A plain function, so that this future has only a pointer to the state of a store call.
+        // `start` is not async, so that this future contains only a pointer to the state of a store
+        // call.
         match self.start(config.as_deref(), check, timeout) {
             StartedCheck::Decided(decided) => decided,
             StartedCheck::Pending(pending) => pending.await,
@@ -114,7 +115,7 @@ impl Engine {
         Ok(prepared)
     }
 
-    /// Decides a check that the memory store or lease balances answer.
+    /// Decides a check without waiting, if the memory store or the lease balances can decide it.
     fn try_now(&self, prepared: &PreparedCheck<'_, '_>) -> Option<CheckResult> {
         let PreparedCheck { now, plan, .. } = prepared;
         if self.store().is_synchronous() {
@@ -131,7 +132,7 @@ impl Engine {
         Some(Ok(self.decision(prepared, outcomes.into_iter().map(ChargeDecision::Store))))
     }
 
-    /// Decides a check of strict limits with one store call.
+    /// Decides a check without leased or cached limits, with one store call.
     async fn resolve(
         &self,
         mut prepared: PreparedCheck<'_, '_>,
@@ -142,7 +143,8 @@ impl Engine {
         self.finish(&prepared, &outcomes)
     }
 
-    /// Decides a check that has leased limits or remembered denials.
+    /// Decides a check with limits of `mode: leased` or `cached_deny`. Charges without a cached
+    /// denial are sent to the store.
     async fn resolve_rest(
         &self,
         mut prepared: PreparedCheck<'_, '_>,
@@ -195,7 +197,7 @@ impl Engine {
         answered.unwrap_or_else(|_| fail_all(charges, StoreFailure::TimedOut))
     }
 
-    /// Charges the rest of a check: leased limits with leases, all others directly.
+    /// Makes the charges in `missing`: leased limits with leases, all others with a store call.
     async fn charge_rest(
         &self,
         plan: &CheckPlan<'_>,
@@ -214,7 +216,8 @@ impl Engine {
         }
     }
 
-    /// Charges again, once, if the store's clock is in another calendar window than the plan.
+    /// Plans and charges once again if a charge was stale: the store's clock is in another calendar
+    /// window than the plan.
     async fn charge_stale(
         &self,
         prepared: &mut PreparedCheck<'_, '_>,
@@ -228,9 +231,9 @@ impl Engine {
         second_plan.fill_at(config, check, self.policy.planning, at);
         let missing =
             stale_charges::charges_to_repeat(&plan.charges, outcomes, &second_plan.charges);
-        // An all-or-nothing charge also uses lease balances, which the denied
-        // first call returned. With `ChargeMode::Each` only stale charges remain.
-        // They have no lease to use, because it belongs to another window.
+        // An all-or-nothing check can spend lease balances again, because its denied first call put
+        // them back. With `ChargeMode::Each` only stale charges remain. They cannot be leased,
+        // because their leases belong to another window.
         let has_balances =
             !matches!(missing.charges.mode, ChargeMode::Each) && self.needs_leases(&second_plan);
         let answered = if has_balances {
@@ -276,7 +279,7 @@ impl Engine {
     }
 }
 
-/// Rejects a check without a domain or descriptors.
+/// Returns an error for a check without a domain or descriptors.
 pub(in crate::engine) fn validate(check: &Check<'_>) -> Result<(), CheckError> {
     if check.domain.is_empty() {
         return Err(CheckError::EmptyDomain);

@@ -27,7 +27,7 @@ use crate::store::{Charge, ChargeMode as ChargeRule, Charges, Placement};
 /// The settings of a plan.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlanSettings {
-    /// The naming of counters.
+    /// The key names of counters.
     pub keys: KeyNaming,
     /// The effect of a limit carried in a request.
     pub overrides: OverridePolicy,
@@ -35,7 +35,7 @@ pub struct PlanSettings {
     pub quota_for_all: bool,
 }
 
-/// The naming of counters (setting `counter_keys`).
+/// The key names of counters (setting `counter_keys`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNaming {
     /// Distinct descriptors have distinct counters.
@@ -49,20 +49,20 @@ pub enum KeyNaming {
 /// The effect of a limit carried in a request (setting `overrides`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OverridePolicy {
-    /// It replaces the configured limit.
+    /// The override replaces the configured limit.
     #[default]
     Allow,
-    /// It is ignored.
+    /// The override is ignored.
     Deny,
-    /// It can only tighten. Between two fixed windows of the same unit,
-    /// the smaller limit applies. A descriptor without a matching rule
-    /// gets the override. Otherwise the configured limit applies.
+    /// The smaller of the two limits applies, if the override and the configured limit are fixed
+    /// windows of the same unit. If no rule matches the descriptor, the override applies. Otherwise
+    /// the configured limit applies.
     Max,
 }
 
 #[derive(Debug, Default)]
 pub(in crate::engine) struct CheckPlan<'c> {
-    /// One part for each descriptor.
+    /// One plan for each descriptor of the check.
     pub(in crate::engine) descriptors: SmallVec<[DescriptorPlan<'c>; 2]>,
     pub(in crate::engine) charges: Charges,
     /// The statistics of each charge; empty if statistics are off.
@@ -71,11 +71,11 @@ pub(in crate::engine) struct CheckPlan<'c> {
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct PlanInstants {
-    /// The instant for forced decisions, on this process's clock. A second
-    /// plan of a check uses the same instant. Otherwise it could have
-    /// other charges, and outcomes would be assigned to the wrong ones.
+    /// The instant that selects forced decisions, on this process's clock. A second plan of a check
+    /// uses the same instant. Otherwise it could have other charges, and the store's outcomes would
+    /// be assigned to the wrong ones.
     pub(in crate::engine) forced_at: Nanos,
-    /// The instant for calendar windows.
+    /// The instant that selects calendar windows; in a second plan, the store's time.
     pub(in crate::engine) windows_at: Nanos,
 }
 
@@ -89,15 +89,15 @@ pub(in crate::engine) enum DescriptorPlan<'c> {
     Replaced,
     /// An operator forced this verdict for the rule.
     Forced(&'c Rule, &'c Limit, Verdict),
-    /// The next charge of the plan counts under the rule's limit.
+    /// The plan's next charge belongs to this descriptor; it counts under the limit of the rule.
     Charged(&'c Rule, &'c Limit),
-    /// The next charge of the plan counts under a limit from the
-    /// request. The fallback applies if the store does not reply.
+    /// The plan's next charge belongs to this descriptor; it counts under a limit from the request.
+    /// The fallback applies if the store does not reply.
     Override(LimitOverride, FallbackMode),
 }
 
 impl<'c> DescriptorPlan<'c> {
-    /// Returns the limit as decisions report it.
+    /// Returns the limit in the form in which decisions report it.
     pub(in crate::engine) fn applied_limit(&self) -> Option<AppliedLimit> {
         match self {
             Self::NoRule | Self::Unlimited(_) | Self::Replaced => None,
@@ -152,8 +152,8 @@ impl<'c> DescriptorPlan<'c> {
 }
 
 impl<'c> CheckPlan<'c> {
-    /// Returns the lease settings of each charge; `None` if it is not
-    /// leased. A counter with a key of envoyproxy/ratelimit is never leased.
+    /// Returns the lease settings of each charge; `None` if its limit is not leased. A counter with
+    /// a key of envoyproxy/ratelimit is never leased.
     #[inline]
     pub(in crate::engine) fn lease_terms(&self) -> impl Iterator<Item = Option<&'c LeaseTerms>> {
         let charged = self.descriptors.iter().filter(|part| part.is_charged());
@@ -163,8 +163,8 @@ impl<'c> CheckPlan<'c> {
         })
     }
 
-    /// Plans `question` for the instant `now`. Fills the plan in
-    /// place, because moving a plan costs more than making it.
+    /// Plans a check for the instant `now`. Fills the plan in place, because moving a plan costs
+    /// more than making it.
     pub(in crate::engine) fn fill(
         &mut self,
         config: &'c Config,
@@ -243,7 +243,7 @@ impl<'c> CheckPlan<'c> {
         }
     }
 
-    /// Removes the charges of rules that other rules of the check replace.
+    /// Removes the charges under rules that other rules of the check replace (field `replaces`).
     fn remove_replaced(&mut self) {
         let has_replacements =
             |part: &DescriptorPlan<'_>| part.rule().is_some_and(|rule| !rule.replaces.is_empty());
@@ -284,7 +284,7 @@ fn is_replaced(rule: &Rule, parts: &[DescriptorPlan<'_>]) -> bool {
 }
 
 impl<'c> CheckPlan<'c> {
-    /// Adds the part and the charge of a limit that is configured.
+    /// Adds a descriptor's plan and its charge under the limit of a rule.
     // The charge is pushed in one piece, and only the key is written in
     // place: a value that was written piece by piece is slow to move.
     fn charge_rule(
@@ -319,7 +319,7 @@ impl<'c> CheckPlan<'c> {
         self.descriptors.push(DescriptorPlan::Charged(rule, limit));
     }
 
-    /// Adds the part and the charge of a limit from the request.
+    /// Adds a descriptor's plan and its charge under a limit from the request.
     fn charge_override(
         &mut self,
         domain: &Domain,
@@ -329,7 +329,8 @@ impl<'c> CheckPlan<'c> {
         planning: PlanSettings,
     ) {
         let period = limit.unit.length();
-        // All seven units are valid periods. An invalid one would mean no limit.
+        // All seven units are valid periods, so this cannot fail. An invalid period would mean no
+        // limit.
         let Ok(window) = FixedWindow::new(limit.requests, Windows::Every(period)) else {
             return self.descriptors.push(DescriptorPlan::NoRule);
         };
@@ -350,8 +351,8 @@ impl<'c> CheckPlan<'c> {
         self.descriptors.push(DescriptorPlan::Override(limit, fallback));
     }
 
-    /// Returns the vote of each descriptor. Descriptors with a
-    /// charge vote `charged`, or not at all if it is `None`.
+    /// Returns the group and the verdict of each descriptor. `charged` is the verdict of all
+    /// descriptors with a charge; they are omitted if it is `None`.
     fn votes(
         &self,
         charged: Option<Verdict>,
@@ -398,8 +399,8 @@ impl<'c> CheckPlan<'c> {
     }
 }
 
-/// Returns the entries that name the counter of `descriptor`. A
-/// pattern replaces a value that shares its counter with other values.
+/// Returns the entries of `descriptor` for its counter key. A pattern of the rule replaces each
+/// value that shares its counter with other values.
 fn counter_entries<'a>(
     descriptor: &'a Descriptor<'_>,
     shared: &'a [(usize, &str)],
@@ -415,8 +416,9 @@ pub(in crate::engine) const fn enforcement_of(rule: &Rule) -> Enforcement {
     Enforcement { group, shadow: rule.shadow }
 }
 
-/// Returns the place of a counter in a store of several nodes. As in its key, patterns replace
-/// shared values. An all-or-nothing domain without `colocate` is on one node, for one atomic step.
+/// Returns the placement of a counter in Redis Cluster. As in the counter key, patterns replace
+/// shared values. All counters of an all-or-nothing domain without `colocate` are on one node, so
+/// that one script charges them atomically.
 #[inline]
 fn placement_of<'a>(
     domain: &Domain,

@@ -1,10 +1,10 @@
 //! Computes the retry-after of a denied check.
 //!
 //! Guarantees:
-//! - A whole check that returns after the wait is allowed, if no other check came.
+//! - The same check, sent again after the wait, is allowed if no other check came.
 //! - The wait includes the hits that the denied check itself was charged.
-//! - There is no retry-after if its hits on one counter can never fit together.
-//! - Limits that a remembered denial skipped count as allowed.
+//! - A check whose hits on one counter can never be allowed together has no retry-after.
+//! - Limits that were not charged because of a cached denial count as allowed.
 //!
 //! Not covered:
 //! - The retry-after of one limit: see `kernel::rate`.
@@ -42,7 +42,8 @@ pub(in crate::engine) fn retry_after(
     let findings = statuses.iter().map(|status| &status.decision);
     let mut waits: SmallVec<[_; 2]> =
         findings.map(|finding| (finding.enforcement.group, finding.time_until_allowed())).collect();
-    // A denied all-or-nothing check was not charged, and a single charge has no earlier ones.
+    // Not needed otherwise: a denied all-or-nothing check charged nothing, and a single charge
+    // follows no other.
     if matches!(plan.charges.mode, ChargeMode::Each) && 1 < plan.charges.list.len() {
         let mut charged = decided_charges(plan, statuses, local);
         charged.sort_by(|a, b| a.charge.key.as_bytes().cmp(b.charge.key.as_bytes()));
@@ -75,8 +76,8 @@ fn decided_charges<'p>(
     charged.collect()
 }
 
-/// Calls `set_wait` with the wait of each charge to one
-/// counter. A charge waits for the earlier ones too.
+/// Calls `set_wait` with the wait of each charge in `same`, all to one counter. The wait of a
+/// charge includes the hits of the earlier charges.
 fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Option<Nanos>)) {
     let counted = |one: &DecidedCharge<'_>| Some((one.strategy?, one.decision.headroom));
     let Some(last) = same.iter().rev().find_map(counted) else { return };
@@ -95,7 +96,7 @@ fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Opt
         };
         let together = before.plus(hits);
         let wait = match strategy {
-            // A window counts denied hits. Until its end it denies even a check of 0 hits.
+            // A fixed window counts denied hits. Until its end it denies even a check of 0 hits.
             Strategy::FixedWindow(_) if is_over && together == Hits(0) => Some(last.1.reset_after),
             _ => strategy.time_until_allowed(room_for(last, strategy), together),
         };
@@ -112,8 +113,8 @@ fn correct_waits(same: &[DecidedCharge<'_>], mut set_wait: impl FnMut(usize, Opt
     }
 }
 
-/// Returns the remaining hits of the counter after its last charge. Zero
-/// for another strategy than that charge's, because its count is unknown.
+/// Returns the headroom of the counter after its last charge, which had the strategy `last`. A
+/// different `strategy` gets zero remaining hits, because its count is unknown.
 fn room_for((last, room): (Strategy, Headroom), strategy: Strategy) -> Headroom {
     if last == strategy { room } else { Headroom { remaining: Hits(0), ..room } }
 }

@@ -1,12 +1,12 @@
 //! Counts the statistics of each rule like envoyproxy/ratelimit.
 //!
 //! Guarantees:
-//! - Hits are counted before the store call, results after it.
-//! - Amounts equal those of envoyproxy/ratelimit if the store returns its counter.
-//! - Otherwise the amounts are derived from the reply.
+//! - Hits are counted before the store call, allows and denials after it.
+//! - Amounts equal those of envoyproxy/ratelimit if the store returns the value of its counter.
+//! - Otherwise the amounts are derived from the verdict and the remaining hits.
 //!
 //! Not covered:
-//! - Names and bounds: see [`crate::telemetry::stats`].
+//! - The names and the largest number of the statistics: see [`crate::telemetry::stats`].
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub(in crate::engine) fn count_hits(
             Cost::Refund(Hits(EXACT_BOUND..)) => {}
             Cost::Refund(Hits(hits)) => rule.refund(hits),
         }
-        // For GCRA, the remaining hits belong to the burst.
+        // For GCRA the burst, because the remaining hits of a reply refer to it.
         let limit = charge.strategy.max_at_once();
         let shadow = matches!(part, DescriptorPlan::Charged(rule, _) if rule.shadow);
         ChargeStats { rule, limit, shadow }
@@ -77,7 +77,7 @@ fn rule_stats(
             RuleStatsKey::FromRequest(&made)
         });
     }
-    // A limit override has no rule, so its key is the list of entries.
+    // A limit override has no rule, so the key of its statistics is the list of entries.
     let mut key = String::from(&*domain.name);
     for (name, value) in entries() {
         let joint = if value.is_empty() { "" } else { "_" };
@@ -125,8 +125,8 @@ impl ChargeStats {
     }
 }
 
-/// Derives the value of the counter from the reply. After a denial the
-/// excess is unknown, and the whole charge counts as over the limit.
+/// Derives the counter's value from `outcome`. After a denial the excess is unknown, so the whole
+/// charge counts as over the limit.
 fn counter_value(outcome: ChargeOutcome, limit: u64, hits: u64) -> u64 {
     match outcome {
         ChargeOutcome::Decided(CounterDecision::Allow(room)) => {

@@ -1,11 +1,12 @@
-//! Selects the charges to repeat after a plan for another calendar window than the store's.
+//! Selects the charges to send again after a stale charge: planned for a calendar window that is
+//! not open by the store's clock.
 //!
 //! Guarantees:
 //! - A charge that the store made is never repeated.
 //! - Pure: no I/O and no clock.
 //!
 //! Not covered:
-//! - The second plan and the second store call (see [`crate::engine::path`]).
+//! - The second plan and the second store call (see [`crate::engine::decide::path`]).
 
 use smallvec::SmallVec;
 
@@ -13,7 +14,8 @@ use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
 use crate::kernel::units::Nanos;
 use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
-/// Returns the store's time if a charge was planned for calendar windows that are not open then.
+/// Returns the store's time if a charge was stale: planned for calendar windows that are not open
+/// then.
 pub(in crate::engine) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> {
     outcomes.iter().find_map(|outcome| match outcome {
         ChargeOutcome::Stale(store_now) => Some(*store_now),
@@ -21,7 +23,7 @@ pub(in crate::engine) fn store_now(outcomes: &[ChargeOutcome]) -> Option<Nanos> 
     })
 }
 
-/// Marks charges as failed that are stale after the second call too.
+/// Marks charges as failed if they are stale after the second store call too.
 pub(in crate::engine) fn fail_stale(outcomes: &mut [ChargeOutcome]) {
     for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, ChargeOutcome::Stale(_)))
     {
@@ -69,13 +71,13 @@ impl ChargeSubset {
     }
 }
 
-/// Returns the charges of the second plan `replanned` to send, after `sent` met a stale charge.
+/// Returns the charges of the second plan `replanned` to send, after a charge in `sent` was stale.
 ///
-/// - `charge: each`: the stale ones.
+/// - `charge: each`: the stale charges.
 /// - `charge: all_or_nothing`: a stale charge counts as a denial. If it denied the
 ///   check, the store charged nothing except refunds. Then all charges are sent again.
-/// - [`ChargeMode::Preview`]: the stale ones. The check is denied
-///   in any case, so the other outcomes stay valid.
+/// - [`ChargeMode::Preview`]: the stale charges. The check is denied in any case, so the other
+///   outcomes stay valid.
 pub(in crate::engine) fn charges_to_repeat(
     sent: &Charges,
     outcomes: &[ChargeOutcome],
@@ -90,7 +92,7 @@ pub(in crate::engine) fn charges_to_repeat(
     };
     let rule = match sent.mode {
         ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } if was_denied => {
-            // A refund is not repeated, but its vote for the quota group still counts.
+            // A refund is not repeated, but still counts as an allow in the quota group.
             let allows_quota_group =
                 |index: usize| match sent.list.get(index).map(|c| c.standing.group) {
                     Some(VoteGroup::Quota) => true,

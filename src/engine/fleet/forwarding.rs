@@ -1,15 +1,17 @@
-//! Sends releases and renewals of permits to the replica that owns them.
+//! Forwards releases and renewals of permits to the replica that has the permits (the owner).
 //!
 //! Guarantees:
-//! - A release of a permit of this replica is applied at once.
-//! - A release that names its owner goes to that incarnation, and is remembered nowhere.
-//! - A release without an owner goes to all replicas; an unknown one is remembered.
+//! - A release is applied at once if this replica has the permits.
+//! - A release that names an owner goes to that incarnation, and is never stored as an early
+//!   release.
+//! - A release without an owner goes to all replicas. If no replica knows its id, it is stored as
+//!   an early release.
 //! - A release from another replica is not forwarded again.
-//! - The queue of forwarded releases is bounded. A release beyond the bound is counted.
+//! - The queue of forwarded releases is bounded. Releases that do not fit are counted.
 //!
 //! Not covered:
 //! - Calls between replicas and their authentication: see `edge::grpc::peer`.
-//! - An owner that has left: its permits end by their deadlines.
+//! - An owner that has left the fleet: its permits end by their deadlines.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -25,42 +27,42 @@ use crate::kernel::concurrency::RequestOutcome;
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::ForwardingEvent;
 
-/// The longest search for the owner of a release that names none.
+/// The longest search among the replicas for the owner of a release that names none.
 pub const SEARCH_TIMEOUT: Nanos = Nanos(100 * Nanos::MILLI.0);
 
 /// The longest wait for the result of a forwarded release: one search and two network hops.
 const RESULT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The poll interval of [`Engine::flush_forwarded`].
+/// The interval at which [`Engine::flush_forwarded`] tests whether all updates have arrived.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The capacity of the forwarding queue: a burst of a
-/// tenth of a second at 160,000 releases per second.
+/// The capacity of the queue of forwarded releases: 0.1 s of traffic at 160,000 releases per
+/// second.
 const QUEUE_CAPACITY: usize = 16_384;
 
-/// A release or renewal of one request's permits.
+/// A release or a renewal of the permits of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitUpdate<'i> {
     /// The request id.
     pub id: Cow<'i, str>,
-    /// The event to apply.
+    /// The event: a release or a renewal.
     pub event: PermitEvent,
-    /// The address that sent it, for the bounds on early releases.
+    /// The address that sent the release, for the bounds on early releases.
     pub source: Option<IpAddr>,
 }
 
-/// The kind of an update.
+/// The event of a permit update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PermitEvent {
     /// The request has ended. Contains the upstream latency if it was measured.
     Released(RequestOutcome, Option<Nanos>),
-    /// The request has ended, and no replica knows its id.
+    /// The request has ended, and no replica knows its id, so this is an early release.
     ReleasedUnknown(RequestOutcome, Option<Nanos>),
-    /// The request is still active.
+    /// The request is still in flight.
     Renewed,
 }
 
-/// The state of a request id at this replica.
+/// The state of a request id at this replica when a release or renewal arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdState {
     /// The id had permits.
@@ -71,44 +73,44 @@ pub enum IdState {
     Unknown,
 }
 
-/// The replica that settles an update.
+/// The replica that must apply a permit update.
 enum UpdateTarget {
-    /// This replica. `true` if the id had permits.
+    /// Only this replica. `true` if the id had permits here.
     Local(bool),
-    /// This replica, where the id had permits, and the owner as well.
+    /// This replica, where the id had permits, and the owner that the update names.
     LocalAndOwner,
-    /// Another replica.
+    /// The owner, or all other replicas if the update names none.
     Remote,
 }
 
-/// An update on its way to another replica.
+/// A permit update on its way to another replica.
 #[derive(Debug)]
 pub struct ForwardedRelease {
-    /// The update.
+    /// The permit update.
     pub update: PermitUpdate<'static>,
-    /// The name of the owner's incarnation. `None`: send it to all replicas.
+    /// The public name of the owner's incarnation. `None`: the update goes to all replicas.
     pub owner: Option<Box<str>>,
-    /// Receives `true` if the id had permits.
+    /// Receives `true` if the id had permits at another replica.
     pub result_sender: Option<oneshot::Sender<bool>>,
-    /// Dropped when the update has arrived or was given up.
+    /// Dropped when the update has arrived at the other replica or was given up.
     pub in_transit: Arc<()>,
 }
 
-/// The queue of updates for other replicas.
+/// The queue of permit updates for other replicas.
 #[derive(Debug)]
 pub(in crate::engine) struct ForwardingQueue {
     membership: Arc<Membership>,
     sender: mpsc::Sender<ForwardedRelease>,
-    /// Each update on its way has a reference to it.
+    /// Each update that has not arrived yet has a reference to this value.
     way: Arc<()>,
 }
 
-/// Returns the public name of a replica incarnation: 16 hexadecimal
-/// digits of a hash, which reveal neither name nor number.
+/// Returns the public name of a replica incarnation: 16 hexadecimal digits of a hash. They reveal
+/// neither the name of the replica nor the number of the incarnation.
 #[must_use]
 pub fn incarnation_name(node: &str, incarnation: u64) -> Box<str> {
     let mut bytes = node.as_bytes().to_vec();
-    // A separator: a node name contains no zero byte.
+    // A separator, because a replica name contains no zero byte.
     bytes.push(0);
     bytes.extend(incarnation.to_be_bytes());
     format!("{:016x}", SipHasher24::new().hash(&bytes)).into()
@@ -138,7 +140,7 @@ impl<'i> PermitUpdate<'i> {
         Self { id: Cow::Borrowed(id), event: PermitEvent::Renewed, source: None }
     }
 
-    /// Marks a release as unknown to all replicas.
+    /// Marks a release as one whose id no replica knows: it becomes an early release.
     #[must_use]
     pub fn into_unknown(self) -> Self {
         let about = match self.event {
@@ -154,8 +156,8 @@ impl<'i> PermitUpdate<'i> {
 }
 
 impl Engine {
-    /// Enables forwarding, and returns the queue of forwarded releases. Returns no queue
-    /// if the store belongs to this replica alone, because there is no fleet then.
+    /// Enables forwarding between replicas, and returns the queue of forwarded releases. Returns no
+    /// queue if the store is not shared, because there is no fleet then.
     #[must_use]
     pub fn with_forwarding(mut self) -> (Self, Option<mpsc::Receiver<ForwardedRelease>>) {
         let Some(local) = self.local_fallback() else { return (self, None) };
@@ -168,14 +170,15 @@ impl Engine {
         (self, Some(posted))
     }
 
-    /// Returns this replica's name in replies, if forwarding is enabled.
+    /// Returns the public name of this replica's incarnation, which replies give as the owner.
+    /// `None` without forwarding.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         Some(self.forwarding.as_ref()?.membership.incarnation_name())
     }
 
-    /// Applies an update here, or forwards it to `owner`.
-    /// A release without an owner is sent to all replicas.
+    /// Applies an update at this replica, or forwards it to `owner`. A release without an owner is
+    /// forwarded to all replicas.
     pub fn apply_or_forward(&self, told: PermitUpdate<'_>, owner: Option<&str>) {
         let owner = owner.filter(|owner| is_incarnation_name(owner));
         if !matches!(self.apply_and_route(&told, owner), UpdateTarget::Local(_)) {
@@ -183,7 +186,7 @@ impl Engine {
         }
     }
 
-    /// Does the same, and returns `true` if the id had permits.
+    /// Like [`Engine::apply_or_forward`], but waits for the result: `true` if the id had permits.
     /// Returns `false` if the result is unknown after 250 ms.
     pub async fn apply_or_forward_and_wait(
         &self,
@@ -204,7 +207,8 @@ impl Engine {
         matches!(timeout(RESULT_TIMEOUT, heard).await, Ok(Ok(true)))
     }
 
-    /// Applies an update from another replica. Remembers a release only if no replica knows its id.
+    /// Applies an update that another replica forwarded. Stores an early release only if no replica
+    /// knows the id.
     pub fn apply_forwarded(&self, told: &PermitUpdate<'_>) -> IdState {
         match told.event {
             PermitEvent::Released(how, rtt) => self.release_known(&told.id, how, rtt),
@@ -217,7 +221,7 @@ impl Engine {
         }
     }
 
-    /// Waits until all forwarded updates have arrived, at most for `patience`.
+    /// Waits until all forwarded updates have arrived at their replicas, or the timeout passes.
     pub async fn flush_forwarded(&self, patience: Duration) {
         let Some(peers) = &self.forwarding else { return };
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
@@ -226,14 +230,14 @@ impl Engine {
                 ticks.tick().await;
             }
         };
-        // The remaining permits end by their deadlines.
+        // Permits whose release has not arrived end by their deadlines.
         timeout(patience, arrived).await.ok();
     }
 
     fn apply_and_route(&self, told: &PermitUpdate<'_>, owner: Option<&str>) -> UpdateTarget {
         let (found, ours) = (self.apply_forwarded(told), self.owner());
-        // Two replicas can know an id: the first rejected the request
-        // or its reply was lost, and the retry reached another replica.
+        // Two replicas can know an id: the first rejected its request, or the reply was lost. Then
+        // the request was retried at the second replica.
         let is_anothers = ours.is_some() && owner.is_some() && owner != ours;
         match found {
             IdState::HadPermits if is_anothers => UpdateTarget::LocalAndOwner,
@@ -243,7 +247,7 @@ impl Engine {
             IdState::Unknown if ours.is_none() => {
                 UpdateTarget::Local(self.remember_early_release(told))
             }
-            // The caller got this replica's name with a reply, so the request was here and is over.
+            // A reply of this replica named the owner, so the request was here and has ended.
             IdState::Unknown if owner.is_some() => UpdateTarget::Local(false),
             IdState::Unknown if told.event == PermitEvent::Renewed => UpdateTarget::Local(false),
             IdState::Unknown if self.is_alone() => {

@@ -1,14 +1,15 @@
-//! Maintains the list of live replicas: one record for each in the store, one call per second.
+//! Maintains the list of live replicas: each has a record in the store, and sends a heartbeat per
+//! second.
 //!
 //! Guarantees:
-//! - The store's clock decides: a replica without a
-//!   heartbeat for [`REPLICA_TIMEOUT`] is not counted.
-//! - A replica that leaves in order is removed at once.
-//! - While the store is unavailable, the last list stays in use.
-//! - After the store lost its list, known replicas count for [`REPLICA_TIMEOUT`].
+//! - A replica without a heartbeat for [`REPLICA_TIMEOUT`], by the store's clock, is not live.
+//! - A replica that shuts down without a failure is removed at once.
+//! - While the store is unavailable, the last received list stays in use.
+//! - After the store lost its list, the replicas of the last received list stay live for
+//!   [`REPLICA_TIMEOUT`].
 //!
 //! Not covered:
-//! - Agreement: two replicas may have different lists for about a second.
+//! - Agreement: for about a second after a change, replicas may have different lists.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -34,10 +35,11 @@ use crate::store::{FleetStore, StoreFailure, StoreReply};
 
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The timeout of a heartbeat. Shorter than `HEARTBEAT_INTERVAL`.
+/// The timeout of a membership heartbeat. Shorter than `HEARTBEAT_INTERVAL`, so that heartbeats do
+/// not overlap.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The record that a replica stores about itself. Readers ignore unknown fields.
+/// The record that a replica stores about itself in the membership. Readers ignore unknown fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReplicaRecord {
@@ -49,19 +51,19 @@ pub struct ReplicaRecord {
     pub peer: String,
     /// The revision of the current configuration.
     pub revision: u64,
-    /// The sum of its shares of fleet-wide limits. During
-    /// an outage, the sum of the limits that apply instead.
+    /// The sum of the replica's shares of shared concurrency limits. During a store outage, the sum
+    /// of the limits that apply at this replica instead.
     pub share: u64,
-    /// The requests in flight under these limits.
+    /// The requests in flight under shared and strict concurrency limits.
     pub in_flight: u64,
-    /// The number of expired shares, including limits that are idle by now.
+    /// The number of expired shares over all shared limits, including those that are idle by now.
     pub fences: u64,
     /// The number of times that a share grew by permits from other replicas.
     pub handoffs: u64,
-    /// Its largest shares, at most [`MAX_SHARES_IN_RECORD`].
+    /// The largest shares of the replica, at most [`MAX_SHARES_IN_RECORD`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub seats: Vec<ShareRecord>,
-    /// Its forced decisions.
+    /// The changes to forced decisions that the replica knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<ForcedChange>,
 }
@@ -72,19 +74,19 @@ pub struct ReplicaRecord {
 pub struct ShareRecord {
     /// The readable name of the limit.
     pub ceiling: Box<str>,
-    /// The number of requests that this replica may have in flight.
+    /// The share: the number of requests that this replica may have in flight.
     pub share: u64,
     /// The number of requests in flight.
     pub in_flight: u64,
     /// The generation of the grant.
     pub generation: u64,
-    /// The number of expired shares.
+    /// The number of times that the share expired.
     pub fences: u64,
     /// The number of times that the share grew by permits from other replicas.
     pub handoffs: u64,
 }
 
-/// The most shares in a record, and the longest name of a limit there, in
+/// The largest number of shares in a record, and the largest size of a limit's name in it, in
 /// bytes. Bounded, because every replica reads all records once a second.
 pub const MAX_SHARES_IN_RECORD: usize = 20;
 const MAX_NAME_BYTES: usize = 200;
@@ -102,33 +104,33 @@ pub struct Membership {
     has_left: AtomicBool,
 }
 
-/// A snapshot of the fleet.
+/// The live replicas at one instant, as this replica knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetSnapshot {
     /// The live replicas by name, including this one.
     pub replicas: Vec<LiveReplica>,
-    /// The other live replicas that have an address.
+    /// The other live replicas that have published an address.
     pub peers: Vec<Peer>,
     /// The instant of the snapshot, by this replica's clock.
     pub taken_at: Nanos,
-    /// Until this instant, replicas that the store forgot still count as live.
+    /// Until this instant, a replica that is missing in the store's list still counts as live.
     kept_until: Nanos,
 }
 
-/// Another replica that can be called.
+/// Another live replica that has published an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The name of its incarnation, as replies show it.
+    /// The public name of its incarnation, as replies to proxies show it.
     pub incarnation_name: Box<str>,
     /// The name of the replica.
     pub replica_name: Box<str>,
-    /// The address for calls.
+    /// The address for calls between replicas.
     pub address: SocketAddr,
 }
 
 impl Membership {
-    /// Creates a view that has seen no replica yet. `node` is the name of this
-    /// replica, unique in the fleet. `incarnation` is the number of this start.
+    /// Creates the membership before the first heartbeat. `node` is the name of this replica,
+    /// unique in the fleet. `incarnation` is the number of this start.
     #[must_use]
     pub fn new(node: &str, incarnation: u64, replicas_min: NonZeroU32) -> Self {
         Self {
@@ -149,13 +151,14 @@ impl Membership {
         &self.replica_name
     }
 
-    /// Returns the name of this incarnation, as replies show it.
+    /// Returns the public name of this incarnation, as replies to proxies show it.
     #[must_use]
     pub fn incarnation_name(&self) -> &str {
         &self.incarnation_name
     }
 
-    /// Publishes the address for calls with the next heartbeat. Later calls have no effect.
+    /// Publishes this replica's address for calls with the next heartbeat. Only the first call has
+    /// an effect.
     pub fn publish_address(&self, address: SocketAddr) {
         self.address.get_or_init(|| address);
     }
@@ -166,14 +169,14 @@ impl Membership {
         self.address.get().copied()
     }
 
-    /// Returns the last snapshot. `None` before the first reply.
+    /// Returns the last snapshot of the fleet. `None` before the store's first reply.
     #[must_use]
     pub fn snapshot(&self) -> Option<Arc<FleetSnapshot>> {
         self.snapshot.load_full()
     }
 
-    /// Returns the divisor for limits that are split among replicas:
-    /// the number of live replicas, at least `replicas_min`.
+    /// Returns the divisor for limits that are split among replicas: the number of live replicas,
+    /// or the setting `replicas_min` if that is larger.
     #[must_use]
     pub fn replicas(&self) -> NonZeroU32 {
         let seen = self.snapshot.load();
@@ -182,8 +185,9 @@ impl Membership {
         live.map_or(self.replicas_min, |live| live.max(self.replicas_min))
     }
 
-    /// Returns the division of a fleet-wide total, for metrics that add up all replicas.
-    /// Only live replicas count: with `replicas_min` the sum would be too small.
+    /// Returns the number of live replicas and this replica's rank, to split a limit in metrics.
+    /// Without the minimum of `replicas_min`: with more parts than live replicas, the sum over all
+    /// replicas would be too small.
     #[must_use]
     pub fn division(&self) -> FleetDivision {
         let seen = self.snapshot.load();
@@ -194,7 +198,7 @@ impl Membership {
         FleetDivision { replicas: live.unwrap_or(self.replicas_min), rank }
     }
 
-    /// Applies the store's reply of instant `now`.
+    /// Applies the store's reply to a heartbeat, received at `now`.
     pub fn apply_reply(&self, fleet: MembershipReply, now: Nanos) {
         let seen = self.snapshot.load_full();
         if seen.is_some() {
@@ -235,14 +239,14 @@ impl Membership {
     }
 }
 
-/// Parses a record. Returns an empty record on errors.
+/// Parses the record of a replica. Returns an empty record if `record` is invalid.
 #[must_use]
 pub fn parse_record(record: &str) -> ReplicaRecord {
     serde_json::from_str(record).unwrap_or_default()
 }
 
-/// Returns the forced decisions in all records, including
-/// the one of this replica's previous incarnation.
+/// Returns the changes to forced decisions in all records, including this replica's record before
+/// this heartbeat.
 fn forced_changes_of(fleet: &MembershipReply) -> Vec<ForcedChange> {
     let records = fleet.replicas.iter().map(|member| &member.record).chain(&fleet.previous_record);
     records.flat_map(|record| parse_record(record).holds).collect()
@@ -254,7 +258,7 @@ fn peer(member: &LiveReplica) -> Option<Peer> {
     Some(Peer { incarnation_name: name, replica_name: node, address: record.peer.parse().ok()? })
 }
 
-/// Returns the snapshot after the reply `fleet` of instant `now`.
+/// Returns the snapshot of the fleet after the store's reply `fleet`, received at `now`.
 fn next_snapshot(
     seen: Option<&FleetSnapshot>,
     fleet: MembershipReply,
@@ -278,7 +282,7 @@ fn next_snapshot(
 }
 
 impl Engine {
-    /// Sends a heartbeat every second, and applies the reply. Never returns.
+    /// Sends a membership heartbeat every second, and applies the reply. Never returns.
     pub async fn send_heartbeats(&self) {
         let mut ticks = interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -300,7 +304,7 @@ impl Engine {
         }
     }
 
-    /// Returns the fields of the record that describe concurrency limits.
+    /// Returns this replica's record with only the fields about concurrency limits.
     #[must_use]
     pub fn share_record(&self) -> ReplicaRecord {
         let Some(fleet) = self.concurrency_limits.fleet_reporter() else {
@@ -317,7 +321,7 @@ impl Engine {
         }
         sum.seats.sort_unstable_by(|a, b| b.share.cmp(&a.share).then(a.ceiling.cmp(&b.ceiling)));
         sum.seats.truncate(MAX_SHARES_IN_RECORD);
-        // A limit whose mode has just changed is in both lists.
+        // A limit whose mode has just changed has a share snapshot and a strict snapshot.
         let others = fleet
             .strict_snapshots(usize::MAX)
             .into_iter()
@@ -328,8 +332,8 @@ impl Engine {
         sum
     }
 
-    /// Removes this replica's record from the store, and stops
-    /// the heartbeats. Ignores a store that is unavailable.
+    /// Leaves the fleet: returns this replica's shares, removes its record from the store, and
+    /// stops its heartbeats. Ignores a store that is unavailable.
     pub async fn leave(&self) {
         let Some(membership) = self.membership() else { return };
         membership.has_left.store(true, Relaxed);

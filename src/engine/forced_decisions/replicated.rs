@@ -1,16 +1,17 @@
-//! The replicated state of forced decisions, as pure functions.
+//! The changes to forced decisions that replicas exchange, as pure functions.
 //!
 //! Guarantees:
-//! - Replicas that exchange changes converge, independent of the order of messages.
-//! - The change with the larger number wins, then the larger replica name.
-//! - A new number is larger than every number that its replica knows.
-//! - A change outlives everything that it replaced by [`REMEMBER_MARGIN`], so nothing stale returns.
-//! - Messages contain remaining durations, not instants.
+//! - Replicas that exchange changes reach the same state, whatever the order of messages.
+//! - Of two changes to a rule the larger number wins; if equal, the larger replica name.
+//! - A new change has a larger number than every change that its replica knows.
+//! - A change is remembered longer than all changes that it replaced, so no replaced change
+//!   returns.
+//! - Messages contain remaining durations, not instants, so clocks may differ.
 //! - The number and the size of remembered changes are bounded.
 //!
 //! Not covered:
-//! - The choice of the rule.
-//! - Authorization.
+//! - The choice of the rule for a descriptor.
+//! - The authorization of the operator.
 
 use std::collections::BTreeMap;
 
@@ -21,28 +22,29 @@ use crate::config::forced_decision::{ForcedDecision, ForcedRule};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
 
-/// The time for which a change is remembered after its
-/// decision has expired, so that no replica still sends it.
+/// A change is remembered for this time after its forced decision expired, because other replicas
+/// may still send a change that it replaced.
 pub(super) const REMEMBER_MARGIN: Nanos = Nanos::from_secs(60);
 
-/// The largest number of remembered changes, including expired ones.
+/// The largest number of remembered changes, including those of expired forced decisions.
 const MAX_CHANGES: usize = 2 * MOST;
 
-/// The largest total size of their names. Every replica sends all of them once per second.
+/// The largest total size of the names in remembered changes, in bytes. Every replica sends all of
+/// them once per second.
 const MAX_NAME_BYTES: usize = 16 * 1024;
 
-/// The largest number of a change. Doubles, and so JSON numbers, are exact up to 2^53.
+/// The largest number that a change may have. JSON numbers are doubles, which are exact up to 2^53.
 const MAX_NUMBER: u64 = 1 << 53;
 
 /// The domain and path of a rule.
 type RulePath = (Box<str>, Box<str>);
 
-/// The last change to a rule.
+/// The last change to the forced decision of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RuleChange {
     number: u64,
     by: Box<str>,
-    /// The forced decision and its expiry. `None`: it was ended by an operator.
+    /// The forced decision with its expiry. `None`: an operator ended the forced decision.
     forced: Option<ForcedDecision>,
     /// The instant at which this change is forgotten.
     remembered_until: Nanos,
@@ -54,7 +56,7 @@ impl RuleChange {
     }
 }
 
-/// A change as replicas send it.
+/// A change to a forced decision, as replicas send it to each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForcedChange {
     /// The domain of the rule.
@@ -64,22 +66,23 @@ pub struct ForcedChange {
     /// `deny` or `allow`. `None` if the forced decision was ended.
     #[serde(rename = "as", default)]
     pub verdict: Option<Box<str>>,
-    /// The remaining time of the forced decision.
+    /// The time until the forced decision expires, in milliseconds.
     pub left_ms: u64,
-    /// The remaining time for which this change is sent.
+    /// The time for which the change is still sent, in milliseconds.
     pub known_ms: u64,
-    /// The number of the change.
+    /// The number of the change. Of two changes to a rule, the one with the larger number wins.
     pub number: u64,
     /// The replica that received the operator's call.
     pub by: Box<str>,
 }
 
-/// The last changes by rule.
+/// The last change to each rule.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ForcedRules(BTreeMap<RulePath, RuleChange>);
 
 impl ForcedRules {
-    /// Starts or ends a forced decision. Returns `false` if there is no room for the change.
+    /// Records that an operator starts or ends a forced decision. Returns `false` if there is no
+    /// room for the change.
     pub(super) fn record(
         &mut self,
         rule: (&str, &str),
@@ -101,8 +104,8 @@ impl ForcedRules {
         self.insert_bounded(rule, change)
     }
 
-    /// Applies a change from another replica. Returns `true` if it changes a current
-    /// decision. An expired change does so only where the rule is still forced.
+    /// Applies a change from another replica. Returns `true` if the change starts, replaces or ends
+    /// a forced decision that is not expired.
     pub(super) fn apply_change(&mut self, told: &ForcedChange, now: Nanos) -> bool {
         self.forget_expired(now);
         let millis = |ms: u64, most: Nanos| now.plus(Nanos(ms.saturating_mul(1_000_000)).min(most));
@@ -111,7 +114,7 @@ impl ForcedRules {
             None => None,
             Some("deny") => Some(Verdict::Deny),
             Some("allow") => Some(Verdict::Allow),
-            // From a later version with other verdicts.
+            // An unknown verdict comes from a later version of Sluicegate.
             Some(_) => return false,
         };
         let frozen = verdict.map(|verdict| ForcedDecision { verdict, until });
@@ -127,7 +130,7 @@ impl ForcedRules {
         let change =
             RuleChange { number: told.number, by, forced: frozen, remembered_until: known_until };
         let is_news = change.is_forced(now) || own.is_some_and(|own| own.is_forced(now));
-        // Also remembered without an effect, so that no older change returns.
+        // A change without an effect is stored too, so that no older change is applied later.
         self.insert_bounded(rule, change) && is_news
     }
 
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn forced_decisions_spread_and_end_together_on_all_replicas() {
+    fn forced_decisions_start_and_end_on_all_replicas() {
         let [mut a, mut b, mut c] = [(); 3].map(|()| ForcedRules::default());
         assert!(a.record(RULE, (Some(deny(60)), "a"), at(0)));
         send_changes(&a, &mut b, at(1));
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_decision_is_no_change_but_an_early_end_is() {
+    fn an_early_end_is_a_change_but_an_expiry_is_not() {
         let [mut a, mut b] = [(); 2].map(|()| ForcedRules::default());
         assert!(a.record(RULE, (Some(deny(60)), "a"), at(0)));
         let told = a.changes(at(1));
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_decision_is_not_undone_by_its_longer_predecessor() {
+    fn a_replaced_decision_does_not_return_after_its_successor_expired() {
         let (mut a, mut cut_off) = (ForcedRules::default(), ForcedRules::default());
         a.record(RULE, (Some(deny(3_600)), "a"), at(0));
         send_changes(&a, &mut cut_off, at(1));
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_from_peers_are_bounded() {
+    fn changes_from_other_replicas_are_bounded() {
         let mut holds = ForcedRules::default();
         let told = |n: usize, domain: &str| ForcedChange {
             domain: domain.into(),

@@ -1,8 +1,9 @@
 //! A lease call in flight.
 //!
 //! Guarantees:
-//! - It continues after its check is canceled, because its grant is charged.
-//! - Its end wakes the waiting checks, with or without a reply.
+//! - A lease call continues after its check is canceled, because its grant would be charged but
+//!   never spent.
+//! - The end of a lease call wakes the waiting checks, with or without a reply.
 //!
 //! Not covered:
 //! - The content of the message.
@@ -21,7 +22,7 @@ use crate::kernel::lease::{BorrowReply, MessageNumber};
 use crate::store::lease::{LeaseMessage, LeaseOutcome};
 use crate::store::{CounterStore, StoreFailure};
 
-/// The call of a check. If it is dropped before its end, it continues in the background.
+/// The lease call of a check. If it is dropped before the reply, it continues in the background.
 pub(super) struct LeaseCall(Option<Pin<Box<dyn Future<Output = LeaseOutcome> + Send>>>);
 
 impl LeaseCall {
@@ -34,7 +35,7 @@ impl Future for LeaseCall {
     type Output = LeaseOutcome;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<LeaseOutcome> {
-        // Taken out, so that a future that panicked is not polled again in the background.
+        // The future is taken out, so that it is not polled again in the background if it panics.
         let Some(mut sending) = self.0.take() else { return Poll::Pending };
         let polled = sending.as_mut().poll(context);
         if polled.is_pending() {
@@ -53,7 +54,7 @@ impl Drop for LeaseCall {
     }
 }
 
-/// Runs `sends` such that their messages share a store call.
+/// Runs `sends` such that their messages are in one store call.
 pub(super) async fn share_store_call<F: Future>(
     backend: &dyn CounterStore,
     sends: JoinAll<F>,
@@ -71,7 +72,7 @@ pub(super) async fn share_store_call<F: Future>(
     .await
 }
 
-/// Settles its message when it is dropped.
+/// Settles a message on drop: applies its reply, or a failure if there is none.
 pub(super) struct SettleOnDrop<'l> {
     leases: &'l LeaseManager,
     key_hash: LeaseKeyHash,

@@ -1,17 +1,19 @@
 //! Charges the limits of one check, some of which are leased.
 //!
-//! - [`ChargeMode::Each`]: every leased limit is charged alone, from its balance or with a lease call.
-//! - [`ChargeMode::AllOrNothing`]: a leased limit is charged from its balance if the balance covers the
-//!   hits. All other limits are charged in one atomic store call. A denial returns the balances.
+//! - [`ChargeMode::Each`]: every leased limit is charged separately, from its balance or with a
+//!   lease call.
+//! - [`ChargeMode::AllOrNothing`]: a leased limit is charged from its balance if the balance covers
+//!   the hits. All other limits are charged in one atomic store call. A denial puts the hits back
+//!   into the balances.
 //!
 //! Guarantees:
 //! - A canceled check returns the hits that it took from balances.
-//! - Hits taken beside a store call that failed stay charged.
+//! - If the store call of a check fails, the hits that it took from balances stay spent.
 //! - A check that is denied in any case spends no balance and borrows nothing.
 //!
 //! Not covered:
 //! - The fallback after a failed store call (see `fallback`).
-//! - Combining a balance with hits left in the store under `all_or_nothing`.
+//! - A charge that is paid partly from a balance and partly by the store under `all_or_nothing`.
 
 use std::sync::Arc;
 
@@ -27,7 +29,7 @@ use crate::kernel::rate::{CounterDecision, Headroom};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure};
 
-/// The lease settings of each charge; `None` if it is not leased.
+/// The lease settings of each charge; `None` if its limit is not leased.
 pub type ChargeTerms<'t> = SmallVec<[Option<&'t LeaseTerms>; 2]>;
 
 impl LeaseManager {
@@ -74,15 +76,15 @@ impl LeaseManager {
     ) -> Outcomes {
         match charges.mode {
             ChargeMode::Each => self.charge_each(now, charges, terms).await,
-            // Also for a single charge: a fixed window would count the denied hits of a lease call.
+            // Also for a single charge: a lease call would count its denied hits in a fixed window.
             ChargeMode::AllOrNothing { .. } | ChargeMode::Preview => {
                 self.charge_together(now, charges, terms).await
             }
         }
     }
 
-    /// Forgets the remembered denials of counters that `charges` refund, under
-    /// any limit. Call it before the refunds are sent, and again after the reply.
+    /// Forgets the remembered denials of counters that `charges` refund, for any leased limit. Must
+    /// be called before the refunds are sent, and again after the reply.
     pub fn forget_denials(&self, charges: &Charges) {
         let refunds = charges.list.iter().filter(|charge| matches!(charge.cost, Cost::Refund(_)));
         for charge in refunds {
@@ -170,8 +172,8 @@ impl LeaseManager {
         self.with_lease(leased, |held| held.record_check(now, hits));
     }
 
-    /// Refills a lease in the background after a strict charge.
-    /// The first check of a key only creates the lease.
+    /// Refills a lease in the background after the store charged a check without the lease. The
+    /// first check of a key only creates the lease.
     fn refill_after_charge(self: &Arc<Self>, now: Nanos, leased: LeasedCounter<'_>, hits: Hits) {
         let place = self.hash_key(&leased.charge.key);
         let mut shard = self.lock_shard(place);
@@ -248,8 +250,8 @@ impl<'l> TakenHits<'l> {
         Some(ChargeOutcome::Decided(CounterDecision::Allow(lease.headroom(now))))
     }
 
-    /// Marks the hits as spent, or puts them back if `outcomes` deny the check.
-    /// Then the outcomes of these charges show the headroom without them.
+    /// Marks the taken hits as spent, or puts them back if `outcomes` deny the check. The outcomes
+    /// of hits that were put back show the headroom without the check.
     fn settle(mut self, charges: &Charges, outcomes: &mut Outcomes) -> Verdict {
         let now = self.leases.clock.now();
         if stale_charges::is_check_denied(charges, outcomes) {
@@ -288,7 +290,7 @@ impl TakenCharge {
     }
 }
 
-/// Returns `false` if the check is denied in any case.
+/// Returns `false` for a preview: the check is denied in any case.
 const fn may_spend(rule: ChargeMode) -> bool {
     match rule {
         ChargeMode::Each | ChargeMode::AllOrNothing { .. } => true,
@@ -306,8 +308,8 @@ fn as_leased<'c>(
     }
 }
 
-/// Returns the charge mode for the charges without an outcome. If the
-/// known outcomes deny the check, the others must not be charged.
+/// Returns the charge mode for the charges without an outcome. If the known outcomes deny the
+/// check, the other charges must not be made.
 fn remaining_mode(charges: &Charges, outcomes: &Outcomes, is_known: &[bool]) -> ChargeMode {
     let ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny: rescued } = charges.mode
     else {

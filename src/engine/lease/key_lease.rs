@@ -2,10 +2,11 @@
 //!
 //! Guarantees:
 //! - Hits of a denied check return only to the lease that they came from.
-//! - They return only while the store lists them, so it never lists less than the balance.
+//! - Those hits return only while the store's lease table lists them, so it never lists less than
+//!   the balance.
 //!
 //! Not covered:
-//! - The choice of the key.
+//! - The choice of the keys to lease.
 //! - Sending messages.
 
 use tokio::sync::watch;
@@ -22,7 +23,7 @@ use crate::telemetry::event::{LeasedHits, LeasedHitsEvent};
 /// A key without a check for two demand spans is dropped: its sizer has then forgotten all demand.
 const IDLE_SPANS: u64 = 2;
 
-/// The number of bits for the epochs of one lease.
+/// The number of bits for the epochs of one lease (see [`KeyLease::epoch`]).
 const EPOCH_BITS: u32 = 20;
 
 #[derive(Debug)]
@@ -31,13 +32,13 @@ pub(super) struct KeyLease {
     pub(super) charge: Charge,
     pub(super) terms: LeaseTerms,
     last_check: Nanos,
-    /// The first epoch of this lease; every lease of the key has its own range.
+    /// The first epoch of this lease; every lease of the key has its own range of epochs.
     first_epoch: u64,
     pending: Option<MessageNumber>,
-    /// `true` if all hits are to be returned after the pending reply.
+    /// `true` if all hits must be returned once the pending reply arrives.
     is_returning: bool,
-    /// Wakes the waiting checks when a message is settled.
-    /// The value is the failure, if there was one.
+    /// Wakes the waiting checks when the pending message is settled. The value is the store
+    /// failure, if there was one.
     settled: watch::Sender<Option<StoreFailure>>,
 }
 
@@ -62,7 +63,7 @@ impl KeyLease {
         }
     }
 
-    /// Returns `true` if this lease has the limit and the settings of `leased`.
+    /// Returns `true` if this lease has the same limit and lease settings as `leased`.
     pub(super) fn is_for(&self, leased: LeasedCounter<'_>) -> bool {
         self.terms == leased.terms && self.charge.strategy == leased.charge.strategy
     }
@@ -77,8 +78,8 @@ impl KeyLease {
         self.lease_balance.record_check(now, hits);
     }
 
-    /// Returns the outcome if the balance or a remembered denial decides. A
-    /// check of more hits than the remembered one gets a longer retry-after.
+    /// Returns the outcome if the balance or a remembered denial decides. A check of more hits than
+    /// the remembered denial gets a longer retry-after.
     pub(super) fn decide(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
         self.expire(now);
         let step = match self.lease_balance.decide(now, hits) {
@@ -97,8 +98,8 @@ impl KeyLease {
         Some(ChargeOutcome::Decided(step))
     }
 
-    /// Decides like [`KeyLease::decide`]. Hits that are allowed stay
-    /// undecided until [`KeyLease::put_back`] or [`KeyLease::mark_spent`].
+    /// Decides like [`KeyLease::decide`]. Allowed hits stay undecided until [`KeyLease::put_back`]
+    /// or [`KeyLease::mark_spent`].
     pub(super) fn take(&mut self, now: Nanos, hits: Hits) -> Option<ChargeOutcome> {
         let outcome = self.decide(now, hits)?;
         if !outcome.is_denial() {
@@ -107,7 +108,8 @@ impl KeyLease {
         Some(outcome)
     }
 
-    /// Returns the epoch of the undecided hits. They can be put back until it changes.
+    /// Returns the epoch of the undecided hits. A new epoch begins when they are voided; then they
+    /// cannot be put back.
     pub(super) const fn epoch(&self) -> u64 {
         self.first_epoch + self.lease_balance.undecided_epoch()
     }
@@ -195,8 +197,9 @@ impl KeyLease {
         self.set_pending(message, None)
     }
 
-    /// Returns the message that returns all hits. Marks the lease instead while a reply is
-    /// pending: the store may have granted hits, which can be returned only after the reply.
+    /// Returns the message that returns all hits. While a reply is pending, marks the lease as
+    /// returning instead: the store may have granted hits, which can be returned only after the
+    /// reply.
     pub(super) fn start_return(
         &mut self,
         now: Nanos,
@@ -206,8 +209,9 @@ impl KeyLease {
         if self.is_returning { None } else { self.return_all(now, number) }
     }
 
-    /// Returns the message that returns all hits of a marked lease. A lease with a
-    /// new pending message has checks under the current configuration, so it stays.
+    /// Returns the message that returns all hits of a lease marked by [`KeyLease::start_return`]. A
+    /// lease with a new pending message has checks under the current configuration, so it is not
+    /// returned.
     pub(super) fn finish_return(
         &mut self,
         now: Nanos,
@@ -217,8 +221,8 @@ impl KeyLease {
         if leaves && !self.has_pending() { self.return_all(now, number) } else { None }
     }
 
-    /// Returns a receiver for the pending reply. Its caller
-    /// returns the hits in place of [`KeyLease::finish_return`].
+    /// Returns a receiver for the pending reply, if there is one. The caller then returns the hits
+    /// in place of [`KeyLease::finish_return`].
     pub(super) fn take_over_return(&mut self) -> Option<watch::Receiver<Option<StoreFailure>>> {
         self.is_returning = false;
         self.pending_reply()
@@ -250,7 +254,7 @@ impl KeyLease {
                 cause
             }
         };
-        // Checks that wait for a newer message ignore the end of an older one.
+        // Checks that wait for a newer message are not woken by the reply to an older one.
         if self.pending.is_none_or(|awaited| awaited == number) {
             self.pending = None;
             self.settled.send_replace(failure);

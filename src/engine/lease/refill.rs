@@ -3,11 +3,11 @@
 //! Guarantees:
 //! - A due refill is sent at once, or within [`MAX_SCAN_WAIT`] together with early refills.
 //! - At most [`MAX_EARLY_REFILLS`](super::MAX_EARLY_REFILLS) early refills are in flight.
-//! - While more are needed than fit, scans repeat by themselves.
-//! - Scans take at most 1/[`SCAN_TIME_DIVISOR`] of the time.
+//! - While more early refills are needed than fit, the scan for them repeats.
+//! - The interval between scans is at least [`SCAN_TIME_DIVISOR`] times the duration of a scan.
 //!
 //! Not covered:
-//! - The time of a refill (see [`KeyLease`]).
+//! - The instant at which a refill is due (see [`KeyLease`]).
 //! - Returning hits.
 
 use std::mem::take;
@@ -25,20 +25,20 @@ use super::table::LeaseShard;
 use crate::kernel::units::Nanos;
 use crate::store::lease::LeaseMessage;
 
-/// A refill that would be due within this time, two upkeep rounds,
-/// is sent early. Refills of many keys then share few store calls.
+/// A refill that would be due within this time, two upkeep intervals, is sent early. Refills of
+/// many keys then share few store calls.
 const EARLY_REFILL_TIME: Nanos = Nanos::from_secs(2);
 
 /// The shortest interval between scans. A refill of one key scans all others for early refills.
 const MIN_SCAN_INTERVAL: Nanos = Nanos(100_000_000);
 
-/// The longest time that a due refill waits for a scan, plus the scan of one shard.
+/// The longest time that a due refill waits for the scan of all shards, plus the scan of one shard.
 const MAX_SCAN_WAIT: Nanos = Nanos(200_000);
 
-/// Scans take at most 1/100 of the time.
+/// The interval between scans is at least 100 times the duration of a scan.
 const SCAN_TIME_DIVISOR: u64 = 100;
 
-/// A message to send, and its slot if it is an early refill. The slot is freed after the reply.
+/// A message to send, and the slot of an early refill, which is freed after the reply.
 type OutgoingMessage = (LeaseMessage, Option<OwnedSemaphorePermit>);
 
 impl LeaseManager {
@@ -65,8 +65,8 @@ impl LeaseManager {
         next <= now.0 && self.next_scan.compare_exchange(next, after, Relaxed, Relaxed).is_ok()
     }
 
-    /// Sends `first` together with early refills of other keys. Repeats while there are more
-    /// early refills than slots, so that they are sent in full calls before they become urgent.
+    /// Sends `first` together with early refills of other keys. Repeats while there are more early
+    /// refills than slots, so that they are sent in full store calls before they are due.
     async fn scan_repeatedly(self: &Arc<Self>, first: LeaseMessage) {
         let mut urgent = Some((first, None));
         loop {
@@ -86,8 +86,8 @@ impl LeaseManager {
         }
     }
 
-    /// Scans all keys, and sends the early refills together with the `urgent` message, which
-    /// does not wait long. Returns `false` if slots ran out; a later scan finds the rest.
+    /// Scans all keys, and sends the early refills together with the `urgent` message, which waits
+    /// at most [`MAX_SCAN_WAIT`]. Returns `false` if slots ran out; a later scan sends the others.
     pub(super) async fn refill_early(
         self: &Arc<Self>,
         now: Nanos,

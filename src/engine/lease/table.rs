@@ -1,9 +1,9 @@
-//! The leases of one shard.
+//! The leases of one shard of the [`LeaseManager`](super::LeaseManager).
 //!
 //! Guarantees:
 //! - At most [`LEASES_PER_SHARD`] leases, and at most [`MAX_SHARD_KEY_BYTES`] bytes of keys.
 //! - A full shard evicts the leases without a check for the longest time.
-//! - It evicts none if that does not make enough room.
+//! - A shard evicts no lease if that does not make enough room for the new one.
 //!
 //! Not covered:
 //! - Returning the hits of an evicted lease.
@@ -21,7 +21,7 @@ pub(super) const LEASES_PER_SHARD: usize = 256;
 /// The largest total size of the keys in a shard, in bytes: 512 for each lease.
 pub(super) const MAX_SHARD_KEY_BYTES: usize = 128 << 10;
 
-/// A keyed hash of a counter's key. The first half selects the shard.
+/// A keyed hash of a counter's key. Its first half selects the shard.
 pub(super) type LeaseKeyHash = [u64; 2];
 
 #[derive(Debug, Default)]
@@ -66,8 +66,8 @@ impl LeaseShard {
         });
     }
 
-    /// Inserts `new` for a key without a lease, and returns the evicted leases.
-    /// If eviction cannot make enough room, evicts nothing and drops `new`.
+    /// Inserts `new`, the lease of a key that has none, and returns the evicted leases. If eviction
+    /// cannot make enough room, evicts nothing and drops `new`.
     pub(super) fn insert(&mut self, place: LeaseKeyHash, new: KeyLease) -> SmallVec<[KeyLease; 1]> {
         let (mut evicted, new_bytes) = (SmallVec::new(), key_bytes(&new));
         if !self.can_make_room(new_bytes) {
@@ -86,7 +86,8 @@ impl LeaseShard {
         evicted
     }
 
-    /// Returns `true` if a key of this size fits after evicting all leases without a pending reply.
+    /// Returns `true` if a key of `bytes` bytes fits after evicting all leases without a pending
+    /// reply.
     fn can_make_room(&self, bytes: usize) -> bool {
         if has_room(self.len(), self.key_bytes, bytes) {
             return true;

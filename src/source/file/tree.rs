@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - Files with any extension are read, as in envoyproxy/ratelimit.
-//! - Dot files are skipped unless enabled, so Kubernetes' `..data` is not read twice.
+//! - Files whose names begin with a dot are skipped unless enabled, so that Kubernetes' `..data` is
+//!   not read twice.
 //! - Backups and swap files of editors are skipped.
 //! - Files are sorted by name.
 //! - The number and sizes of files are bounded.
@@ -22,29 +23,33 @@ use siphasher::sip::SipHasher13;
 
 use crate::source::{SourceReadError, TextFile};
 
-/// The largest file in bytes. 100,000 limits need about 10 MB.
+/// The maximum size of a file, in bytes. 100,000 limits need about 10 MB.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
-/// The largest total in bytes, because all files are in memory at the same time.
+/// The maximum total size of all files, in bytes. It is bounded because all files are in memory at
+/// the same time.
 pub const MAX_TOTAL_BYTES: u64 = 256 << 20;
-/// The maximum number of files.
+/// The maximum number of files of limits.
 pub const MAX_FILES: usize = 10_000;
-/// The maximum number of directories between a configured path and a file. Bounds the stack.
+/// The maximum number of directories between a configured path and a file. Bounds the depth of
+/// recursion.
 pub const MAX_DEPTH: usize = 32;
 
 /// The filter for files below the configured paths.
 #[derive(Clone, Debug, Default)]
 pub struct FileFilter {
-    /// The required prefix of a file's name, followed by a dot. The name is the path below
-    /// the configured one, with dots for slashes. An empty prefix matches every file.
+    /// The required prefix of a file's name, followed by a dot. Here, the name is the path below
+    /// the configured directory with dots for slashes: `config` matches the file `config/a.yaml`.
+    /// An empty prefix matches every file.
     pub prefix: String,
-    /// Includes names that begin with a dot.
+    /// Includes files and directories whose names begin with a dot.
     pub dot_files: bool,
-    /// Treats a missing path as an empty directory.
+    /// Treats a missing configured path as an empty directory.
     pub optional: bool,
 }
 
 impl FileFilter {
-    /// Returns `true` if the file at `path` below `root` has the required prefix.
+    /// Returns `true` if the file at `path`, which is below `root`, has the required
+    /// [`Self::prefix`].
     fn matches_prefix(&self, root: &Path, path: &Path) -> bool {
         if self.prefix.is_empty() {
             return true;
@@ -62,15 +67,15 @@ impl FileFilter {
     }
 }
 
-/// The files and directories before reading.
+/// The files and directories below the configured paths, before the files are read.
 #[derive(Debug, Default)]
 pub(super) struct FileListing {
     pub(super) files: Vec<ListedFile>,
     pub(super) directories: Vec<PathBuf>,
-    /// The paths that are neither regular files nor directories.
+    /// The skipped paths, which are neither regular files nor directories.
     pub(super) skipped: Vec<PathBuf>,
     bytes: u64,
-    /// Changes when a file is written, replaced, added or removed.
+    /// A hash that changes when a file is written, replaced, added or removed.
     pub(super) fingerprint: u64,
 }
 
@@ -78,7 +83,8 @@ pub(super) struct FileListing {
 pub(super) struct ListedFile {
     name: String,
     path: PathBuf,
-    /// The inode, the size, and the time of the last change of content or inode.
+    /// The inode number, the size, and the time of the last change of content or inode (`ctime`:
+    /// seconds, nanoseconds).
     change_marker: [u64; 4],
 }
 
@@ -100,7 +106,7 @@ pub(super) fn list_files(
     let mut listing = FileListing::default();
     let mut error = None;
     for path in paths {
-        // Only a missing path is optional. Skipping an inaccessible one would remove its limits.
+        // Skip only a missing path. Skipping a path that is not accessible would remove its limits.
         if tree.optional && matches!(path.try_exists(), Ok(false)) {
             continue;
         }
@@ -147,7 +153,8 @@ fn check_file_size(most: u64, bytes: u64, path: &Path) -> Result<(), SourceReadE
 }
 
 impl FileListing {
-    /// Adds a configured path. Follows symbolic links.
+    /// Adds the files below a configured path. Follows a symbolic link at the configured path
+    /// itself.
     fn add_path(&mut self, path: &Path, tree: &FileFilter) -> Result<(), SourceReadError> {
         let metadata = fs::metadata(path).map_err(unreadable_error(path))?;
         if metadata.is_dir() {
@@ -185,7 +192,7 @@ impl FileListing {
         tree: &FileFilter,
     ) -> Result<(), SourceReadError> {
         let link_metadata = match fs::symlink_metadata(path) {
-            // Deleted since the directory was read.
+            // The file was deleted after the directory was read.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             own => own.map_err(unreadable_error(path))?,
         };
@@ -218,8 +225,8 @@ impl FileListing {
     }
 }
 
-/// Returns `true` for files of editors: backups, swap files,
-/// and `4913`, which Vim creates to test for write access.
+/// Returns `true` if `name` is a temporary file of an editor: a backup, a swap file, or `4913`,
+/// which Vim creates to test for write access.
 fn is_editor_file(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let ends = ["~", ".swp", ".swx"];

@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - Watches are renewed after each change, so a recreated directory is watched again.
-//! - Parents of configured paths and of symbolic links are watched for replacement.
+//! - Parent directories of configured paths and of symbolic links are watched, because a path is
+//!   replaced there.
 //!
 //! Not covered:
 //! - In-place writes behind symbolic links: polling finds them.
@@ -17,7 +18,7 @@ use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
 pub(super) struct FileWatches {
-    /// `None` if the system has no free watch.
+    /// The file watcher of the operating system. `None` if it cannot be created.
     watcher: Option<RecommendedWatcher>,
     paths: Arc<[PathBuf]>,
     watched: BTreeSet<PathBuf>,
@@ -25,13 +26,15 @@ pub(super) struct FileWatches {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WatchResult {
-    /// `true` if a directory is watched for the first time. It may have changed before.
+    /// `true` if a directory is watched for the first time. The directory may have changed before
+    /// the watch started.
     pub(super) has_new: bool,
     pub(super) is_complete: bool,
 }
 
 impl FileWatches {
-    /// Watches nothing yet. Later events about the paths `named` notify `changed`.
+    /// Creates the watcher without watches. Notifies `changed` of all later events that affect the
+    /// configured paths.
     pub(super) fn new(named: &[PathBuf], changed: Arc<Notify>) -> Self {
         let named: Arc<[_]> = named.iter().map(|path| absolute(path)).collect();
         let watched_paths = Arc::clone(&named);
@@ -48,7 +51,8 @@ impl FileWatches {
         Self { watcher: watcher.ok(), paths: named, watched: BTreeSet::new() }
     }
 
-    /// Watches exactly `directories` and the parents that can replace a configured path.
+    /// Watches `directories` and the parent directories in which a configured path can be replaced.
+    /// Ends all other watches.
     pub(super) fn watch_only(&mut self, directories: &[PathBuf]) -> WatchResult {
         let Some(watcher) = &mut self.watcher else {
             return WatchResult { has_new: false, is_complete: false };
@@ -56,10 +60,10 @@ impl FileWatches {
         let mut wanted: BTreeSet<_> = directories.iter().map(|path| absolute(path)).collect();
         wanted.extend(self.paths.iter().flat_map(|path| parent_directories(path)));
         for unwanted in self.watched.difference(&wanted) {
-            // Fails if the directory was deleted, which removes the watch as well.
+            // `unwatch` fails if the directory was deleted. The deletion has then ended the watch.
             watcher.unwatch(unwanted).ok();
         }
-        // Renew existing watches too: the path may be another directory now.
+        // Renew existing watches too, because the path may be another directory now.
         let before = std::mem::take(&mut self.watched);
         let wanted_count = wanted.len();
         wanted.retain(|path| watcher.watch(path, RecursiveMode::NonRecursive).is_ok());
@@ -83,8 +87,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Returns `true` if an event may have changed the content. Read accesses
-/// are ignored, because otherwise every load would cause the next one.
+/// Returns `true` if a file event may mean changed content. Read accesses are ignored, because
+/// otherwise every load would cause the next load.
 fn may_change_content(event: &Event, named: &[PathBuf]) -> bool {
     let is_read = match event.kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
@@ -95,7 +99,8 @@ fn may_change_content(event: &Event, named: &[PathBuf]) -> bool {
     event.need_rescan() || (!is_read && event.paths.iter().any(touches))
 }
 
-/// Returns `true` if `path` is below `named`, is a parent of it, or is a Kubernetes link beside it.
+/// Returns `true` if `path` is below a configured path, is a parent of it, or is a sibling such as
+/// the link `..data`, which Kubernetes replaces at each update.
 fn affects(path: &Path, named: &Path) -> bool {
     let beside = path.parent() == named.parent()
         && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));

@@ -1,28 +1,29 @@
-//! Computes the wait before the next connection.
+//! Computes the wait before the next connection to the xDS server.
 //!
 //! Guarantees:
-//! - Every wait is within the bounds.
-//! - Waits double, and start again at the minimum after an accepted response.
+//! - Every wait is within [`BackoffBounds`], and at least 10 ms.
+//! - Each wait is twice the wait before. After an accepted response, the next wait is the shortest.
 
 use std::time::Duration;
 
-/// The bounds of the wait.
+/// The bounds of the wait before the next connection to the xDS server.
 #[derive(Clone, Copy, Debug)]
 pub struct BackoffBounds {
     /// The shortest wait.
     pub min: Duration,
     /// The longest wait.
     pub max: Duration,
-    /// Draws each wait at random between the shortest wait and the current one.
+    /// Chooses each wait at random, from the shortest wait to the wait without jitter.
     pub jitter: bool,
     /// The seed of the random numbers. Should differ between processes.
     pub seed: u64,
 }
 
-/// The shortest wait for any bounds. Prevents a busy loop if the server refuses at once.
+/// The shortest wait, even if `min` is shorter. Prevents a busy loop if the xDS server refuses at
+/// once.
 const MIN_WAIT: Duration = Duration::from_millis(10);
 
-/// The state of the exponential backoff.
+/// The state of the exponential backoff between connections to the xDS server.
 #[derive(Debug)]
 pub struct Backoff {
     bounds: BackoffBounds,
@@ -31,18 +32,18 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Starts with the shortest wait.
+    /// Creates a backoff that starts with the shortest wait.
     #[must_use]
     pub const fn new(bounds: BackoffBounds) -> Self {
         Self { bounds, next: bounds.min, random_state: bounds.seed }
     }
 
-    /// Returns to the shortest wait.
+    /// Makes the next wait the shortest one again, after an accepted response.
     pub const fn reset(&mut self) {
         self.next = self.bounds.min;
     }
 
-    /// Returns the next wait.
+    /// Returns the wait before the next connection, and doubles the following wait.
     pub fn next_wait(&mut self) -> Duration {
         let BackoffBounds { min: least, max: most, jitter, .. } = self.bounds;
         let least = least.max(MIN_WAIT);
@@ -55,7 +56,8 @@ impl Backoff {
         least + Duration::from_nanos(self.next_random() % span.saturating_add(1).max(1))
     }
 
-    /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
+    /// Returns the next random number of SplitMix64. Source: Steele, Lea, Flood: Fast splittable
+    /// pseudorandom number generators, 2014.
     const fn next_random(&mut self) -> u64 {
         self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random_state;

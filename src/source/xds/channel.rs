@@ -1,4 +1,4 @@
-//! Connects to the xDS server with plain text or TLS.
+//! Connects to a gRPC server, such as the xDS server, in plain text or with TLS.
 //!
 //! Guarantees:
 //! - A connection attempt fails after [`CONNECT_TIMEOUT`].
@@ -7,7 +7,7 @@
 //! - The server's certificate must have a trusted issuer and the expected name.
 //!
 //! Not covered:
-//! - The messages (see [`super`]).
+//! - The messages to and from the xDS server (see [`super`]).
 
 use std::fmt;
 use std::future::Future;
@@ -31,20 +31,20 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::pem;
 
-/// The timeout of a connection, including its TLS handshake.
+/// The timeout of a connection attempt, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The idle time before the first TCP keepalive probe. HTTP/2 pings are
 /// not used, because Go servers close connections that send many pings.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(20);
 
-/// The address of the xDS server.
+/// The address and the TLS options of the xDS server.
 #[derive(Clone, Debug)]
 pub struct XdsServer {
-    /// The host. An IPv6 address has no brackets.
+    /// The host name or IP address. An IPv6 address has no brackets.
     pub host: String,
-    /// The port.
+    /// The TCP port.
     pub port: u16,
-    /// The TLS options. `None` means plain text.
+    /// The TLS options of the connection. `None` means plain text.
     pub tls: Option<XdsTls>,
 }
 
@@ -61,31 +61,31 @@ impl XdsServer {
     }
 }
 
-/// The TLS options of the client.
+/// The TLS options of a connection to the xDS server.
 #[derive(Clone, Debug, Default)]
 pub struct XdsTls {
-    /// The CA bundle (PEM) that verifies the server. Default: the system's CAs.
+    /// The CA bundle (PEM) that verifies the server's certificate. Default: the system CAs.
     pub ca_file: Option<PathBuf>,
-    /// Trusts the system's CAs in addition to `ca_file`.
+    /// Trusts the system CAs in addition to `ca_file`.
     pub trust_system_cas: bool,
-    /// The client certificate and its key.
+    /// The PEM files of the client certificate and of its private key.
     pub client_identity: Option<(PathBuf, PathBuf)>,
-    /// The expected name in the server's certificate. Default: the host.
+    /// The expected name in the server's certificate. Default: the host of the address.
     pub server_name: Option<String>,
 }
 
-/// The reasons for a failed connection.
+/// The reasons for a failed connection attempt.
 #[derive(Debug, thiserror::Error)]
 pub enum XdsConnectError {
-    /// The address is invalid.
+    /// The address of the server is invalid.
     #[error("{0}")]
     Address(String),
-    /// The transport failed.
+    /// The TCP connection or the TLS handshake failed.
     #[error("no connection: {}", chain(.0))]
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Returns the error with its chain of causes.
+/// Returns the text of `error`, followed by the texts of its causes.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -183,7 +183,7 @@ pub(super) enum XdsByteStream {
     Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
 }
 
-/// Applies the body to the stream inside of either variant.
+/// Evaluates `$body` with the inner stream of either variant of [`XdsByteStream`].
 macro_rules! either {
     ($stream:expr, $inner:ident => $body:expr) => {
         match $stream.get_mut() {

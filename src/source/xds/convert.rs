@@ -1,9 +1,9 @@
 //! Converts an xDS resource to a configuration file with the same meaning.
 //!
 //! Guarantees:
-//! - Every protobuf field becomes the field of the same name.
+//! - Every protobuf field becomes the YAML field of the same name.
 //! - Fields under `sluicegate` in a descriptor's metadata become fields of its rule.
-//! - Such fields leave the metadata and never override a protobuf field.
+//! - Fields under `sluicegate` are removed from the metadata, and never override a protobuf field.
 //!
 //! Not covered:
 //! - Validating the fields (see [`crate::config`]).
@@ -14,15 +14,17 @@ use serde_json::{Map, Value, json};
 
 use super::message::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
-/// The metadata key with Sluicegate's own fields.
+/// The key of a descriptor's metadata that contains Sluicegate's own fields.
 const OURS: &str = "sluicegate";
-/// The key below it with fields of the whole domain. Allowed in first-level descriptors.
+/// The key within Sluicegate's own fields that contains fields of the whole domain. Allowed only in
+/// top-level descriptors.
 const DOMAIN: &str = "domain";
 
-/// Returns the file of one domain, as JSON, which is valid YAML.
+/// Returns the configuration file of one domain, as JSON, which is valid YAML.
 ///
 /// # Errors
-/// A message, if our fields are not an object or repeat a protobuf field.
+/// A message, if the value of `sluicegate` in the metadata is not an object, or repeats a protobuf
+/// field.
 pub(super) fn to_file_text(config: &RateLimitConfig) -> Result<String, String> {
     let mut file = Map::new();
     file.insert("domain".to_owned(), config.domain.clone().into());
@@ -74,7 +76,7 @@ fn rule_fields(descriptor: &RateLimitDescriptor) -> Result<(Value, Map<String, V
     Ok((node.into(), more))
 }
 
-/// Adds our fields to the rule. Returns the fields for the domain.
+/// Adds Sluicegate's own fields to the rule `node`. Returns the fields for the whole domain.
 fn add_own_fields(
     node: &mut Map<String, Value>,
     mut own_fields: Map<String, Value>,
@@ -99,8 +101,8 @@ fn add_own_fields(
     Ok(more)
 }
 
-/// Adds `new_fields`. Fails if a field already exists. `per` replaces a
-/// unit of `unknown`, which is protobuf's value for an unset unit.
+/// Adds `new_fields` to `fields`. Fails if a field already exists. Exception: `per` replaces `unit:
+/// unknown`, which is protobuf's value for an unset unit.
 fn merge_fields(
     fields: &mut Map<String, Value>,
     new_fields: Map<String, Value>,
@@ -165,11 +167,11 @@ fn value_to_json(kind: Option<&Kind>) -> Value {
     }
 }
 
-/// Keeps whole numbers as integers, because our fields accept
-/// no others. Numbers that JSON cannot express become strings.
+/// Converts a protobuf number to JSON. Whole numbers become integers, because most fields of limits
+/// accept only integers. Numbers that JSON cannot express become strings.
 #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and small")]
 fn number_to_json(number: f64) -> Value {
-    /// The integers up to here are exact as `f64`.
+    /// 2^53. `f64` represents all integers up to 2^53 exactly.
     const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
     if number.fract() == 0.0 && number.abs() < MAX_EXACT_INTEGER {
         return (number as i64).into();

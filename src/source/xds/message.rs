@@ -1,4 +1,4 @@
-//! Defines the xDS resources of `proto/rls_conf.proto`.
+//! Defines the protobuf messages of `proto/rls_conf.proto`: the xDS resources with limits.
 
 use envoy_types::pb::google::protobuf::Struct;
 use prost::Message;
@@ -6,42 +6,42 @@ use prost::Message;
 /// The type URL of a resource with limits.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 
-/// One domain.
+/// One xDS resource: the rules of one domain.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitConfig {
-    /// The name of the resource, which errors refer to.
+    /// The name of the xDS resource, which error messages contain.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The domain in the checks of proxies.
+    /// The domain that checks of proxies name.
     #[prost(string, tag = "2")]
     pub domain: String,
-    /// The first level of rules.
+    /// The top-level rules of the domain.
     #[prost(message, repeated, tag = "3")]
     pub descriptors: Vec<RateLimitDescriptor>,
 }
 
-/// One rule.
+/// One rule of the descriptor tree.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitDescriptor {
-    /// The entry's key.
+    /// The key of the descriptor entry that the rule matches.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// The entry's value. Empty matches any value.
+    /// The value of the descriptor entry that the rule matches. An empty value matches any value.
     #[prost(string, tag = "2")]
     pub value: String,
-    /// The limit, if any.
+    /// The limit of the rule, if any.
     #[prost(message, optional, tag = "3")]
     pub rate_limit: Option<RateLimitPolicy>,
-    /// The next level of rules.
+    /// The child rules, which match the next descriptor entry.
     #[prost(message, repeated, tag = "4")]
     pub descriptors: Vec<RateLimitDescriptor>,
-    /// Counts hits, but never denies.
+    /// Counts hits with the limit of the rule, but never denies.
     #[prost(bool, tag = "5")]
     pub shadow_mode: bool,
     /// Adds the descriptor's values to metrics.
     #[prost(bool, tag = "6")]
     pub detailed_metric: bool,
-    /// Adds the rule to the quota group.
+    /// Adds the limit of the rule to the quota group.
     #[prost(bool, tag = "7")]
     pub quota_mode: bool,
     /// The metadata for the proxy. Its key `sluicegate` contains Sluicegate's own fields.
@@ -49,35 +49,35 @@ pub struct RateLimitDescriptor {
     pub metadata: Option<Struct>,
 }
 
-/// A limit.
+/// The limit of a rule.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitPolicy {
-    /// The unit, a [`RateLimitUnit`].
+    /// The time unit of the limit, a [`RateLimitUnit`].
     #[prost(enumeration = "RateLimitUnit", tag = "1")]
     pub unit: i32,
-    /// The requests per unit.
+    /// The number of requests that are allowed per unit.
     #[prost(uint32, tag = "2")]
     pub requests_per_unit: u32,
-    /// Allows every request.
+    /// Allows every request, without counting.
     #[prost(bool, tag = "3")]
     pub unlimited: bool,
-    /// The rule's name.
+    /// The name of the limit.
     #[prost(string, tag = "4")]
     pub name: String,
-    /// The rules that this one replaces in the same check.
+    /// The named limits that this limit replaces in the same check.
     #[prost(message, repeated, tag = "5")]
     pub replaces: Vec<RateLimitReplace>,
 }
 
-/// A reference to a rule.
+/// A reference to a limit by its name.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitReplace {
-    /// The rule's name.
+    /// The name of the limit.
     #[prost(string, tag = "1")]
     pub name: String,
 }
 
-/// The units with their numbers in the protocol.
+/// The time units of limits, with their enum numbers in protobuf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -93,7 +93,7 @@ pub enum RateLimitUnit {
 }
 
 impl RateLimitUnit {
-    /// Returns the unit's name in a configuration file.
+    /// Returns the name of the time unit in a configuration file.
     #[must_use]
     pub const fn yaml_name(self) -> &'static str {
         match self {

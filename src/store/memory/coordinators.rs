@@ -1,13 +1,14 @@
-//! The coordinators of fleet-wide concurrency limits, their incarnation, and the fleet table.
+//! The coordinators of shared concurrency limits in the memory store, and the fleet table: a record
+//! of each replica incarnation.
 //!
-//! This is the kernel's step; `heartbeat.lua` is the same step in Redis. Only
-//! replicas in one process share this store. Tests compare the script with it.
+//! The code calls `crates/kernel`; `heartbeat.lua` does the same in Redis. Tests compare the script
+//! with this store. Only replicas in one process can share it.
 //!
 //! Guarantees:
-//! - A replica has a line in the table before its reports are applied.
+//! - A replica is in the fleet table before its share reports are applied.
 //!
 //! Not covered:
-//! - Dropping unused limits: they stay until the process ends.
+//! - Dropping the state of unused limits: it stays until the process ends.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,15 +17,16 @@ use crate::kernel::coordinator::{Coordinator, CoordinatorIncarnation, HeartbeatR
 use crate::kernel::units::{Incarnation, Nanos, ReplicaId};
 use crate::store::heartbeat::{BucketKey, ShareReport, ShareRound, ShareRoundReply};
 
-/// The fleet-wide concurrency limits of one store.
+/// The state of all shared concurrency limits in one store.
 #[derive(Debug, Default)]
 pub struct Coordinators {
     incarnation: Option<CoordinatorIncarnation>,
-    /// The name of the store when the incarnation began.
+    /// The store's name (in Redis: its `run_id`) when the incarnation began.
     store: String,
-    /// The instant since which the table is complete.
+    /// The instant since which the fleet table contains every replica that reported.
     complete_since: Nanos,
-    /// The instant of the last report of any replica, and its value when the incarnation began.
+    /// The instant of the last share round of any replica, and the same instant when the
+    /// incarnation began.
     last_report_at: Option<Nanos>,
     last_report_before: Option<Nanos>,
     fleet_table: BTreeMap<(ReplicaId, Incarnation), FleetTableLine>,
@@ -34,13 +36,14 @@ pub struct Coordinators {
 #[derive(Clone, Copy, Debug)]
 struct FleetTableLine {
     reported_at: Nanos,
-    /// The time after `reported_at` in which a share of this replica may be in use.
+    /// The longest time after `reported_at` for which a share of this replica may be in use.
     longest_use: Nanos,
     granted_by: Option<Incarnation>,
 }
 
 impl Coordinators {
-    /// Creates a store in which no earlier share can exist, because it began with the process.
+    /// Creates a store without a grace period. No share from before the start of the process can
+    /// exist in it.
     #[must_use]
     pub fn settled() -> Self {
         let life = CoordinatorIncarnation {
@@ -50,10 +53,11 @@ impl Coordinators {
         Self { incarnation: Some(life), ..Self::default() }
     }
 
-    /// Applies `round` at `now` in the store with the name `store`.
+    /// Applies the share round `round` at `now`. `store` is the name of the store, which is the
+    /// `run_id` in Redis.
     ///
-    /// A new name means another store, or the same store after a
-    /// restart. An empty name means that the caller does not know it.
+    /// A new name means another store, or the same store after a restart. An empty name means that
+    /// the caller does not know the name.
     pub fn apply_round(&mut self, now: Nanos, store: &str, round: &ShareRound) -> ShareRoundReply {
         let mut life = self.incarnation_for(now, store, round.longest_use);
         self.update_table(now, &mut life, round);
@@ -104,8 +108,8 @@ impl Coordinators {
         if is_new || !life.is_settled {
             self.fleet_table.retain(|_, line| now < line.reported_at.plus(line.longest_use));
         }
-        // A leaving replica proves nothing: it may be the
-        // first to reach a store that lost its state.
+        // The last report of a replica that shuts down must not end the grace period: it may be the
+        // first report after the store lost its state.
         if !life.is_settled && !round.is_leaving {
             let record = |((member, life), line): (&(ReplicaId, Incarnation), &FleetTableLine)| {
                 IncarnationRecord {
@@ -131,23 +135,23 @@ impl Coordinators {
         let reply = state.apply_heartbeat(now, life, &beat.law, &beat.heartbeat);
         if reply == HeartbeatReply::StateLost {
             *life = begin_incarnation(Some(*life), now);
-            // The store lost the limit's state, but not the table.
+            // The store lost the state of the limit, but not the fleet table.
             self.last_report_before = Some(now);
         }
         reply
     }
 }
 
-/// Returns true if an incarnation that began in the store `known` continues in the store `named`.
+/// Returns true if an incarnation that began under the first store name continues under the second.
 ///
-/// A caller without the name must not end the incarnation. Otherwise callers with and
-/// without the name would restart it in turns, and no request would ever be allowed.
+/// A caller that does not know the name must not end the incarnation. Otherwise callers with and
+/// without the name would alternately restart it, and no request would ever be allowed.
 pub(super) fn is_same_store(known: &str, named: &str) -> bool {
     named.is_empty() || known == named
 }
 
-/// Begins the incarnation after `before`. Its number is the
-/// instant in microseconds, but larger than any number before.
+/// Begins the next incarnation. Its number is `now` in microseconds, or the previous number plus 1
+/// if that is larger.
 fn begin_incarnation(before: Option<CoordinatorIncarnation>, now: Nanos) -> CoordinatorIncarnation {
     let after = before.map_or(0, |life| life.incarnation.0.saturating_add(1));
     CoordinatorIncarnation::start(Incarnation(after.max(now.0 / Nanos::MICRO.0)), now)

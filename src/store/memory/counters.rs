@@ -1,7 +1,7 @@
-//! The number of counters in use.
+//! The number of counters and lease tables in the memory store.
 //!
 //! Guarantees:
-//! - All shards together never use more than `max` places.
+//! - All shards together never contain more than `max` counters and lease tables.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -33,9 +33,10 @@ impl CounterCapacity {
         self.max <= self.used()
     }
 
-    /// Takes `wanted` places, or fewer if the store is full.
+    /// Reserves capacity for `wanted` counters, or for fewer if the store is full.
     pub(super) fn reserve(&self, wanted: usize) -> ReservedPlaces<'_> {
-        // All shards write to this number, and most checks create no counter.
+        // Do not write to the counter for 0 places: all shards share it, and most checks create no
+        // counter.
         if wanted == 0 {
             return ReservedPlaces { counters: self, left: Cell::new(0) };
         }
@@ -58,7 +59,8 @@ impl PlaceSource for CounterCapacity {
     }
 }
 
-/// Places that were taken before it is known how many are needed. A drop frees the unused ones.
+/// Capacity for new counters, reserved before the number of new counters is known. Dropping it
+/// frees the unused capacity.
 #[derive(Debug)]
 pub(super) struct ReservedPlaces<'c> {
     counters: &'c CounterCapacity,

@@ -1,7 +1,8 @@
-//! The GCRA limits under which a shard's counters were last written.
+//! The GCRA limits of a shard's counters: for each counter, the limit at its last write.
 //!
-//! A debt has a meaning only under its limit, which a reload may change. A counter
-//! stores the limit's number in 4 bytes, instead of the limit itself in 20.
+//! A GCRA counter stores a debt in units of its limit, and a reload may change the limit. The
+//! counter therefore also stores the number of its limit in 4 bytes, which is shorter than the 20
+//! bytes of the limit.
 //!
 //! Guarantees:
 //! - A limit is stored exactly as long as a counter refers to it.
@@ -24,7 +25,7 @@ impl GcraLimits {
         self.slots.get(usize::try_from(id).ok()?).map(|(gcra, _)| gcra)
     }
 
-    /// Counts one more counter under `gcra` and returns the limit's number.
+    /// Adds one counter to the users of the limit `gcra`, and returns the number of the limit.
     pub(super) fn add_user(&mut self, gcra: &Gcra) -> GcraId {
         let id = self.ids.get(gcra).copied().unwrap_or_else(|| self.insert(*gcra));
         if let Some((_, counters)) = self.slots.get_mut(id as usize) {
@@ -33,7 +34,7 @@ impl GcraLimits {
         id
     }
 
-    /// Counts one counter less under `id`. Drops a limit without counters.
+    /// Removes one counter from the users of the limit `id`. Drops a limit without users.
     pub(super) fn remove_user(&mut self, id: GcraId) {
         let Some((gcra, counters)) = self.slots.get_mut(id as usize) else { return };
         *counters -= 1;

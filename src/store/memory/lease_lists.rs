@@ -1,11 +1,11 @@
-//! The lease lists of one shard, by key.
+//! The lease tables of one shard, by the key of their counter.
 //!
 //! Guarantees:
-//! - A list uses one place of the store, as a counter does.
-//! - A list stays while a lease is valid; a sweep drops it once all records expire.
+//! - A lease table counts toward `max_keys`, as a counter does.
+//! - A lease table stays while a lease is valid; a sweep drops it once all its leases expired.
 //!
 //! Not covered:
-//! - The lease rules ([`LeaseTable`]).
+//! - The rules for lending hits ([`LeaseTable`]).
 
 use super::counters::{CounterCapacity, PlaceSource as _};
 use super::table::{CounterTable, HasKeyHash, KeyHash};
@@ -28,11 +28,12 @@ impl HasKeyHash for LeaseListEntry {
     }
 }
 
-/// A lease list that is taken out of its table for one message.
+/// The lease table of one counter, removed from [`LeaseLists`] while one lease message is applied.
 pub(super) struct OpenLeaseList {
     hash: KeyHash,
     pub(super) leases: LeaseTable,
-    /// The terms for this message. Without a place for the list they lend nothing.
+    /// The lease settings for this message. They lend no hits if the store has no capacity for the
+    /// lease table.
     pub(super) terms: LeaseTerms,
     origin: ListOrigin,
 }
@@ -45,8 +46,8 @@ enum ListOrigin {
 }
 
 impl LeaseLists {
-    /// Takes the list of `hash` out of the table, or creates one.
-    /// Without a place the list is temporary and its terms lend nothing.
+    /// Removes and returns the lease table of `hash`, or creates one. If the store is full, the new
+    /// lease table is temporary and lends no hits.
     pub(super) fn take_or_create(
         &mut self,
         hash: KeyHash,
@@ -64,7 +65,8 @@ impl LeaseLists {
         OpenLeaseList { hash, leases: old.unwrap_or_default(), terms, origin: place }
     }
 
-    /// Stores the list. Drops a new list that stayed empty, and frees its place.
+    /// Stores the lease table again. Drops a new lease table that stayed empty, and frees its
+    /// capacity.
     pub(super) fn put_back(&mut self, open: OpenLeaseList, now: Nanos, counters: &CounterCapacity) {
         let OpenLeaseList { hash, leases: book, origin: place, .. } = open;
         match place {
@@ -79,7 +81,7 @@ impl LeaseLists {
         }
     }
 
-    /// Drops the lists in which every record has expired.
+    /// Drops the lease tables in which every lease has expired.
     pub(super) fn drop_expired(&mut self, now: Nanos) {
         self.0.retain(|listed| !listed.book.is_expired(now));
     }

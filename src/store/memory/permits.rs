@@ -1,7 +1,7 @@
-//! The permits of strict concurrency limits and their incarnation, in this process.
+//! The permits of strict concurrency limits in the memory store.
 //!
-//! These are the kernel's steps; `acquire.lua` and `tell.lua` are the same steps in Redis.
-//! Only replicas in one process share this store. Tests compare the scripts with it.
+//! The code calls `crates/kernel`; `acquire.lua` and `tell.lua` do the same in Redis. Tests compare
+//! the scripts with this store. Only replicas in one process can share it.
 //!
 //! Guarantees:
 //! - A limit without permits uses no memory.
@@ -16,26 +16,28 @@ use crate::store::permits::{
     StrictPermitRequest,
 };
 
-/// The strict concurrency limits of one store.
+/// The permits of all strict concurrency limits in one store.
 #[derive(Debug, Default)]
 pub struct StrictLimits {
     incarnation: Option<AcquireGate>,
-    /// The name of the store when the incarnation began.
+    /// The store's name (in Redis: its `run_id`) when the incarnation began.
     store: String,
     states: HashMap<BucketKey, PermitTable>,
 }
 
 impl StrictLimits {
-    /// Creates a store in which no earlier permit can exist, because it began with the process.
+    /// Creates a store that allows acquires at once. No permit from before the start of the process
+    /// can exist in it.
     #[must_use]
     pub fn settled() -> Self {
         Self { incarnation: Some(AcquireGate::open()), ..Self::default() }
     }
 
-    /// Acquires a permit at `now` in the store with the name `store`.
+    /// Acquires a permit at `now`. `store` is the name of the store, which is the `run_id` in
+    /// Redis.
     ///
-    /// A new name means another store, or the same store after a
-    /// restart. An empty name means that the caller does not know it.
+    /// A new name means another store, or the same store after a restart. An empty name means that
+    /// the caller does not know the name.
     pub fn acquire(
         &mut self,
         now: Nanos,
@@ -52,7 +54,7 @@ impl StrictLimits {
         StrictPermitReply { result: acquired, held }
     }
 
-    /// Applies `round` and returns one reply for each limit.
+    /// Applies the permit report `round`, and returns one reply for each limit.
     pub fn apply_report(
         &mut self,
         now: Nanos,

@@ -1,8 +1,8 @@
-//! One shard: a table of counters for each strategy, changed by the kernel's steps.
+//! One shard of the memory store: a hash table of counters for each strategy.
 //!
 //! Guarantees:
-//! - The tables contain every counter that is not empty; a sweep drops the empty ones.
-//! - The shard's part of the number of counters in use is exact.
+//! - The hash tables contain every counter that is not empty; a sweep drops the empty ones.
+//! - Every new or dropped counter of the shard is counted in the total of the store.
 
 use super::counters::{CounterCapacity, PlaceSource};
 use super::gcra_limits::{GcraId, GcraLimits};
@@ -18,13 +18,14 @@ use crate::kernel::rate::{
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::lease::LeaseMessage;
 
-/// The shortest pause between two sweeps of a full shard. A sweep costs
+/// The shortest pause between two sweeps of a shard while the store is full. A sweep costs
 /// O(counters), so a flood of new keys must not cause a sweep for each key.
 const MIN_SWEEP_INTERVAL: Nanos = Nanos::SECOND;
 
-/// The counters of one shard, one table for each strategy, because the states differ in size.
-// The order keeps the most frequently read tables
-// beside the lock: the lock's cache line contains them.
+/// The counters of one shard. Each strategy has its own hash table, because the states differ in
+/// size.
+// The most frequently read hash tables come first: they are then in the same cache line as the
+// shard's lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
@@ -37,7 +38,7 @@ pub(super) struct Shard {
     swept_at: Nanos,
 }
 
-// 32 bytes: two entries fill a cache line, and no entry crosses one.
+// The alignment of 32 bytes keeps each entry within one cache line, which contains two entries.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 struct GcraCounter {
@@ -48,8 +49,8 @@ struct GcraCounter {
 
 const _: () = assert!(size_of::<Option<GcraCounter>>() == 32);
 
-/// A window or a log, with the instant at which it is empty.
-/// That instant depends on the limit of the last write.
+/// A counter of a window or of a sliding log, with the instant at which it becomes empty. That
+/// instant depends on the limit at the last write.
 #[derive(Debug)]
 struct WindowCounter<S> {
     hash: KeyHash,
@@ -108,7 +109,8 @@ impl Shard {
         }
     }
 
-    /// Applies a lease message. Returns `None` if a later message superseded it.
+    /// Applies a lease message. Returns `None` if the store has already applied a later message of
+    /// the replica.
     pub(super) fn apply_lease_message(
         &mut self,
         hash: KeyHash,
@@ -119,8 +121,8 @@ impl Shard {
         self.sweep_if_full(now, counters);
         let LeaseMessage { terms, sender: member, borrow, .. } = message;
         let books = &mut self.leases;
-        // The counter takes its place before the list does:
-        // with one free place the charge still counts.
+        // Reserve capacity for the counter before the lease table: if only one of them fits, the
+        // charge is still counted.
         let mut act = |mut counter: AnyCounter| {
             let mut open = books.take_or_create(hash, terms, counters);
             let answer = open.leases.apply(&mut counter, &open.terms, now, *member, borrow);
@@ -211,7 +213,7 @@ impl Shard {
             + self.leases.len()
     }
 
-    /// Sweeps if there is no place for a new counter, at most once in [`MIN_SWEEP_INTERVAL`].
+    /// Sweeps this shard if the store is full, at most once in [`MIN_SWEEP_INTERVAL`].
     pub(super) fn sweep_if_full(&mut self, now: Nanos, counters: &CounterCapacity) {
         if counters.is_full() && self.swept_at.plus(MIN_SWEEP_INTERVAL) <= now {
             self.drop_empty(now, counters);
@@ -249,7 +251,7 @@ impl Shard {
         Ok(step)
     }
 
-    /// Returns the debt of `hash`, converted to the limit `gcra`.
+    /// Returns the GCRA state of the counter `hash`, converted to the limit `gcra`.
     fn gcra_state(&self, hash: KeyHash, now: Nanos, gcra: &Gcra) -> Tat {
         let Some(debt) = self.gcra.get(hash) else { return Tat::default() };
         match self.gcra_limits.get(debt.limit_id) {
@@ -335,8 +337,8 @@ fn lease_gcra(
     Ok(answer)
 }
 
-/// Applies a lease message to the counter of `hash`. A new counter
-/// takes its place first: after `act` the grant is already listed.
+/// Applies a lease message to the counter of `hash` with `act`. Reserves capacity for a new counter
+/// first, because `act` already records the grant.
 fn lease_window<S: Default>(
     table: &mut CounterTable<WindowCounter<S>>,
     hash: KeyHash,
@@ -367,7 +369,8 @@ pub(super) const fn can_create_counter(cost: Cost) -> bool {
     matches!(cost, Cost::Charge(Hits(1..)))
 }
 
-/// Returns the instant at which the counter is empty after `step`, or `None` without a decision.
+/// Returns the instant at which the counter becomes empty after this decision. `None` if the
+/// counter did not decide.
 fn empty_at(step: CounterDecision, now: Nanos) -> Option<Nanos> {
     match step {
         CounterDecision::Allow(Headroom { reset_after, .. })

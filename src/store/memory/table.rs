@@ -1,23 +1,24 @@
 //! A hash table that stores each counter beside the hash of its key.
 //!
-//! With a million counters, a decision mostly waits for memory. A lookup here
-//! waits once. A table with separate tags waits twice, one wait after the other.
+//! With a million counters, a decision mostly waits for memory. A lookup in this table waits for
+//! one cache line. A table with separate tags waits for two, one after the other.
 //!
 //! Guarantees:
 //! - A table with more than a few counters is 53 % to 80 % full.
-//! - A lookup reads three slots on average.
+//! - A lookup examines three slots on average.
 //!
 //! Not covered:
-//! - The hash function. It is keyed, so a client cannot force long searches.
+//! - The hash function. The caller uses a keyed one, so that clients cannot force long searches.
 
 use std::num::NonZeroU64;
 
-/// The hash of a counter's key. Equal hashes mean the same counter.
+/// The 128-bit hash of a counter's key. Counters with equal hashes are the same counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyHash {
-    /// The position: the low bits select the shard, the high bits select the slot.
+    /// The first half of the hash: the low bits select the shard, the high bits select the slot in
+    /// its table.
     pub(super) position: u64,
-    /// The other half of the hash. It is never zero, so that an empty slot needs no flag.
+    /// The second half of the hash. It is never zero, so that an empty slot needs no flag.
     pub(super) tag: NonZeroU64,
 }
 
@@ -28,7 +29,8 @@ pub(super) trait HasKeyHash {
 /// A table of entries by hash, with open addressing and linear probing.
 #[derive(Debug)]
 pub(super) struct CounterTable<E> {
-    /// An entry is in its home slot or behind it, with no empty slot between. The end wraps around.
+    /// An entry is in its home slot or in a later slot, with no empty slot between. After the last
+    /// slot follows the first.
     slots: Box<[Option<E>]>,
     len: usize,
 }
@@ -60,8 +62,8 @@ impl<E: HasKeyHash> CounterTable<E> {
         found.into_iter().find(|entry| entry.hash() == hash)
     }
 
-    /// Inserts an entry whose hash is not in the table.
-    /// Cost: O(1), or O(entries) when the table grows.
+    /// Inserts an entry. Its hash must not be in the table yet. Cost: O(1), or O(entries) when the
+    /// table grows.
     pub(super) fn insert(&mut self, entry: E) {
         if self.slots.len() * 4 < (self.len + 1) * 5 {
             self.resize(slots_for(self.slots.len() + 1));
@@ -76,7 +78,8 @@ impl<E: HasKeyHash> CounterTable<E> {
         let mut at = 0;
         while let Some(slot) = self.slots.get(at) {
             match slot {
-                // An entry that moves into this slot is the next to be examined.
+                // Do not advance: the removal may move a later entry into this slot, and that entry
+                // must be examined next.
                 Some(entry) if !keep(entry) => self.remove(at),
                 Some(_) | None => at += 1,
             }
@@ -86,8 +89,8 @@ impl<E: HasKeyHash> CounterTable<E> {
         }
     }
 
-    /// Returns the first slot of the search, at the same
-    /// fraction of the table as the hash of its range.
+    /// Returns the slot where the search for `hash` begins. Slots are assigned in proportion to the
+    /// hash: a hash at half of its range starts at half of the table.
     fn home_slot(&self, hash: KeyHash) -> usize {
         let scaled = u128::from(hash.position) * self.slots.len() as u128;
         usize::try_from(scaled >> u64::BITS).unwrap_or(0)
@@ -108,7 +111,8 @@ impl<E: HasKeyHash> CounterTable<E> {
             .for_each(|e| self.insert_unchecked(e));
     }
 
-    /// Empties the slot at `gap` and moves later entries up, so that no search ends too early.
+    /// Empties the slot at `gap` and moves later entries into the gap, so that no search ends at it
+    /// too early.
     fn remove(&mut self, mut gap: usize) {
         let slots = self.slots.len();
         let after = |at: usize| if at + 1 == slots { 0 } else { at + 1 };
@@ -127,8 +131,8 @@ impl<E: HasKeyHash> CounterTable<E> {
     }
 }
 
-/// Returns at least `wanted` slots: a power of two, or one and a half times a power of
-/// two. Entries have a power-of-two size, and allocators serve these sizes without waste.
+/// Returns at least `wanted` slots: a power of two, or one and a half times a power of two. The
+/// size of an entry is a power of two, and allocators serve the resulting sizes without waste.
 fn slots_for(wanted: usize) -> usize {
     let power = wanted.next_power_of_two().max(MIN_SLOTS);
     let less = power / 4 * 3;
@@ -147,14 +151,15 @@ mod tests {
         }
     }
 
-    /// Few home slots, so that entries collide and wrap around the end of the table.
+    /// Returns a hash with one of seven home slots, so that entries collide and wrap around the end
+    /// of the table.
     fn hash(number: u64) -> KeyHash {
         let place = (number % 7).wrapping_mul(u64::MAX / 6);
         KeyHash { position: place, tag: NonZeroU64::MIN.saturating_add(number) }
     }
 
     #[test]
-    fn capacity_grows_by_half_then_by_a_third() {
+    fn table_capacity_grows_by_half_then_a_third() {
         let mut sizes = vec![slots_for(0)];
         while sizes.len() < 9 {
             sizes.push(slots_for(sizes[sizes.len() - 1] + 1));
@@ -164,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn table_agrees_with_a_hash_map() {
+    fn counter_table_behaves_like_a_hash_map() {
         let (mut table, mut model) = (CounterTable::default(), HashMap::new());
         for round in 0_u32..200 {
             for number in (0..40).map(|n| n * u64::from(round % 5 + 1)) {

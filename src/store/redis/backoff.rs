@@ -1,21 +1,21 @@
-//! The pauses between retries.
+//! Random, growing pauses between connection attempts (exponential backoff with jitter).
 //!
 //! Guarantees:
-//! - Pauses are random, because all replicas lose their Redis at the same time.
-//! - They double up to a limit.
+//! - Pauses are random, so that replicas that lose Redis together do not reconnect together.
+//! - The longest pause doubles after each failure, up to half a second.
 //!
 //! Not covered:
-//! - Sleeping.
+//! - Sleeping for the pause, which the caller does.
 
 use std::time::Duration;
 
-/// The longest pause between two attempts. It is short, because an attempt is cheap.
+/// The longest pause between two attempts. It is short, because an attempt costs little.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// The longest pause after the first failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// Pauses that double, and restart after a success that lasted.
+/// The state of one sequence of pauses.
 #[derive(Clone, Debug)]
 pub(super) struct Backoff {
     jitter: u64,
@@ -23,12 +23,12 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// `jitter` is the seed; use a different one for each instance.
+    /// Creates the first state. `jitter` is the seed; use a different seed for each instance.
     pub(super) const fn new(jitter: u64) -> Self {
         Self { jitter, max_pause: FIRST_PAUSE }
     }
 
-    /// The next pause. Its range is twice the previous one.
+    /// Returns the next pause: random, below a bound that doubles with every call.
     pub(super) fn next_pause(&mut self) -> Duration {
         let longest = self.max_pause;
         self.max_pause = (longest * 2).min(MAX_PAUSE);
@@ -39,13 +39,13 @@ impl Backoff {
         self.max_pause = FIRST_PAUSE;
     }
 
-    /// A random duration below `longest`.
+    /// Returns a random duration below `longest`.
     pub(super) fn random_below(&mut self, longest: Duration) -> Duration {
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX).max(1);
         Duration::from_micros(self.random() % micros)
     }
 
-    /// A pseudorandom number (`SplitMix64`).
+    /// Returns a pseudorandom number (`SplitMix64`).
     ///
     /// Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014.
     pub(super) const fn random(&mut self) -> u64 {

@@ -1,19 +1,20 @@
-//! Batches the items of many callers into few script calls. An item is a check or a lease message.
+//! Batches checks or lease messages of many callers into few script calls. An item is one check or
+//! one lease message.
 //!
 //! Guarantees:
-//! - Without a call in flight, an item is sent at once in its caller's task.
-//! - During a call, items wait for its end, for [`MAX_DELAY`], or for a full batch.
-//! - Items of one Redis that start together are sent together.
-//! - Call sizes, calls in flight and waiting items are bounded.
-//! - An item that was abandoned before it was sent is never sent.
-//! - Each caller gets its result even if other callers leave.
+//! - If no call is in flight, an item is sent at once, in its caller's task.
+//! - During a call, items wait until the call ends, for [`MAX_DELAY`], or until a batch is full.
+//! - Items that callers submit in one [`Batcher::send_together`] block are sent together, outside a
+//!   Cluster.
+//! - The size of a call, the calls in flight and the waiting items are bounded.
+//! - If a caller abandons its item before it is sent, the item is never sent.
+//! - Each caller gets its result, even if other callers of the batch abandon theirs.
 //!
 //! Not covered:
-//! - Deadlines of waiting callers, which they keep themselves.
-//! - The meaning of an item.
+//! - The deadlines of callers: each caller stops waiting by itself.
+//! - The content of items and results.
 //!
-//! A lane is the queue of one Redis, or of one slot
-//! of a Cluster. Each runs its scripts independently.
+//! A lane is the queue of items for one Redis, or for one slot of a Cluster. Lanes are independent.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -30,44 +31,47 @@ use super::connection::LiveConnection;
 use super::route::Route;
 use super::{Batching, StoreFailure};
 
-/// The longest time that a call delays later items. A store on the same
-/// machine replies sooner. For a distant store, an item waits this long and
-/// not a whole round trip, and the store receives one call per millisecond.
+/// The longest time that a call in flight delays later items. Redis on the same machine replies
+/// sooner. If Redis is distant, items wait this long instead of a whole round trip, and Redis
+/// receives one call per millisecond.
 const MAX_DELAY: Duration = Duration::from_millis(1);
 
-/// The longest script in microseconds. Redis serves no other client meanwhile.
+/// The longest estimated script time of a call, in microseconds. Redis serves no other client
+/// meanwhile.
 const MAX_SCRIPT_MICROS: usize = 1_000;
 
-/// The most calls in flight in one lane. At one call per millisecond this suffices for a
-/// store 32 ms away. Full calls carry 100,000 checks per second to a store 80 ms away.
+/// The most calls in flight in one lane. At one call per millisecond this suffices for a round trip
+/// of 32 ms. With full batches it carries 100,000 checks per second over a round trip of 80 ms.
 const MAX_CALLS_IN_FLIGHT: usize = 32;
 
-/// The most script time that may wait in one lane, in microseconds: more than any deadline allows.
+/// The most estimated script time that may wait in one lane, in microseconds. Redis would need
+/// longer for more items than any caller's deadline.
 const MAX_WAITING_MICROS: usize = 64 * MAX_SCRIPT_MICROS;
 
 const CLUSTER_SLOTS: u16 = 16_384;
 
-/// A check or a lease message that one script executes.
+/// A check or a lease message that can share a script call with others of its kind.
 pub(super) trait BatchItem: Sized + Send + Sync + 'static {
     type Output: Debug + Send + 'static;
 
     /// The estimated script time in microseconds.
     fn script_micros(&self) -> usize;
 
-    /// Makes one call for all items.
+    /// Makes one script call for all items.
     ///
     /// # Errors
-    /// The reason for the missing reply.
+    /// The reason why Redis sent no usable reply.
     fn run_batch(
         live: &LiveConnection,
         questions: Vec<Self>,
     ) -> impl Future<Output = Result<BatchReplies<Self>, StoreFailure>> + Send;
 }
 
-/// The results of the first items (at least one), and the remaining items, which need another call.
+/// The results of the first items (at least one), and the items that the script did not execute.
+/// They need another call.
 pub(super) type BatchReplies<Q> = (Vec<<Q as BatchItem>::Output>, Vec<Q>);
 
-/// The batched calls of one script to one store.
+/// The batched calls of one script to one Redis or Cluster.
 #[derive(Debug)]
 pub(super) struct Batcher<Q: BatchItem> {
     route: Route,
@@ -76,17 +80,17 @@ pub(super) struct Batcher<Q: BatchItem> {
     lanes: Box<[Mutex<BatchLane<Q>>]>,
 }
 
-/// The waiting items and the calls in flight of one lane.
+/// The waiting items and the calls in flight of one Redis or one Cluster slot.
 #[derive(Debug)]
 struct BatchLane<Q: BatchItem> {
     waiting: VecDeque<QueuedItem<Q>>,
-    /// The script time of the waiting items, in microseconds.
+    /// The estimated script time of the waiting items, in microseconds.
     waiting_micros: usize,
-    /// An upper bound of the abandoned items in `waiting`.
+    /// At least the number of abandoned items in `waiting`.
     abandoned: usize,
     in_flight: usize,
     call_count: u64,
-    /// The number of the call that delays the others.
+    /// The number of the call in flight that delays waiting items.
     delaying_call: Option<u64>,
     /// The number of [`Batcher::send_together`] blocks in progress.
     open_groups: usize,
@@ -98,7 +102,8 @@ struct QueuedItem<Q: BatchItem> {
     sender: oneshot::Sender<Result<Q::Output, StoreFailure>>,
 }
 
-/// The right to have one call in flight. Dropping it releases the right.
+/// One call in flight of a lane. Dropping the guard ends the call, so that the lane may start
+/// another.
 struct CallGuard<Q: BatchItem> {
     calls: Arc<Batcher<Q>>,
     slot: u16,
@@ -106,16 +111,17 @@ struct CallGuard<Q: BatchItem> {
     number: Option<u64>,
 }
 
-/// Delays the sending of items until it is dropped.
+/// Delays the sending of all items of the batcher until this guard is dropped.
 struct GroupGuard<'c, Q: BatchItem>(&'c Arc<Batcher<Q>>);
 
-/// The items of one call, and its number.
+/// The items of one call, and the number of the call.
 type NumberedBatch<Q> = (Vec<QueuedItem<Q>>, u64);
 
 enum Submission<Q: BatchItem> {
-    /// Sent at once and alone.
+    /// The item is sent at once, in a call of its own.
     SendNow(Q, CallGuard<Q>),
-    /// Queued. The second field is the batch that it completed, if any.
+    /// The item waits in the queue. The second field is the batch that became full with this item,
+    /// if any.
     Queued(
         oneshot::Receiver<Result<Q::Output, StoreFailure>>,
         Option<(Vec<QueuedItem<Q>>, CallGuard<Q>)>,
@@ -144,7 +150,7 @@ impl<Q: BatchItem> Batcher<Q> {
         Arc::new(Self { route, deadline, batching, lanes })
     }
 
-    /// Sends an item to the store of `slot`, and waits for the result.
+    /// Sends an item to the Redis of the Cluster slot `slot`, and waits for the result.
     pub(super) async fn submit(
         self: &Arc<Self>,
         slot: u16,
@@ -176,8 +182,8 @@ impl<Q: BatchItem> Batcher<Q> {
         }
     }
 
-    /// Runs `begin`, which polls items for the first time, and sends them only afterwards.
-    /// In a Cluster they are sent as usual, because each key has its own slot.
+    /// Runs `begin`, which submits several items, and sends them together only after `begin`
+    /// returns. In a Cluster each item is sent at once, because each key has its own slot.
     pub(super) fn send_together(self: &Arc<Self>, begin: &mut dyn FnMut()) {
         if self.route.is_clustered() {
             return begin();
@@ -214,7 +220,7 @@ impl<Q: BatchItem> Batcher<Q> {
     fn start(self: &Arc<Self>, slot: u16, next: Option<NumberedBatch<Q>>) {
         let Some((batch, number)) = next else { return };
         let turn = CallGuard { calls: Arc::clone(self), slot, number: Some(number) };
-        // Without a runtime the process is ending, and no caller waits.
+        // Without a Tokio runtime the process is ending, and no caller waits.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(turn.drive(batch));
         }
@@ -254,7 +260,8 @@ impl<Q: BatchItem> BatchLane<Q> {
         if batch.is_empty() { None } else { Some((batch, self.begin_call())) }
     }
 
-    /// Removes the next batch from the queue: as many items as fit, and at least one.
+    /// Removes the next batch from the queue: as many items as fit in [`MAX_SCRIPT_MICROS`], and at
+    /// least one.
     fn take_batch(&mut self) -> Vec<QueuedItem<Q>> {
         let (mut batch, mut micros) = (Vec::with_capacity(self.waiting.len().min(256)), 0);
         while let Some(first) = self.waiting.front() {
@@ -275,8 +282,8 @@ impl<Q: BatchItem> BatchLane<Q> {
         batch
     }
 
-    /// Counts an abandoned item. Removes the abandoned ones as soon as they
-    /// may be more than half of the queue. Amortized cost: O(1) for each.
+    /// Counts an abandoned item. If abandoned items may be more than half of the queue, removes all
+    /// of them. Amortized cost: O(1) for each item.
     fn count_abandoned(&mut self) {
         self.abandoned += 1;
         if self.waiting.len() < 2 * self.abandoned {
@@ -299,13 +306,13 @@ impl<Q: BatchItem> CallGuard<Q> {
         self.calls.start(self.slot, next);
     }
 
-    /// Runs `batch`, and then further batches until none is ready.
+    /// Sends `batch`, and then further batches until no batch is ready.
     async fn drive(mut self, mut batch: Vec<QueuedItem<Q>>) {
         loop {
             let (questions, askers): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|waiting| (waiting.item, waiting.sender)).unzip();
             let come = self.run_call(questions).await;
-            // Each waiting caller reports its own timeout.
+            // Do not record a timeout here, because each waiting caller records its own.
             if !matches!(come, Err(StoreFailure::TimedOut)) {
                 self.calls.route.record_result(self.slot, come.as_ref().err().copied());
             }
@@ -319,7 +326,8 @@ impl<Q: BatchItem> CallGuard<Q> {
         }
     }
 
-    /// Makes one call until the deadline. After [`MAX_DELAY`], other calls may start.
+    /// Makes one call and waits for its reply until the deadline. After [`MAX_DELAY`], other calls
+    /// of the lane may start.
     async fn run_call(&self, questions: Vec<Q>) -> Result<BatchReplies<Q>, StoreFailure> {
         let live = self.calls.route.connection(self.slot)?;
         let mut called = pin!(Q::run_batch(&live, questions));
@@ -335,7 +343,7 @@ impl<Q: BatchItem> CallGuard<Q> {
         }
     }
 
-    /// Ends the call and returns the next batch.
+    /// Ends the call, and returns the next batch if one is ready.
     fn finish(&mut self) -> Option<NumberedBatch<Q>> {
         let number = self.number.take()?;
         let mut lane = self.calls.lane(self.slot).lock();
@@ -369,7 +377,7 @@ fn deliver<Q: BatchItem>(
     come: Result<BatchReplies<Q>, StoreFailure>,
 ) -> Vec<QueuedItem<Q>> {
     let mut askers = callers.into_iter();
-    // A send fails only if its caller has left.
+    // A send fails only if the caller no longer waits, so the error is ignored.
     match come {
         Ok((shares, rest)) => {
             shares
@@ -386,7 +394,7 @@ fn deliver<Q: BatchItem>(
     }
 }
 
-/// A caller that waits for its result. Dropping it early abandons the item.
+/// A caller that waits for its result. If it is dropped before the result, the item is abandoned.
 struct WaitingCaller<'c, Q: BatchItem> {
     calls: &'c Batcher<Q>,
     slot: u16,
@@ -398,7 +406,7 @@ impl<Q: BatchItem> WaitingCaller<'_, Q> {
     async fn wait(mut self) -> Result<Q::Output, StoreFailure> {
         let answer = timeout(self.calls.deadline, &mut self.receiver).await;
         self.has_result = answer.is_ok();
-        // A sender is dropped unused only when the process ends.
+        // A sender is dropped without a result only when the process ends.
         answer.map_or(Err(StoreFailure::TimedOut), |told| {
             told.unwrap_or(Err(StoreFailure::Unreachable))
         })

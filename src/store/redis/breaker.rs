@@ -1,19 +1,19 @@
 //! The circuit breaker of a slow Redis.
 //!
 //! Guarantees:
-//! - [`LATE_REPLIES_TO_OPEN`] consecutive late replies open it, to calls or to probes.
-//! - While it is open, no caller waits.
-//! - Only a probe with a timely reply or a new connection closes it.
+//! - [`LATE_REPLIES_TO_OPEN`] consecutive late replies, to calls or to probes, open the breaker.
+//! - While the breaker is open, calls fail at once.
+//! - Only a probe with a timely reply, or a new connection, closes the breaker.
 //!
 //! Not covered:
-//! - The probe, which the connection's task sends.
+//! - Sending the probes (`keeper`).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use tokio::sync::Notify;
 
-/// The late replies in a row that open the breaker. One can be a
-/// hiccup. After five, the sixth caller should not wait in vain.
+/// The number of late replies in a row that opens the breaker. A single late reply may be an
+/// exception. After five of them, the next caller would probably wait in vain.
 pub(super) const LATE_REPLIES_TO_OPEN: u32 = 5;
 
 #[derive(Debug, Default)]
@@ -29,7 +29,8 @@ impl Breaker {
     }
 
     pub(super) fn record_timely(&self) {
-        // Load first: a write by every call would bounce the cache line between cores.
+        // Load before the store: if every call wrote, the cache line would move between cores each
+        // time.
         if self.late_replies.load(Relaxed) != 0 {
             self.late_replies.store(0, Relaxed);
         }
@@ -50,11 +51,12 @@ impl Breaker {
         opens
     }
 
-    /// Waits until the breaker opens. Returns at once if it is open and that was not reported yet.
+    /// Waits until the breaker opens. Returns at once if the breaker opened since the last wait and
+    /// is still open.
     pub(super) async fn wait_opened(&self) {
         loop {
             self.opened_notify.notified().await;
-            // The notification may belong to an earlier connection, whose breaker was closed since.
+            // The notification may be old: a new connection may have closed the breaker since.
             if self.is_open() {
                 return;
             }
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_clears_a_pending_opened_notification() {
+    fn wait_opened_ignores_a_breaker_that_was_closed() {
         let breaker = Breaker::default();
         open(&breaker);
         breaker.close();

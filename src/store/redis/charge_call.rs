@@ -1,16 +1,17 @@
 //! One call of [`super::CHARGE_SCRIPT`] for several checks, and the split of its reply among them.
 //!
 //! Guarantees:
-//! - Pure.
-//! - The result equals that of sequential calls at one instant.
-//! - Checks with [`ChargeMode::Each`](crate::store::ChargeMode) come first; each kind keeps its order.
+//! - The code is pure: no I/O and no clock.
+//! - The results are those of one call per check, one after the other, at one instant.
+//! - The script decides the checks with [`ChargeMode::Each`](crate::store::ChargeMode) first. Among
+//!   them, and among the others, the order is kept.
 //! - A key that several [`ChargeMode::Each`](crate::store::ChargeMode) checks share is sent once.
-//! - A record is sent once.
-//! - A reply of the wrong length is rejected as a whole.
+//! - Equal records (a record is an encoded charge with its limit) are sent once.
+//! - A reply whose length does not fit the call is rejected as a whole.
 //!
 //! Not covered:
-//! - Choosing the checks of a call (`batch`).
-//! - The meaning of a reply (`codec`).
+//! - Choosing the checks that share a call (`batch`).
+//! - The conversion of results into outcomes (`codec`).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,18 +22,18 @@ use super::codec::{InvalidReply, PackedCheck, RawChargeResult};
 use crate::kernel::rate::limit::Tick;
 use crate::kernel::units::Nanos;
 
-/// The most charges in a call. The script accepts a
-/// plan of 8,000 bytes, and a charge needs six of them.
+/// The most charges in a call. The plan (the list of charges for the script) has at most 8,000
+/// bytes, and a charge needs up to six.
 pub const MAX_CHARGES: usize = 1_300;
 
-/// The arguments of a script call, and the order of the results in its reply.
+/// The arguments of a call of the charge script, and the order of the results in its reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChargeCall {
-    /// KEYS.
+    /// KEYS: the counters.
     pub keys: Vec<Vec<u8>>,
-    /// ARGV: the instant, the plan, and the records.
+    /// ARGV: the instant, the plan, and the records (each an encoded charge), as in `head.lua`.
     pub args: Vec<Vec<u8>>,
-    /// The charge of each result, in the order of the reply.
+    /// The charge to which each result of the reply belongs, in the order of the reply.
     whose: Vec<ChargeRef>,
     /// The number of charges of each check.
     charges_per_check: SmallVec<[usize; 1]>,
@@ -41,7 +42,7 @@ pub struct ChargeCall {
 /// The results of one check, one per charge, in order.
 pub type CheckResults = SmallVec<[RawChargeResult; 1]>;
 
-/// A charge, by the index of its check and its index within the check.
+/// The indexes of a charge: of its check in the call, and of the charge in the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ChargeRef {
     check: usize,
@@ -49,8 +50,9 @@ struct ChargeRef {
 }
 
 impl ChargeCall {
-    /// One call for several checks with at most [`MAX_CHARGES`] charges. Uses
-    /// `at`, cut to microseconds, or else the store's clock. Cost: O(charges).
+    /// Encodes one call for several checks with at most [`MAX_CHARGES`] charges. The script uses
+    /// the given instant, rounded down to microseconds, or without one the clock of Redis. Cost:
+    /// O(charges).
     #[must_use]
     pub fn encode(mut checks: Vec<PackedCheck>, at: Option<Nanos>) -> Self {
         let now = at.map_or_else(Vec::new, |at| Tick::Micro.floor(at).to_string().into_bytes());
@@ -80,16 +82,16 @@ impl ChargeCall {
         }
     }
 
-    /// The number of checks in this call.
+    /// Returns the number of checks in this call.
     #[must_use]
     pub fn check_count(&self) -> usize {
         self.charges_per_check.len()
     }
 
-    /// Splits `reply` into one share per check, in the order of the checks.
+    /// Splits `reply` into the results of each check, in the order of the checks.
     ///
     /// # Errors
-    /// The reply does not fit this call.
+    /// The script cannot have sent this reply to this call.
     pub fn split_reply(&self, reply: &[i64]) -> Result<Vec<CheckResults>, InvalidReply> {
         let refused = || InvalidReply::new("one to three integers for each charge", reply);
         let mut shares: Vec<CheckResults> = self
@@ -107,40 +109,41 @@ impl ChargeCall {
     }
 }
 
-/// The order of charges and keys, without duplicate keys and records.
+/// The order of charges and keys in the script call, and the distinct records.
 #[derive(Default)]
 struct ChargePlan<'q> {
     records: Vec<&'q [u8]>,
-    /// The charge that supplies each of KEYS.
+    /// For each of KEYS, a charge with this key.
     keys: Vec<ChargeRef>,
     whose: Vec<ChargeRef>,
-    /// The number of leading keys that the script reads with one `MGET`.
+    /// The number of keys, from the first on, that the script reads with one `MGET`.
     prefetched_keys: usize,
     parts: Vec<PlanPart>,
 }
 
-/// The rule of a part whose keys have one charge each, all with the same record.
+/// The number in the plan for a part with one charge for each of several keys, all with the same
+/// record.
 const SAME_RECORD_RULE: u16 = 16;
 
-/// Consecutive charges of one of three kinds:
+/// A part of the plan: consecutive charges of one of three kinds:
 /// - independent charges of one key,
 /// - independent charges of several keys with the same record,
 /// - the charges of one all-or-nothing check.
 struct PlanPart {
     rule: u16,
-    /// The range of these charges in `whose`.
+    /// The range of the charges of this part in the plan's list of charges.
     charges: Range<usize>,
     records: SmallVec<[u16; 1]>,
 }
 
-/// The independent charges of one key.
+/// The charges of [`ChargeMode::Each`](crate::store::ChargeMode) checks to one key.
 struct KeyCharges {
     whose: SmallVec<[ChargeRef; 1]>,
     records: SmallVec<[u16; 1]>,
 }
 
 impl KeyCharges {
-    /// Returns `true` if both have a single charge with the same record.
+    /// Returns `true` if both keys have a single charge, with the same record.
     fn has_same_record(&self, other: &Self) -> bool {
         self.whose.len() == 1 && other.whose.len() == 1 && self.records == other.records
     }
@@ -150,8 +153,9 @@ impl<'q> ChargePlan<'q> {
     fn of(questions: &'q [PackedCheck]) -> Self {
         let (mut plan, mut numbers) = (Self::default(), RecordNumbers::default());
         let mut runs = group_by_key(questions, &mut numbers);
-        // Charges with the same record are adjacent: the script unpacks it once and
-        // groups their keys. Keys that the script reads before writing come first.
+        // Sort charges with the same record together, because the script then unpacks the record
+        // once. Keys that the script reads before writing come first, because one `MGET` reads
+        // them.
         let is_read = |run: &KeyCharges| numbers.is_read_first(run.records[0]);
         runs.sort_by_key(|run| (!is_read(run), run.records[0], run.whose.len() != 1));
         plan.prefetched_keys = runs.iter().filter(|run| is_read(run)).count();
@@ -184,7 +188,7 @@ impl<'q> ChargePlan<'q> {
         self.parts.push(PlanPart { rule, charges: from..self.whose.len(), records });
     }
 
-    /// The plan in the script's format.
+    /// Encodes the plan in the script's format (see `head.lua`).
     fn bytes(&self) -> Vec<u8> {
         if self.records.len() == 1
             && matches!(*self.parts, [PlanPart { rule: SAME_RECORD_RULE, .. }])
@@ -201,7 +205,8 @@ impl<'q> ChargePlan<'q> {
     }
 }
 
-/// Groups the independent charges by key, in the given order.
+/// Groups the charges of [`ChargeMode::Each`](crate::store::ChargeMode) checks by key, in the given
+/// order.
 fn group_by_key<'q>(
     questions: &'q [PackedCheck],
     numbers: &mut RecordNumbers<'q>,
@@ -235,7 +240,7 @@ struct RecordNumbers<'q> {
 
 impl<'q> RecordNumbers<'q> {
     fn number(&mut self, record: &'q [u8]) -> u16 {
-        // Fast path: most records equal the previous one.
+        // Fast path: most records equal the previous record.
         if self.record(self.latest) == Some(record) {
             return self.latest;
         }
@@ -251,7 +256,8 @@ impl<'q> RecordNumbers<'q> {
         self.records.get(usize::from(number).checked_sub(1)?).copied()
     }
 
-    /// Returns `true` if the script reads the key first: for GCRA and the sliding window.
+    /// Returns `true` if the script reads the key before it writes: for GCRA and for the sliding
+    /// window.
     fn is_read_first(&self, number: u16) -> bool {
         matches!(self.record(number).and_then(<[u8]>::first), Some(1 | 4))
     }

@@ -1,17 +1,17 @@
-//! One client of one Redis process.
+//! One connection to one Redis process, through the client library.
 //!
 //! Guarantees:
-//! - An [`OpenedClient`] client is connected and authenticated.
-//! - Dropping it closes the connection.
-//! - It never reconnects, and sends each command at most once.
+//! - A new [`OpenedClient`] is connected and authenticated.
+//! - Dropping an [`OpenedClient`] closes its connection.
+//! - An [`OpenedClient`] never reconnects, and sends each command at most once.
 //! - Error texts contain no command arguments ([`describe_error`], [`without_arguments`]).
 //!
 //! Not covered:
 //! - Replacing a lost connection ([`super::keeper`]).
-//! - Choosing the process ([`super::sentinel`], [`super::cluster`]).
+//! - Choosing the Redis process ([`super::sentinel`], [`super::cluster`]).
 //!
-//! The reconnect of the client library is off. It would queue unsent
-//! commands, and send them after their caller had received another outcome.
+//! The client library's own reconnect is off. It would queue unsent commands, and send them after
+//! the caller received a failure and used the fallback.
 
 use std::fmt;
 use std::future::pending;
@@ -34,7 +34,7 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 const PASSWORD_FILE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Commands that the client buffers before it refuses more.
+/// The number of commands that the client library buffers before it refuses more.
 const MAX_BUFFERED_COMMANDS: usize = 16_384;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) enum ServerAddress {
 }
 
 impl ServerAddress {
-    /// The host; empty for a Unix socket.
+    /// Returns the host; empty for a Unix socket.
     pub(super) fn host(&self) -> &str {
         match self {
             Self::Tcp(address) => &address.host,
@@ -62,18 +62,18 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// The error text for a person. The client library wraps an operating
-/// system error in Rust's debug format; only its message is kept.
+/// Returns the error text for logs and users. The client library writes an operating system error
+/// in Rust's debug format; only its message is kept.
 pub(super) fn describe_error(error: &Error) -> String {
     let details = without_arguments(error);
-    // The message of the operating system, or the text that the library put around it.
+    // Take the message of the operating system, or else the error text of the client library.
     let after = |mark| details.split_once(mark).and_then(|(_, rest)| rest.split('"').next());
     let sentence = after("message: \"").or_else(|| after("error: \""));
     sentence.filter(|_| *error.kind() == ErrorKind::IO).unwrap_or(details).to_owned()
 }
 
-/// The error text without command arguments. Redis repeats the arguments
-/// of an unknown command, and the argument of `AUTH` is a password.
+/// Returns the error text without command arguments. Redis repeats the arguments of an unknown
+/// command, and the argument of `AUTH` is a password.
 pub(super) fn without_arguments(error: &Error) -> &str {
     let details = error.details();
     details.split_once(", with args beginning with:").map_or(details, |(said, _)| said)
@@ -116,7 +116,7 @@ impl OpenedClient {
     /// Connects and authenticates.
     ///
     /// # Errors
-    /// The reason for the failure, within [`CONNECT_TIMEOUT`].
+    /// The connection or the authentication failed, or took longer than [`CONNECT_TIMEOUT`].
     pub(super) async fn new(at: &ServerAddress, login: Login<'_>) -> Result<Self, Error> {
         let opening = async {
             let config = config(at, login).await?;
@@ -131,7 +131,8 @@ impl OpenedClient {
         opened.map_err(|error| tls::explain_handshake_error(error, login.tls))
     }
 
-    /// The client for sending commands. Its commands fail after this value is dropped.
+    /// Returns the client for sending commands. All its commands fail after this [`OpenedClient`]
+    /// is dropped.
     pub(super) const fn client(&self) -> &Client {
         &self.client
     }
@@ -146,7 +147,7 @@ impl OpenedClient {
     }
 
     pub(super) async fn wait_closed(&mut self) {
-        // The pending commands report why it closed.
+        // Ignore this error: the pending commands report why the connection closed.
         let _ended = (&mut self.driver).await;
     }
 }
@@ -195,7 +196,7 @@ async fn watch_password_file(
 /// Runs a command that charges nothing.
 ///
 /// # Errors
-/// The reason for the failure, within [`CONNECT_TIMEOUT`].
+/// Redis refused the command, or did not reply within [`CONNECT_TIMEOUT`].
 pub(super) async fn run_command(client: &Client, command: &[&str]) -> Result<Value, Error> {
     let (name, args) = command.split_first().unwrap_or((&"PING", &[]));
     let command = CustomCommand::new(*name, ClusterHash::FirstKey, false);
@@ -217,7 +218,8 @@ async fn connect(client: Client) -> Result<OpenedClient, Error> {
             driver = Some(OpenedClient { driver: its.connect(), client: its, sent_password: told });
             std::future::pending::<()>().await;
         };
-        // Poll the wait first: the client announces the connect event only once.
+        // Poll the wait for the connect event first, because the client announces that event only
+        // once.
         tokio::select! {
             biased;
             connected = &mut waiting => connected,
@@ -267,7 +269,7 @@ fn connection_config() -> ConnectionConfig {
     ConnectionConfig {
         connection_timeout: CONNECT_TIMEOUT,
         internal_command_timeout: CONNECT_TIMEOUT,
-        // A charge that Redis may have executed is not repeated.
+        // Redis may have executed a charge without a reply, so no command is repeated.
         max_command_attempts: 1,
         max_command_buffer_len: MAX_BUFFERED_COMMANDS,
         tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
@@ -288,7 +290,7 @@ mod tests {
         };
         let refused = io::Error::from_raw_os_error(111);
         assert_eq!(shown(&refused), "Connection refused");
-        // The library has its own error kind for a name that does not resolve.
+        // The client library has its own error kind for a host name that does not resolve.
         let unknown = io::Error::other("failed to lookup address information");
         assert_eq!(shown(&unknown), "failed to lookup address information");
         let other = Error::new(ErrorKind::Auth, "error: \"kept\" as it is");

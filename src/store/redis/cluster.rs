@@ -1,12 +1,12 @@
-//! The nodes of a Cluster and their slots.
+//! The connections to the primaries of a Redis Cluster, and the slots of each.
 //!
 //! Guarantees:
-//! - Each node has its own connection, so a lost node fails only its own slots.
-//! - Slots are queried again when a node is lost, slow, or redirects a call.
-//! - The newest of several slot maps is used.
+//! - Each node has its own connection, so a lost node affects only its own slots.
+//! - The slot map is queried again when a node is lost, is slow, or redirects a call.
+//! - If nodes return different slot maps, the newest is used.
 //!
 //! Not covered:
-//! - Keys of several slots in one call, which no Cluster accepts.
+//! - Calls with keys of several slots: a Cluster rejects them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,28 +27,29 @@ use super::keeper::{self, ServerLocation};
 use super::options::{Address, RedisOptions};
 use super::slot_map::{self, SlotMap};
 
-/// The interval between slot queries while all is well.
+/// The interval between slot queries while all slots are available.
 const QUERY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The interval while some slots are unavailable.
+/// The interval between slot queries while some slots are unavailable.
 const OUTAGE_QUERY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The longest pause before a query that was requested early.
+/// The longest pause before a slot query that a failure or a redirect requested.
 const MAX_QUERY_DELAY: Duration = Duration::from_millis(50);
 
-/// The number of slot queries for which a node without slots is kept after a redirect to it.
+/// The number of slot queries for which a node without slots stays connected after a redirect to
+/// it.
 const KEPT_FOR_QUERIES: u8 = 50;
 
-/// The most nodes without slots that are kept.
+/// The most nodes without slots that stay connected.
 const MAX_REDIRECT_TARGETS: usize = 64;
 
-/// The state that the keeper task shares with callers.
+/// The connections to a Cluster, which one task keeps open and all callers use.
 #[derive(Debug, Default)]
 pub(super) struct ClusterConnections {
     map: ArcSwap<ClusterMap>,
-    /// The nodes from redirects, and the number of slot queries for which each is still kept.
+    /// The nodes that redirects named, and for how many further slot queries each stays connected.
     redirect_targets: Mutex<BTreeMap<Address, u8>>,
-    /// The error that a node returned to the last slot query, if all nodes failed.
+    /// The cause that a node returned to the last slot query, if no node returned a slot map.
     query_failure: Mutex<Option<StoreFailure>>,
     /// Notified when the slots may have changed.
     query_notify: Notify,
@@ -60,7 +61,7 @@ struct ClusterMap {
     nodes: BTreeMap<Address, ClusterNode>,
 }
 
-/// One node, and the task that keeps the connection to it.
+/// One node of the Cluster, and the task that keeps it connected.
 #[derive(Clone, Debug)]
 struct ClusterNode {
     link: Arc<Link>,
@@ -71,13 +72,13 @@ struct ClusterNode {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Redirect {
     target: Address,
-    /// The error was `ASK`: the node has the key, and imports the slot.
+    /// True for `ASK`: the target imports the slot and already has the key.
     pub(super) is_ask: bool,
 }
 
 impl Redirect {
-    /// Parses a redirect error of the node at `host`.
-    /// A redirect without a host means the same host.
+    /// Parses a `MOVED` or `ASK` error from the node at `host`. A redirect without a host name
+    /// means `host`.
     pub(super) fn parse(error: &Error, host: &str) -> Option<Self> {
         let mut words = error.details().split(' ');
         let asks = match words.next()? {
@@ -93,17 +94,17 @@ impl Redirect {
 }
 
 impl ClusterConnections {
-    /// The connection to the owner of the slot.
+    /// Returns the connection to the node that owns `slot`.
     ///
     /// # Errors
-    /// The slot has no known owner, or the owner has no connection.
+    /// The owner of the slot is unknown, or it is not connected.
     pub(super) fn connection(&self, slot: u16) -> Result<Arc<LiveConnection>, StoreFailure> {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
         node.ok_or_else(|| self.unknown_owner_cause())?.link.connection()
     }
 
-    /// Updates the breaker of the slot's owner with the result of a call.
+    /// Updates the circuit breaker of the slot's owner with the result of a call.
     pub(super) fn record_result(&self, slot: u16, failed: Option<StoreFailure>) {
         let map = self.map.load();
         let node = map.slots.owner(slot).and_then(|address| map.nodes.get(address));
@@ -112,7 +113,7 @@ impl ClusterConnections {
         }
     }
 
-    /// The reason that some charges fail now, if any.
+    /// Returns the reason why charges to some slots fail now; `None` if charges succeed.
     pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         let map = self.map.load();
         let mut owners = map.slots.owners().map(|address| map.nodes.get(address));
@@ -123,7 +124,7 @@ impl ClusterConnections {
         trouble.or_else(|| (!map.slots.is_complete()).then(|| self.unknown_owner_cause()))
     }
 
-    /// The reason that the owner of a slot is unknown.
+    /// Returns the reason why the owner of a slot is unknown.
     fn unknown_owner_cause(&self) -> StoreFailure {
         self.query_failure.lock().unwrap_or(StoreFailure::Unreachable)
     }
@@ -132,7 +133,8 @@ impl ClusterConnections {
         self.query_notify.notify_one();
     }
 
-    /// The connection to the target of `redirect`, if there is one.
+    /// Returns the connection to the target of `redirect`; `None` if the target is not connected
+    /// yet.
     pub(super) fn connection_to(&self, redirect: &Redirect) -> Option<Arc<LiveConnection>> {
         if !redirect.is_ask {
             self.request_query();
@@ -149,7 +151,7 @@ impl ClusterConnections {
         known?.link.connection().ok()
     }
 
-    /// The nodes that a slot query can use.
+    /// Returns the connected nodes, which can be queried for the slot map.
     fn connected_nodes(&self) -> Vec<(Address, Arc<LiveConnection>)> {
         let map = self.map.load();
         let live =
@@ -157,7 +159,7 @@ impl ClusterConnections {
         live.map(|(at, live)| (at.clone(), live)).collect()
     }
 
-    /// The nodes that are kept without slots. Counts one slot query for each.
+    /// Returns the nodes that stay connected without slots, and counts one slot query for each.
     fn kept_targets(&self) -> Vec<Address> {
         let mut named = self.redirect_targets.lock();
         named.retain(|_, looks| {
@@ -211,7 +213,7 @@ pub(super) async fn keep_cluster(
     }
 }
 
-/// The tasks that each keep one node connected.
+/// The tasks that keep the nodes connected, one task for each node.
 struct NodeKeepers {
     tasks: JoinSet<()>,
     cluster: Arc<ClusterConnections>,
@@ -220,7 +222,8 @@ struct NodeKeepers {
 }
 
 impl NodeKeepers {
-    /// Connects to the owners of slots and to the kept nodes, and drops all other connections.
+    /// Connects to the owners of slots and to the targets of recent redirects. Drops all other
+    /// connections.
     fn apply_slots(&mut self, slots: SlotMap) {
         let before = self.cluster.map.load_full();
         let named = self.cluster.kept_targets();
@@ -268,7 +271,7 @@ mod tests {
         assert_eq!(of("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
         assert_eq!(of("ASK 3999 redis-2.local:6381"), to("redis-2.local", 6381, true));
         assert_eq!(of("MOVED 3999 ::1:6381"), to("::1", 6381, false));
-        // A redirect without a known host means the host of the node that replied.
+        // In a redirect, an empty host or `?` means the host of the node that sent it.
         assert_eq!(of("MOVED 3999 :6381"), to("redis-1.local", 6381, false));
         assert_eq!(of("ASK 3999 ?:6381"), to("redis-1.local", 6381, true));
         for other in

@@ -1,21 +1,21 @@
-//! Encodes one check for [`super::CHARGE_SCRIPT`], and decodes the reply into outcomes.
+//! Encodes one check for [`super::CHARGE_SCRIPT`], and decodes the reply into charge outcomes.
 //!
 //! Guarantees:
-//! - Pure.
+//! - The functions are pure: no I/O and no clock.
 //! - Distinct counters have distinct keys; those of one [`Placement`] share a Cluster slot.
-//! - An impossible result makes the whole check fail.
+//! - If the script cannot have sent one of the results, all charges of the check fail.
 //!
 //! Not covered:
 //! - Several checks in one call (`charge_call`), sending, and deadlines.
 //! - The fallback of a charge without an outcome.
 //!
-//! A key is `{prefix}sg:{tag}:` plus the counter's bytes. Above
-//! [`MAX_KEY_BYTES`] bytes, `#` and their SHA-256 replace them.
+//! A Redis key is `{prefix}sg:{tag}:` plus the counter's [`CounterKey`] bytes. If these are more
+//! than [`MAX_KEY_BYTES`], `#` and their SHA-256 replace them.
 //!
-//! - The tag is the home, a 64-bit number in hexadecimal.
-//!   In a collision, unrelated counters share a slot.
-//! - The digest is cryptographic. In a collision, two counters would
-//!   become one, and clients choose the descriptors that form the key.
+//! - The tag selects the Cluster slot. It is a 64-bit hash in hexadecimal. If two hashes are equal,
+//!   unrelated counters share a slot, which is harmless.
+//! - SHA-256 is cryptographic, because clients choose the descriptors in the key. With a weaker
+//!   hash a client could make two counters one.
 
 pub mod heartbeat;
 pub mod lease;
@@ -39,10 +39,11 @@ use crate::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
 /// The longest counter key in bytes that is stored unchanged. Longer keys are hashed.
 pub const MAX_KEY_BYTES: usize = 256;
 
-/// The length of `sg:{…}:` in bytes.
+/// The length of `sg:{tag}:` in bytes.
 const TAG_BYTES: usize = 22;
 
-/// The codes of a reply. From [`DENY`] on, a third integer follows.
+/// The codes in a reply of the charge script. After [`DENY`] and larger codes, a third integer
+/// follows.
 const ADMIT: i64 = 0;
 const NEVER: i64 = 1;
 const REFUNDED: i64 = 2;
@@ -50,13 +51,13 @@ const UNREADABLE: i64 = 3;
 const DENY: i64 = 4;
 const STALE: i64 = 5;
 
-/// The first byte of a sliding log's record.
+/// The first byte of the encoded charge (record) of a sliding log.
 const LOG_RECORD: u8 = 5;
 
-/// An encoded check.
+/// A check, encoded for the charge script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedCheck {
-    /// The number of its rule in the plan; 0 is [`ChargeMode::Each`].
+    /// The number of the check's charge mode in the plan; 0 is [`ChargeMode::Each`].
     pub(super) rule: u16,
     pub(super) charges: SmallVec<[PackedCharge; 1]>,
 }
@@ -67,10 +68,12 @@ pub(super) struct PackedCharge {
     pub(super) record: ChargeRecord,
 }
 
-/// Only the record of a calendar window is longer than 32 bytes.
+/// A charge and its limit, encoded for the charge script. Only the record of a calendar window is
+/// longer than 32 bytes.
 pub(super) type ChargeRecord = SmallVec<[u8; 32]>;
 
-/// The script's result for one charge: a code, which [`read`] validates, and times in ticks.
+/// The script's result for one charge: a code, which [`read`] validates, the remaining hits, and
+/// times in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawChargeResult {
     code: i64,
@@ -82,15 +85,16 @@ pub struct RawChargeResult {
 /// The results of a check, one per charge, in order.
 pub type ChargeResults = SmallVec<[ChargeResult; 2]>;
 
-/// A decoded result for one charge.
+/// The decoded result of one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChargeResult {
-    /// The counter was charged, queried or refunded; the step is never `CounterDecision::OutsideWindows`.
+    /// The counter was charged, queried or refunded. The decision is never
+    /// `CounterDecision::OutsideWindows`.
     Outcome(ChargeOutcome),
-    /// Nothing was charged: at this instant of the store's
-    /// clock, none of the planned windows is open.
+    /// Nothing was charged: at this instant of the clock of Redis, no calendar window in the record
+    /// is open.
     Stale(Nanos),
-    /// Nothing was charged: the key contains a foreign value.
+    /// Nothing was charged: the value under the key was not written by Sluicegate.
     Unreadable,
 }
 
@@ -118,7 +122,7 @@ pub fn pack(charges: &Charges, prefix: &[u8]) -> PackedCheck {
 /// Decodes one result for each charge.
 ///
 /// # Errors
-/// The script cannot have sent this for these charges.
+/// The script cannot have sent these results for these charges.
 pub fn read(charges: &Charges, said: &[RawChargeResult]) -> Result<ChargeResults, InvalidReply> {
     if said.len() != charges.list.len() {
         return Err(InvalidReply { expected: "an answer for each charge", actual: Vec::new() });
@@ -127,19 +131,21 @@ pub fn read(charges: &Charges, said: &[RawChargeResult]) -> Result<ChargeResults
 }
 
 impl PackedCheck {
-    /// The estimated script time in microseconds: the measured time plus a reserve.
+    /// Returns the estimated script time of the check in microseconds, which is above the measured
+    /// time.
     pub(super) fn micros(&self) -> usize {
         let step =
             |charge: &PackedCharge| if charge.record.first() == Some(&LOG_RECORD) { 24 } else { 4 };
-        // All-or-nothing queries each counter before it charges it.
+        // An all-or-nothing check takes longer, because the script queries each counter before it
+        // charges any.
         let steps = if self.rule == 0 { 1 } else { 3 };
         self.charges.iter().map(step).sum::<usize>() * steps
     }
 }
 
 impl RawChargeResult {
-    /// Decodes one result from the front of `reply`; `None` if that is impossible.
-    /// `before` is the previous result, whose reset time this one may share.
+    /// Decodes and removes the first result of `reply`; `None` if it is invalid. The script leaves
+    /// out a reset-after that equals the one before, so the previous result is needed.
     pub(super) fn read(reply: &mut &[i64], before: Option<&Self>) -> Option<Self> {
         let natural = |field: i64| u64::try_from(field).ok().filter(|field| *field <= EXACT_BOUND);
         let mut next = || reply.split_off_first().copied();
@@ -151,8 +157,8 @@ impl RawChargeResult {
     }
 }
 
-/// Decodes a reply of packed doubles; `None` if the length is wrong. Truncates
-/// each double to an integer, like Redis does with a script's numbers.
+/// Decodes a reply of packed doubles; `None` if the length is wrong. Truncates each double to an
+/// integer, as Redis does with the numbers that a script returns.
 #[must_use]
 #[allow(
     clippy::cast_possible_truncation,
@@ -170,14 +176,14 @@ impl InvalidReply {
     }
 }
 
-/// The key of a counter in the store.
+/// Returns the Redis key of a counter.
 #[must_use]
 pub fn counter_key(counter: &CounterKey, home: Placement, prefix: &[u8]) -> Vec<u8> {
     let bytes = counter.as_bytes();
     let mut key = Vec::with_capacity(prefix.len() + TAG_BYTES + bytes.len().min(MAX_KEY_BYTES));
     key.extend(prefix);
     let place = match home {
-        // The hash key is fixed and public: every replica must choose the same slot.
+        // The hash has no secret key, because every replica must choose the same slot.
         Placement::ByKey => SipHasher24::new().hash(bytes),
         Placement::Group(place) | Placement::WholeDomain(place) => place,
     };
@@ -186,14 +192,14 @@ pub fn counter_key(counter: &CounterKey, home: Placement, prefix: &[u8]) -> Vec<
     if bytes.len() <= MAX_KEY_BYTES {
         key.extend(bytes);
     } else {
-        // A counter's bytes never begin with `#`: they begin with the form of the key.
+        // `#` marks a hashed key: the bytes of an unhashed key begin with another byte.
         key.push(b'#');
         key.extend(Sha256::digest(bytes));
     }
     key
 }
 
-/// The Cluster slot of a key, 0 to 16383.
+/// Returns the Redis Cluster slot of a key, 0 to 16383.
 #[must_use]
 pub fn cluster_slot(key: &[u8]) -> u16 {
     fred::util::redis_keyslot(key)
@@ -233,7 +239,7 @@ fn encode_record(charge: &Charge) -> ChargeRecord {
     bytes
 }
 
-/// The numbers of a limit, in the order of the record.
+/// The numbers of a limit, in the order in which the script expects them (see `head.lua`).
 struct LimitNumbers {
     code: u8,
     limit: u32,
@@ -265,7 +271,7 @@ impl LimitNumbers {
     }
 }
 
-/// An integer as a double. Values of 2^53 or more become 2^53 - 1.
+/// Encodes an integer as a double. Values of 2^53 or more become 2^53 - 1.
 #[allow(clippy::cast_precision_loss, reason = "exact below 2^53")]
 const fn encode_double(integer: u64) -> [u8; 8] {
     let held = if integer < EXACT_BOUND { integer } else { EXACT_BOUND - 1 };

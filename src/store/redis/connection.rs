@@ -1,13 +1,15 @@
-//! One connection to one Redis process, shared by all callers.
+//! The connection to one Redis process, which all callers share.
 //!
 //! Guarantees:
-//! - Calls fail at once while there is no connection.
-//! - A call is sent once, and repeated only at a redirect: the first node ran nothing.
-//! - A bad reply ends at most its own connection, never the next.
-//! - [`Link::outage_cause`] reports a failed connection until the next one has lasted.
-//! - [`Link::outage_cause`] reports refused writes until none was refused for a while.
-//! - An error about one key's value is not a refused write.
-//! - Without a connection, the error that Redis returned is the cause.
+//! - While there is no connection, calls fail at once.
+//! - A call is sent once. It is repeated only after a redirect, because the redirecting node did
+//!   not run it.
+//! - An invalid reply ends at most the connection that received it, never a later connection.
+//! - [`Link::outage_cause`] reports a failed connection until a new connection has been stable for
+//!   a while.
+//! - [`Link::outage_cause`] reports refused writes until no write was refused for a while.
+//! - An error that concerns the value of a single key is not a refused write.
+//! - If Redis refused the connection, calls fail with the error that Redis returned.
 //!
 //! Not covered:
 //! - Opening and watching the connection ([`super::keeper`]).
@@ -36,22 +38,22 @@ use super::{
     RESERVATION_SCRIPT, StoreFailure, codec,
 };
 
-/// The client's error for every pending command, sent or not,
-/// when its task is aborted before the connection closes.
+/// The client library's error for pending commands, sent or not, when its task is aborted before
+/// the connection closes.
 const CLIENT_STOPPED: &str = "channel closed";
 
-/// The most redirects of one call. A moving slot needs one redirect, and may move again.
+/// The most redirects of one call. A slot that moved needs one redirect, and it may move again.
 pub(super) const MAX_REDIRECTS: usize = 5;
 
-/// The state that the keeper task shares with callers.
+/// The current connection to one Redis process. The keeper task replaces it, and callers use it.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     connection: ArcSwapOption<LiveConnection>,
     pub(super) breaker: Breaker,
-    /// The error that Redis returned to the last connection attempt. `None` if no process replied.
+    /// The cause for which Redis refused the last connection attempt. `None` if no process replied.
     connect_failure: Mutex<Option<StoreFailure>>,
-    /// Why the previous connection failed, or why this one
-    /// refuses calls. Cleared after a connection has lasted.
+    /// Why the previous connection failed, or why Redis refuses calls on this one. Cleared after a
+    /// connection was stable for a while.
     recent_failure: Mutex<Option<StoreFailure>>,
 }
 
@@ -69,25 +71,25 @@ pub(super) struct LiveConnection {
     run_id: String,
     at: ServerAddress,
     cluster: Option<Weak<ClusterConnections>>,
-    /// Notified when a reply requires a new connection.
+    /// Notified when a reply shows that the connection must be replaced.
     useless_notify: Notify,
-    /// The first cause of such a reply.
+    /// The store failure of the first reply for which the connection must be replaced.
     useless_cause: OnceLock<StoreFailure>,
-    /// Notified when Redis refuses a call that it would refuse on any connection.
+    /// Notified when Redis refuses a call for a reason that a new connection would not change.
     refusal_notify: Notify,
-    /// The last such refusal, until the keeper task takes it.
+    /// The last refusal that a new connection would not change, until the keeper task takes it.
     last_refusal: Mutex<Option<StoreRefusal>>,
-    /// A call succeeded, and none was refused since.
+    /// True if a call succeeded, and no call was refused since.
     has_served: AtomicBool,
     served_notify: Notify,
     /// Notified when a caller abandons a call.
     abandoned_notify: Notify,
-    /// Redis refuses to set expiries, so counters stay forever.
+    /// True while Redis refuses `EXPIRE`. Counters written meanwhile never expire.
     is_refusing_expiry: AtomicBool,
     expiry_notify: Notify,
 }
 
-/// A refusal that every connection to this Redis would get.
+/// A refused call. Every other connection to this Redis would get the same refusal.
 #[derive(Debug)]
 pub(super) struct StoreRefusal {
     pub(super) operation: RefusedOperation,
@@ -105,47 +107,47 @@ pub(super) enum RefusedOperation {
 #[derive(Clone, Copy)]
 pub(super) struct RedisScript<'s> {
     pub(super) text: &'s str,
-    /// The SHA-1 of the text. `None` sends the whole text.
+    /// The SHA-1 of the script text, for `EVALSHA`. `None` sends the whole text with `EVAL`.
     pub(super) digest: Option<&'s str>,
-    /// The script accepts any value under its keys. Its errors
-    /// therefore come from the store, not from one key.
+    /// True if the script accepts any value under its keys. Its errors then concern the whole
+    /// store, not a single key.
     pub(super) accepts_any_value: bool,
 }
 
-/// A script call whose bytes are shared by all its redirects.
+/// A script call. All redirects of the call share its bytes.
 struct ScriptCall<'s> {
     script: RedisScript<'s>,
     keys: Vec<Bytes>,
     args: Vec<Bytes>,
 }
 
-/// The node that a call is redirected to.
+/// The node to which a Cluster redirects a call.
 pub(super) struct RedirectTarget {
     pub(super) live: Arc<LiveConnection>,
-    /// Each command needs an `ASKING` before it.
+    /// True if each command must follow an `ASKING` command.
     pub(super) needs_asking: bool,
 }
 
 impl<'s> RedisScript<'s> {
-    /// A script that fails on values that it did not write itself.
+    /// Creates a script that returns an error if a key has a value that the script did not write.
     const fn new(text: &'s str, digest: &'s str) -> Self {
         Self { text, digest: Some(digest), accepts_any_value: false }
     }
 }
 
 impl Link {
-    /// Returns the connection.
+    /// Returns the current connection.
     ///
     /// # Errors
-    /// There is no connection, or the breaker is open.
+    /// There is no connection, or the circuit breaker is open.
     pub(super) fn connection(&self) -> Result<Arc<LiveConnection>, StoreFailure> {
         let none = || self.connect_failure.lock().unwrap_or(StoreFailure::Unreachable);
         let live = self.connection.load_full().ok_or_else(none)?;
         if self.breaker.is_open() { Err(StoreFailure::BreakerOpen) } else { Ok(live) }
     }
 
-    /// Returns why calls fail now, as far as known. A connection
-    /// proves little: a read-only Redis accepts connections too.
+    /// Returns why calls fail now, if known. An open connection does not prove that calls succeed:
+    /// a read-only Redis accepts connections, too.
     pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         self.connection().err().or_else(|| *self.recent_failure.lock())
     }
@@ -173,12 +175,12 @@ impl Link {
         *self.recent_failure.lock() = Some(cause);
     }
 
-    /// Clears the doubt: the connection has lasted.
+    /// Forgets the last failure, because the connection was stable for a while.
     pub(super) fn clear_recent_failure(&self) {
         *self.recent_failure.lock() = None;
     }
 
-    /// Updates the breaker with the result of a call.
+    /// Updates the circuit breaker with the result of a call.
     pub(super) fn saw(&self, failed: Option<StoreFailure>) {
         match failed {
             Some(StoreFailure::TimedOut) => log_if_opened(self.breaker.record_late()),
@@ -189,7 +191,7 @@ impl Link {
 }
 
 impl Link {
-    /// Opens the breaker after a series of late probes.
+    /// Opens the circuit breaker after a series of late probes.
     pub(super) fn open_breaker(&self) {
         log_if_opened(self.breaker.open());
     }
@@ -202,7 +204,7 @@ fn log_if_opened(opened: bool) {
 }
 
 impl LiveConnection {
-    /// Loads the scripts over `client`.
+    /// Loads the scripts over the connection of `client`.
     ///
     /// # Errors
     /// Redis rejected a script or did not reply.
@@ -241,8 +243,8 @@ impl LiveConnection {
         })
     }
 
-    /// Waits until a call succeeds. Returns at once for a success
-    /// that was not reported yet, unless a refusal followed it.
+    /// Waits until a call succeeds. Returns at once if a call succeeded since the last wait and no
+    /// call was refused after it.
     pub(super) async fn wait_served(&self) {
         loop {
             self.served_notify.notified().await;
@@ -252,8 +254,8 @@ impl LiveConnection {
         }
     }
 
-    /// Waits until Redis refuses a call that it would refuse on any
-    /// connection. Returns at once for a refusal that was not reported yet.
+    /// Waits for a refused call that a new connection would not change, and returns the refusal.
+    /// Returns at once if there was a refusal since the last wait.
     pub(super) async fn wait_refused(&self) -> StoreRefusal {
         loop {
             self.refusal_notify.notified().await;
@@ -268,19 +270,19 @@ impl LiveConnection {
         self.abandoned_notify.notify_one();
     }
 
-    /// Waits until a caller abandons a call. Returns at once
-    /// for an abandoned call that was not reported yet.
+    /// Waits until a caller abandons a call. Returns at once if a call was abandoned since the last
+    /// wait.
     pub(super) async fn wait_abandoned(&self) {
         self.abandoned_notify.notified().await;
     }
 
-    /// Waits for a reply that requires a new connection.
+    /// Waits for a reply that shows that the connection must be replaced.
     pub(super) async fn wait_useless(&self) {
         self.useless_notify.notified().await;
     }
 
-    /// Records the result of a call. Several calls in flight may report the
-    /// same failure. It concerns this connection only, not the next one.
+    /// Records the result of a call. Several calls in flight may report the same failure, and it
+    /// concerns only this connection, not a later one.
     pub(super) fn saw(&self, failed: Option<StoreFailure>) {
         match failed {
             None => self.record_success(),
@@ -296,8 +298,8 @@ impl LiveConnection {
         }
     }
 
-    /// Classifies and records the error of a call. `is_no_keys` states that an
-    /// unclassified error comes from the store and not from one key's value.
+    /// Classifies and records the error of a call. If `is_no_keys` is true, an error of no known
+    /// class concerns the store; else it concerns the value of a single key.
     pub(super) fn record_error(&self, error: &Error, is_no_keys: bool) -> StoreFailure {
         let cause = classify_error(error);
         if is_write_refusal(error) || (is_no_keys && cause == StoreFailure::Other) {
@@ -312,8 +314,8 @@ impl LiveConnection {
         cause
     }
 
-    /// Records that Redis refuses to set expiries, so counters stay forever. The
-    /// connection stays open, because every other connection would get the same reply.
+    /// Records that Redis refused `EXPIRE`, so that a counter never expires. The connection stays
+    /// open, because another connection would get the same reply.
     pub(super) fn record_refused_expiry(&self, error: &Error) {
         let (what, cause) = (RefusedOperation::Expiry, classify_error(error));
         self.is_refusing_expiry.store(true, Relaxed);
@@ -324,14 +326,14 @@ impl LiveConnection {
         });
     }
 
-    /// Records that Redis sets expiries again.
+    /// Records that Redis accepted `EXPIRE`.
     pub(super) fn record_accepted_expiry(&self) {
         if self.is_refusing_expiry.load(Relaxed) && self.is_refusing_expiry.swap(false, Relaxed) {
             self.expiry_notify.notify_one();
         }
     }
 
-    /// Waits until Redis sets expiries again.
+    /// Waits until Redis accepts `EXPIRE` again.
     pub(super) async fn wait_expiry_accepted(&self) {
         self.expiry_notify.notified().await;
     }
@@ -347,7 +349,8 @@ impl LiveConnection {
     }
 
     fn record_success(&self) {
-        // Load first: a write by every call would bounce the cache line between cores.
+        // Load before the swap: if every call wrote, the cache line would move between cores each
+        // time.
         if !self.has_served.load(Relaxed) && !self.has_served.swap(true, Relaxed) {
             self.served_notify.notify_one();
         }
@@ -420,7 +423,7 @@ impl LiveConnection {
         decode_list(self.run_script(script, keys, args).await?)
     }
 
-    /// Runs any script like [`LiveConnection::run_charge`], and returns its raw reply.
+    /// Runs any script once, like [`LiveConnection::run_charge`], and returns its raw reply.
     pub(super) async fn run_script(
         &self,
         script: RedisScript<'_>,
@@ -437,8 +440,8 @@ impl LiveConnection {
         &self.client
     }
 
-    /// Runs the call at the node that owns the keys. Also
-    /// returns that node's connection if it is not this one.
+    /// Runs the call at the node that owns the keys, and follows redirects. If that node is another
+    /// one, also returns its connection.
     async fn run_with_redirects(
         &self,
         call: &ScriptCall<'_>,
@@ -467,7 +470,8 @@ impl LiveConnection {
         self.client.eval(call.script.text, call.keys.clone(), call.args.clone()).await
     }
 
-    /// Like [`LiveConnection::run_once`], at the node that imports the keys' slot.
+    /// Like [`LiveConnection::run_once`], after an `ASK` redirect: sends `ASKING` first, because
+    /// this node still imports the keys' slot.
     async fn run_asking(&self, call: &ScriptCall<'_>) -> Result<Value, Error> {
         let both = self.client.pipeline();
         queue_asking(&both).await?;
@@ -479,8 +483,8 @@ impl LiveConnection {
         both.last().await
     }
 
-    /// The node that `error` redirects to, if we are connected
-    /// to it. The error must come from this connection.
+    /// Returns the node to which `error` redirects, if this process is connected to it. The error
+    /// must come from this connection.
     pub(super) fn redirect_target(&self, error: &Error) -> Option<RedirectTarget> {
         let redirect = Redirect::parse(error, self.at.host())?;
         let cluster = self.cluster.as_ref().and_then(Weak::upgrade)?;
@@ -491,11 +495,12 @@ impl LiveConnection {
     }
 }
 
-/// Returns the `query_run_id` of the process. Empty if Redis does not report it, or if our user may not
-/// run `INFO`. Such a replica detects no restart, and accepts the name that other replicas report.
+/// Returns the `run_id` of the Redis process. It is empty if Redis does not report it, or if the
+/// ACL user may not run `INFO`. This replica then detects no restart of Redis by itself, and relies
+/// on the `run_id` that other replicas send.
 ///
 /// # Errors
-/// Redis did not reply, so it may have a `query_run_id`.
+/// Redis did not reply, so its `run_id` is unknown.
 async fn query_run_id(client: &Client) -> Result<String, Error> {
     let info: String = match client.info(Some(InfoKind::Server)).await {
         Err(error) if is_refused(&error) => {
@@ -508,15 +513,15 @@ async fn query_run_id(client: &Client) -> Result<String, Error> {
     Ok(run_id.unwrap_or_default().trim().to_owned())
 }
 
-/// Returns `true` if Redis replied that it refuses the command.
+/// Returns `true` if the error is a reply in which Redis refuses the command.
 pub(super) fn is_refused(error: &Error) -> bool {
     matches!(classify_error(error), StoreFailure::NotPermitted | StoreFailure::Other)
 }
 
-/// Queues `ASKING`, which lets the next command reach a slot that is being imported.
+/// Queues `ASKING`, which allows the next command to use a slot that the node still imports.
 pub(super) async fn queue_asking(pipeline: &Pipeline<Client>) -> Result<(), Error> {
-    // A pipeline uses one connection without commands of
-    // other callers, so `ASKING` applies to the next one.
+    // A pipeline contains no commands of other callers, so `ASKING` applies to the next command of
+    // this pipeline.
     pipeline.custom(command("ASKING"), Vec::<Value>::new()).await
 }
 
@@ -525,9 +530,10 @@ fn command(name: &'static str) -> CustomCommand {
 }
 
 impl LiveConnection {
-    /// Like [`LiveConnection::run_charge`], for a rare script that is sent whole. Most failures
-    /// do not affect the connection: a user without the right to run it can still
-    /// count. A refused write does, because Redis then refuses counters too.
+    /// Like [`LiveConnection::run_charge`], for a rarely used script, whose text is sent with each
+    /// call. Most failures are not recorded, because a user without the right to run this script
+    /// may still charge counters. A refused write is recorded, because Redis then refuses charges,
+    /// too.
     pub(super) async fn eval_rare_script<const N: usize>(
         &self,
         script: &str,
@@ -549,12 +555,12 @@ impl LiveConnection {
     }
 }
 
-/// The integers of a reply that packs them into one string.
+/// Decodes a reply of integers that are packed into one string as doubles.
 fn decode_packed(reply: &Value) -> Result<Vec<i64>, StoreFailure> {
     reply.as_bytes().and_then(codec::decode_doubles).ok_or(StoreFailure::InvalidReply)
 }
 
-/// The integers of a list reply; other types are rejected.
+/// Decodes a reply that is a list of integers; rejects values of other types.
 fn decode_list(reply: Value) -> Result<Vec<i64>, StoreFailure> {
     let Value::Array(values) = reply else { return Err(StoreFailure::InvalidReply) };
     let integer = |value| match value {
@@ -564,7 +570,7 @@ fn decode_list(reply: Value) -> Result<Vec<i64>, StoreFailure> {
     values.into_iter().map(integer).collect()
 }
 
-/// The cause, if Redis was reached and refused the connection.
+/// Returns the cause if Redis replied and refused the connection; `None` if Redis did not reply.
 pub(super) fn connect_refusal(error: &Error) -> Option<StoreFailure> {
     Some(classify_error(error)).filter(|said| {
         matches!(
@@ -574,8 +580,8 @@ pub(super) fn connect_refusal(error: &Error) -> Option<StoreFailure> {
     })
 }
 
-/// Returns `true` if Redis gives this reply to every write: it
-/// is out of memory, cannot persist, or has too few replicas.
+/// Returns `true` for an error that Redis returns to every write: it is out of memory, cannot
+/// persist, or has too few Redis replicas.
 fn is_write_refusal(error: &Error) -> bool {
     let said = without_arguments(error);
     ["OOM ", "MISCONF ", "NOREPLICAS "].iter().any(|word| said.contains(word))
@@ -587,12 +593,13 @@ pub(super) fn classify_error(error: &Error) -> StoreFailure {
     match error.kind() {
         ErrorKind::IO => StoreFailure::ConnectionLost,
         ErrorKind::Unknown if error.details() == CLIENT_STOPPED => StoreFailure::ConnectionLost,
-        // The client reports this for commands that were not written when the connection closed.
+        // The client library reports this for commands that it had not sent when the connection
+        // closed.
         ErrorKind::Canceled | ErrorKind::Routing => StoreFailure::Unreachable,
         ErrorKind::Timeout => StoreFailure::TimedOut,
         ErrorKind::Backpressure => StoreFailure::Overloaded,
         ErrorKind::Parse | ErrorKind::Protocol | ErrorKind::NotFound => StoreFailure::InvalidReply,
-        // The slot is moving to a node without a connection yet.
+        // The slot moves to a node to which this process is not connected yet.
         _ if said("MOVED") || said("ASK ") || said("TRYAGAIN") => StoreFailure::Unreachable,
         _ if said("READONLY") => StoreFailure::ReadOnly,
         _ if said("LOADING") || said("MASTERDOWN") || said("CLUSTERDOWN") => StoreFailure::Loading,

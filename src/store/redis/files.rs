@@ -1,9 +1,9 @@
-//! Reads the files that the settings name, again for each connection.
+//! Reads the password and certificate files of the settings, again for each connection.
 //!
 //! Guarantees:
-//! - A replaced or rotated file takes effect at the next connection, also behind a link.
+//! - A replaced file takes effect at the next connection, also if the path is a symbolic link.
 //! - No error contains a file's content.
-//! - At most [`pem::MAX_FILE_BYTES`] bytes are read.
+//! - At most [`pem::MAX_FILE_BYTES`] bytes of a file are read.
 //!
 //! Not covered:
 //! - Requirements on certificates ([`super::tls`]).
@@ -13,7 +13,7 @@ use fred::error::{Error, ErrorKind};
 use super::options::Password;
 use crate::pem;
 
-/// Returns the password.
+/// Returns the password, read from its file if the settings name a file.
 ///
 /// # Errors
 /// The file cannot be read, or does not contain one line with a password.
@@ -39,7 +39,7 @@ pub(super) async fn read_password(source: &Password) -> Result<String, Error> {
     Ok(line.to_owned())
 }
 
-/// Runs blocking work in a thread of its own.
+/// Runs `work`, which may block, in a thread outside the async runtime's workers.
 pub(super) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

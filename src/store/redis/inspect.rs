@@ -1,12 +1,12 @@
-//! Plain commands to Redis, for diagnosis.
+//! Runs single Redis commands for diagnosis, over connections of their own.
 //!
 //! Guarantees:
-//! - Connects once, with the same rules as the store.
+//! - Connects once, with the same address, TLS and authentication options as the store.
 //! - Every command has a timeout of one second.
-//! - Nothing is retried.
+//! - No connection and no command is retried.
 //!
 //! Not covered:
-//! - Charging, and the meaning of replies.
+//! - Charging hits, and interpreting the replies.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct InspectedNode {
     opened: OpenedClient,
 }
 
-/// A reply.
+/// The reply to a command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RedisValue {
     /// A null reply.
@@ -41,7 +41,7 @@ pub enum RedisValue {
     List(Vec<RedisValue>),
 }
 
-/// The error of a connection or command, without passwords.
+/// The error text of a connection or a command. It contains no password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InspectError(pub String);
@@ -55,7 +55,7 @@ impl From<Error> for InspectError {
 /// Connects to all processes that store counters: one, or the primaries of a Cluster.
 ///
 /// # Errors
-/// The first process that cannot be reached, within a few seconds.
+/// A process cannot be reached; the error is that of the first one. Reported within a few seconds.
 pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, InspectError> {
     let options = Arc::new(options.clone());
     let places = match &options.topology {
@@ -77,7 +77,7 @@ pub async fn connect_all(options: &RedisOptions) -> Result<Vec<InspectedNode>, I
     connect(places, options).await
 }
 
-/// Connects to all, and keeps their order.
+/// Connects to all addresses, and keeps their order.
 async fn connect(
     places: Vec<ServerAddress>,
     options: Arc<RedisOptions>,

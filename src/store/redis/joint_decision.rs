@@ -1,15 +1,16 @@
-//! Joint decisions over several slots or stores, in two steps: query or reserve, then charge.
+//! Joint decisions: one decision from charges in several slots or stores. The first step queries or
+//! reserves, the second charges or commits.
 //!
 //! Guarantees:
-//! - Pure.
-//! - A check that the first step denies charges nothing, except as [`SparedLimits::Others`] describes.
+//! - The functions are pure: no I/O and no clock.
+//! - If the first step denies the check, nothing is charged, except with [`SparedLimits::Others`].
 //!
 //! Not covered:
-//! - Making the calls.
+//! - Making the store calls.
 //!
-//! A charge is reserved in the first step if possible ([`super::reservations`]).
-//! The second step only commits it. For all other charges another check may
-//! come between the two steps, so the second step may deny.
+//! The first step reserves a charge if possible ([`super::reservations`]), and the second step only
+//! commits it. All other charges are only queried in the first step. Another check may use their
+//! hits before the second step, which may then deny them.
 
 use smallvec::SmallVec;
 
@@ -17,12 +18,12 @@ use crate::kernel::decision::{Cost, Verdict, VoteGroup, combine};
 use crate::kernel::units::Hits;
 use crate::store::{Charge, ChargeMode, ChargeOutcome, Outcomes};
 
-/// The rules of a joint decision.
+/// The settings of a joint decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JointDecision {
-    /// Every limit is in the quota group.
+    /// True if every limit is in the quota group.
     pub(super) quota_for_all: bool,
-    /// A descriptor without a counter keeps the quota group from denying.
+    /// True if a descriptor without a counter keeps the quota group from denying.
     pub(super) rescued: bool,
     pub(super) spared: SparedLimits,
 }
@@ -30,14 +31,15 @@ pub(super) struct JointDecision {
 /// The limits that a denied check does not charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SparedLimits {
-    /// No limit is charged.
+    /// A denied check charges no limit.
     All,
-    /// The limits that deny are charged; the others are charged zero hits.
+    /// A denied check charges the limits that deny it, and charges zero hits to the others.
     Others,
 }
 
 impl JointDecision {
-    /// Returns the joint decision that `rule` requires, if any.
+    /// Returns the joint decision that a charge mode requires; `None` if each charge is decided
+    /// independently.
     pub(super) const fn from_mode(rule: ChargeMode) -> Option<Self> {
         match rule {
             ChargeMode::Each | ChargeMode::Preview => None,
@@ -47,8 +49,8 @@ impl JointDecision {
         }
     }
 
-    /// Returns `true` if the charges at these positions deny
-    /// the check. `outcomes` are those of the whole check.
+    /// Returns `true` if the charges with the given indices deny the check. The charges and the
+    /// outcomes are those of the whole check.
     pub(super) fn denies(self, list: &[Charge], places: &[usize], outcomes: &Outcomes) -> bool {
         let votes = places.iter().map(|&at| {
             let standing = list[at].standing;
@@ -58,10 +60,10 @@ impl JointDecision {
         combine(votes.chain(passed), self.quota_for_all) == Verdict::Deny
     }
 
-    /// Returns the independent charges of the second step, each with its position. Excludes:
-    /// - refunds, which the first step has made,
+    /// Returns the charges to make in the second step, each with its index in the check. Excludes:
+    /// - refunds, which the first step made,
     /// - charges that failed in the first step,
-    /// - charges that are reserved.
+    /// - charges that are reserved, which only need a commit.
     pub(super) fn second_step(
         self,
         list: &[Charge],
@@ -83,8 +85,8 @@ impl JointDecision {
     }
 }
 
-/// Returns `true` if the charge at `at` can be reserved. A counter
-/// that the check names twice cannot: only a query sums its charges.
+/// Returns `true` if the charge with this index can be reserved. A reservation covers a single
+/// charge, so a counter with two charges in the check cannot be reserved.
 pub(super) fn can_reserve(list: &[Charge], at: usize) -> bool {
     let its = &list[at];
     let same =
@@ -105,7 +107,7 @@ mod tests {
     use crate::store::{Charge, ChargeOutcome, Outcomes, Placement, StoreFailure};
 
     #[test]
-    fn the_second_step_skips_timed_out_counters() {
+    fn joint_decisions_charge_no_counter_that_timed_out() {
         let day = Nanos::from_secs(86_400);
         let key = |value| {
             CounterKey::unique("d", [("k", value)].into_iter(), KeyStrategy::FixedWindow(day))

@@ -1,13 +1,13 @@
-//! The task that keeps one connection open.
+//! The task that keeps one connection to Redis open.
 //!
 //! Guarantees:
-//! - A lost connection is replaced at once, then with jittered pauses, forever.
-//! - So is a read-only or loading one, and one to a demoted primary.
-//! - Nothing from the old connection is sent on the new one.
-//! - The address of the primary is looked up for every connection.
-//! - A silent connection is replaced after [`CONNECT_TIMEOUT`].
+//! - A lost connection is replaced at once; later attempts have jittered pauses and never stop.
+//! - A connection to a read-only, loading or demoted Redis is replaced in the same way.
+//! - No command of the old connection is sent on the new one.
+//! - The address of the primary is looked up again for every new connection.
+//! - A connection without replies is replaced after [`CONNECT_TIMEOUT`].
 //! - Each reason for an outage is logged once, until a call succeeds.
-//! - Refused writes are logged alike, but the connection stays open.
+//! - Refused writes are logged in the same way, but the connection stays open.
 //!
 //! Not covered:
 //! - Calls over the connection ([`super::connection`]).
@@ -33,18 +33,20 @@ use super::sentinel::SentinelGroup;
 /// The longest pause between two probes of a slow Redis.
 const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
-/// The time without a refusal after which Redis accepts writes again. Each replica
-/// writes its membership record once a second. A call that only reads proves nothing.
+/// The time without a refused write after which Redis is taken to accept writes again. It covers
+/// several writes, because each replica writes its membership record once a second. A successful
+/// read proves nothing.
 const WRITES_PROVEN_AFTER: Duration = Duration::from_secs(3);
 
-/// The most logged reasons that are remembered. An unreachable store has only a few.
+/// The most logged reasons that are remembered for one outage. An outage usually has only a few
+/// reasons.
 const MAX_REASONS: usize = 16;
 
 #[derive(Debug)]
 pub(super) enum ServerLocation {
     /// A configured address.
     Fixed(ServerAddress),
-    /// A node, as long as the Cluster lists it.
+    /// A node of a Cluster, as long as the slot map or a recent redirect names it.
     Node(ServerAddress, Weak<ClusterConnections>),
     /// The primary that sentinels name.
     Sentinel(SentinelGroup),
@@ -58,7 +60,7 @@ impl ServerLocation {
         }
     }
 
-    /// Waits until the process is at another address.
+    /// Waits until the primary has another address.
     async fn wait_moved(&self, at: &ServerAddress, pauses: &mut Backoff) {
         match (self, at) {
             (Self::Sentinel(watchers), ServerAddress::Tcp(address)) => {
@@ -68,11 +70,12 @@ impl ServerLocation {
         }
     }
 
-    /// The address, if no query is needed.
+    /// Returns the address, if it is known without a query.
     const fn known_address(&self) -> Option<&ServerAddress> {
         match self {
             Self::Fixed(at) | Self::Node(at, _) => Some(at),
-            // Errors of sentinels contain their own addresses.
+            // No address is needed for the log, because errors of sentinels contain their own
+            // addresses.
             Self::Sentinel(_) => None,
         }
     }
@@ -84,7 +87,7 @@ impl ServerLocation {
         }
     }
 
-    /// Requests a slot query, because another node may own the slots now.
+    /// Requests a slot query in a Cluster, because another node may own the slots now.
     fn request_slot_query(&self) {
         if let Some(cluster) = self.cluster().and_then(|cluster| cluster.upgrade()) {
             cluster.request_query();
@@ -92,7 +95,7 @@ impl ServerLocation {
     }
 }
 
-/// Keeps `link` connected; never returns.
+/// Keeps the connection of `link` open; never returns.
 pub(super) async fn keep_link(
     link: Arc<Link>,
     place: ServerLocation,
@@ -133,7 +136,7 @@ struct OutageLog {
 }
 
 impl OutageLog {
-    /// Returns `true` if an outage was logged, but not its end.
+    /// Returns `true` if an outage was logged whose end was not logged yet.
     const fn is_outage_logged(&self) -> bool {
         !self.reasons.is_empty()
     }
@@ -170,8 +173,8 @@ impl OutageLog {
         }
     }
 
-    /// Remembers `why`, and returns `true` if it is new. An
-    /// outage of an hour would otherwise log ten thousand lines.
+    /// Remembers a reason, and returns `true` if it is new and must be logged. Without this, an
+    /// outage of an hour would log ten thousand lines.
     fn add_reason(&mut self, why: &str) -> bool {
         if self.reasons.iter().any(|said| said == why) {
             return false;
@@ -199,8 +202,8 @@ async fn open(
     Ok((at, opened, live))
 }
 
-/// Sentinels name a new primary shortly before its promotion,
-/// and an old one for some time after its failure.
+/// Returns an error if Redis is not a primary. Sentinels name a new primary shortly before its
+/// promotion, and the old primary for some time after its failure.
 async fn check_primary(opened: &OpenedClient) -> Result<(), Error> {
     let Value::Array(role) = run_command(opened.client(), &["ROLE"]).await? else {
         return Err(Error::new(ErrorKind::Protocol, "an answer to ROLE that is none"));
@@ -219,7 +222,7 @@ struct ConnectionWatch<'a> {
 }
 
 impl ConnectionWatch<'_> {
-    /// Returns the reason when the connection must be replaced.
+    /// Waits until the connection must be replaced, and returns the reason.
     async fn wait_useless(
         &mut self,
         at: &ServerAddress,
@@ -247,8 +250,8 @@ impl ConnectionWatch<'_> {
                     self.link.set_recent_failure(refusing.cause);
                     outage_log.log_refused(&refusing, at);
                 }
-                // Counting succeeded all along. Only a period
-                // without a refused `EXPIRE` proves the recovery.
+                // `INCRBY` succeeds even while `EXPIRE` is refused. Therefore only a period without
+                // a refused `EXPIRE` proves the recovery.
                 () = self.live.wait_expiry_accepted() => proves_itself.set(sleep(WRITES_PROVEN_AFTER)),
                 () = &mut proves_itself, if !is_proven && !self.live.is_refusing_expiry() => {
                     is_proven = true;
@@ -273,9 +276,10 @@ impl ConnectionWatch<'_> {
     }
 }
 
-/// Probes Redis after a caller abandoned a call; never returns. The caller reports no failure,
-/// and its timeout may be shorter than the deadline. Probes queue behind the call, so they
-/// show if the store is late. [`LATE_REPLIES_TO_OPEN`] late probes open the breaker, like late calls.
+/// Probes Redis after a caller abandoned a call; never returns. An abandoned call reports no
+/// failure, so the circuit breaker would not learn of a slow Redis. Redis replies to the probe
+/// after the call, so the probe shows whether Redis is late. [`LATE_REPLIES_TO_OPEN`] late probes
+/// in a row open the breaker, like late calls.
 async fn probe_after_abandoned_calls(link: &Link, live: &LiveConnection, deadline: Duration) {
     loop {
         live.wait_abandoned().await;
@@ -291,8 +295,8 @@ async fn probe_after_abandoned_calls(link: &Link, live: &LiveConnection, deadlin
     }
 }
 
-/// Probes until Redis replies in time (`true`) or is silent
-/// (`false`). Sends one probe at a time; a probe charges nothing.
+/// Probes until Redis replies in time (returns `true`), or sends no reply for too long (returns
+/// `false`). Sends one probe at a time; a probe charges nothing.
 async fn wait_responsive(live: &LiveConnection, deadline: Duration, pauses: &mut Backoff) -> bool {
     loop {
         let mut probe = pin!(live.client.ping::<Value>(None));

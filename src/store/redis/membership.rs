@@ -1,11 +1,11 @@
 //! Encodes a membership heartbeat for [`MEMBERSHIP_SCRIPT`], and decodes the reply.
 //!
 //! Guarantees:
-//! - Pure.
-//! - An impossible reply is rejected as a whole.
+//! - The functions are pure: no I/O and no clock.
+//! - A reply that the script cannot have sent is rejected as a whole.
 //!
 //! Not covered:
-//! - Sending, and the interval.
+//! - Sending the heartbeat, and the heartbeat interval.
 
 use fred::types::Value;
 
@@ -13,17 +13,18 @@ use super::StoreFailure;
 use crate::kernel::units::Nanos;
 use crate::store::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply, REPLICA_TIMEOUT};
 
-/// The script. Its protocol is documented in `beat.lua`.
+/// The script that stores a replica's record and returns the live replicas. Its protocol is
+/// documented in `beat.lua`.
 pub const MEMBERSHIP_SCRIPT: &str = include_str!("lua/beat.lua");
 
-/// The key of the membership records. No counter has
-/// this key, because a counter's tag is hexadecimal.
+/// The Redis key of the membership. No counter has this key: the text in `{}` of a counter's key is
+/// hexadecimal.
 #[must_use]
 pub fn members_key(prefix: &str) -> String {
     format!("{prefix}sg:{{fleet}}:members")
 }
 
-/// ARGV of the script.
+/// Returns ARGV of [`MEMBERSHIP_SCRIPT`].
 #[must_use]
 pub fn encode_args(beat: &MembershipHeartbeat) -> [String; 3] {
     let record = beat.record.as_deref().unwrap_or_default();
@@ -31,7 +32,7 @@ pub fn encode_args(beat: &MembershipHeartbeat) -> [String; 3] {
     [beat.node.to_string(), record.to_owned(), patience.to_string()]
 }
 
-/// Decodes the reply.
+/// Decodes the reply of [`MEMBERSHIP_SCRIPT`].
 ///
 /// # Errors
 /// Returns [`StoreFailure::InvalidReply`] if the script cannot have sent this reply.

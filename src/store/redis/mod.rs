@@ -1,21 +1,21 @@
-//! Counters in a Redis that replicas share.
+//! The Redis store: counters in a Redis that replicas share.
 //!
 //! Guarantees:
 //! - One script call decides a check with any number of charges.
-//! - Checks that arrive during a call share the next call.
-//! - The script computes the same numbers as the kernel in a single process.
+//! - Checks that arrive during a store call share the next call.
+//! - The Lua scripts compute the same numbers as the Rust code in `crates/kernel`.
 //! - Every charge has an outcome within the deadline: from Redis, or a [`StoreFailure`].
-//! - A charge is sent at most once, and never after its caller gave up.
-//! - Time is that of Redis' clock.
-//! - A process starts and serves without Redis, and keeps reconnecting.
+//! - A charge is sent at most once, and never after its caller stopped waiting.
+//! - All instants are those of the clock of Redis, not of the replica.
+//! - A replica starts and serves without Redis, and keeps reconnecting.
 //! - No error and no log line contains the password.
-//! - In a Cluster, each slot gets one call.
-//! - A joint decision over several slots reserves hits,
-//!   then commits or cancels, within one deadline.
+//! - In a Cluster, a check makes one call for each slot.
+//! - If one decision needs several slots, the check reserves hits, then commits or cancels all,
+//!   within one deadline.
 //!
 //! Not covered:
 //! - The fallback for a failed charge (`engine::decide::fallback`).
-//! - Several connections to one Redis process: its single thread would reply no faster.
+//! - Several connections to one Redis process: its single thread would not reply faster.
 
 mod backoff;
 mod batch;
@@ -88,8 +88,8 @@ pub const CHARGE_SCRIPT: &str = concat!(
     include_str!("lua/charge.lua"),
 );
 
-/// The script that executes a replica's message about a leased key. Its protocol is documented in
-/// `borrow.lua`. It is separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
+/// The script that applies lease messages. Its protocol is documented in `borrow.lua`. It is
+/// separate from [`CHARGE_SCRIPT`], so that the most frequent script stays small.
 pub const LEASE_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
@@ -103,8 +103,7 @@ pub const LEASE_SCRIPT: &str = concat!(
     include_str!("lua/lend.lua"),
 );
 
-/// The script that executes a round of share reports.
-/// Its protocol is documented in `heartbeat.lua`.
+/// The script that applies a share round. Its protocol is documented in `heartbeat.lua`.
 pub const HEARTBEAT_SCRIPT: &str = include_str!("lua/heartbeat.lua");
 /// The script that acquires a permit of a strict concurrency limit.
 /// Its protocol is documented in `permits.lua` and `acquire.lua`.
@@ -116,8 +115,8 @@ pub const ACQUIRE_SCRIPT: &str =
 pub const PERMIT_REPORT_SCRIPT: &str =
     concat!(include_str!("lua/permits.lua"), include_str!("lua/tell.lua"));
 
-/// The script that reserves hits for a joint decision of several slots or stores,
-/// and commits or cancels them. Its protocol is documented in `hold.lua`.
+/// The script that reserves the hits of a check over several slots or stores, and commits or
+/// cancels them. Its protocol is documented in `hold.lua`.
 pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/head.lua"),
     include_str!("lua/debt.lua"),
@@ -138,7 +137,7 @@ pub struct RedisStore {
     lease_batcher: Arc<Batcher<lease::PackedMessage>>,
     reservation_client: Arc<ReservationClient>,
     recheck_limiter: RecheckLimiter,
-    /// All counters of this process are in this Redis, under our own keys.
+    /// True if all counters of this process are in this Redis, under Sluicegate's own keys.
     is_only_store: bool,
     key_prefix: String,
     call_timeout: Duration,
@@ -171,12 +170,14 @@ impl RedisStore {
         (redis, kept)
     }
 
-    /// Marks that a check may also have charges in another store or under other keys.
+    /// Marks that a check may also have charges in another Redis or under envoyproxy/ratelimit's
+    /// keys.
     fn beside_other_stores(self) -> Self {
         Self { is_only_store: false, ..self }
     }
 
-    /// The slot of each charge's key. Outside a Cluster: one 0 for all charges.
+    /// Returns the Cluster slot of each charge's key. Outside a Cluster: a single 0 for all
+    /// charges.
     fn slots_of(&self, charges: &Charges) -> SmallVec<[u16; 2]> {
         if !self.route.is_clustered() {
             return SmallVec::from_elem(0, 1);
@@ -194,7 +195,8 @@ impl RedisStore {
             .unwrap_or_else(|c| all_failed(charges, c))
     }
 
-    /// Sends each slot its own charges, all at the same time. Each slot decides for itself.
+    /// Sends the charges of each slot in one call, to all slots concurrently. Each slot decides its
+    /// charges independently.
     async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
         let parts = slot_parts::split_by_slot(charges, slots);
         let asked = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
@@ -205,7 +207,8 @@ impl RedisStore {
         outcomes
     }
 
-    /// Reserves the charges in all slots. Then commits or cancels them by their joint decision.
+    /// Reserves the charges in all slots. Then commits all or cancels all, by the decision from all
+    /// results.
     async fn charge_in_two_steps(&self, charges: &Charges, together: JointDecision) -> Outcomes {
         let (list, patience) = (&charges.list, self.call_timeout / 2);
         let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
@@ -344,14 +347,14 @@ const fn to_outcome(answer: ChargeResult) -> ChargeOutcome {
     }
 }
 
-/// Some charges of a check, each with its position in the check.
+/// Some charges of a check, each with its index in the check.
 type IndexedCharges = SmallVec<[(usize, Charge); 2]>;
 
-/// The outcomes of [`IndexedCharges`].
+/// The outcomes of some charges of a check, each with the index of the charge in the check.
 type IndexedOutcomes = SmallVec<[(usize, ChargeOutcome); 2]>;
 
-/// Converts the outcome of a query or of a reservation. Neither charges anything
-/// when the connection is lost, so the cause becomes [`StoreFailure::Unreachable`].
+/// Converts the outcome of a query or of a reservation. If the connection was lost, nothing stays
+/// charged, so the failure becomes [`StoreFailure::Unreachable`].
 const fn as_uncharged(outcome: ChargeOutcome) -> ChargeOutcome {
     match outcome {
         ChargeOutcome::Failed(StoreFailure::ConnectionLost) => {

@@ -1,10 +1,10 @@
-//! The options of a Redis store.
+//! The options of the connections to a Redis store.
 //!
 //! Guarantees:
 //! - No debug or display text contains a password.
 //!
 //! Not covered:
-//! - Parsing a URL (`config::settings`).
+//! - Parsing the URL of the setting `store` (`config::settings`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,40 +16,40 @@ use crate::store::stats::ConnectionCounter;
 /// The options of one Redis store.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
-    /// The address of the store.
+    /// The addresses of Redis: one server, sentinels or a Cluster.
     pub topology: RedisTopology,
-    /// The ACL user.
+    /// The ACL user of Redis; `None` uses the default user.
     pub user: Option<String>,
     /// The password of the ACL user.
     pub password: Option<Password>,
-    /// The database number. A Cluster has only 0.
+    /// The number of the Redis database. A Cluster has only database 0.
     pub database: u8,
     /// The TLS options for all connections; `None` uses no TLS.
     pub tls: Option<RedisTls>,
-    /// The prefix of every key.
+    /// The prefix of every key in Redis.
     pub key_prefix: String,
-    /// The deadline of one call: at least 1 ms, the resolution of the timers.
+    /// The timeout of one store call: at least 1 ms, the resolution of the timers.
     pub call_timeout: Duration,
-    /// The seed of the jitter, different in every process.
+    /// The seed of the random pauses between connection attempts, different in every process.
     pub jitter_seed: u64,
-    /// The batching of checks.
+    /// Whether checks that arrive during a store call share the next call.
     pub batching: Batching,
-    /// The counter of connections that carry checks.
+    /// Counts the connections over which checks are sent.
     pub connection_counter: Arc<ConnectionCounter>,
 }
 
-/// The batching of checks that arrive during a call.
+/// Whether checks that arrive during a store call share the next call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Batching {
-    /// They share the next call.
+    /// Checks that arrive during a call share the next call.
     #[default]
     On,
-    /// Every check has its own call. Only for measuring the effect of batching.
+    /// Every check has its own call. Use it only to measure the effect of batching.
     Off,
 }
 
 impl RedisOptions {
-    /// Options without password or key prefix, with a deadline of 15 ms.
+    /// Returns options without a password or a key prefix, with a call timeout of 15 ms.
     #[must_use]
     pub fn new(place: RedisTopology) -> Self {
         Self {
@@ -67,38 +67,38 @@ impl RedisOptions {
     }
 }
 
-/// The address of a Redis store.
+/// The addresses of a Redis store.
 #[derive(Clone, Debug)]
 pub enum RedisTopology {
     /// A TCP address.
     Tcp(Address),
     /// The path of a Unix socket.
     Unix(PathBuf),
-    /// The primary that sentinels name.
+    /// The primary that Redis Sentinel names.
     Sentinel(SentinelOptions),
-    /// A Cluster. These nodes list the others.
+    /// A Redis Cluster. The other nodes are learned from these nodes.
     Cluster(Vec<Address>),
 }
 
-/// The sentinels of a primary.
+/// The Redis Sentinel processes that watch a primary.
 #[derive(Clone, Debug)]
 pub struct SentinelOptions {
     /// The addresses of the sentinels; at least one.
     pub addresses: Vec<Address>,
     /// The sentinels' name of the primary.
     pub primary_name: String,
-    /// The ACL user at the sentinels.
+    /// The ACL user for connections to the sentinels.
     pub user: Option<String>,
-    /// The password of that user.
+    /// The password of the sentinels' ACL user.
     pub password: Option<Password>,
 }
 
-/// The host and the port of a server.
+/// The host and the port of a Redis server or sentinel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     /// The host name or address; an IPv6 address has no brackets.
     pub host: String,
-    /// The port.
+    /// The TCP port.
     pub port: u16,
 }
 

@@ -1,9 +1,9 @@
-//! Acquires, renews and releases permits of strict concurrency limits.
+//! Acquires, renews and releases permits of strict concurrency limits in Redis.
 //!
 //! Guarantees:
-//! - Each acquisition is one call, sent once.
-//! - Renewals and releases are one call per partition, all at the same time.
-//! - Each call has the store's deadline.
+//! - Each acquisition is one store call, sent at most once.
+//! - Renewals and releases are one call per partition; all partitions are called concurrently.
+//! - Each call has the timeout of the store (`call_timeout`).
 //!
 //! Not covered:
 //! - Arguments and replies of the scripts ([`super::codec::permits`]).
@@ -54,7 +54,7 @@ impl RedisStore {
         answer.ok_or(StoreFailure::WrongType)
     }
 
-    /// Reports renewed and released permits to their partitions.
+    /// Reports the permits in use and the released permits to the partitions that store them.
     pub(super) async fn report_permits(&self, round: &PermitReport) -> PermitReportReply {
         let mut heard = round.failed_reply(StoreFailure::InvalidReply);
         let places: Vec<PermitPartition> =

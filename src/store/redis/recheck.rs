@@ -1,15 +1,17 @@
-//! Rechecks denials that an expired reservation may have
-//! caused. Its owner has crashed or lost its connection.
+//! Rechecks a denial that an expired reservation may have caused. Such a reservation was made by a
+//! replica that crashed or lost its connection.
 //!
 //! Guarantees:
-//! - A recheck reserves, and the store first returns the hits of expired reservations.
+//! - A recheck reserves its hits. Before a reservation, Redis refunds the hits of expired
+//!   reservations.
 //! - The check and its recheck share one deadline.
 //! - If the recheck fails, the denial is final.
-//! - One reservation lifetime has at most [`MAX_RECHECKS`] rechecks, and one per counter.
+//! - Within one reservation lifetime, a counter has at most one recheck and a replica at most
+//!   [`MAX_RECHECKS`].
 //!
 //! Not covered:
-//! - Fairness. Counters with the same hash share rechecks
-//!   at random, so one may wait several lifetimes.
+//! - Fairness. Counters with the same hash share one recheck, so a counter may wait several
+//!   reservation lifetimes.
 //! - Checks that refund hits or name a counter twice.
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -27,7 +29,8 @@ use crate::kernel::rate::CounterDecision;
 use crate::kernel::units::Nanos;
 use crate::store::{ChargeOutcome, Charges, Outcomes};
 
-/// The most rechecks in one reservation lifetime. They cost a few milliseconds of the store's time.
+/// The most rechecks of this process in one reservation lifetime. So many rechecks take a few
+/// milliseconds of Redis' time.
 const MAX_RECHECKS: usize = 256;
 
 /// The time of the last recheck, by the hash of the counter.
@@ -47,7 +50,8 @@ impl Default for RecheckLimiter {
 }
 
 impl RecheckLimiter {
-    /// Returns `true` if a recheck of `key` is due at `now`, and counts it as done.
+    /// Returns `true` if a recheck of `key` is due at `now`, and then records the recheck as done.
+    /// It is due once in each reservation lifetime.
     pub(super) fn try_claim(&self, key: &CounterKey, now: Nanos, term: Nanos) -> bool {
         let place = self.random.hash_one(key.as_bytes()) % MAX_RECHECKS as u64;
         let looked = &self.last_rechecks[usize::try_from(place).unwrap_or(0)];
@@ -58,7 +62,7 @@ impl RecheckLimiter {
 }
 
 impl RedisStore {
-    /// Makes a joint decision in one slot. Rechecks a denial if a recheck is due.
+    /// Decides a check whose charges are all in `slot`. Rechecks a denial if a recheck is due.
     pub(super) async fn charge_with_recheck(
         &self,
         now: Nanos,
@@ -96,8 +100,8 @@ impl RedisStore {
             && (0..list.len()).all(|at| can_reserve(list, at))
     }
 
-    /// Reserves all charges, then commits or cancels them. Each step has its own
-    /// timeout. Returns `None` if a result is unknown; then nothing stays charged.
+    /// Reserves all charges, then commits all or cancels all. Both steps have the same timeout.
+    /// Returns `None` if the result of a reservation is unknown; its hits then do not stay charged.
     async fn recheck(
         &self,
         charges: &Charges,
@@ -137,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_is_due_once_per_interval() {
+    fn a_counter_is_rechecked_once_per_reservation_lifetime() {
         let (overdue, term) = (RecheckLimiter::default(), Nanos(10));
         let due = |now| overdue.try_claim(&key("a"), Nanos(now), term);
         assert_eq!([0, 1, 10, 11, 20, 21].map(due), [true, false, false, true, false, true]);
     }
 
     #[test]
-    fn table_size_limits_the_counters_due_per_interval() {
+    fn rechecks_per_reservation_lifetime_are_bounded() {
         let overdue = RecheckLimiter::default();
         let due = |name: &u32| overdue.try_claim(&key(&name.to_string()), Nanos(1), Nanos(10));
         let looks = (0..100_000).filter(due).count();

@@ -1,20 +1,22 @@
 //! Fixed windows under the keys of envoyproxy/ratelimit, so that both services count together.
 //!
 //! Guarantees:
-//! - Keys, increments and expiries match byte for byte (`reference` §2.5 and §2.6).
+//! - Keys, increments and expiries are byte for byte those of envoyproxy/ratelimit (`reference`
+//!   §2.5, §2.6).
 //! - A key contains the start of its window, by this replica's clock.
-//! - `INCRBY` and `EXPIRE` share a pipeline, one for each slot of a Cluster.
+//! - `INCRBY` and `EXPIRE` are sent in one pipeline, or in one for each slot of a Cluster.
 //! - Each pipeline has its own deadline and circuit breaker.
-//! - The kernel decides from the returned count.
-//! - On one node `all_or_nothing` and `stop_when_over` are atomic: one script.
+//! - The decision is computed in Rust (`crates/kernel`) from the returned count.
+//! - On one node, checks with `all_or_nothing` or `stop_when_over` are atomic: one script call.
 //!
 //! Not covered:
-//! - Checks over several stores, key formats or slots (`store_group`, in two steps).
+//! - Checks over several stores, key formats or slots, which reserve and then commit
+//!   (`store_group`).
 //!
 //! Intended differences from envoyproxy/ratelimit:
-//! - Hits beyond the range of a counter are denied; envoyproxy/ratelimit fails the call.
-//! - A limit in shadow mode never stops other charges.
-//! - The quota group stops other charges only as a whole.
+//! - Hits that overflow a counter are denied; envoyproxy/ratelimit returns an error.
+//! - A limit in shadow mode never causes other limits to be skipped.
+//! - A quota group causes other limits to be skipped only if all its limits deny.
 
 mod check;
 mod deny_cache;
@@ -43,18 +45,19 @@ use deny_cache::KeyDenyCache;
 pub struct CompatOptions {
     /// The prefix of every key.
     pub prefix: String,
-    /// The upper bound of the random part of an expiry, in seconds, exclusive. Each
-    /// hit draws a new number and adds it to the length of the window.
+    /// The upper bound (exclusive) of the jitter in an expiry, in seconds. Each charge sets the
+    /// expiry to the length of the window plus a new random number below this bound.
     pub jitter_secs: u32,
     /// The size of the deny cache in bytes; 0 for none.
     pub deny_cache_bytes: usize,
-    /// A denied check charges only the limits that deny it.
+    /// True if a denied check charges only the limits that deny it.
     pub stop_when_over: bool,
-    /// Every limit is in the quota group.
+    /// True if every limit is in the quota group.
     pub quota_for_all: bool,
-    /// A key may have several limits. A key over one of them may be within a larger one.
+    /// True if several limits may use the same key. The deny cache then remembers the limit of a
+    /// denial, because a larger limit may still allow the key.
     pub keys_have_several_limits: bool,
-    /// The start of the random sequence, different in every process.
+    /// The seed of the jitter, different in every process.
     pub seed: u64,
 }
 
@@ -66,7 +69,7 @@ pub(super) struct CompatCounters {
     script_digest: OnceLock<String>,
 }
 
-/// One charge as a Redis key and an increment.
+/// One charge, as a key of envoyproxy/ratelimit and the hits to add.
 struct CompatCounter {
     key: Bytes,
     window: FixedWindow,
@@ -101,8 +104,8 @@ impl CompatCounters {
         (self.options.deny_cache_bytes != 0).then(|| self.deny_cache.stats())
     }
 
-    /// Returns true if a denied check skips the limits
-    /// that do not deny it, even in the mode `each`.
+    /// Returns true if a denied check charges only the limits that deny it, even in
+    /// [`ChargeMode::Each`].
     pub(super) const fn skips_after_denial(&self) -> bool {
         self.options.stop_when_over
     }
@@ -111,8 +114,8 @@ impl CompatCounters {
         self.options.quota_for_all
     }
 
-    /// Charges `charges`, all under envoyproxy/ratelimit's
-    /// keys. Each call waits for at most `call_timeout`.
+    /// Makes `charges`, all under keys of envoyproxy/ratelimit. Each store call waits for at most
+    /// `call_timeout`.
     pub(super) async fn charge(
         &self,
         redis: &RedisStore,
@@ -139,9 +142,10 @@ impl CompatCounters {
         question.charge().await
     }
 
-    /// Returns the limit of a deny cache entry, or 0 if each key has only one limit.
+    /// Returns the limit to remember in the deny cache, or 0 if each key has only one limit.
     ///
-    /// With 0 an entry stays valid after its limit was raised, as in envoyproxy/ratelimit.
+    /// With 0, a remembered denial stays valid even after a reload raised the limit, as in
+    /// envoyproxy/ratelimit.
     const fn cache_limit(&self, counter: &CompatCounter) -> u32 {
         if self.options.keys_have_several_limits { counter.window.limit() } else { 0 }
     }
@@ -188,12 +192,12 @@ impl CompatCounters {
 }
 
 impl CompatCounter {
-    /// Returns the kernel's result of this charge, for a counter that contains `held` afterwards.
+    /// Returns the decision of this charge, if the counter contains `held` hits after it.
     fn step_after_charge(&self, held: u64, now: Nanos) -> CounterDecision {
         self.preview_step(held.saturating_sub(self.hits.0), now, self.hits)
     }
 
-    /// Returns the kernel's result of `hits`, for a counter that contains `held` before.
+    /// Returns the decision of a charge of `hits`, if the counter contains `held` hits before it.
     fn preview_step(&self, held: u64, now: Nanos, hits: Hits) -> CounterDecision {
         self.window.peek(
             &WindowCount { start: self.start, count: held.min(EXACT_BOUND) },
@@ -219,18 +223,19 @@ impl CompatCounter {
         }
     }
 
-    /// Returns the operand of INCRBY, which has 63 bits.
-    /// Any larger number exceeds every limit, too.
+    /// Returns the operand of `INCRBY`, which has 63 bits. Larger hits saturate, because they
+    /// exceed every limit anyway.
     fn increment(&self) -> i64 {
         i64::try_from(self.hits.0).unwrap_or(i64::MAX)
     }
 }
 
-/// The step that decides a check.
+/// Whether this call or an earlier call decides the check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum DecidingStep {
-    /// This step, by the charge mode.
+    /// This call decides the check, by its charge mode.
     ThisOne,
-    /// An earlier step: this one makes every charge.
+    /// An earlier call decided the check, so this call makes all its charges without another
+    /// decision.
     AnEarlierOne,
 }

@@ -1,15 +1,15 @@
-//! The reservations of one check, until its decision.
+//! The reservations of one check whose charges need several store calls.
 //!
 //! Guarantees:
 //! - Each reservation is committed or canceled once.
-//! - Reservations of a dropped check, or with an unknown result, are canceled.
+//! - If the check is dropped or a result is unknown, its reservations are canceled.
 //! - A reservation without a commit or cancellation expires in the store.
-//! - The charges of one slot share a call, up to [`MAX_CHARGES_PER_CALL`].
+//! - Reservations in one Cluster slot share a call, up to [`MAX_CHARGES_PER_CALL`].
 //!
 //! Not covered:
-//! - The decision ([`super::joint_decision`]).
-//! - Expired reservations of an idle counter: the next
-//!   reservation or recheck returns them ([`super::recheck`]).
+//! - The decision to commit or to cancel ([`super::joint_decision`]).
+//! - Expired reservations of an idle counter: its next reservation or recheck refunds them
+//!   ([`super::recheck`]).
 
 use std::mem::take;
 use std::sync::Arc;
@@ -32,11 +32,11 @@ use crate::kernel::rate::CounterDecision;
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, ChargeOutcome, Outcomes};
 
-/// The shortest lifetime of a reservation, which exceeds every caller's
-/// deadline. A commit after it fails, and its result is unknown.
+/// The shortest lifetime of a reservation. It must exceed every caller's deadline, because an
+/// expired reservation cannot be committed.
 const MIN_LIFETIME: Duration = Duration::from_secs(1);
 
-/// The most charges in one call. This many block Redis for a few milliseconds.
+/// The most reservations in one call. A call of this size blocks Redis for a few milliseconds.
 const MAX_CHARGES_PER_CALL: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ enum ReservationStep {
     Cancel,
 }
 
-/// One Redis, and the identity of this process in reservations.
+/// The connection to one Redis, and the process id that makes its reservations unique.
 #[derive(Clone, Debug)]
 pub(super) struct ReservationClient {
     route: Route,
@@ -60,15 +60,15 @@ pub(super) struct Reservations {
     open: SmallVec<[Reservation; 2]>,
 }
 
-/// A reservation, confirmed or not.
+/// One reservation, before or after the reply of Redis.
 #[derive(Debug)]
 struct Reservation {
-    /// The index of the charge in the check.
+    /// The index of the reserved charge in the check.
     index: usize,
     client: Arc<ReservationClient>,
     id: ReservationId,
     charge: Charge,
-    /// The outcome of the reservation, once known.
+    /// The outcome of the reservation; `None` before the reply.
     outcome: Option<ChargeOutcome>,
 }
 
@@ -78,7 +78,7 @@ impl ReservationClient {
         Self { route, key_prefix: key_prefix.into(), process_id: process, lifetime: term }
     }
 
-    /// The lifetime of a reservation in the store.
+    /// Returns the time after which Redis may refund a reservation that was not committed.
     pub(super) fn lifetime(&self) -> Nanos {
         Nanos(u64::try_from(self.lifetime.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -86,7 +86,7 @@ impl ReservationClient {
 
 impl Reservations {
     pub(super) fn add(&mut self, holder: &Arc<ReservationClient>, place: usize, charge: &Charge) {
-        // Unique in this process, across all stores.
+        // One static number for all stores, so that reservation ids are unique in this process.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let id = ReservationId(holder.process_id, NUMBER.fetch_add(1, Relaxed));
         let (holder, charge) = (Arc::clone(holder), charge.clone());
@@ -116,14 +116,14 @@ impl Reservations {
         for (open, kept) in held.iter().zip(kept) {
             outcomes[open.index] = match (kept, open.outcome) {
                 (Ok(ReservationResult::Committed), Some(held)) => held,
-                // The reservation expired before the commit.
+                // Redis replied that the reservation expired before the commit.
                 (Ok(_), _) => ChargeOutcome::Failed(StoreFailure::TimedOut),
                 (Err(cause), _) => ChargeOutcome::Failed(cause),
             };
         }
     }
 
-    /// Cancels the reservations. After a timeout, the store cancels them later or lets them expire.
+    /// Cancels the reservations. Reservations whose cancellation times out expire in Redis.
     pub(super) async fn cancel_all(&mut self, patience: Duration, outcomes: &mut Outcomes) {
         let held = || self.open.iter().filter(|open| open.is_reserved());
         let given = run_step(held(), ReservationStep::Cancel, patience).await;
@@ -144,7 +144,7 @@ impl Drop for Reservations {
         if open.is_empty() {
             return;
         }
-        // Without a runtime the process is ending, and the reservations expire in the store.
+        // Without a Tokio runtime the process is ending; the reservations then expire in Redis.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let patience =
@@ -161,7 +161,7 @@ impl Reservation {
         charges && matches!(self.outcome, Some(ChargeOutcome::Decided(CounterDecision::Allow(_))))
     }
 
-    /// Returns `true` if the store may have made the reservation.
+    /// Returns `true` if Redis has made the reservation, or may have made it without a reply.
     fn can_be_reserved(&self) -> bool {
         self.is_reserved() || matches!(self.outcome, None | Some(ChargeOutcome::Failed(_)))
     }
@@ -175,16 +175,17 @@ impl Reservation {
     }
 }
 
-/// One call for several charges of a slot.
+/// One script call for several reservations in one Cluster slot.
 struct ReservationCall<'o> {
     holder: &'o ReservationClient,
     slot: u16,
-    /// Each reservation, with its position among all of the caller's.
+    /// Each reservation of the call, with its index in the caller's list.
     reservations: Vec<(usize, &'o Reservation)>,
     packed: Vec<PackedMessage>,
 }
 
-/// Does this to all reservations before the timeout. Returns the results in the same order.
+/// Reserves, commits or cancels all given reservations before the timeout. Returns the results in
+/// the same order.
 async fn run_step<'o>(
     open: impl Iterator<Item = &'o Reservation>,
     does: ReservationStep,

@@ -1,4 +1,4 @@
-//! Chooses the connection for a slot.
+//! Chooses the connection to Redis for the Cluster slot of a key.
 //!
 //! Guarantees:
 //! - Outside a Cluster, every key has slot 0, and there is one connection.
@@ -26,7 +26,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    /// Returns the unconnected route, and the task that connects it and keeps it connected.
+    /// Returns a route without a connection, and the task that connects it and keeps it connected.
     pub(super) fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let options = Arc::new(options);
         let route = match &options.topology {
@@ -47,10 +47,10 @@ impl Route {
         if self.is_clustered() { codec::cluster_slot(key) } else { 0 }
     }
 
-    /// The connection for the keys of a slot.
+    /// Returns the connection for the keys of `slot`.
     ///
     /// # Errors
-    /// There is no connection, or its breaker is open.
+    /// There is no connection, or its circuit breaker is open.
     pub(super) fn connection(&self, slot: u16) -> Result<Arc<LiveConnection>, StoreFailure> {
         match self {
             Self::Single(link) => link.connection(),
@@ -58,7 +58,7 @@ impl Route {
         }
     }
 
-    /// Waits for a call to a slot until the timeout, and updates the breaker.
+    /// Waits for a call to the Redis of `slot` until the timeout, and updates the circuit breaker.
     pub(super) async fn call_within<T>(
         &self,
         patience: Duration,
@@ -91,7 +91,7 @@ impl Route {
         }
     }
 
-    /// The reason that some charges fail now, if any.
+    /// Returns the reason why some charges fail now; `None` if charges succeed.
     pub(super) fn outage_cause(&self) -> Option<StoreFailure> {
         match self {
             Self::Single(link) => link.outage_cause(),
@@ -100,8 +100,8 @@ impl Route {
     }
 }
 
-/// A call in flight. Dropping it unsettled means that its caller left, perhaps before the
-/// deadline. The breaker would then never learn that the store is silent, so a probe is requested.
+/// A guard of a call in flight. If it is dropped before the result, the caller abandoned the call,
+/// and the breaker cannot learn whether Redis is late. The guard then requests a probe.
 pub(super) struct PendingCall<'r> {
     route: &'r Route,
     slot: u16,

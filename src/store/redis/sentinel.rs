@@ -1,13 +1,15 @@
-//! Finds the primary through its sentinels.
+//! Finds the primary through Redis Sentinel.
 //!
 //! Guarantees:
-//! - All known sentinels are queried at once; the newest configuration epoch wins.
-//! - A dead or outdated sentinel does not affect the result.
+//! - All known sentinels are queried at once; the reply with the newest configuration epoch is
+//!   used.
+//! - A sentinel that is dead or has an outdated configuration does not affect the result.
 //! - A query takes at most twice [`CONNECT_TIMEOUT`]: once to connect, once to reply.
-//! - Besides the configured sentinels, up to [`MAX_DISCOVERED`] discovered ones are known.
+//! - Besides the configured sentinels, up to [`MAX_DISCOVERED`] sentinels that others list are
+//!   queried.
 //!
 //! Not covered:
-//! - Checking that the named process is a primary already, which `keeper` does.
+//! - Verifying that the named process is already a primary (`keeper`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,17 +24,17 @@ use super::backoff::Backoff;
 use super::client::{CONNECT_TIMEOUT, OpenedClient, ServerAddress, run_command, without_arguments};
 use super::options::{Address, RedisOptions, SentinelOptions};
 
-/// The longest interval between two queries while all is well. A
+/// The longest interval between two queries while the primary replies. It is short, because a
 /// replaced primary that still runs accepts charges that are lost later.
 const QUERY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The time to wait for other replies after the first one.
+/// The time to wait for further replies of sentinels after the first reply.
 const STRAGGLER_WAIT: Duration = Duration::from_millis(100);
 
-/// The most sentinels that are discovered: more than watch any primary.
+/// The most sentinels that are discovered from the replies of others. A primary usually has fewer.
 const MAX_DISCOVERED: usize = 16;
 
-/// The sentinels, and the connections to those with a recent reply.
+/// The sentinels of a primary, with the connections to those that replied recently.
 #[derive(Debug)]
 pub(super) struct SentinelGroup {
     options: Arc<RedisOptions>,
@@ -43,8 +45,8 @@ pub(super) struct SentinelGroup {
 #[derive(Debug)]
 struct SentinelClient {
     address: Address,
-    /// The sentinel is in the settings. A discovered one
-    /// is removed when the newest reply does not list it.
+    /// True if the sentinel is in the settings. A discovered sentinel is removed when the newest
+    /// reply does not list it.
     is_configured: bool,
     connection: Mutex<Option<OpenedClient>>,
 }
@@ -53,7 +55,7 @@ struct SentinelReply {
     sentinel: Address,
     epoch: u64,
     primary: Address,
-    /// The other sentinels of this primary. `None` if our user may not list them.
+    /// The other sentinels of this primary. `None` if the ACL user may not list them.
     others: Option<Vec<Address>>,
 }
 
@@ -67,7 +69,7 @@ impl SentinelGroup {
     /// Returns the address of the primary.
     ///
     /// # Errors
-    /// No sentinel replied, or none knows the primary.
+    /// No sentinel replied, or no sentinel knows the primary.
     pub(super) async fn primary(&self) -> Result<Address, Error> {
         let mut asked = JoinSet::new();
         for watcher in self.known.lock().iter().map(Arc::clone) {
@@ -79,7 +81,7 @@ impl SentinelGroup {
         let mut newest: Option<SentinelReply> = None;
         let mut failed = Error::new(ErrorKind::Config, "no sentinels are named");
         loop {
-            // Each query ends by then: it has one timeout to connect and one to reply.
+            // Each query ends within twice the timeout: one to connect and one for the reply.
             let wait = if newest.is_some() { STRAGGLER_WAIT } else { CONNECT_TIMEOUT * 2 };
             match timeout(wait, asked.join_next()).await {
                 Ok(Some(Ok(Ok(said)))) => {
@@ -99,7 +101,8 @@ impl SentinelGroup {
         Ok(newest.primary)
     }
 
-    /// Keeps the configured sentinels, `teller`, and `others`.
+    /// Updates the known sentinels: the configured ones, the one that sent the newest reply, and
+    /// the others that it listed.
     fn update_known(&self, teller: &Address, others: &[Address]) {
         let mut known = self.known.lock();
         let stays = |its: &Address| its == teller || others.contains(its);
@@ -117,7 +120,7 @@ impl SentinelGroup {
     pub(super) async fn wait_replaced(&self, address: &Address, pauses: &mut Backoff) {
         loop {
             sleep(QUERY_INTERVAL / 2 + pauses.random_below(QUERY_INTERVAL / 2)).await;
-            // Without a reply the current primary stays in use.
+            // If no sentinel replies, the current primary stays in use.
             if self.primary().await.is_ok_and(|now| now != *address) {
                 return;
             }
@@ -155,7 +158,8 @@ async fn query_sentinel(
     };
     let said = Box::pin(query_over(&connection, address, &sentinels.primary_name));
     let said = said.await.map_err(of_it)?;
-    // Only now: an abandoned reply on this connection would be taken for the next one.
+    // Keep the connection only after all replies arrived. The reply to an abandoned query would be
+    // taken for the reply to the next query.
     *opened = Some(connection);
     Ok(said)
 }
@@ -178,7 +182,7 @@ async fn query_over(
     let mut parts = parts.iter().filter_map(Value::as_string);
     let (host, port) = (parts.next().ok_or_else(unknown)?, parts.next().ok_or_else(unknown)?);
     let port = port.parse().map_err(|_| unknown())?;
-    // A sentinel that does not report its epoch has the lowest priority.
+    // Use epoch 0, the oldest, for a sentinel that does not report its configuration epoch.
     let epoch = details.ok().and_then(|details| parse_epoch(&details)).unwrap_or_default();
     let others = others.ok().and_then(|others| parse_addresses(&others));
     Ok(SentinelReply { sentinel: teller.clone(), epoch, primary: Address { host, port }, others })
@@ -197,7 +201,7 @@ fn parse_epoch(details: &Value) -> Option<u64> {
     field(details, "config-epoch")?.parse().ok()
 }
 
-/// A field of a flat list of names and values.
+/// Returns the value of the field `name` from a flat list of names and values.
 fn field(details: &Value, name: &str) -> Option<String> {
     let Value::Array(fields) = details else { return None };
     let at =

@@ -1,13 +1,13 @@
 //! Queries the nodes of a Cluster for its slot map.
 //!
 //! Guarantees:
-//! - Several nodes are queried at once; the newest epoch wins.
-//! - An isolated node with an outdated map does not decide.
+//! - Several nodes are queried at once; the map with the newest configuration epoch is used.
+//! - The outdated map of an isolated node is not used if another node replies.
 //! - If no known node replies, the configured nodes are queried.
 //!
 //! Not covered:
-//! - Using the map ([`super::cluster`]).
-//! - Replicas of a node.
+//! - Choosing connections by the map ([`super::cluster`]).
+//! - Redis replicas: the map contains only primaries.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,16 +26,17 @@ use super::options::{Address, RedisOptions};
 
 const SLOT_COUNT: usize = 16_384;
 
-/// The most nodes in one query: enough that one of them has a recent epoch.
+/// The most nodes in one slot query. With this many, one of them probably has the newest
+/// configuration epoch.
 const MAX_QUERIED: usize = 5;
 
-/// The time to wait for other replies after the first one.
+/// The time to wait for further replies of nodes after the first reply.
 const STRAGGLER_WAIT: Duration = Duration::from_millis(100);
 
-/// The owner of each slot.
+/// The owner (primary) of each slot of a Cluster.
 #[derive(Debug, Default)]
 pub(super) struct SlotMap {
-    /// The last slot and the owner of each range, by its first slot.
+    /// Ranges of slots: the first slot maps to the last slot and the owner.
     ranges: BTreeMap<u16, (u16, Address)>,
 }
 
@@ -45,7 +46,7 @@ impl SlotMap {
         (slot <= *last).then_some(owner)
     }
 
-    /// The owner of each range, with repetitions.
+    /// Returns the owner of each range of slots; an owner of several ranges is repeated.
     pub(super) fn owners(&self) -> impl Iterator<Item = &Address> {
         self.ranges.values().map(|(_, owner)| owner)
     }
@@ -58,8 +59,8 @@ impl SlotMap {
         self.ranges.iter().map(|(first, (last, _))| usize::from(last - first) + 1).sum()
     }
 
-    /// Parses a reply to `CLUSTER SLOTS`. The node at
-    /// `host` sent it, and may not know its own name.
+    /// Parses a reply to `CLUSTER SLOTS` from the node at `host`. `host` replaces a missing host
+    /// name in the reply.
     fn parse(said: &Value, host: &str) -> Option<Self> {
         let Value::Array(ranges) = said else { return None };
         let ranges: Option<_> = ranges.iter().map(|range| parse_range(range, host)).collect();
@@ -84,17 +85,18 @@ struct SlotMapReply {
 }
 
 impl SlotMapReply {
-    /// The order of replies. Assigning a slot without an
-    /// owner raises no epoch, so more slots are newer.
+    /// Returns the sort key of replies: the newest is the largest. At equal epochs the map with
+    /// more slots is newer, because assigning a free slot raises no epoch.
     fn freshness(&self) -> (u64, usize) {
         (self.epoch, self.slots.assigned_count())
     }
 }
 
-/// Returns the slot map, from `answering` nodes or else from `seeds`.
+/// Returns the slot map from the connected nodes, or else from the configured nodes (`seeds`).
 ///
 /// # Errors
-/// The error that one node returned, or else the last connection error.
+/// No node returned a slot map. The error is one that a node returned, or else the last connection
+/// error.
 pub(super) async fn query_slot_map(
     mut answering: Vec<(Address, Arc<LiveConnection>)>,
     seeds: &[Address],
@@ -135,7 +137,7 @@ async fn newest_reply(mut asked: JoinSet<Result<SlotMapReply, Error>>) -> Result
                     newest = Some(said);
                 }
             }
-            // An error from a node is more useful than a node that is out of reach.
+            // Prefer an error that a node returned to a connection error, because it says more.
             Ok(Some(Ok(Err(error)))) if connect_refusal(&failed).is_none() => failed = error,
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,
@@ -151,7 +153,7 @@ async fn query_node(client: &Client, host: &str) -> Result<SlotMapReply, Error> 
     let slots = slots.filter(|slots| !slots.ranges.is_empty());
     let refused = || Error::new(ErrorKind::Protocol, "an answer to CLUSTER SLOTS without slots");
     let slots = slots.ok_or_else(refused)?;
-    // A node that does not report its epoch has the lowest priority.
+    // Use epoch 0, the oldest, for a node that does not report its configuration epoch.
     let info = info.ok().and_then(|info| info.as_string()).unwrap_or_default();
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
     let epoch = epoch.and_then(|epoch| epoch.trim().parse().ok()).unwrap_or_default();

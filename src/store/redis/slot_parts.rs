@@ -1,11 +1,11 @@
-//! Splits a check by Cluster slot.
+//! Splits the charges of a check by Redis Cluster slot.
 //!
 //! Guarantees:
 //! - The charges of one slot stay together and in order.
 //! - Every charge is in exactly one part.
 //!
 //! Not covered:
-//! - Calling the slots.
+//! - The store calls for each slot.
 //! - Joint decisions of several slots ([`super::joint_decision`]).
 
 use smallvec::SmallVec;
@@ -19,7 +19,7 @@ pub(super) struct SlotPart {
 }
 
 impl SlotPart {
-    /// Writes the outcomes of this part to their positions in the check.
+    /// Writes the outcomes of this part into the outcomes of the whole check.
     pub(super) fn write_to(&self, answered: Outcomes, outcomes: &mut [ChargeOutcome]) {
         for (&place, answer) in self.indexes.iter().zip(answered) {
             if let Some(outcome) = outcomes.get_mut(place) {

@@ -1,20 +1,21 @@
-//! One check over several stores and key formats: a second Redis
-//! for limits per second, and the keys of envoyproxy/ratelimit.
+//! Checks over several stores and key formats: a separate Redis for limits per second, and the keys
+//! of envoyproxy/ratelimit.
 //!
 //! Guarantees:
 //! - Each charge has one outcome, in the order of the check.
-//! - All parts are called at the same time, each with its own deadline and breaker.
-//! - A failed part leaves the others unchanged.
-//! - A joint decision reserves first and charges second ([`super::joint_decision`]), within one deadline.
+//! - A part is all charges with the same store and key format. All parts are called concurrently.
+//! - A failed part does not affect the outcomes of the others.
+//! - A decision over several parts first reserves, then charges ([`super::joint_decision`]), within
+//!   one deadline.
 //! - A denied all-or-nothing check leaves no hits charged.
-//! - A check within one part is atomic; a check over several parts is not.
+//! - A check within one part and slot is atomic; a check over several parts is not.
 //!
 //! Not covered:
-//! - Counting, which [`RedisStore`] and [`CompatCounters`] do.
+//! - Charging counters, which [`RedisStore`] and [`CompatCounters`] do.
 //!
-//! A denied all-or-nothing check cancels its reservations under our keys
-//! ([`super::reservations`]). It refunds its hits under the keys of envoyproxy/ratelimit.
-//! These keys contain their window, so a refund reaches the window that was charged.
+//! A denied all-or-nothing check cancels its reservations under Sluicegate's own keys
+//! ([`super::reservations`]). It refunds its hits under the keys of envoyproxy/ratelimit. These
+//! keys contain the start of their window, so a refund reaches the window that was charged.
 
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ use crate::store::{
     StoreReply,
 };
 
-/// All stores that contain the counters of one process.
+/// The stores that contain the counters of this process.
 #[derive(Debug)]
 pub struct StoreGroup {
     main: RedisStore,
@@ -52,7 +53,7 @@ pub struct StoreGroup {
 /// Some charges of a check that have the same store and key format.
 struct TargetPart {
     target: ChargeTarget,
-    /// The positions of the charges in the check.
+    /// The indices of the charges in the check.
     indexes: SmallVec<[usize; 2]>,
     charges: Charges,
 }
@@ -68,20 +69,21 @@ struct ChargeTarget {
 }
 
 impl StoreGroup {
-    /// Keeps all counters in `main`.
+    /// Creates a group with all counters in `main`.
     #[must_use]
     pub const fn new(main: RedisStore) -> Self {
         Self { main, per_second: None, reference: None }
     }
 
-    /// Sends limits per second to `store`.
+    /// Keeps the counters of limits per second in `store`.
     #[must_use]
     pub fn with_per_second(self, store: RedisStore) -> Self {
         let per_second = Some(store.beside_other_stores());
         Self { main: self.main.beside_other_stores(), per_second, reference: self.reference }
     }
 
-    /// Counts keys in the format of envoyproxy/ratelimit as that service does.
+    /// Enables counters under the keys of envoyproxy/ratelimit, counted as that service counts
+    /// them.
     #[must_use]
     pub fn with_reference(self, options: reference::CompatOptions) -> Self {
         let reference = Some(CompatCounters::new(options));
@@ -100,8 +102,8 @@ impl StoreGroup {
         self.per_second.as_ref().filter(|_| place.is_per_second).unwrap_or(&self.main)
     }
 
-    /// Groups the charges by store and key format. Each
-    /// charge comes with its position in the check.
+    /// Groups charges by store and key format. The input contains each charge with its index in the
+    /// check.
     fn split_by_target<'c>(
         &self,
         all: impl Iterator<Item = (usize, &'c Charge)>,
@@ -133,7 +135,7 @@ impl StoreGroup {
         outcomes
     }
 
-    /// Separates the parts that need a joint decision in two steps from the others.
+    /// Separates the parts that must be decided together, in two steps, from the other parts.
     fn separate_joint_parts(
         &self,
         parts: TargetParts,
@@ -154,15 +156,16 @@ impl StoreGroup {
         }
     }
 
-    /// Returns `true` if one call can decide these charges under any rule.
+    /// Returns `true` if one store call can decide all these charges, under any charge mode.
     fn is_single_call(&self, place: ChargeTarget, charges: &Charges) -> bool {
         !place.is_ratelimit_key
             || charges.list.len() == 1
             || !self.store_of(place).route.is_clustered()
     }
 
-    /// Decides all of `bound` jointly. Reserves a charge where possible, and queries the
-    /// others. Then charges the queried ones, and commits unless a limit denied meanwhile.
+    /// Makes one decision for all given parts. First reserves a charge where possible, and queries
+    /// the others. Then makes the queried charges, and commits the reservations unless a limit
+    /// denied meanwhile.
     async fn decide_jointly(
         &self,
         now: Nanos,
@@ -190,7 +193,8 @@ impl StoreGroup {
         );
         let asked = outcomes.clone();
         let second = together.second_step(list, &places, &asked, &tried);
-        // The second charge needs its own share of the deadline, before the commit.
+        // Divide the remaining time between the charges of the second step and the commit after
+        // them.
         let left = deadline.saturating_sub(patience);
         let patience = if second.is_empty() { left.min(patience) } else { left / 2 };
         let parts =
@@ -205,7 +209,8 @@ impl StoreGroup {
             let (given, ()) = join(given, holding.cancel_all(patience, &mut left)).await;
             outcomes = left;
             for (at, it) in given {
-                // A limit that denied keeps its own denial.
+                // A limit that denied keeps its denial; any other limit gets its outcome from
+                // before the charge.
                 if matches!(it, ChargeOutcome::Refunded(_)) && !outcomes[at].is_denial() {
                     outcomes[at] = asked[at];
                 }
@@ -225,7 +230,8 @@ impl StoreGroup {
         JointDecision::from_mode(rule).unwrap_or_else(stopping)
     }
 
-    /// The reservations for the given positions, and the positions that can be reserved.
+    /// Returns the reservations for the charges with the given indices, and the indices that can be
+    /// reserved.
     fn plan_reservations(
         &self,
         list: &[Charge],
@@ -245,8 +251,8 @@ impl StoreGroup {
         (holding, tried)
     }
 
-    /// Refunds hits that were `charged` under the keys of
-    /// envoyproxy/ratelimit, also where the key denied them.
+    /// Refunds the hits that were charged under the keys of envoyproxy/ratelimit. A fixed window
+    /// counts denied hits, so these are refunded, too.
     async fn refund_ratelimit_keys(
         &self,
         now: Nanos,
@@ -304,8 +310,8 @@ impl StoreGroup {
     }
 }
 
-/// Returns `true` if the key of envoyproxy/ratelimit counted the hits. It also counts denied
-/// hits. It does not count a remembered denial, which makes no call, nor hits above its capacity.
+/// Returns `true` if a counter under a key of envoyproxy/ratelimit counted the hits. It counts
+/// denied hits, too. It does not count hits that the deny cache denied, nor hits that overflow it.
 const fn has_counted_hits(outcome: ChargeOutcome) -> bool {
     matches!(outcome, ChargeOutcome::Counted(_, CounterHits { hits, is_cached_denial: false }) if hits != EXACT_BOUND)
 }
@@ -333,8 +339,8 @@ impl CounterStore for StoreGroup {
         }
     }
 
-    /// The other limits of a domain are unknown here. If two stores
-    /// or key formats are configured, a domain may use both.
+    /// The store does not know the other limits of the domain. If two stores or key formats are
+    /// configured, a check of any domain may use both and reserve hits.
     fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
         self.store_of(self.target_of(charge)).reserved_for(charge)
     }
@@ -346,7 +352,7 @@ impl CounterStore for StoreGroup {
             Some(reference) if place.is_ratelimit_key => reference.slot(store, charge, now).into(),
             _ => store.node_of(now, charge),
         };
-        // This bit is above every slot number.
+        // The bit of the separate Redis for limits per second is above every slot number.
         within | u32::from(place.is_per_second) << u16::BITS
     }
 

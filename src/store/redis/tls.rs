@@ -1,9 +1,9 @@
 //! TLS connections to Redis.
 //!
 //! Guarantees:
-//! - A server certificate is always verified against the configured CAs, the system's, or both.
-//! - Its name is verified too, unless any name is allowed.
-//! - Files are read for each connection.
+//! - A server certificate is always verified against the configured CAs, the system's CAs, or both.
+//! - The name in the certificate is verified, too, unless the settings allow any name.
+//! - The certificate files are read again for each connection.
 //!
 //! Not covered:
 //! - The handshake, which the client library does.
@@ -23,7 +23,7 @@ use super::files::{file_error, run_blocking};
 use super::options::RedisTls;
 use crate::pem;
 
-/// The TLS configuration of the client.
+/// Returns the TLS configuration for the client library.
 ///
 /// # Errors
 /// A file is unreadable or has the wrong content, or the system has no CAs.
@@ -42,7 +42,7 @@ const HANDSHAKE_ERRORS: [(&str, &str); 7] = [
     ("InvalidContentType", "redis does not speak TLS there"),
 ];
 
-/// Adds the meaning to a handshake error, if `tls` is set.
+/// Adds an explanation to a TLS handshake error. Returns the error unchanged if `tls` is `None`.
 pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> Error {
     let details = error.details();
     let meaning = HANDSHAKE_ERRORS.iter().find(|(part, _)| tls.is_some() && details.contains(part));
@@ -53,7 +53,8 @@ pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> E
 }
 
 fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
-    // Explicit, because two dependencies could install different default providers.
+    // Name the cryptography provider explicitly, because two dependencies could install different
+    // default providers.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(load_roots(tls)?);
     let known = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
@@ -79,7 +80,7 @@ fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
     }
 }
 
-/// Accepts a certificate whose only fault is its name.
+/// A verifier that accepts a server certificate with any name, if all else is valid.
 #[derive(Debug)]
 struct AnyNameVerifier(Arc<WebPkiServerVerifier>);
 
@@ -93,7 +94,8 @@ impl ServerCertVerifier for AnyNameVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let Self(known) = self;
-        // The verifier checks the name last. A wrong name therefore means that all else is valid.
+        // `rustls` verifies the name last. An error about the name therefore means that all else is
+        // valid.
         match known.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },

@@ -1,9 +1,9 @@
-//! The metric series of single concurrency limits.
+//! Renders the metric series of each concurrency limit.
 //!
 //! Guarantees:
 //! - At most [`MAX_LIMIT_SERIES`] limits have separate series; the rest are summed as `other`.
-//! - They are the first by path, independent of load.
-//! - A label is a path of the limits file, never a value from a request.
+//! - The limits with separate series are the first in the order of paths, independent of load.
+//! - The label of a limit is its path in the limits file, never a value from a request.
 //!
 //! Not covered:
 //! - The buckets of a limit, which the admin endpoint `/permits` shows.
@@ -16,7 +16,8 @@ use crate::kernel::units::Nanos;
 /// The maximum number of concurrency limits with separate series.
 pub const MAX_LIMIT_SERIES: usize = 100;
 
-/// The label of the remaining limits. It equals no path, because a path contains a dot.
+/// The label value of all limits without separate series. No path is equal to it, because a path
+/// contains a dot.
 const OTHER: &str = "other";
 
 /// The state of one concurrency limit, summed over its buckets.
@@ -28,13 +29,13 @@ pub struct ConcurrencyGauges {
     pub in_flight: u64,
     /// Requests that wait for a permit.
     pub waiting: u64,
-    /// Requests that may be in flight.
+    /// The largest number of requests in flight.
     pub limit: u64,
     /// The smoothed RTT of the busiest bucket.
     pub rtt: Option<Nanos>,
     /// The min RTT of the busiest bucket.
     pub min_rtt: Option<Nanos>,
-    /// `min_rtt / rtt`, in millionths.
+    /// The gradient of the busiest bucket: `min_rtt / rtt`, in millionths.
     pub gradient: Option<u64>,
 }
 
@@ -103,7 +104,7 @@ fn write_latencies(page: &mut fmt::Formatter<'_>, own: &[&ConcurrencyGauges]) ->
     Ok(())
 }
 
-/// The value of a label with the escapes of the text format.
+/// A label value that is written with the escapes of Prometheus' text format.
 struct EscapedLabel<'t>(&'t str);
 
 impl fmt::Display for EscapedLabel<'_> {

@@ -1,4 +1,4 @@
-//! The exemplars of the duration histogram: the last sampled check of each bucket.
+//! The exemplars of the histogram of check durations: the last sampled check of each bucket.
 //!
 //! Guarantees:
 //! - At most one exemplar is stored for each bucket.
@@ -13,15 +13,16 @@ use parking_lot::Mutex;
 use super::DURATION_BOUNDS;
 use crate::kernel::units::Nanos;
 
-/// The number of buckets, including the one without an upper bound.
+/// The number of buckets of the histogram of check durations, including the bucket without an upper
+/// bound.
 const BUCKET_COUNT: usize = DURATION_BOUNDS.len() + 1;
 
 /// The identity of a span that is exported to a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanIds {
-    /// The trace ID.
+    /// The OpenTelemetry trace ID.
     pub trace_id: u128,
-    /// The span ID.
+    /// The OpenTelemetry span ID.
     pub span_id: u64,
 }
 
@@ -41,7 +42,8 @@ impl Exemplars {
         Self(Mutex::new([None; BUCKET_COUNT]))
     }
 
-    /// Stores `exemplar`, unless another thread stores one now: both are equally good examples.
+    /// Stores `exemplar`, unless another thread stores an exemplar at this moment: both are equally
+    /// good examples.
     pub(super) fn record(&self, bucket: usize, exemplar: Exemplar) {
         let Some(mut kept) = self.0.try_lock() else { return };
         kept[bucket] = Some(exemplar);

@@ -4,9 +4,9 @@
 //!
 //! Guarantees:
 //! - Samples keep their names and values.
-//! - Counter families are named without `_total`.
-//! - Families that end in a base unit declare the unit.
-//! - `le="1"` becomes `le="1.0"`, as in Prometheus' own clients.
+//! - The names of counter families lose the suffix `_total`.
+//! - Families whose names end in `_seconds` or `_bytes` declare that unit.
+//! - The label `le="1"` becomes `le="1.0"`, as in Prometheus' own clients.
 //! - The page ends with `# EOF`.
 //!
 //! Not covered:
@@ -59,14 +59,14 @@ fn write_head(text: &mut String, name: &str, kind: &str, help: &str) -> fmt::Res
     writeln!(text, "# HELP {family} {}", help.replace('"', "\\\""))
 }
 
-/// Splits the line of a bucket into name, labels and count. The only label is `le`.
+/// Splits the line of a histogram bucket into name, labels and count. The only label is `le`.
 fn split_bucket(line: &str) -> Option<(&str, &str, &str)> {
     let (name, rest) = line.split_once('{')?;
     let (labels, value) = rest.split_once("} ")?;
     labels.starts_with("le=\"").then_some((name, labels, value))
 }
 
-/// A label `le` with its bound written as a float.
+/// A label `le` of a histogram bucket, whose bound is written as a float.
 struct FloatBound<'t>(&'t str);
 
 impl fmt::Display for FloatBound<'_> {
@@ -77,7 +77,7 @@ impl fmt::Display for FloatBound<'_> {
     }
 }
 
-/// The exemplar after the count of a bucket. Writes nothing for `None`.
+/// The exemplar after the count of a histogram bucket. Writes nothing for `None`.
 struct ExemplarSuffix(Option<Exemplar>);
 
 impl fmt::Display for ExemplarSuffix {

@@ -1,7 +1,7 @@
 //! The standard `process_*` metrics of Prometheus' client libraries.
 //!
 //! Guarantees:
-//! - All values are reported by the system, or none is shown.
+//! - If the operating system does not report one of the values, none is shown.
 //!
 //! Not covered:
 //! - Systems without `/proc`.
@@ -85,7 +85,7 @@ mod tests {
     use super::{Nanos, ProcessUsage};
 
     #[test]
-    fn proc_files_parse_despite_odd_process_names() {
+    fn proc_files_parse_with_parentheses_in_the_process_name() {
         let status = "Name:\tx\nVmSize:\t    2048 kB\nVmRSS:\t    1024 kB\n";
         let stat = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20";
         let limits =

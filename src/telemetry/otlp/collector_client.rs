@@ -1,8 +1,8 @@
-//! Connections to a collector: HTTP/1.1, or HTTP/2 for gRPC, in plain text or with TLS.
+//! Connects to an OpenTelemetry collector: HTTP/1.1, or HTTP/2 for gRPC, in plain text or with TLS.
 //!
 //! Guarantees:
 //! - The configured CA bundle, by default the system CAs, verifies the collector's certificate.
-//! - Every call has a timeout.
+//! - Every call to the collector has a timeout.
 //! - At most [`MAX_RESPONSE_BYTES`] bytes of an HTTP response are read.
 //!
 //! Not covered:
@@ -28,27 +28,27 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::pem;
 
-/// The maximum size of a response, in bytes.
+/// The maximum size of an HTTP response of the collector, in bytes.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct OtlpTlsFiles {
-    /// CA bundle (PEM) that verifies the collector. Default: the system CAs.
+    /// The CA bundle (PEM) that verifies the collector's certificate. Default: the system CAs.
     pub(super) ca_file: Option<String>,
-    /// The client certificate and its key.
+    /// The PEM files of the client certificate and of its private key.
     pub(super) identity: Option<(String, String)>,
 }
 
 #[derive(Debug)]
 pub(super) struct OtlpHttpClient {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    /// The exporter's thread for spans has no runtime.
+    /// The Tokio runtime that sends requests, because the thread that exports spans has none.
     runtime: Handle,
     timeout: Duration,
 }
 
 impl OtlpHttpClient {
-    /// Creates a client. Must run within a Tokio runtime.
+    /// Creates a client of the collector. Must run within a Tokio runtime.
     ///
     /// # Errors
     /// A TLS file cannot be read or has an invalid content.
@@ -70,7 +70,7 @@ impl HttpClient for OtlpHttpClient {
             Ok(Response::from_parts(head, body))
         };
         let timeout = self.timeout;
-        // Created in the spawned task, because a timer needs a runtime.
+        // Create the timeout in the spawned task, because a timer needs a Tokio runtime.
         self.runtime.spawn(async move { tokio::time::timeout(timeout, whole).await? }).await?
     }
 }

@@ -1,8 +1,10 @@
-//! Renders one metrics page for each export and shares it among all families.
+//! Renders the metrics page once for each OTLP export, and shares the text among all metric
+//! families.
 //!
 //! Guarantees:
-//! - Each export renders the page once, in any order of the families.
-//! - A family never reads the same page twice.
+//! - Each export renders the metrics page once, even if exports read the families in different
+//!   orders.
+//! - A metric family never reads the same rendered page twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,15 +19,15 @@ pub(super) struct PageCache {
 }
 
 struct CachedPage {
-    /// The number of the page, from 1. 0 before the first.
+    /// The number of this rendered page, from 1. 0 before the first page is rendered.
     number: u64,
     text: Arc<str>,
 }
 
-/// The reader of one family.
+/// The reader of the metrics page for one metric family.
 pub(super) struct PageReader {
     shared: Arc<PageCache>,
-    /// The number of the last page that this reader returned, 0 before the first.
+    /// The number of the last page that this reader returned. 0 before the first page.
     last_seen: AtomicU64,
 }
 
@@ -40,7 +42,8 @@ impl PageReader {
         Self { shared: Arc::clone(shared), last_seen: AtomicU64::new(0) }
     }
 
-    /// Returns a page that is newer than the last one. The first reader of an export renders it.
+    /// Returns a metrics page that is newer than the last returned one. The first reader of an
+    /// export renders the page.
     pub(super) fn next_page(&self) -> Arc<str> {
         let mut last = self.shared.last.lock();
         if last.number == self.last_seen.load(Relaxed) {
@@ -56,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_readers_share_one_page_per_round() {
+    fn all_readers_of_one_export_share_one_page() {
         let made = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&made);
         let page = move || (counted.fetch_add(1, Relaxed) + 1).to_string();

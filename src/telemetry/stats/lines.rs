@@ -1,9 +1,9 @@
 //! Formats the statistics of envoyproxy/ratelimit as lines for StatsD, DogStatsD or a log.
 //!
 //! Guarantees:
-//! - A counter is formatted as its growth since the last call.
-//! - A counter that did not grow is omitted.
-//! - Each duration is formatted once.
+//! - A counter is formatted as its growth since the last lines.
+//! - A counter that did not grow since then is omitted.
+//! - Each recorded duration is formatted once.
 //!
 //! Not covered:
 //! - Sending the lines.
@@ -16,7 +16,7 @@ use serde_json::json;
 use super::mapping::fill_template;
 use super::{ExternalStat, StatSample, Stats};
 
-/// The format of lines.
+/// The format of lines with statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineFormat {
     /// StatsD, with tags at the end of the name.
@@ -27,22 +27,22 @@ pub enum LineFormat {
     Log,
 }
 
-/// A rule that replaces the name of a statistic and adds tags.
+/// A rewrite rule (mogrifier), which replaces the name of a statistic and adds tags.
 #[derive(Clone, Debug)]
 pub struct NameRewrite {
-    /// The pattern. It may match any part of the name.
+    /// The pattern, which may match any part of a statistic's name.
     pub pattern: Regex,
-    /// The new name. `$1` stands for the first group.
+    /// The new name of the statistic. `$1` stands for the first group of the pattern.
     pub name: String,
-    /// The tags, with the same placeholders.
+    /// The added tags. `$1` in a tag stands for the first group of the pattern.
     pub tags: Vec<(String, String)>,
 }
 
-/// A formatter that remembers the last value of each counter.
+/// A formatter of statistics, which remembers the last value of each counter.
 #[derive(Debug)]
 pub struct StatLineFormatter {
     dialect: LineFormat,
-    /// Sorted and without reserved characters.
+    /// The tags of every statistic, sorted and without reserved characters.
     tags: Vec<(String, String)>,
     rewrites: Vec<NameRewrite>,
     last_values: HashMap<Box<str>, u64>,
@@ -58,7 +58,7 @@ impl StatLineFormatter {
         Self { dialect, tags, rewrites, last_values: HashMap::new() }
     }
 
-    /// Returns the lines for all changes of `stats` since the last call.
+    /// Returns one line for each change of `stats` since the last call, and for each gauge.
     pub fn next_lines(&mut self, stats: &Stats, looked: &[ExternalStat]) -> Vec<String> {
         let mut lines = Vec::new();
         stats.for_each(looked, |sample| match sample {
@@ -115,7 +115,7 @@ impl StatLineFormatter {
         format!("{name}:{value}|{kind}{mark}{}", tags.join(","))
     }
 
-    /// Applies the first matching rule. Returns the new name and its tags.
+    /// Applies the first rewrite rule that matches `name`. Returns the new name and the added tags.
     fn rewrite(&self, name: &str) -> (String, Vec<(String, String)>) {
         let matched =
             self.rewrites.iter().find_map(|rule| Some((rule, rule.pattern.captures(name)?)));

@@ -1,11 +1,12 @@
 //! Maps the names of statistics to metric names and labels, with the rules of `statsd_exporter`.
 //!
 //! Guarantees:
-//! - Glob rules precede regular expressions, each in the order of the file.
+//! - Rules with a glob are tried before rules with a regular expression, both in the order of the
+//!   file.
 //! - Without a matching rule, a statistic keeps its name, with invalid characters replaced.
 //!
 //! Not covered:
-//! - `ttl`: metrics never expire.
+//! - The option `ttl`: metrics never expire.
 //! - Options of summaries except `quantiles`. Quantiles cover the last ten minutes.
 
 use std::collections::BTreeMap;
@@ -13,14 +14,14 @@ use std::collections::BTreeMap;
 use regex::Regex;
 use serde::Deserialize;
 
-/// The default bounds of a histogram, in seconds.
+/// The default bucket bounds of a histogram, in seconds.
 const DEFAULT_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 pub(super) const DEFAULT_QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
 
 const BUILT_IN_RULES: &str = include_str!("mapping.yaml");
 
-/// A kind of statistic.
+/// The kind of a statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatKind {
     /// A value that only grows.
@@ -31,26 +32,26 @@ pub enum StatKind {
     Timer,
 }
 
-/// A list of mapping rules.
+/// A list of rules that map the names of statistics to metrics.
 #[derive(Debug, Default)]
 pub struct StatMapping {
     rules: Vec<MappingRule>,
 }
 
-/// The metric of a statistic.
+/// The metric to which a statistic is mapped.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MappedMetric {
     /// The name of the metric.
     pub name: String,
-    /// The labels by name.
+    /// The values of the metric's labels, by label name.
     pub labels: BTreeMap<String, String>,
-    /// The upper bounds of a histogram. Empty for any other metric.
+    /// The upper bounds of the buckets of a histogram. Empty for any other metric.
     pub buckets: Vec<f64>,
     /// The quantiles of a summary.
     pub quantiles: Vec<f64>,
-    /// The factor for values.
+    /// The factor by which values of the statistic are multiplied.
     pub scale: f64,
-    /// `true` if the statistic is not shown.
+    /// `true` if the statistic is not shown as a metric.
     pub is_dropped: bool,
 }
 
@@ -68,7 +69,7 @@ struct MappingRule {
 
 #[derive(Debug)]
 enum NamePattern {
-    /// The parts between dots. `None` matches any part.
+    /// The parts of a glob between dots. `None` stands for `*`, which matches any part.
     Parts(Vec<Option<String>>),
     Regex(Regex),
 }
@@ -76,13 +77,13 @@ enum NamePattern {
 /// An error in a file of mapping rules.
 #[derive(Debug, thiserror::Error)]
 pub enum MappingError {
-    /// The file is not YAML or has an unknown structure.
+    /// The file of mapping rules is not YAML or has an unknown structure.
     #[error("{0}")]
     Unreadable(String),
-    /// A rule is invalid.
+    /// A mapping rule is invalid.
     #[error("mapping {number}: {what}")]
     InvalidRule {
-        /// The position of the rule in the file, from 1.
+        /// The position of the invalid rule in the file, from 1.
         number: usize,
         /// The error of the rule.
         what: String,
@@ -154,10 +155,11 @@ fn option_quantiles(
 }
 
 impl StatMapping {
-    /// Returns the built-in rules of envoyproxy/ratelimit. Times are in milliseconds or in seconds.
+    /// Returns the built-in mapping rules of envoyproxy/ratelimit. Durations are in milliseconds or
+    /// in seconds.
     #[must_use]
     pub fn built_in(milliseconds: bool) -> Self {
-        // The default is unreachable: a test parses the built-in rules.
+        // Parsing never fails: a test parses the built-in rules.
         let mut mapping = Self::parse(BUILT_IN_RULES).unwrap_or_default();
         for rule in mapping.rules.iter_mut().filter(|_| milliseconds) {
             rule.scale = 1.0;
@@ -165,7 +167,7 @@ impl StatMapping {
         mapping
     }
 
-    /// Parses the rules of a YAML file.
+    /// Parses the mapping rules in the text of a YAML file.
     ///
     /// # Errors
     /// - [`MappingError::Unreadable`] if the file is not YAML or has an unknown structure.
@@ -260,7 +262,8 @@ impl MappingRule {
 }
 
 impl NamePattern {
-    /// Returns the values of `$1`, `$2` and so on. `None` if `name` does not match.
+    /// Returns the matches of the groups `$1`, `$2` and so on. `None` if `name` does not match the
+    /// pattern.
     fn capture_groups<'n>(&self, name: &'n str) -> Option<Vec<&'n str>> {
         match self {
             Self::Parts(parts) => {
@@ -283,7 +286,8 @@ impl NamePattern {
     }
 }
 
-/// Replaces `$1` and `${1}` in `text` by the groups. References to missing groups are unchanged.
+/// Replaces `$1` and `${1}` in `text` by the first group, and so on. References to missing groups
+/// are unchanged.
 pub(super) fn fill_template(text: &str, groups: &[&str]) -> String {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;
@@ -301,8 +305,8 @@ pub(super) fn fill_template(text: &str, groups: &[&str]) -> String {
     filled
 }
 
-/// Returns the length and the number of the reference at the start of `text`. The number is 0 if
-/// there is no reference.
+/// Returns the length and the number of the reference (`$1` or `${1}`) at the start of `text`. The
+/// number is 0 if there is no reference.
 fn parse_reference(text: &str) -> (usize, usize) {
     let (open, close) = if text.starts_with("${") { (2, 1) } else { (1, 0) };
     let digits = text[open..].bytes().take_while(u8::is_ascii_digit).count();

@@ -2,13 +2,13 @@
 //!
 //! Guarantees:
 //! - A statistic appears as soon as it is not zero.
-//! - Amounts are exact.
-//! - Names from files and names from requests are bounded separately.
-//! - Further names are counted as [`OVERFLOW`].
+//! - Counts are exact.
+//! - The numbers of names from limits files and of names from requests are bounded separately.
+//! - Statistics with further names are counted under the name [`OVERFLOW`].
 //!
 //! Not covered:
-//! - The service's own metrics (see [`super::metrics`]).
-//! - Sending statistics.
+//! - Sluicegate's own metrics (see [`super::metrics`]).
+//! - Sending statistics to StatsD or a log.
 
 mod lines;
 pub mod mapping;
@@ -31,14 +31,15 @@ pub use page::render_page;
 pub use rule::{RuleCharge, RuleStats};
 pub use timer::{CallTimer, TimerSnapshot};
 
-/// The domain and the key of statistics beyond the maximum number of names.
+/// The domain and the key under which statistics are counted that exceed the maximum number of
+/// names.
 pub const OVERFLOW: &str = "_overflow_";
 
 /// The maximum length of a name from a request, in bytes. Longer names are counted as [`OVERFLOW`],
 /// because one entry may be 60 times as long and each name is stored several times.
 const MAX_REQUEST_NAME_BYTES: usize = 1024;
 
-/// A statistic with a single counter.
+/// A statistic of the whole process, with a single counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatCounter {
     /// A check without domain, descriptor or loaded configuration, or an invalid one.
@@ -51,14 +52,14 @@ pub enum StatCounter {
     ConfigLoadSuccess,
     /// A configuration was invalid.
     ConfigLoadError,
-    /// An attempt to read the files.
+    /// An attempt to read the files of limits.
     RuntimeLoadAttempts,
-    /// A failed attempt to read the files.
+    /// A failed attempt to read the files of limits.
     RuntimeLoadFailures,
 }
 
 impl StatCounter {
-    /// Every statistic with its name, in the order of the discriminants.
+    /// Every statistic with its name in envoyproxy/ratelimit, in the order of the enum.
     const ALL: [(Self, &'static str); 7] = [
         (Self::ServiceError, "ratelimit.service.call.should_rate_limit.service_error"),
         (Self::RedisError, "ratelimit.service.call.should_rate_limit.redis_error"),
@@ -70,12 +71,12 @@ impl StatCounter {
     ];
 }
 
-/// A gRPC method with a timer.
+/// A gRPC method whose calls are counted and timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimedMethod {
-    /// The rate limit check.
+    /// Envoy's gRPC method for rate limit checks.
     ShouldRateLimit,
-    /// The gRPC health check.
+    /// The method of the gRPC health check.
     Check,
 }
 
@@ -89,7 +90,7 @@ impl TimedMethod {
 pub enum RuleStatsKey<'k> {
     /// A name from a limits file.
     FromFile(&'k str),
-    /// A name with values from a request.
+    /// A name that contains values from a request.
     FromRequest(&'k str),
 }
 
@@ -109,7 +110,7 @@ pub enum StatSample<'s> {
     Counter(&'s str, u64),
     /// The name and value of a gauge.
     Gauge(&'s str, u64),
-    /// The name and the times of a timer.
+    /// The name and the durations of a timer.
     Timer(&'s str, &'s CallTimer),
 }
 
@@ -127,11 +128,12 @@ pub struct Stats {
 
 #[derive(Debug, Default)]
 struct RuleStatsTable {
-    /// By the original name.
+    /// The statistics of rules by the original name.
     by_key: HashMap<Box<str>, Arc<RuleStats>>,
-    /// By the sanitized name. Several original names may have the same one.
+    /// The statistics of rules by the sanitized name. Several original names may have the same
+    /// sanitized name.
     by_name: HashMap<Box<str>, Arc<RuleStats>>,
-    /// The number of checked descriptors for each unknown domain.
+    /// The number of descriptors in checks of each unknown domain.
     unknown_domains: HashMap<Box<str>, Arc<AtomicU64>>,
     from_files: usize,
     from_requests: usize,
@@ -148,7 +150,8 @@ impl Stats {
         });
         let name = format!("{OVERFLOW}.{OVERFLOW}");
         let overflow = Arc::new(RuleStats::new(&name));
-        // Also in the map, so that a rule with this name shares its counters.
+        // Add the overflow statistics to `by_name`, so that a rule with this name shares their
+        // counters.
         let by_name = HashMap::from([(name.into(), Arc::clone(&overflow))]);
         Self {
             rules: RwLock::new(RuleStatsTable { by_name, ..RuleStatsTable::default() }),
@@ -161,7 +164,8 @@ impl Stats {
         }
     }
 
-    /// Returns the counters of a rule. Creates them at the first call.
+    /// Returns the counters of the rule with the name `key`. Creates the counters at the first
+    /// call.
     #[must_use]
     pub fn rule_stats(&self, key: RuleStatsKey<'_>) -> Arc<RuleStats> {
         let (RuleStatsKey::FromFile(text) | RuleStatsKey::FromRequest(text)) = key;
@@ -191,7 +195,7 @@ impl Stats {
         rule
     }
 
-    /// Counts descriptors of an unknown domain.
+    /// Counts the descriptors of a check whose domain is unknown.
     pub fn count_unknown_domain(&self, domain: &str, descriptors: u64) {
         let domain = if MAX_REQUEST_NAME_BYTES < domain.len() { OVERFLOW } else { domain };
         if let Some(count) = self.rules.read().unknown_domains.get(domain) {
@@ -204,18 +208,19 @@ impl Stats {
         rules.unknown_domains.entry(name.into()).or_default().fetch_add(descriptors, Relaxed);
     }
 
-    /// Adds `count` to a single counter.
+    /// Adds `count` to the counter of the statistic `stat`.
     pub fn add(&self, stat: StatCounter, count: u64) {
         self.counters[stat as usize].fetch_add(count, Relaxed);
     }
 
-    /// Counts a call that ended at `now` and records its duration.
+    /// Counts a call of a gRPC method that ended at `now`, and records its duration.
     pub fn record_call(&self, method: TimedMethod, now: Nanos, took: Nanos) {
         self.calls[method as usize].fetch_add(1, Relaxed);
         self.timers[method as usize].1.record(now, took.0 / Nanos::MILLI.0);
     }
 
-    /// Disables the collection of single durations, because no sink sends them.
+    /// Disables the collection of each single duration, because these are needed only to send
+    /// statistics.
     #[must_use]
     pub fn without_sending(mut self) -> Self {
         self.timers.iter_mut().for_each(|(_, timer)| timer.disable_sending());
@@ -227,7 +232,8 @@ impl Stats {
         self.timers.iter().for_each(|(_, timer)| timer.advance(now));
     }
 
-    /// Calls `see` with each statistic that is not zero, and with `looked`.
+    /// Calls the closure with each statistic that is not zero, including the given external
+    /// statistics.
     pub fn for_each(&self, looked: &[ExternalStat], mut see: impl FnMut(StatSample<'_>)) {
         let mut counter = |name: &str, count: u64| {
             if count != 0 {
@@ -260,13 +266,14 @@ impl Stats {
         }
     }
 
-    /// Copies the rules and the unknown domains by sanitized name, so that output does not block
-    /// counting.
+    /// Copies the references to the rules' counters, and the counts of unknown domains by sanitized
+    /// name. So output does not block counting.
     fn named_counters(&self) -> (Vec<Arc<RuleStats>>, HashMap<String, u64>) {
         let rules = self.rules.read();
         let mut unknown = HashMap::new();
         for (domain, count) in &rules.unknown_domains {
-            // Several domains may have one name. Separate samples would make its count jump.
+            // Several domains may have the same sanitized name. Add their counts: separate samples
+            // would make the count jump.
             let sum: &mut u64 = unknown.entry(names::sanitize(domain).into_owned()).or_default();
             *sum = sum.saturating_add(count.load(Relaxed));
         }

@@ -1,9 +1,9 @@
-//! Replaces the characters of names that statistics do not allow.
+//! Replaces the characters that must not appear in names of statistics.
 
 use std::borrow::Cow;
 
-/// Replaces colons, pipes and the dots of IPv4 addresses by `_`. All other dots separate parts of
-/// the name.
+/// Replaces colons, pipes and the dots of IPv4 addresses in the name of a statistic by `_`. All
+/// other dots separate parts of the name.
 pub(super) fn sanitize(name: &str) -> Cow<'_, str> {
     if !name.contains([':', '|']) && !has_ipv4_address(name.as_bytes()) {
         return Cow::Borrowed(name);
@@ -26,7 +26,7 @@ pub(super) fn sanitize(name: &str) -> Cow<'_, str> {
         }
         at += 1;
     }
-    // Still valid UTF-8, because only ASCII was replaced by ASCII.
+    // `bytes` is still valid UTF-8, because only ASCII was replaced by ASCII.
     Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -34,7 +34,8 @@ fn has_ipv4_address(bytes: &[u8]) -> bool {
     (0..bytes.len()).any(|at| ipv4_address_end(bytes, at).is_some())
 }
 
-/// Returns the end of the IPv4 address at `at`: four numbers of one to three digits.
+/// Returns the end of the IPv4 address that starts at the given index: four numbers of one to three
+/// digits.
 fn ipv4_address_end(bytes: &[u8], mut at: usize) -> Option<usize> {
     for part in 0..4 {
         let digits = bytes[at..].iter().take(3).take_while(|byte| byte.is_ascii_digit()).count();
@@ -55,7 +56,7 @@ mod tests {
     use super::sanitize;
 
     #[test]
-    fn colons_pipes_and_address_dots_become_underscores() {
+    fn colons_pipes_and_ipv4_dots_become_underscores() {
         for (name, wanted) in [
             ("d.k_v", "d.k_v"),
             ("d.ip_10.0.0.1", "d.ip_10_0_0_1"),

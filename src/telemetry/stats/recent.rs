@@ -1,14 +1,14 @@
-//! The durations of the last ten minutes, for quantiles.
+//! The durations of calls in the last ten minutes, for quantiles.
 //!
 //! Guarantees:
-//! - Durations younger than eight minutes are included.
-//! - Durations older than ten minutes are excluded.
-//! - A quantile is a recorded duration, rounded down to three digits.
-//! - It is exact below one second and at most 1 % too low above.
-//! - A slice has at most 1,000 values plus 900 per power of ten.
+//! - Quantiles include all durations of the last eight minutes.
+//! - Quantiles exclude durations that are older than ten minutes.
+//! - A quantile is a recorded duration, rounded down to three significant digits.
+//! - A quantile below one second is exact, and a larger one is at most 1 % too low.
+//! - Each time slice of two minutes stores at most 1,000 durations, plus 900 per power of ten.
 //!
 //! Not covered:
-//! - The clock.
+//! - The clock: callers pass the current time.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,9 @@ const SLICE_COUNT: usize = 5;
 
 #[derive(Debug, Default)]
 pub(super) struct RecentDurations {
-    /// The count of each duration in milliseconds, the youngest slice first.
+    /// The count of each duration in milliseconds, for each time slice, the youngest first.
     slices: [BTreeMap<u64, u64>; SLICE_COUNT],
-    /// The number of the youngest slice, counted from time zero.
+    /// The number of the youngest time slice, counted from time zero.
     youngest: u64,
 }
 
@@ -42,7 +42,8 @@ impl RecentDurations {
         *self.slices[0].entry(round_down(millis)).or_default() += 1;
     }
 
-    /// Returns the smallest duration that at least the fraction `fraction` (0 to 1) does not exceed.
+    /// Returns a quantile: the smallest duration that at least the fraction `fraction` (0 to 1) of
+    /// all recorded durations does not exceed.
     pub(super) fn quantile(&self, fraction: f64) -> Option<u64> {
         let mut all: BTreeMap<u64, u64> = BTreeMap::new();
         for (millis, count) in self.slices.iter().flatten() {
@@ -58,7 +59,7 @@ impl RecentDurations {
     }
 }
 
-/// Returns the rank of the quantile among `total` sorted values, from 1.
+/// Returns the rank of the quantile `fraction` among `total` sorted values, from 1.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -69,7 +70,7 @@ fn rank(fraction: f64, total: u64) -> u64 {
     ((fraction * total as f64).ceil() as u64).clamp(1, total.max(1))
 }
 
-/// Rounds down to three digits, which bounds the number of distinct durations.
+/// Rounds down to three significant digits, which bounds the number of distinct durations.
 const fn round_down(millis: u64) -> u64 {
     let mut unit = 1;
     while 1_000 <= millis / unit {
@@ -84,7 +85,7 @@ mod tests {
     use crate::kernel::units::Nanos;
 
     #[test]
-    fn quantiles_are_nearest_rank() {
+    fn quantiles_use_the_nearest_rank_method() {
         let mut recent = RecentDurations::default();
         assert_eq!(recent.quantile(0.5), None);
         for millis in (1..=100).rev() {
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_expire_after_eight_to_ten_minutes() {
+    fn durations_expire_after_eight_to_ten_minutes() {
         let mut recent = RecentDurations::default();
         let came = SLICE_DURATION.0 - 1;
         recent.record(Nanos(came), 7);
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn long_latencies_are_rounded_by_at_most_one_percent() {
+    fn long_durations_are_rounded_down_by_at_most_one_percent() {
         let mut recent = RecentDurations::default();
         for millis in [999, 1_000, 1_009, 123_456] {
             let mut alone = RecentDurations::default();

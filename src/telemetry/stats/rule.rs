@@ -1,8 +1,8 @@
-//! The counters of one rule.
+//! The counters of envoyproxy/ratelimit for one rule.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The statistics of one rule.
+/// The statistics of envoyproxy/ratelimit for one rule.
 #[derive(Debug)]
 pub struct RuleStats {
     names: [Box<str>; SUFFIXES.len()],
@@ -27,7 +27,7 @@ const OVER_IN_CACHE: usize = 4;
 const SHADOW: usize = 5;
 const NEGATIVE: usize = 6;
 
-/// The result of one charge.
+/// The result of one charge of a rule's limit.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleCharge {
     /// The hits of the charge.
@@ -36,11 +36,11 @@ pub struct RuleCharge {
     pub counter: u64,
     /// The maximum value of the counter.
     pub limit: u64,
-    /// Values above this one are near the limit.
+    /// Values of the counter above this one are near the limit.
     pub near_limit: u64,
-    /// The deny cache denied the charge without a store call.
+    /// `true` if the deny cache denied the charge without a store call.
     pub is_cached_denial: bool,
-    /// The rule is in shadow mode.
+    /// `true` if the rule is in shadow mode.
     pub is_shadow: bool,
 }
 
@@ -51,17 +51,18 @@ impl RuleStats {
         Self { names, cells: Default::default() }
     }
 
-    /// Counts hits before they are charged.
+    /// Counts hits in `total_hits`, before they are charged.
     pub fn hits(&self, hits: u64) {
         self.add(TOTAL, hits);
     }
 
-    /// Counts refunded hits.
+    /// Counts refunded hits in `total_negative_hits`.
     pub fn refund(&self, hits: u64) {
         self.add(NEGATIVE, hits);
     }
 
-    /// Counts the result of a charge. Source: `reference` §6.2.
+    /// Counts the hits of a charge by its result: within, near or over the limit, as
+    /// envoyproxy/ratelimit does.
     pub fn count_result(&self, verdict: RuleCharge) {
         let RuleCharge {
             hits,

@@ -1,4 +1,4 @@
-//! The durations of calls, in whole milliseconds like those of envoyproxy/ratelimit.
+//! The durations of gRPC calls, in whole milliseconds like those of envoyproxy/ratelimit.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,15 +8,18 @@ use super::mapping::{DEFAULT_QUANTILES, StatKind, StatMapping};
 use super::recent::RecentDurations;
 use crate::kernel::units::Nanos;
 
-/// The maximum number of unsent durations. Further durations are only added to the totals.
+/// The maximum number of durations that wait to be sent. Further durations are only added to the
+/// totals.
 const MAX_UNSENT: usize = 10_000;
 
-/// The durations of one method.
+/// The durations of the calls of one gRPC method.
 #[derive(Debug)]
 pub struct CallTimer {
-    /// Upper bounds in the unit of the output and in milliseconds. Empty for a summary.
+    /// The upper bounds of the histogram's buckets, in the unit of the output and in milliseconds.
+    /// Empty for a summary.
     bounds: Vec<(f64, u64)>,
-    /// One count for each bound, not cumulative. The last bucket has no upper bound.
+    /// One count for each bucket of the histogram, not cumulative. The last bucket has no upper
+    /// bound.
     counts: Vec<AtomicU64>,
     sum: AtomicU64,
     scale: f64,
@@ -30,13 +33,15 @@ pub struct CallTimer {
 /// The state of a timer at one instant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimerSnapshot {
-    /// Upper bounds and their cumulative counts. Empty for a summary.
+    /// The upper bounds of the histogram's buckets and their cumulative counts. Empty for a
+    /// summary.
     pub buckets: Vec<(f64, u64)>,
-    /// Quantiles of the last ten minutes, `None` without calls. Empty for a histogram.
+    /// The quantiles of the last ten minutes and their values, `None` without calls. Empty for a
+    /// histogram.
     pub quantiles: Vec<(f64, Option<f64>)>,
     /// The number of durations.
     pub count: u64,
-    /// The sum of the durations, in the unit of the bounds.
+    /// The sum of the durations, in the unit of `buckets` and `quantiles`.
     pub sum: f64,
 }
 
@@ -86,12 +91,12 @@ impl CallTimer {
         }
     }
 
-    /// Removes and returns the unsent durations, in milliseconds.
+    /// Removes and returns the durations that wait to be sent, in milliseconds.
     pub fn take_unsent(&self) -> Vec<u64> {
         std::mem::take(&mut *self.unsent.lock())
     }
 
-    /// Returns the current state.
+    /// Returns the current state of the timer.
     #[expect(clippy::cast_precision_loss, reason = "shown to people, who do not count to 2^53 ms")]
     pub fn snapshot(&self) -> TimerSnapshot {
         let mut count = 0;
@@ -112,7 +117,7 @@ impl CallTimer {
 }
 
 impl TimerSnapshot {
-    /// Returns `true` for quantiles and `false` for buckets.
+    /// Returns `true` for a summary (quantiles), and `false` for a histogram (buckets).
     #[must_use]
     pub const fn is_summary(&self) -> bool {
         self.buckets.is_empty()
@@ -126,6 +131,7 @@ impl TimerSnapshot {
     reason = "rounded down; a bound of more milliseconds than that is none"
 )]
 fn bound_millis(bound: f64, scale: f64) -> u64 {
-    // Compensates rounding errors: `0.005 / 0.001` is slightly less than 5.
+    // Add `1e-9` to compensate rounding errors, so that a quotient slightly below a whole number is
+    // not rounded down.
     (bound / scale + 1e-9).floor() as u64
 }

@@ -1,7 +1,7 @@
 //! Reads the caller's trace from the request headers.
 //!
 //! Guarantees:
-//! - Invalid headers are ignored.
+//! - Invalid trace headers are ignored.
 //! - A caller's decision not to sample is respected.
 //!
 //! Not covered:
@@ -14,10 +14,10 @@ use opentelemetry::trace::{
 };
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 
-/// Returns the header with a lower-case name.
+/// A function that returns the value of the request header with the given lower-case name.
 pub type HeaderLookup<'h> = &'h dyn Fn(&str) -> Option<&'h str>;
 
-/// The header formats that are read.
+/// The formats of trace headers that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Propagators {
     /// W3C: `traceparent`, `tracestate`.
@@ -27,7 +27,8 @@ pub struct Propagators {
 }
 
 impl Propagators {
-    /// Parses `OTEL_PROPAGATORS`. The default is both formats. Returns `None` for an unknown name.
+    /// Parses the environment variable `OTEL_PROPAGATORS`. The default is W3C and B3. Returns
+    /// `None` for an unknown name.
     #[must_use]
     pub fn parse(text: Option<&str>) -> Option<Self> {
         let Some(text) = text.filter(|text| !text.trim().is_empty()) else {
@@ -38,7 +39,8 @@ impl Propagators {
             match word {
                 "tracecontext" => found.w3c = true,
                 "b3" | "b3multi" => found.b3 = true,
-                // Ignored without loss, because this service calls no other service.
+                // Baggage can be ignored, because Sluicegate calls no other service that would need
+                // it.
                 "baggage" | "none" => {}
                 _ => return None,
             }
@@ -47,8 +49,8 @@ impl Propagators {
     }
 }
 
-/// Returns the parent of the check's span. The context is empty without a trace of the caller.
-/// Returns `None` if the headers contain only the decision not to sample.
+/// Returns the parent of the check's span, or an empty context if the caller has no trace. Returns
+/// `None` if the headers contain only the decision not to sample, so that no span is started.
 pub(super) fn parent_context(
     propagators: Propagators,
     headers: HeaderLookup<'_>,

@@ -1,4 +1,4 @@
-//! The schedule of share reports: duration and order of a round, pauses, and the last report.
+//! The schedule of share reports: duration and order of a share round, pauses, and the last report.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +27,7 @@ fn share_of(replica: &Replica, value: &str) -> Share {
 }
 
 #[test]
-fn new_limits_cannot_extend_a_round_past_share_expiry() {
+fn new_limits_cannot_extend_a_share_round_past_share_expiry() {
     let store = Store::new();
     let mut many = Replica::with_hour_timeout(&store, "a", "limit: 4, on_backend_failure: deny");
     assert!(many.try_acquire());
@@ -35,7 +35,7 @@ fn new_limits_cannot_extend_a_round_past_share_expiry() {
     let values: Vec<String> = (0..200).map(|value| format!("{value}")).collect();
     let checks: Vec<Check> = values.iter().map(|value| check_of_value(value)).collect();
     let mut newcomers = checks.iter();
-    // These futures are not polled again. Each waits for its share until the end.
+    // Futures of acquires that are not polled again. Each waits for its share until the test ends.
     let mut pending = Vec::new();
     let mut add_limit = || {
         let Some(newcomer) = newcomers.next() else { return false };
@@ -73,7 +73,7 @@ fn share_that_expires_first_is_reported_first() {
         let all = join_all(checks.iter().map(|check| many.engine.admit(check, None)));
         (oldest, tokio::join!(all, many.engine.report_once()).0)
     });
-    // More than half of the lifetime of every share.
+    // More than half of the lifetime of every share has passed.
     many.advance(Nanos::from_secs(3));
     store.reported.lock().unwrap().clear();
     many.report();
@@ -99,7 +99,8 @@ fn waiting_replica_gets_its_share_within_two_heartbeats() {
         let store = Store::new();
         let mut fleet = ["a", "b"].map(|name| Replica::new(&store, name, "limit: 20"));
         assert_eq!((fleet[0].acquire_all(), fleet[1].acquire_all()), (20, 0));
-        // By then its pauses exceed half of a share's lifetime.
+        // After 14 s, the pauses between reports of the second replica exceed half of a share
+        // lifetime.
         run_with_demand(&mut fleet, Nanos(14 * Nanos::SECOND.0 + later * 200 * Nanos::MILLI.0));
         assert_eq!(fleet[1].held.len(), 0);
         fleet[0].finish(20);
@@ -155,7 +156,7 @@ fn local_requests_do_not_prolong_a_restarted_stores_grace() {
 }
 
 #[test]
-fn rotating_permit_is_idle_at_most_one_heartbeat() {
+fn permit_that_moves_between_replicas_is_idle_at_most_one_heartbeat_interval() {
     let store = Store::new();
     let mut fleet = ["a", "b", "c"].map(|name| Replica::new(&store, name, "limit: 1"));
     let (mut idle, mut longest, mut turns, mut holder) = (Nanos(0), Nanos(0), 0, None);

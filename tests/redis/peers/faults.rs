@@ -8,14 +8,15 @@ use super::{NODES, Protocol, Scene, id, metric, peer_events, wait_for_count};
 use crate::waiting::{PATIENCE, now, until};
 
 #[test]
-fn restarted_owner_ignores_releases_of_its_predecessor() {
+fn restarted_owner_ignores_releases_for_its_previous_incarnation() {
     let mut scene = Scene::of(2);
     let (first, second) = (id(1), id(2));
     let old = scene.acquire(Protocol::Rls, 0, &first);
     scene.fleet[0].kill();
     let port = scene.peer_address(0).port().to_string();
     scene.fleet[0] = scene.serve(NODES[0], &["--peer-port", &port]);
-    // The same id again. A release for the old owner must not release this permit.
+    // Acquires the same id again. A release for the previous incarnation of the owner must not
+    // release this permit.
     let new = scene.acquire(Protocol::Rls, 0, &first);
     scene.acquire(Protocol::Rls, 0, &second);
     assert_ne!(old, new);
@@ -77,7 +78,7 @@ fn killed_replica_loses_only_its_own_releases() {
 }
 
 #[test]
-fn unknown_owners_time_out_and_malformed_ones_are_ignored() {
+fn releases_with_unknown_owners_time_out_and_malformed_owners_are_ignored() {
     let scene = Scene::of(2);
     let (first, second) = (id(1), id(2));
     scene.acquire(Protocol::Rls, 0, &first);
@@ -102,7 +103,7 @@ fn peers_outside_the_allowed_networks_are_not_called() {
     wait_for_count(&scene.fleet[1], "foreign", 1);
     assert_eq!((scene.in_flight(0), peer_events(&scene.fleet[0], "received")), (1, 0));
     assert!(scene.fleet[1].log().contains("`peer_networks`"), "{}", scene.fleet[1].log());
-    // The opposite direction is allowed.
+    // Forwarding in the opposite direction is allowed.
     let owner = scene.acquire(Protocol::Rls, 1, &second);
     scene.release(Protocol::Rls, 0, &second, &owner);
     scene.wait_until_idle(1);
@@ -111,7 +112,8 @@ fn peers_outside_the_allowed_networks_are_not_called() {
 #[test]
 fn forwarding_resumes_after_a_replica_was_stopped() {
     let scene = Scene::of(2);
-    // A restarted sequence number could not reach this many messages before a release expires.
+    // If the sequence numbers restarted, they could not reach these 100 messages before a release
+    // expires.
     for number in 0..100 {
         let owner = scene.acquire(Protocol::Rls, 0, &id(number));
         assert!(scene.release_by_api(1, &id(number), &owner));
@@ -130,7 +132,8 @@ fn forwarding_resumes_after_a_replica_was_stopped() {
     assert_eq!(peer_events(&scene.fleet[0], "refused"), 0);
 }
 
-/// A new replica knows the others at once. They accept its messages after their next heartbeat.
+/// A new replica knows the peer addresses of the others at once. They accept its messages after
+/// their next heartbeat.
 #[test]
 fn new_replica_forwards_releases_once_it_is_known() {
     let mut scene = Scene::of(1);

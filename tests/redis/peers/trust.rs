@@ -31,7 +31,7 @@ fn sealed(mut parcel: Parcel, secret: &str) -> Parcel {
 }
 
 impl Scene {
-    /// Sends it to the first replica, as any client with access to the port could.
+    /// Sends `parcel` to the first replica, as any client with access to the peer port could.
     fn deliver(&self, parcel: Parcel) -> Result<Vec<i32>, Code> {
         let _inside = self.runtime.enter();
         let endpoint = Endpoint::from_shared(format!("http://{}", self.peer_address(0))).unwrap();
@@ -43,7 +43,7 @@ impl Scene {
 }
 
 #[test]
-fn only_valid_seals_are_accepted_and_only_once() {
+fn only_authenticated_peer_messages_are_accepted_and_only_once() {
     let scene = Scene::with(2, &["--peer-secret", SECRET]);
     let [first, second, third] = [1, 2, 3].map(id);
     let a = scene.acquire(Protocol::Rls, 0, &first);
@@ -141,7 +141,7 @@ fn rolling_secret_rotation_loses_no_release() {
     read_anew(&scene.fleet[0], words);
     pass_on(&scene, 0, 1, 1);
     pass_on(&scene, 1, 0, 2);
-    // A replica that starts now knows only the new secret.
+    // A replica that starts after the rotation knows only the new secret.
     scene.fleet.push(scene.serve("c", &["--peer-secret", new]));
     scene.wait_until_peers_known();
     pass_on(&scene, 0, 2, 3);

@@ -3,21 +3,21 @@
 //! | algorithm | rule | updates |
 //! |---|---|---|
 //! | static | the configured number | never |
-//! | [`gradient`] | 1.3 × the capacity by Little's law; the default | once a window |
+//! | [`gradient`] | 1.3 × capacity by Little's law; the default | once a window of samples |
 //! | [`aimd`] | +1 while latency is near the minimum, otherwise × 0.9 | once a round trip |
 //! | [`gradient2`] | limit · tolerance · min RTT / RTT + √limit, smoothed | at every sample |
 //!
-//! With a [`FleetShare`] of a fleet's limit, `gradient` judges the whole limit.
-//! The other algorithms use only their own requests, as if the replica were alone.
+//! With a [`FleetShare`], `gradient` adapts the fleet's whole limit together with the other
+//! replicas. The other algorithms use only this replica's own requests, as if it were alone.
 //!
 //! Guarantees:
-//! - A step is pure, does not allocate, and keeps the limit between `min` and `max`.
-//! - A reload keeps the state, unless the algorithm changes.
+//! - Recording a sample is deterministic, does not allocate, and keeps the limit within its bounds.
+//! - A configuration reload keeps the learned state, unless the algorithm changes.
 //! - The limit grows only while it is used: unused capacity proves nothing.
 //!
 //! Not covered:
-//! - The clock.
-//! - The fleet's share, which arrives as a number.
+//! - Reading the clock, which the caller does.
+//! - The computation of this replica's share of a fleet-wide limit.
 
 pub mod aimd;
 mod fixed_point;
@@ -41,7 +41,7 @@ use crate::units::Nanos;
 pub struct AdaptiveConfig {
     /// The algorithm.
     pub algorithm: AdaptiveAlgorithm,
-    /// The lower bound of the limit; 0 counts as 1, because no request would mean no samples.
+    /// The lower bound of the limit; 0 counts as 1, because without requests there are no samples.
     pub min: u32,
     /// The upper bound of the limit.
     pub max: u32,
@@ -59,51 +59,53 @@ pub enum AdaptiveAlgorithm {
     Gradient2,
 }
 
-/// One finished request.
+/// The measurement of one finished request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LatencySample {
-    /// The instant of its end.
+    /// The instant at which the request ended.
     pub ended_at: Nanos,
-    /// Its latency.
+    /// The latency of the request.
     pub rtt: Nanos,
-    /// The number in flight at its admission, including itself.
+    /// The number of requests in flight at its admission, including itself.
     pub in_flight: u32,
-    /// Its result.
+    /// The result of the request: success, ignored or dropped.
     pub outcome: RequestOutcome,
 }
 
-/// This replica's share of a limit that the fleet adapts together.
+/// This replica's share of a limit that all replicas of the fleet adapt together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FleetShare {
     /// The permits that this replica may use.
     pub share: u32,
-    /// The fleet's whole limit.
+    /// The fleet's whole limit, in permits.
     pub limit: u32,
     /// The schedule of the fleet's min RTT probes.
     pub probes: ProbeSchedule,
 }
 
-/// The schedule of min RTT probes: multiples of a few
-/// heartbeats on a clock that all replicas share.
+/// The schedule of min RTT probes, which all replicas start at the same time.
+///
+/// The times are multiples of a few heartbeat intervals on the coordinator's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProbeSchedule {
-    /// The shared clock.
+    /// A reading of the coordinator's clock.
     pub clock: ClockReading,
     /// The heartbeat interval.
     pub heartbeat: Nanos,
 }
 
 impl ProbeSchedule {
-    /// The shortest interval between two probes, in heartbeats.
+    /// The shortest interval between two probes, in heartbeat intervals.
     const MIN_HEARTBEATS: u64 = 4;
-    /// The shortest interval between two probes, in round trips.
+    /// The shortest interval between two probes, in round trips of a request.
     const MIN_ROUND_TRIPS: u64 = 64;
     /// The longest interval between two probes, as a multiple of the shortest.
     const MAX_MULTIPLE: u64 = 64;
 
-    /// The interval between two probes for latency `rtt`.
+    /// The interval between two probes if requests take `rtt`.
     ///
-    /// Replicas with similar latencies get the same interval, because it is a power of two.
+    /// It is the shortest interval times a power of two, so that replicas with similar latencies
+    /// get the same.
     #[must_use]
     pub fn interval(&self, rtt: Nanos) -> Nanos {
         let least = self.heartbeat.0.saturating_mul(Self::MIN_HEARTBEATS).max(1);
@@ -113,16 +115,16 @@ impl ProbeSchedule {
         Nanos(least.saturating_mul(times))
     }
 
-    /// The clock for heartbeats, half a heartbeat away from the probes.
+    /// The coordinator's clock for heartbeats, set forward by half a heartbeat interval.
     ///
-    /// A share that moves would disturb a probe.
+    /// So heartbeats and probes do not coincide: a share that changes would disturb a probe.
     #[must_use]
     pub const fn heartbeat_clock(&self) -> ClockReading {
         self.clock.advanced_by(Nanos(self.heartbeat.0 / 2))
     }
 }
 
-/// One concurrency limit and the state of its algorithm.
+/// One concurrency limit, static or adaptive, with the state of its algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AdaptiveLimit {
     bounds: LimitBounds,
@@ -176,13 +178,13 @@ impl AdaptiveLimit {
         Self { bounds, estimate, learnt: AlgorithmState::new(estimate, adaptive, jitter), jitter }
     }
 
-    /// The current limit.
+    /// The current limit, in requests.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.estimate.floor()
     }
 
-    /// The latency without a queue (min RTT), if known.
+    /// The min RTT (latency without queueing); `None` if it is not known.
     #[must_use]
     pub fn min_rtt(&self) -> Option<Nanos> {
         match &self.learnt {
@@ -193,7 +195,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// The wanted limit with its fraction, for the vote on a fleet's limit.
+    /// The limit that this replica wants, with its fraction, for its vote on a fleet-wide limit.
     ///
     /// `None` until there are enough samples under the fleet's limit.
     #[must_use]
@@ -205,7 +207,7 @@ impl AdaptiveLimit {
         level.map(FixedPoint::to_fleet_limit)
     }
 
-    /// Switches to a share of a fleet's limit; `None` returns to a limit of this replica alone.
+    /// Adapts a fleet-wide limit from now on, or with `None` a limit of this replica alone.
     pub fn set_fleet_share(&mut self, now: Nanos, fleet_share: Option<FleetShare>) {
         if let AlgorithmState::Gradient(gradient) = &mut self.learnt {
             gradient.set_fleet_share(now, fleet_share, self.estimate);
@@ -213,7 +215,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Applies the passage of time, which starts and ends the fleet's probes.
+    /// Updates the limit to `now`, because min RTT probes of the fleet start and end by time.
     pub fn advance(&mut self, now: Nanos) {
         let Self { bounds, estimate, learnt: state, .. } = self;
         if let AlgorithmState::Gradient(gradient) = state
@@ -223,7 +225,9 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Adds a finished request. Utilization is judged against the smaller of the limit and `share`.
+    /// Updates the limit after a finished request.
+    ///
+    /// The use of the limit is judged against the smaller of the limit and this replica's `share`.
     pub fn record(&mut self, sample: &LatencySample, share: u32) {
         let ignored = sample.outcome == RequestOutcome::Ignored;
         let Self { bounds, estimate, learnt: state, .. } = self;
@@ -239,8 +243,8 @@ impl AdaptiveLimit {
         *estimate = next.within(bounds.min, bounds.max);
     }
 
-    /// Applies another configuration. The same algorithm keeps its estimate within
-    /// the new bounds. Another algorithm, or a static limit, restarts at its initial value.
+    /// Applies another configuration. The same algorithm keeps its estimate, within the new bounds.
+    /// Another algorithm, or a static limit, restarts at its initial value.
     pub fn reload(&mut self, limit: u32, adaptive: Option<AdaptiveConfig>) {
         self.bounds = bounds(limit, adaptive);
         let algorithm = adaptive.map(|adaptive| adaptive.algorithm);
@@ -259,7 +263,8 @@ fn bounds(limit: u32, adaptive: Option<AdaptiveConfig>) -> LimitBounds {
     })
 }
 
-/// Returns `true` if at least half of the limit was used, so that latency justifies a higher one.
+/// Returns `true` if at least half of the limit was used, so that low latency justifies a higher
+/// one.
 fn is_limit_used(sample: &LatencySample, estimate: FixedPoint, share: u32) -> bool {
     estimate.floor().min(share) <= sample.in_flight.saturating_mul(2)
 }

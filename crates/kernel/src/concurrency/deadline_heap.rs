@@ -1,11 +1,11 @@
-//! The deadlines of slots, soonest first.
+//! The deadlines of permit slots, soonest first.
 //!
 //! Guarantees:
-//! - A slot has at most one deadline. Equal deadlines are ordered by slot.
+//! - A slot has at most one deadline. Equal deadlines are ordered by slot number.
 //! - Cost: O(log n) per operation; no allocation below the largest previous slot count.
 //!
 //! Not covered:
-//! - The content of a slot; see [`super::in_flight`].
+//! - The permit in a slot; see [`super::in_flight`].
 
 use crate::units::Nanos;
 
@@ -111,7 +111,7 @@ mod tests {
 
     use super::{DeadlineHeap, Nanos};
 
-    /// Slots, deadlines and operations from a Lehmer generator with full period.
+    /// Slots, deadlines, and `true` to remove the slot, from a Lehmer generator with full period.
     fn operations(seed: u64) -> impl Iterator<Item = (u32, Nanos, bool)> {
         const MODULUS: u64 = 1_000_003;
         std::iter::successors(Some(seed), |state| state.checked_mul(48_271)?.checked_rem(MODULUS))

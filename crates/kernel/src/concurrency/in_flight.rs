@@ -1,7 +1,7 @@
 //! The permits in flight of one concurrency limit.
 //!
 //! Guarantees:
-//! - A permit is released once. Then it is unknown, even if its slot is reused.
+//! - A permit is released once. Then it is unknown, even if another permit reuses its slot.
 //! - Free slots are reused, so there are never more slots than the largest limit.
 //! - Cost: O(1) without a deadline, O(log n) with one; no allocation once the slots exist.
 //!
@@ -15,14 +15,14 @@ use crate::units::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Permit {
     slot: u32,
-    /// The number of earlier uses of the slot. It distinguishes permits of one slot.
+    /// The number of earlier uses of the slot. It distinguishes successive permits of one slot.
     generation: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct InFlightState {
     pub(super) admitted_at: Nanos,
-    /// The number in flight at its admission, including itself.
+    /// The number of requests in flight at its admission, including itself.
     pub(super) in_flight: u32,
     deadline: Option<Nanos>,
 }
@@ -46,7 +46,8 @@ impl InFlightPermits {
         self.count
     }
 
-    /// Adds a permit. Without `lifetime` it has no deadline, because its end is always observed.
+    /// Adds a permit. Without `lifetime` it has no deadline, because the request's end is always
+    /// observed.
     pub(super) fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>) -> Permit {
         self.count = self.count.saturating_add(1);
         let deadline = lifetime.map(|keep| now.plus(keep));
@@ -78,12 +79,12 @@ impl InFlightPermits {
         Some(held)
     }
 
-    /// Moves the deadline of `permit` to `lifetime` from now; `false` if it is not in flight.
+    /// Moves the deadline of `permit` to `lifetime` after `now`; `false` if it is not in flight.
     pub(super) fn renew(&mut self, permit: Permit, now: Nanos, lifetime: Nanos) -> bool {
         let Some(held) = self.slot(permit).and_then(|slot| slot.state.as_mut()) else {
             return false;
         };
-        // A permit without a deadline stays so, because its end is always observed.
+        // A permit without a deadline keeps none, because the request's end is always observed.
         if held.deadline.is_some() {
             let deadline = now.plus(lifetime);
             held.deadline = Some(deadline);
@@ -128,14 +129,14 @@ impl InFlightPermits {
         // There are fewer slots than the limit, which is a u32.
         let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         self.slots.push(PermitSlot { generation: 0, state: Some(state) });
-        // Reserve for every slot, so that a release never allocates.
+        // Reserve an entry for every slot, so that a release never allocates.
         self.free_slots.reserve(self.slots.len());
         Permit { slot, generation: 0 }
     }
 
     fn reuse_slot(&mut self, slot: u32, state: InFlightState) -> Option<Permit> {
         let reused = self.slots.get_mut(usize::try_from(slot).ok()?)?;
-        // Wraps after 2^32 uses of one slot; by then no caller has the first permit.
+        // The number wraps after 2^32 uses of one slot; by then no caller has the first permit.
         reused.generation = reused.generation.wrapping_add(1);
         reused.state = Some(state);
         Some(Permit { slot, generation: reused.generation })

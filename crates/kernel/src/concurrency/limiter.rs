@@ -19,16 +19,16 @@
 //! ```
 //!
 //! Guarantees:
-//! - An admission never raises the number in flight above the current limit.
+//! - An admission never raises the number of requests in flight above the current limit.
 //! - After the limit falls, admissions resume once enough permits are released.
-//! - No request overtakes a waiting one.
-//! - Every ticket ends once: by a permit, a timeout, or the caller's own cancel.
-//! - A step costs O(1) without a deadline, O(log n) with one, O(waiters) with a queue.
-//! - A step allocates only if more permits are in flight than ever before.
+//! - No arriving request overtakes a waiting one.
+//! - Every queue ticket ends once: with a permit, a timeout, or a cancellation by the caller.
+//! - An event costs O(1) without a deadline, O(log n) with one, O(waiters) with a queue.
+//! - An event allocates only if more permits are in flight than ever before.
 //!
 //! Not covered:
-//! - Request ids, which the registry maps to permits.
-//! - Waking tasks, and the timer.
+//! - Request ids; see [`super::permit_registry`].
+//! - Waking tasks and running timers, which the caller does.
 //! - The clock, which must be monotonic.
 
 use smallvec::SmallVec;
@@ -46,7 +46,7 @@ pub struct LimiterConfig {
     pub limit: u32,
     /// The adaptation to latency; `None` keeps the limit at `limit`.
     pub adaptive: Option<AdaptiveConfig>,
-    /// The queue; `None` denies at once.
+    /// The queue of waiting requests; `None` denies a request at once when the limit is reached.
     pub queue: Option<QueueConfig>,
 }
 
@@ -58,7 +58,7 @@ impl LimiterConfig {
     }
 }
 
-/// The bounds of the queue.
+/// The bounds of a queue of waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueConfig {
     /// The largest number of waiting requests.
@@ -70,9 +70,9 @@ pub struct QueueConfig {
 /// An input event of a [`Limiter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LimiterEvent {
-    /// A request needs a permit. The reply is exactly one of admit, queue and deny.
+    /// A request needs a permit. Exactly one of `Admit`, `Queue` and `Deny` is among the effects.
     Acquire {
-        /// The permit's lifetime; `None` if its end is always observed, as for a stream.
+        /// The permit's lifetime; `None` if the request's end is always observed, as for a stream.
         lifetime: Option<Nanos>,
         /// The caller's own timeout; the shorter of this and the queue timeout applies.
         timeout: Nanos,
@@ -86,7 +86,7 @@ pub enum LimiterEvent {
         /// A measured latency, if the caller has a better one than the time since admission.
         rtt: Option<Nanos>,
     },
-    /// The request of a permit with a deadline is still alive: `lifetime` counts from now.
+    /// The request of a permit with a deadline is still in flight: the permit's lifetime restarts.
     Renew {
         /// The permit to renew.
         permit: Permit,
@@ -95,19 +95,19 @@ pub enum LimiterEvent {
     },
     /// The caller cancels a waiting request.
     Cancel(QueueTicket),
-    /// Time has passed. Every event expires overdue permits and tickets; this one does only that.
+    /// Time has passed. Every event expires overdue permits and tickets; this event does only that.
     Expire,
     /// The configuration was reloaded. The adaptive limit keeps its state.
     Reload(LimiterConfig),
-    /// This replica's share of the limit; `u32::MAX` without a fleet.
+    /// A new share of this replica in a fleet-wide limit, in permits; `u32::MAX` without a fleet.
     Share(u32),
-    /// This replica's share of a limit that the fleet adapts together.
+    /// A new share of this replica in a limit that all replicas of the fleet adapt together.
     FleetShare(FleetShare),
-    /// This replica's share expired: stop admitting and time out every waiting request.
+    /// This replica's share expired: admit no request and time out every waiting request.
     Fence,
 }
 
-/// An output of a [`Limiter`], to be carried out by the caller.
+/// An output of a [`Limiter`], which the caller must carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LimiterEffect {
     /// The arriving request is admitted.
@@ -118,7 +118,7 @@ pub enum LimiterEffect {
     Deny(AcquireDenial),
     /// A waiting request is admitted.
     Wake(QueueTicket, Permit),
-    /// A waiting request timed out, or its share expired.
+    /// A waiting request timed out, or this replica's share expired.
     TimedOut(QueueTicket),
     /// A permit reached its deadline and was released.
     Expired(Permit),
@@ -126,16 +126,16 @@ pub enum LimiterEffect {
     Unknown,
 }
 
-/// The reason for an immediate denial.
+/// The reason for the denial of a request that does not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AcquireDenial {
-    /// The limit is reached, and there is no queue or the caller has no time to wait.
+    /// The limit is reached, and there is no queue or the caller's timeout is zero.
     LimitReached,
     /// The limit is reached and the queue is full.
     QueueFull,
 }
 
-/// Effects in the order in which to carry them out. Two fit without an allocation.
+/// The effects in the order in which to carry them out. Two fit without an allocation.
 pub type LimiterEffects = SmallVec<[LimiterEffect; 2]>;
 
 /// One concurrency limit with its permits and its queue.
@@ -150,9 +150,10 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limit with nothing in flight.
+    /// A limiter without permits in flight and without waiting requests.
     ///
-    /// Use another `jitter` for each limit and replica: it spreads their min RTT probes.
+    /// Use a different `jitter` for each limit and replica, so that their min RTT probes do not
+    /// coincide.
     #[must_use]
     pub fn new(rules: &LimiterConfig, jitter: u64) -> Self {
         Self {
@@ -169,7 +170,8 @@ impl Limiter {
     pub fn step(&mut self, now: Nanos, event: LimiterEvent) -> LimiterEffects {
         let mut effects = LimiterEffects::new();
         if event == LimiterEvent::Fence {
-            // First: permits that expire in this step must not admit requests of an expired share.
+            // Set the share first: permits that expire now must not admit requests under an expired
+            // share.
             self.share = 0;
         }
         self.adaptive.advance(now);
@@ -249,15 +251,15 @@ impl Limiter {
         self.in_flight.all()
     }
 
-    /// The next instant at which [`LimiterEvent::Expire`] has an effect. Cost: O(waiters).
+    /// The next instant at which [`LimiterEvent::Expire`] has an effect. Cost: O(waiting requests).
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.in_flight.next_deadline().into_iter().chain(self.queue.next_deadline()).min()
     }
 
-    /// The instant since which nothing is in flight or queued; `None` while something is.
+    /// The instant since which no request is in flight or queued; `None` while one is.
     ///
-    /// A limit that is idle for long may be dropped: a new one lacks only the adaptive state.
+    /// A limiter that is idle for long may be deleted: a new one lacks only the adaptive state.
     #[must_use]
     pub fn idle_since(&self) -> Option<Nanos> {
         let idle = self.in_flight.count() == 0 && self.queue.len() == 0;
@@ -266,7 +268,7 @@ impl Limiter {
 
     fn acquire(&mut self, now: Nanos, lifetime: Option<Nanos>, timeout: Nanos) -> LimiterEffect {
         self.last_activity = now;
-        // The queue was served before this event, so nothing is overtaken here.
+        // Earlier events already admitted waiting requests, so this request overtakes none.
         if self.in_flight.count() < self.limit() {
             return LimiterEffect::Admit(self.in_flight.admit(now, lifetime));
         }

@@ -1,20 +1,20 @@
-//! The map from request ids to permits, and the memory of early releases.
+//! The map from request ids to permits, with the early releases.
 //!
-//! Acquire and release can be two calls with an id that the proxy mints.
-//! Nothing orders these calls. A release of an unknown id is kept as an early
-//! release. A later acquire of that id finds that its request is already over.
+//! Acquire and release can be two calls with a request id that the proxy creates, and the release
+//! can arrive first. A release of an unknown id is kept as an early release. A later acquire of
+//! that id finds that its request is already over.
 //!
 //! Guarantees:
-//! - An id's value is returned once: by its release or at its deadline.
-//! - Only one caller at a time can claim an id.
+//! - The value of an id is returned once: by its release or at its deadline.
+//! - At most one acquire of an id is in progress at a time ([`PermitRegistry::claim`]).
 //! - The early release of a claimed id does not expire.
 //! - Early releases are bounded per source and in total.
-//! - A full table rejects and never evicts, so one source cannot displace another's releases.
-//! - Cost: O(log n) in ids and early releases; at most two id copies per entry.
+//! - When early releases reach a bound, new ones are rejected and none is evicted.
+//! - Cost: O(log n) in ids and early releases; at most two copies of an id per entry.
 //!
 //! Not covered:
-//! - The type of the value.
-//! - Id reuse: an acquire after a release is a new request.
+//! - The type of the value, which is a parameter.
+//! - Reuse of an id: an acquire after a release is a new request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,22 +23,22 @@ use crate::units::Nanos;
 /// The bounds on early releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EarlyReleaseLimits {
-    /// The most early releases of one source.
+    /// The largest number of early releases from one source.
     pub per_source: u32,
-    /// The most early releases of all sources together.
+    /// The largest number of early releases from all sources together.
     pub total: u32,
-    /// The lifetime of an early release: longer than a release can precede its acquire.
+    /// The time for which an early release is kept: longer than a release can precede its acquire.
     pub lifetime: Nanos,
 }
 
 /// The result of an acquire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegisterOutcome<H> {
-    /// The id now owns the value.
+    /// The value is stored under the id.
     Registered,
     /// The release arrived first: the request is over, and the value is returned.
     AlreadyReleased(H),
-    /// The id already has a value, because an id is for one request; the new value is returned.
+    /// The id already has a value. An id is for one request, so the new value is returned.
     AlreadyRegistered(H),
 }
 
@@ -47,13 +47,15 @@ pub enum RegisterOutcome<H> {
 pub enum ReleaseOutcome<H> {
     /// The value of the id, for the caller to free.
     Released(H),
-    /// The id is unknown: its release is kept for a later acquire.
+    /// The id is unknown, so its release is kept as an early release for a later acquire.
     EarlyRelease,
-    /// The id is unknown and the table of early releases is full, so the release is dropped.
+    /// The id is unknown and a bound of early releases is reached, so the release is dropped.
     TableFull,
 }
 
-/// The ids of one replica: `I` is a request id, `S` the source of a release, `H` the value.
+/// The request ids of one replica, each with a value that stands for a permit.
+///
+/// `I` is a request id, `S` the source of a release, `H` the value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PermitRegistry<I: Ord, S: Ord, H> {
     bounds: EarlyReleaseLimits,
@@ -67,7 +69,7 @@ pub struct PermitRegistry<I: Ord, S: Ord, H> {
 }
 
 impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
-    /// An empty register.
+    /// An empty registry.
     #[must_use]
     pub const fn new(limits: EarlyReleaseLimits) -> Self {
         Self {
@@ -81,14 +83,14 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
         }
     }
 
-    /// Marks `id` as being acquired until [`PermitRegistry::unclaim`]; `false` if it already is.
+    /// Marks `id` as being acquired, until [`PermitRegistry::unclaim`]; `false` if it already is.
     ///
-    /// A release ignores the mark: a release in the meantime is an early release.
+    /// A release ignores this mark: if it arrives during the acquire, it becomes an early release.
     pub fn claim(&mut self, id: I) -> bool {
         self.claimed.insert(id)
     }
 
-    /// Removes the mark, after the acquire succeeded or failed.
+    /// Removes the mark of [`PermitRegistry::claim`], after the acquire succeeded or failed.
     pub fn unclaim(&mut self, id: &I) {
         self.claimed.remove(id);
     }
@@ -114,7 +116,7 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
             self.deadlines.remove(&(until, id.clone()));
             return ReleaseOutcome::Released(what);
         }
-        // A repeated release changes nothing: the first one stays.
+        // A repeated early release changes nothing: the first one stays.
         if self.early_releases.contains_key(id) {
             return ReleaseOutcome::EarlyRelease;
         }
@@ -138,7 +140,7 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
         self.deadlines.insert((deadline, id.clone()))
     }
 
-    /// Removes and returns one overdue id with its value. Call it until it returns `None`.
+    /// Removes and returns one overdue id with its value. Call this until it returns `None`.
     pub fn remove_overdue(&mut self, now: Nanos) -> Option<(I, H)> {
         self.expire_early_releases(now);
         if now < self.deadlines.first()?.0 {
@@ -149,7 +151,7 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
         Some((id, what))
     }
 
-    /// The next instant at which [`PermitRegistry::remove_overdue`] has an effect, early releases included.
+    /// The next instant at which an id or an early release expires.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanos> {
         let (held, left) = (self.deadlines.first(), self.early_release_expiries.first());
@@ -194,7 +196,8 @@ impl<I: Ord + Clone, S: Ord + Clone, H> PermitRegistry<I, S, H> {
         }
     }
 
-    /// Extends the early release of a claimed id, so that even a late acquire finds it.
+    /// Extends the early release of an id that is being acquired, so that even a late acquire finds
+    /// it.
     fn extend_early_release(&mut self, now: Nanos, id: I) {
         let Some((until, _)) = self.early_releases.get_mut(&id) else { return };
         *until = now.plus(self.bounds.lifetime.max(Nanos::MICRO));

@@ -1,4 +1,4 @@
-//! The store's permits of one concurrency limit in strict mode, where every acquire is a store call.
+//! The store's permits of one concurrency limit in strict mode: every acquire is a store call.
 //!
 //! ```
 //! use sluicegate_kernel::concurrency::permit_table::{AcquireOutcome, PermitId, PermitTable};
@@ -18,74 +18,80 @@
 //! assert_eq!(permits.acquire(later, open, &request(1)), AcquireOutcome::Acquired);
 //! ```
 //!
-//! Requests in flight are a fact. So a store that lost its state
-//! counts every permit that a replica reports, even above the limit.
+//! A permit that a replica reports is certainly in use. So a store that lost its state counts every
+//! reported permit, even above the limit.
 //!
 //! Guarantees:
 //! - A new permit never raises the count above the limit.
-//! - A permit counts from its acquire until its release or deadline; each report renews it.
-//! - A store that may have lost state admits nothing until all replicas could report ([`AcquireGate`]).
+//! - A permit counts until its release or deadline; each report of its replica renews it.
+//! - After a possible loss of state, the store admits nothing until all replicas could report
+//!   ([`AcquireGate`]).
 //! - Cost: O(log n) for each permit that is acquired, reported or released.
 //!
 //! Not covered:
 //! - The schedule of store calls, and the queue of waiting requests.
-//! - The limit of a single replica ([`super::limiter`]).
+//! - A concurrency limit of one replica alone; see [`super::limiter`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::units::{Nanos, Share};
 
-/// A permit's id, unique in the fleet: the replica's incarnation, and a number within it.
+/// A permit's id, unique in the fleet: the replica's incarnation, and the permit's number within
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PermitId(pub u64, pub u64);
 
-/// The durations that all replicas use for a limit.
+/// The durations that all replicas use for one concurrency limit in strict mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitTiming {
-    /// The time without admissions at a store that may have lost state, so that replicas can report.
+    /// The time for which a store that may have lost state admits nothing, so that replicas can
+    /// report.
     pub grace: Nanos,
-    /// The time without any report after which a store must assume that permits expired unreported.
+    /// The longest time without any report, before permits may have expired while their requests
+    /// still run.
     ///
-    /// It is shorter than a permit's lifetime by at least the interval between two reports.
+    /// After it the store counts its state as lost. It is shorter than a permit's lifetime by at
+    /// least the interval between two reports.
     pub max_silence: Nanos,
-    /// The longest lifetime of a permit. A later deadline comes from another clock.
+    /// The longest lifetime of a permit. A later deadline means that the store's clock was set
+    /// back.
     pub max_lifetime: Nanos,
 }
 
-/// A request for one permit.
+/// A request for one permit of a concurrency limit in strict mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrictAcquire {
-    /// The permit's id. Repeating an acquire has no further effect.
+    /// The permit's id. Repeating an acquire with the same id has no further effect.
     pub id: PermitId,
     /// The concurrency limit in permits.
     pub limit: Share,
     /// The permit's lifetime, unless a report renews it.
     pub lifetime: Nanos,
-    /// The durations that all replicas use.
+    /// The durations that all replicas use for this limit.
     pub timing: PermitTiming,
 }
 
 /// The result of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquireOutcome {
-    /// The permit is in the table.
+    /// The permit is in the store's table.
     Acquired,
     /// The limit is reached.
     LimitReached,
-    /// The store may have lost state and admits nothing for this long.
+    /// The store may have lost state and admits nothing for this duration.
     Closed(Nanos),
 }
 
-/// The corrections that a replica's report made.
+/// The number of errors in the store's table that a replica's report corrected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PermitCorrections {
-    /// The number of reported permits that were missing.
+    /// The number of reported permits that the table lacked.
     pub restored: u64,
     /// The number of released permits that were still in the table.
     pub freed: u64,
 }
 
-/// All permits of one concurrency limit.
+/// All permits of one concurrency limit, with their deadlines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PermitTable {
     deadline_by_id: BTreeMap<PermitId, Nanos>,
@@ -93,7 +99,7 @@ pub struct PermitTable {
 }
 
 impl PermitTable {
-    /// Acquires a permit, at a store that admits nothing for `closed_for`.
+    /// Acquires a permit; a new one is rejected while the store admits nothing, for `closed_for`.
     pub fn acquire(
         &mut self,
         now: Nanos,
@@ -133,7 +139,7 @@ impl PermitTable {
         corrections
     }
 
-    /// The number of permits, including those that expired since the last call.
+    /// The number of permits. Permits that expired since the last acquire or report still count.
     #[must_use]
     pub fn count(&self) -> Share {
         Share(u64::try_from(self.deadline_by_id.len()).unwrap_or(u64::MAX))
@@ -154,7 +160,7 @@ impl PermitTable {
         }
     }
 
-    /// Cuts every deadline to `latest`. Later ones stem from a clock that was set back.
+    /// Shortens every deadline to at most `latest`. Later ones stem from a clock that was set back.
     fn clamp_deadlines(&mut self, latest: Nanos) {
         while let Some(&(until, id)) = self.deadlines.last() {
             if until <= latest {
@@ -179,7 +185,7 @@ impl PermitTable {
     }
 }
 
-/// The gate that rejects acquires while the store's table may be incomplete.
+/// The gate that rejects acquires while the store's permits may be incomplete.
 ///
 /// Guarantees:
 /// - Every replica that reports within the grace period is counted before the next admission.
@@ -193,22 +199,22 @@ pub struct AcquireGate {
 }
 
 impl AcquireGate {
-    /// The gate of a new store, or of a store that lost its state; the two look alike.
+    /// A closed gate, for a new store or one that lost its state; the store cannot tell them apart.
     #[must_use]
     pub const fn closed(now: Nanos, grace: Nanos) -> Self {
         Self { opens_at: now.plus(grace), reported_at: now }
     }
 
-    /// The gate of a store without any outstanding permit. It needs no grace period before the first report.
+    /// An open gate, for a store without permits. It does not close before the first report.
     #[must_use]
     pub const fn open() -> Self {
         Self { opens_at: Nanos(0), reported_at: Nanos(u64::MAX) }
     }
 
-    /// The remaining time without admissions, at most the grace period even if the clock jumped.
+    /// The time until the gate opens, at most the grace period even if the clock jumped.
     ///
-    /// Silence counts as lost state. If the store was paused or unreachable, or its
-    /// clock jumped, then permits may have expired although their requests still run.
+    /// A long time without reports counts as lost state. If the store was paused or unreachable, or
+    /// its clock jumped, then permits may have expired although their requests still run.
     pub fn closed_for(&mut self, now: Nanos, timing: &PermitTiming) -> Nanos {
         if self.reported_at.plus(timing.max_silence) <= now {
             *self = Self::closed(now, timing.grace);

@@ -2,17 +2,17 @@
 //!
 //! Guarantees:
 //! - First in, first out.
-//! - A waiter leaves once: served, timed out or canceled.
-//! - Joining and serving cost O(1); leaving from the middle costs O(queue length).
+//! - A waiting request leaves the queue once: admitted, timed out or canceled.
+//! - Adding and admitting cost O(1); removing from the middle costs O(queue length).
 //!
 //! Not covered:
-//! - The queue's bounds; see [`super::limiter`].
+//! - The bounds of the queue; see [`super::limiter`].
 
 use std::collections::VecDeque;
 
 use crate::units::Nanos;
 
-/// The number of a waiting request. Later tickets are larger.
+/// The number of a waiting request in its queue. Later tickets are larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueTicket(u64);
 
@@ -20,7 +20,7 @@ pub struct QueueTicket(u64);
 pub(super) struct QueueWaiter {
     pub(super) ticket: QueueTicket,
     pub(super) deadline: Nanos,
-    /// The lifetime of the permit, counted from its admission.
+    /// The lifetime of the permit, counted from the request's admission.
     pub(super) lifetime: Option<Nanos>,
 }
 
@@ -46,13 +46,13 @@ impl WaitQueue {
         self.waiters.pop_front()
     }
 
-    /// Removes `ticket`; `false` if it is not waiting.
+    /// Removes the request with `ticket`; `false` if it is not waiting.
     pub(super) fn remove(&mut self, ticket: QueueTicket) -> bool {
         let index = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
         index.is_ok_and(|place| self.waiters.remove(place).is_some())
     }
 
-    /// Removes and returns the first waiter whose deadline has passed.
+    /// Removes the first request whose deadline has passed, and returns its ticket.
     pub(super) fn remove_overdue(&mut self, now: Nanos) -> Option<QueueTicket> {
         let index = self.waiters.iter().position(|waiter| waiter.deadline <= now)?;
         self.waiters.remove(index).map(|waiter| waiter.ticket)

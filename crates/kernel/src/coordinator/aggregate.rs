@@ -1,13 +1,13 @@
-//! The combination of the replicas' votes into one limit.
+//! The combination of the replicas' votes into the new value of a fleet-wide concurrency limit.
 //!
-//! Each replica judges its own requests, so it can vote only for a
-//! factor of its share. The limit changes by the lower median of these
-//! factors. A sum would be wrong: all replicas observe the same backend.
+//! Each replica observes only its own requests, so it votes for a factor by which its share should
+//! change. The limit changes by the lower median of these factors. The factors are not added,
+//! because all replicas observe the same backend.
 //!
-//! | formula, allowed 8, estimate 10, limit 40 | worked row |
+//! | formula for share 8, estimate 10, limit 40 | worked row |
 //! |---|---|
-//! | r = ⌊estimate·2^16 / allowed⌋, at most 2 | 10·65,536 / 8 = 81,920, that is 1.25 |
-//! | new = ⌊limit·r / 2^16⌋ within min and max | 40·1.25 = 50 |
+//! | vote r = ⌊estimate·2^16 / share⌋, at most 2·2^16 | 10·65,536 / 8 = 81,920, the factor 1.25 |
+//! | new limit = ⌊limit·r / 2^16⌋, between min and max | 40·1.25 = 50 |
 //!
 //! ```
 //! use sluicegate_kernel::coordinator::aggregate::{self, FractionalLimit, LimitInference};
@@ -23,53 +23,54 @@
 //! ```
 //!
 //! Guarantees:
-//! - A replica without samples has no influence.
-//! - N replicas with equal observations change the limit as one would.
+//! - A replica with fewer than [`MIN_SAMPLES`] samples has no vote.
+//! - N replicas with equal observations change the limit as one replica would.
 //!
 //! Not covered:
-//! - The estimate of a replica, which its adaptive limit makes.
+//! - The estimate on which a replica bases its vote; see [`crate::concurrency::adaptive`].
 
 use std::num::NonZeroU64;
 
 use crate::units::Share;
 
-/// The levels per permit, so that a limit of 4 can grow by a twentieth.
+/// The number of [`FractionalLimit`] units in one permit, so that a limit of 4 can grow by a
+/// twentieth.
 pub const LEVELS_PER_PERMIT: u64 = 1 << 10;
 
-/// The samples that an estimate needs.
+/// The smallest number of finished requests that a vote needs.
 pub const MIN_SAMPLES: u32 = 8;
 
-/// A limit with its fraction, in 1,024ths of a permit.
+/// A concurrency limit with its fraction, in 1,024ths of a permit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FractionalLimit(pub u64);
 
 impl FractionalLimit {
-    /// A whole limit; saturates far above the largest limit.
+    /// Converts a whole number of permits; saturates far above the largest limit.
     #[must_use]
     pub const fn from_share(share: Share) -> Self {
         Self(share.0.saturating_mul(LEVELS_PER_PERMIT))
     }
 
-    /// The permits, rounded down: a fraction of a permit admits nothing.
+    /// The limit in permits, rounded down, because a fraction of a permit admits no request.
     #[must_use]
     pub const fn round_down(self) -> Share {
         Share(self.0 / LEVELS_PER_PERMIT)
     }
 
-    /// The permits, rounded up.
+    /// The limit in permits, rounded up.
     #[must_use]
     pub const fn round_up(self) -> Share {
         Share(self.0.div_ceil(LEVELS_PER_PERMIT))
     }
 
-    /// This level times `ratio`, at most doubled, between `min` and `max`.
+    /// This limit times `ratio` (at most 2), then bounded by `min` and `max`.
     #[must_use]
     pub fn scaled(self, ratio: LimitFactor, min: Share, max: Share) -> Self {
         let ratio = u64::from(ratio.min(LimitFactor::TWICE).0);
         Self(self.0.saturating_mul(ratio) / (1 << 16)).within(min, max)
     }
 
-    /// The nearest level between `min` and `max`.
+    /// This limit, raised to `min` or lowered to `max` if it is outside of these bounds.
     #[must_use]
     pub fn within(self, min: Share, max: Share) -> Self {
         // `clamp` would panic if `min` exceeds `max`.
@@ -77,34 +78,35 @@ impl FractionalLimit {
     }
 }
 
-/// A factor in 65,536ths.
+/// A factor by which a limit or a share changes, in 65,536ths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LimitFactor(pub u32);
 
 impl LimitFactor {
-    /// No change.
+    /// The factor 1: no change.
     pub const ONE: Self = Self(1 << 16);
-    /// The largest growth in one step.
+    /// The factor 2: the largest growth in one vote count.
     pub const TWICE: Self = Self(1 << 17);
 }
 
-/// The observations of a replica since its share last changed.
+/// A replica's observations since its share last changed, from which it computes its vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LimitInference {
-    /// The best number of requests in flight for this replica.
+    /// The number of requests in flight that this replica's adaptive limit infers as the best.
     pub estimate: FractionalLimit,
-    /// The share during the observation.
+    /// This replica's share during the observation, in permits.
     pub allowed: Share,
-    /// The largest number of permits in use at once.
+    /// The largest number of permits that this replica used at once.
     pub peak: Share,
-    /// The number of finished requests.
+    /// The number of requests that finished during the observation.
     pub samples: u32,
 }
 
-/// The factor that a replica votes for; `None` without enough samples or without a share.
+/// The factor that a replica votes for; `None` with fewer than [`MIN_SAMPLES`] samples or a zero
+/// share.
 ///
-/// A replica that used less than half of its share cannot vote for
-/// growth: it has no evidence. It can vote for a decrease at any use.
+/// A replica that used less than half of its share has no evidence for growth, so its vote is at
+/// most 1. It can vote for a decrease at any use.
 #[must_use]
 pub fn vote(inference: &LimitInference) -> Option<LimitFactor> {
     let allowed =
@@ -117,18 +119,18 @@ pub fn vote(inference: &LimitInference) -> Option<LimitFactor> {
     Some(ratio.map_or(most, LimitFactor).min(most))
 }
 
-/// The rule that combines the votes.
+/// The rule that combines the replicas' votes into one factor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VoteAggregate {
-    /// The lower median: half of the fleet must agree before the limit grows.
+    /// The lower median: the limit grows only if more than half of the votes are for growth.
     #[default]
     Median,
-    /// The least: each replica can keep the limit low.
+    /// The smallest vote: each replica can keep the limit low.
     Min,
 }
 
 impl VoteAggregate {
-    /// The combined vote; `None` without votes. Cost: O(n log n), in place.
+    /// The combined factor; `None` without votes. Sorts `votes` in place. Cost: O(n log n).
     #[must_use]
     pub fn combine(self, votes: &mut [LimitFactor]) -> Option<LimitFactor> {
         votes.sort_unstable();

@@ -1,25 +1,30 @@
-//! Common instants of a fleet: multiples of a period on the coordinator's clock.
+//! Instants that all replicas of a fleet compute alike: multiples of a period on the coordinator's
+//! clock.
+//!
+//! Replicas send regular heartbeats and start min RTT probes at such common instants.
 //!
 //! Guarantees:
 //! - The next common instant is at most one period away.
-//! - Safety does not depend on a reading: its error moves the instants by as much.
+//! - An inaccurate reading only shifts the common instants, by as much as its error.
 //!
 //! Not covered:
-//! - Reading the clock.
+//! - Reading the coordinator's clock, which the caller does.
 
 use crate::units::Nanos;
 
-/// A reading of the coordinator's clock, with the local time of the reading.
+/// A reading of the coordinator's clock, with this replica's time at the same instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClockReading {
-    /// The instant on this replica's clock.
+    /// The instant of the reading, on this replica's clock.
     pub local_time: Nanos,
-    /// The coordinator's clock at that instant.
+    /// The same instant on the coordinator's clock.
     pub coordinator_time: Nanos,
 }
 
 impl ClockReading {
-    /// The first multiple of `period` after `now`, on this replica's clock.
+    /// The first multiple of `period` on the coordinator's clock after `now`.
+    ///
+    /// Both `now` and the result are instants on this replica's clock.
     #[must_use]
     pub fn next_multiple_after(&self, now: Nanos, period: Nanos) -> Nanos {
         let coordinator_time = self
@@ -30,7 +35,7 @@ impl ClockReading {
         now.plus(period).since(Nanos(into))
     }
 
-    /// The same clock, set forward by `by`.
+    /// The same reading, with the coordinator's clock set forward by `by`.
     #[must_use]
     pub const fn advanced_by(self, by: Nanos) -> Self {
         Self { coordinator_time: self.coordinator_time.plus(by), ..self }

@@ -1,11 +1,12 @@
-//! The timing and the bounds of a fleet-wide limit.
+//! The timing and the bounds of a fleet-wide concurrency limit.
 //!
 //! Guarantees:
-//! - With a [`ShareTiming`] from [`ShareTiming::new`], replicas
-//!   stop before the coordinator frees their exposure.
+//! - A replica stops using a share before the coordinator grants it to others
+//!   ([`ShareTiming::new`]).
 //!
 //! Not covered:
-//! - Replicas with different configurations: each heartbeat is judged by its own, which is safe.
+//! - Different configurations: the coordinator applies to each heartbeat the sender's own, which is
+//!   safe.
 
 use thiserror::Error;
 
@@ -13,43 +14,50 @@ use super::aggregate::VoteAggregate;
 use super::split::SplitMode;
 use crate::units::{Nanos, Share};
 
-/// The largest limit: its products with ratios stay below 2^53, so they are exact in doubles.
+/// The largest concurrency limit, in permits.
+///
+/// Its products with factors stay below 2^53, so the doubles of Redis scripts represent them
+/// exactly.
 pub const MOST: Share = Share(1 << 24);
 
-/// The timing of heartbeats and shares.
+/// The durations that govern heartbeats and shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareTiming {
     /// The interval between regular heartbeats.
     pub heartbeat: Nanos,
-    /// The lifetime of a share, counted from the heartbeat.
+    /// The lifetime of a share, which a replica counts from sending the heartbeat.
     pub share_lifetime: Nanos,
-    /// The time before the end of the lifetime at which a replica stops.
+    /// The clock margin: the time before the end of its lifetime at which a replica stops using a
+    /// share.
+    ///
+    /// It makes the end safe although clock rates differ.
     pub margin: Nanos,
-    /// The longest duration of a request after its admission.
+    /// The longest time for which a request can run after its admission.
     pub max_duration: Nanos,
 }
 
-/// A timing or bounds that cannot work.
+/// The error for a timing, or for bounds of a limit, that cannot work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CoordinatorConfigError {
-    /// Replicas would be fenced without a fault.
+    /// The share lifetime ends before two heartbeats are due, so shares would expire without a
+    /// fault.
     #[error(
         "a term of {term} less its margin {margin} is over before a second heartbeat of {heartbeat} can be missed; use a term of at least {least}"
     )]
     LifetimeTooShort {
-        /// The configured lifetime of a share.
+        /// The configured share lifetime.
         term: Nanos,
-        /// The margin for clock drift.
+        /// The clock margin that this lifetime needs.
         margin: Nanos,
         /// The configured heartbeat interval.
         heartbeat: Nanos,
-        /// The shortest valid lifetime.
+        /// The shortest valid share lifetime.
         least: Nanos,
     },
     /// The heartbeat interval is zero.
     #[error("a heartbeat of 0 would never end")]
     NoHeartbeat,
-    /// The limit's bounds contradict each other.
+    /// The bounds of the concurrency limit contradict each other or exceed [`MOST`].
     #[error(
         "a ceiling starts at {start} between {min} and {max}; wanted 1 <= min <= start <= max <= {MOST}"
     )]
@@ -64,11 +72,12 @@ pub enum CoordinatorConfigError {
 }
 
 impl ShareTiming {
-    /// A timing with the least safe margin for clock rates that differ by `drift_ppm`, in 10^-6.
+    /// A timing with the smallest clock margin that is safe if clock rates differ by `drift_ppm`
+    /// millionths.
     ///
     /// # Errors
-    /// Returns an error for a zero `heartbeat`, or a
-    /// lifetime shorter than the margin plus two heartbeats.
+    /// Returns an error if `heartbeat` is zero, or if `share_lifetime` is shorter than the clock
+    /// margin plus two heartbeat intervals.
     pub fn new(
         heartbeat: Nanos,
         share_lifetime: Nanos,
@@ -91,15 +100,17 @@ impl ShareTiming {
         Ok(Self { heartbeat, share_lifetime, margin, max_duration })
     }
 
-    /// The least margin: ⌈(lifetime + `max_duration`)·d / (1 + d)⌉, with d the drift.
+    /// The smallest safe clock margin: ⌈(lifetime + `max_duration`)·d / (1 + d)⌉, with the clock
+    /// drift d.
     ///
     /// If a replica's clock is slow by d, its last request ends after (lifetime − margin +
-    /// `max_duration`)·(1 + d) of the store's time. This may be at most lifetime + `max_duration`.
+    /// `max_duration`)·(1 + d) of the store's time. The store frees the share after lifetime +
+    /// `max_duration`, so the product must not exceed this sum.
     ///
     /// ```
     /// use sluicegate_kernel::coordinator::ShareTiming;
     /// use sluicegate_kernel::units::Nanos;
-    /// // A tenth: 90 ticks of a slow clock are 99 of the store's, 91 are 100.1.
+    /// // Drift of a tenth: 90 ticks of a slow clock are 99 ticks of the store's, 91 are 100.1.
     /// assert_eq!(ShareTiming::least_margin(Nanos(100), Nanos(0), 100_000), Nanos(10));
     /// ```
     #[must_use]
@@ -111,7 +122,7 @@ impl ShareTiming {
         Nanos(u64::try_from(margin).unwrap_or(u64::MAX))
     }
 
-    /// The time for which a replica may use a share, counted from the heartbeat.
+    /// The time for which a replica may use a share, counted from sending the heartbeat.
     #[must_use]
     pub const fn usable_lifetime(&self) -> Nanos {
         self.share_lifetime.since(self.margin)
@@ -123,59 +134,63 @@ impl ShareTiming {
         self.share_lifetime.plus(self.max_duration)
     }
 
-    /// The pause between heartbeats of a replica with
-    /// too many requests in flight, while others wait.
+    /// The pause between early heartbeats of a replica with more requests in flight than its new
+    /// share, while other replicas wait for these permits.
     ///
-    /// It is a twentieth of the heartbeat interval. It is also the longest pause
-    /// of a replica that waits for others; [`ShareTiming::short_pause`] is the shortest.
+    /// It is a twentieth of the heartbeat interval. A replica that waits for permits of others
+    /// starts with pauses from [`ShareTiming::short_pause`] up to this.
     #[must_use]
     pub const fn debounce(&self) -> Nanos {
         Nanos(self.heartbeat.0.div_ceil(20))
     }
 
-    /// The interval between common heartbeat instants: a tenth less than a heartbeat.
+    /// The interval between the fleet's common heartbeat instants: nine tenths of the heartbeat
+    /// interval.
     ///
-    /// A joining replica waits for half of it on average. With its own messages this
-    /// makes half a heartbeat, plus the time for the requests of others to end.
+    /// A joining replica waits for half of this interval on average. With its own messages this
+    /// makes half a heartbeat interval, plus the time until requests of other replicas end.
     #[must_use]
     pub const fn period(&self) -> Nanos {
         self.heartbeat.since(self.debounce()).since(self.debounce())
     }
 
-    /// The pause between heartbeats of a replica that expects a change soon.
+    /// The shortest pause between heartbeats of a replica that expects its share to change soon.
     ///
-    /// It is a hundredth of the heartbeat interval. Common
-    /// instants of two replicas differ by at most this.
+    /// It is a hundredth of the heartbeat interval. The common heartbeat instants that two replicas
+    /// compute differ by at most this.
     #[must_use]
     pub const fn short_pause(&self) -> Nanos {
         Nanos(self.heartbeat.0.div_ceil(100))
     }
 
-    /// The interval between vote counts: one period to announce the limit, one to collect votes.
+    /// The interval between vote counts: one period to announce the limit, one to collect votes on
+    /// it.
     ///
-    /// It is less than two heartbeats, because replicas send slightly early or late.
+    /// It is less than two heartbeat intervals, because replicas send slightly early or late.
     #[must_use]
     pub const fn vote_interval(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(7).div_ceil(4))
     }
 
-    /// The turn of a replica if the limit is smaller than the fleet.
+    /// The time for which a replica keeps its only permit, if replicas outnumber permits and take
+    /// turns.
     #[must_use]
     pub const fn turn_duration(&self) -> Nanos {
         Nanos(self.heartbeat.0.saturating_mul(4))
     }
 }
 
-/// The configuration of a fleet-wide limit for its coordinator.
+/// The configuration of a fleet-wide concurrency limit, which the coordinator applies to a
+/// heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CoordinatorConfig {
-    /// The timing.
+    /// The durations that govern heartbeats and shares.
     pub timing: ShareTiming,
-    /// The least limit; at least 1.
+    /// The smallest limit, in permits; at least 1.
     pub min: Share,
-    /// The initial limit.
+    /// The limit before the first vote count, in permits.
     pub start: Share,
-    /// The largest limit; if `min` is equal, the limit is static.
+    /// The largest limit, in permits; if it equals `min`, the limit is static.
     pub max: Share,
     /// The rule that combines the replicas' votes.
     pub aggregate: VoteAggregate,
@@ -184,7 +199,7 @@ pub struct CoordinatorConfig {
 }
 
 impl CoordinatorConfig {
-    /// A configuration with the default aggregate (lower median) and split (demand).
+    /// A configuration that combines votes by the lower median and divides the limit by demand.
     ///
     /// # Errors
     /// Returns an error if the bounds contradict each other or exceed [`MOST`].

@@ -1,16 +1,17 @@
-//! The store's state of one fleet-wide limit, and its step: a heartbeat in, a grant out.
+//! The store's state of one fleet-wide concurrency limit, which replies to each heartbeat with a
+//! grant.
 //!
-//! The state is flat, public data. So it can be stored as the fields of one
-//! hash, and the step can be ported line by line to the store's script.
+//! The state is flat, public data. So it can be stored as the fields of one Redis hash, and the
+//! code can be ported line by line to the store's Lua script.
 //!
 //! Guarantees:
-//! - The sum of all exposures grows only up to the limit.
+//! - A grant never raises the sum of all replicas' exposures above the limit.
 //! - Late and duplicated heartbeats change nothing.
-//! - One step costs O(replicas of this limit).
+//! - Applying one heartbeat costs O(replicas of this limit).
 //!
 //! Not covered:
 //! - Storage of the state.
-//! - Deletion: after [`Coordinator::unused_from`] no share is in use.
+//! - Deletion of the state: it is allowed after [`Coordinator::unused_from`].
 
 use super::aggregate::{FractionalLimit, LimitFactor};
 use super::config::{CoordinatorConfig, ShareTiming};
@@ -20,21 +21,21 @@ use super::share_state::{GrantRecord, ShareState};
 use super::split::{ReplicaDemand, SplitMode};
 use crate::units::{Generation, Incarnation, Nanos, Share};
 
-/// The most share states of one limit, so that a faulty fleet cannot fill the store.
+/// The largest number of share states of one limit, so that a faulty fleet cannot fill the store.
 pub const MAX_SHARE_STATES: usize = 4_096;
 
-/// The state of one fleet-wide limit.
+/// The coordinator's state of one fleet-wide concurrency limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Coordinator {
-    /// The coordinator incarnation that wrote this state; the state is void in any other.
+    /// The coordinator incarnation that wrote this state. Any other incarnation discards the state.
     pub incarnation: Incarnation,
-    /// The latest time so far; it does not go back with the store's clock.
+    /// The store's latest time so far. It does not go back if the store's clock does.
     pub latest_time: Nanos,
-    /// The number of the last grant.
+    /// The number of the last grant of this limit.
     pub generation: Generation,
-    /// The limit; `None` before the first heartbeat.
+    /// The concurrency limit; `None` before the first heartbeat.
     pub limit: Option<FractionalLimit>,
-    /// Set if the limit was recovered from the reports of replicas after a loss of state.
+    /// Set if the limit was recovered from the replicas' heartbeats after a loss of state.
     pub is_recovered: bool,
     /// The instant of the last vote count.
     pub counted_at: Nanos,
@@ -42,25 +43,26 @@ pub struct Coordinator {
     pub share_states: Vec<ShareState>,
 }
 
-/// The result of a heartbeat.
+/// The coordinator's result for one heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeartbeatReply {
     /// The grant to send to the replica.
     Grant(Grant),
-    /// The replica left. Its share state is removed now, or after its last requests ended.
+    /// The replica left the fleet. Its share state is removed now, or after its last requests
+    /// ended.
     Left,
-    /// Late or duplicated: this or a later heartbeat has already arrived.
+    /// The heartbeat is late or duplicated: this or a later one has already arrived.
     Stale,
-    /// From an earlier incarnation of the replica: a later one is known.
+    /// The heartbeat is from an earlier incarnation of the replica than the latest known one.
     Superseded,
-    /// The replica has a grant that this state lacks, so the state is old: start a new incarnation.
+    /// The replica has a newer grant than this state, so the state is old: start a new incarnation.
     StateLost,
-    /// The limit has the maximum number of share states.
+    /// The limit already has [`MAX_SHARE_STATES`] share states.
     TooManyReplicas,
 }
 
 impl Coordinator {
-    /// Applies `heartbeat` at `now` on the store's clock, in the coordinator incarnation `incarnation`.
+    /// Applies `heartbeat` at `now` on the store's clock. A new incarnation discards the state.
     pub fn apply_heartbeat(
         &mut self,
         now: Nanos,
@@ -89,26 +91,28 @@ impl Coordinator {
         HeartbeatReply::Grant(self.grant_share(at, now, config, state, grace))
     }
 
-    /// The whole limit; zero before the first heartbeat.
+    /// The concurrency limit in whole permits; zero before the first heartbeat.
     #[must_use]
     pub fn limit(&self) -> Share {
         self.limit.map_or(Share(0), FractionalLimit::round_down)
     }
 
-    /// The most permits that all replicas together may be using.
+    /// The most permits that all replicas together may use without another grant.
     #[must_use]
     pub fn exposure(&self) -> Share {
         self.share_states.iter().fold(Share(0), |sum, seat| sum.plus(seat.exposure()))
     }
 
-    /// The instant after which no share is in use, unless another heartbeat arrives.
+    /// The instant after which no share of this limit is in use, unless another heartbeat arrives.
     #[must_use]
     pub fn unused_from(&self, config: &CoordinatorConfig) -> Nanos {
         let ends = self.share_states.iter().map(|seat| seat.unused_from(&config.timing));
         ends.max().unwrap_or(self.latest_time)
     }
 
-    /// The index of the share state of `heartbeat`, or its insertion index.
+    /// The index of the sender's share state, or the index at which to insert it.
+    ///
+    /// The error is the reply to a heartbeat that must be rejected.
     fn find_index(&self, heartbeat: &Heartbeat) -> Result<usize, HeartbeatReply> {
         let later = |seat: &ShareState| {
             seat.replica == heartbeat.replica && heartbeat.incarnation < seat.incarnation
@@ -166,7 +170,8 @@ impl Coordinator {
             incarnation: heartbeat.incarnation,
             number: heartbeat.number,
             confirmed,
-            // Void since this heartbeat was sent. Until the reply it shows if the replica waits.
+            // The heartbeat voided this grant. It stays until the new grant is computed, because
+            // `demand` reads whether it was zero.
             granted: before
                 .filter(|_| !heartbeat.is_leaving)
                 .map_or(confirmed, |seat| seat.granted),
@@ -187,7 +192,7 @@ impl Coordinator {
         state
     }
 
-    /// The grant that the replica had when it sent `heartbeat`, confirmed by its number.
+    /// The grant that the replica had when it sent `heartbeat`, identified by its generation.
     fn confirmed_grant(
         &self,
         before: Option<ShareState>,
@@ -198,15 +203,19 @@ impl Coordinator {
         if holds.coordinator_incarnation == self.incarnation {
             let both = before.into_iter().flat_map(|seat| [seat.confirmed, seat.granted]);
             let mut named = both.filter(|granted| granted.generation == holds.generation);
-            // Without a share state the share has expired at the replica too, which is earlier.
+            // Without a matching share state, the share has already expired at the replica, because
+            // the replica's expiry is earlier than the store's.
             return named.next().unwrap_or_default();
         }
-        // A share of an earlier incarnation counts only while others may be unreported.
+        // A share from an earlier coordinator incarnation counts only in the grace period, in which
+        // other replicas may not have reported yet.
         let share = if grace { holds.share } else { Share(0) };
         GrantRecord { generation: Generation(0), share }
     }
 
-    /// The vote that counts: a vote under another limit, or of an idle replica, is dropped.
+    /// The replica's new vote, or its earlier one that is not counted yet.
+    ///
+    /// `None` if the replica voted under another limit or is idle.
     fn valid_vote(&self, before: Option<ShareState>, heartbeat: &Heartbeat) -> Option<LimitFactor> {
         let under = heartbeat.grant_in_use.is_some_and(|holds| holds.limit == self.limit());
         let hungry = Share(0) < heartbeat.demand;
@@ -214,7 +223,8 @@ impl Coordinator {
         heartbeat.vote.or(kept).filter(|_| under && hungry)
     }
 
-    /// Keeps the limit within its bounds, recovers it after a loss of state, and counts the votes.
+    /// Keeps the limit within its bounds, recovers it after a loss of state, and counts votes if
+    /// due.
     fn update_limit(
         &mut self,
         now: Nanos,
@@ -252,7 +262,7 @@ impl Coordinator {
         }
     }
 
-    /// The replicas that may receive a share, with their indices.
+    /// The replicas that may receive a share, with the indices of their share states.
     fn live_replicas(&self, now: Nanos) -> impl Iterator<Item = (usize, &ShareState)> {
         self.share_states.iter().enumerate().filter(move |(at, seat)| {
             let later = self.share_states.get(at.saturating_add(1));
@@ -260,7 +270,7 @@ impl Coordinator {
         })
     }
 
-    /// Grants the fair share, as far as the exposure of the others leaves room.
+    /// Grants the fair share, as far as the exposures of the other replicas leave permits free.
     fn grant_share(
         &mut self,
         at: usize,
@@ -273,7 +283,7 @@ impl Coordinator {
             self.live_replicas(now).map(|(at, seat)| (at, self.demand(seat))).collect();
         let (fair_share, reserved) = self.fair_share(&live, at, now, config);
         let share = self.grantable_share(&live, at, config, fair_share, reserved, grace);
-        // An unchanged share keeps its number, because a new one would carry no information.
+        // An unchanged share keeps its generation, because a new one would carry no information.
         let same = state.confirmed.share == share && state.confirmed.generation != Generation(0);
         let generation = if same { state.confirmed.generation } else { self.generation.next() };
         self.generation = self.generation.max(generation);
@@ -282,7 +292,7 @@ impl Coordinator {
         if let Some(kept) = self.share_states.get_mut(at) {
             let granted = GrantRecord { generation, share };
             let replied_limit = self.limit.map_or(Share(0), FractionalLimit::round_down);
-            // The vote may have been counted by now, and must not count twice.
+            // `count_votes` may have removed the vote in the meantime, and it must not count twice.
             *kept = ShareState { granted, replied_limit, changed_at, vote: kept.vote, ..state };
         }
         Grant {
@@ -308,7 +318,8 @@ impl Coordinator {
         }
     }
 
-    /// The fair share, even if there is no room yet, and the permits that others receive first.
+    /// The replica's fair share, even if its permits are not free yet, and the permits that are
+    /// reserved for replicas ahead of it.
     fn fair_share(
         &self,
         live: &[(usize, ReplicaDemand)],
@@ -339,9 +350,10 @@ impl Coordinator {
         let free = self.limit().less(others.fold(Share(0), |sum, seat| sum.plus(seat.exposure())));
         let own = self.share_states.get(at).map_or(Share(0), |seat| seat.confirmed.share);
         if free < own {
-            // The limit fell below the exposure. Cutting all shares to zero until
-            // each replica knows would help nobody. So a replica keeps its share
-            // while all shares that were granted since the decrease fit the limit.
+            // The limit fell below the sum of all exposures. If every share were cut to zero until
+            // all replicas received the new limit, requests would be denied for nothing. So a
+            // replica keeps its share while all shares that were granted since the decrease fit the
+            // limit.
             return fair.min(own).min(self.room_after_decrease(live, at));
         }
         let floor = Share(u64::from(u64::try_from(live.len()).is_ok_and(|n| n <= self.limit().0)));
@@ -349,20 +361,23 @@ impl Coordinator {
             let granted = self.share_states.get(*other).map_or(Share(0), |seat| seat.granted.share);
             *other != at && granted < want.need.max(floor)
         };
-        // Do not take an idle share that no other replica can use. In
-        // the grace period none may receive it; otherwise none wants it.
+        // Do not take away permits that no other replica can use. In the grace period no other
+        // replica may receive them; otherwise no other replica needs more.
         let keeps = grace || config.split == SplitMode::Demand && !live.iter().any(short);
         let goal = if keeps { fair.max(own) } else { fair };
         goal.min(if grace { own } else { own.max(free.less(owed)) })
     }
 
-    /// The rest of the limit after replicas that know it, and after silent ones.
+    /// The permits of a decreased limit that are left for the replica at index `at`.
+    ///
+    /// Replicas that received this limit count with their shares or requests in flight, dead
+    /// replicas with their exposure, and all others with nothing.
     fn room_after_decrease(&self, live: &[(usize, ReplicaDemand)], at: usize) -> Share {
         let ceiling = self.limit();
         let is_live = |at: usize| live.binary_search_by_key(&at, |(other, _)| *other).is_ok();
         let taken = |(other, seat): (usize, &ShareState)| match is_live(other) {
             false => seat.exposure(),
-            // Above its share a replica admits nothing, and its requests take room from others.
+            // Requests in flight above the share use permits that other replicas cannot have yet.
             true if seat.replied_limit <= ceiling => seat.granted.share.max(seat.in_flight),
             true => Share(0),
         };

@@ -1,40 +1,45 @@
-//! The coordinator's incarnation: detection of lost state, and the grace period after it.
+//! The coordinator's incarnation: detection of lost state, and the grace period after the loss.
 //!
-//! A store has one incarnation for all limits, so a limit without state is known to be unused. The
-//! store starts a new incarnation if it finds none, or if its state was replaced by an older one.
+//! A store has one coordinator incarnation for all limits. While it exists, a limit without state
+//! is unused: its state was not lost. The store starts a new incarnation if a heartbeat finds none,
+//! or if an older copy replaced the store's data, for example after a failover.
 //!
-//! A membership table from before the incarnation counts as complete, with two
-//! exceptions. All its replicas may be dead ([`may_list_only_dead`]), or a replica
-//! received a later reply than the table records ([`CoordinatorIncarnation::has_lost_state`]).
+//! A membership that is older than the incarnation counts as the complete list of replicas, except
+//! in two cases:
+//! - All listed replicas may be dead ([`may_list_only_dead`]).
+//! - A replica received a later reply than the membership records
+//!   ([`CoordinatorIncarnation::has_lost_state`]).
 //!
 //! The grace period ends when all replicas confirmed this incarnation, or when the longest
 //! lifetime of a share and its requests has passed.
 //!
 //! Guarantees:
-//! - The grace period ends only when no share of an earlier incarnation is in use.
+//! - The grace period ends only when no share from an earlier incarnation is in use.
 //!
 //! Assumes:
-//! - A replica is in the membership table before its first heartbeat.
-//! - The table has one record for each incarnation of a replica.
-//! - A record stays for [`ShareTiming::longest_use`] after the last heartbeat, unless the replica left.
-//! - A heartbeat of a replica without a record is rejected.
-//! - A leaving replica does not call [`CoordinatorIncarnation::settle`].
-//! - `longest_use` covers every possible timing, not only those in use.
+//! - A replica is in the membership before its first heartbeat.
+//! - The membership has one record for each incarnation of a replica.
+//! - A record stays for [`ShareTiming::longest_use`] after the last heartbeat, unless the replica
+//!   left the fleet.
+//! - The store rejects a heartbeat of a replica without a record.
+//! - The heartbeat of a leaving replica does not call [`CoordinatorIncarnation::settle`].
+//! - The caller's `longest_use` covers every valid [`ShareTiming`], not only those in use.
 //!
 //! Not covered:
-//! - The membership table itself.
+//! - The membership itself.
 
 use super::config::ShareTiming;
 use crate::units::{Incarnation, Nanos, ReplicaId};
 
-/// The period of recent writes that a failover may lose.
+/// The period of recent writes that a Redis failover may lose.
 ///
-/// It also bounds the age difference between the records of live replicas.
+/// It also bounds the age difference between the membership records of live replicas.
 pub const FAILOVER_LOSS: Nanos = Nanos(3 * Nanos::SECOND.0);
 
-/// Returns `true` if all listed replicas may be dead, so the table is no evidence.
+/// Returns `true` if all replicas in the membership may be dead, so it may lack the live ones.
 ///
-/// The store's last heartbeat was at `last_heartbeat`; `longest_use` is the longest [`ShareTiming::longest_use`].
+/// The store received its last heartbeat at `last_heartbeat`. `longest_use` is the largest
+/// [`ShareTiming::longest_use`].
 #[must_use]
 pub fn may_list_only_dead(last_heartbeat: Option<Nanos>, longest_use: Nanos, now: Nanos) -> bool {
     last_heartbeat.is_none_or(|heard| heard.plus(longest_use) <= now.plus(FAILOVER_LOSS))
@@ -43,39 +48,42 @@ pub fn may_list_only_dead(last_heartbeat: Option<Nanos>, longest_use: Nanos, now
 /// One incarnation of the coordinator, stored beside the states of the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CoordinatorIncarnation {
-    /// Its number, never used before.
+    /// The number of this incarnation, never used before.
     pub incarnation: Incarnation,
-    /// Its start, on the store's clock.
+    /// The start of this incarnation, on the store's clock.
     pub started_at: Nanos,
     /// Set once the whole fleet confirmed that no share of an earlier incarnation is in use.
     pub is_settled: bool,
 }
 
-/// One incarnation of a replica, as the membership table records it.
+/// One incarnation of a replica, as the membership records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IncarnationRecord {
     /// The replica.
     pub replica: ReplicaId,
     /// The replica's incarnation.
     pub incarnation: Incarnation,
-    /// The coordinator incarnation of all its grants, if they have the same one.
+    /// The coordinator incarnation that made all grants of this replica; `None` without a common
+    /// one.
     pub coordinator_incarnation: Option<Incarnation>,
 }
 
 impl CoordinatorIncarnation {
-    /// A new incarnation, in its grace period.
+    /// A new coordinator incarnation, at the start of its grace period.
     #[must_use]
     pub const fn start(incarnation: Incarnation, now: Nanos) -> Self {
         Self { incarnation, started_at: now, is_settled: false }
     }
 
-    /// Ends the grace period if the table is complete and every live record names this incarnation.
+    /// Ends the grace period if the membership is complete and every record names this incarnation.
     ///
-    /// The table exists since `since`; `longest_use` is the longest
-    /// [`ShareTiming::longest_use`] in the store. Cost: O(records) until settled.
+    /// The membership exists since `since`. `longest_use` is the largest
+    /// [`ShareTiming::longest_use`] in the store. Cost: O(records) until the grace period has
+    /// ended.
     ///
-    /// A recent heartbeat is no evidence: it may have been sent before the loss and arrived
-    /// after it. Only a record with this incarnation proves that the replica received its reply.
+    /// A recent heartbeat is no evidence: it may have been sent before the loss of state and
+    /// arrived after it. Only a record with this incarnation proves that the replica received a
+    /// reply from it.
     pub fn settle(
         &mut self,
         now: Nanos,
@@ -83,17 +91,18 @@ impl CoordinatorIncarnation {
         since: Nanos,
         fleet: &[IncarnationRecord],
     ) {
-        // A table that was lost too lists only the replicas that returned first.
+        // If the membership was lost too, it lists only the replicas that returned first.
         let complete = since.plus(longest_use) <= now;
         let under =
             |record: &IncarnationRecord| record.coordinator_incarnation == Some(self.incarnation);
         self.is_settled |= complete && fleet.iter().all(under);
     }
 
-    /// Returns `true` if a replica received a reply that this store's state does not include.
+    /// Returns `true` if a replica received a reply that is missing in this store's state.
     ///
-    /// The replica's last reply was at `last_reply`, from the store before this incarnation. The
-    /// state reaches up to `known_until`. If a reply is missing, then other replicas may be missing too.
+    /// `last_reply` is the instant of the replica's last reply; only replies from before this
+    /// incarnation count. The state reaches up to `known_until`, and [`FAILOVER_LOSS`] more is
+    /// tolerated. If a reply is missing, then other replicas may be missing too.
     #[must_use]
     pub fn has_lost_state(&self, known_until: Option<Nanos>, last_reply: Option<Nanos>) -> bool {
         let is_lost = |at| {
@@ -102,7 +111,7 @@ impl CoordinatorIncarnation {
         last_reply.is_some_and(is_lost)
     }
 
-    /// Returns `true` while a share of an earlier incarnation may be in use.
+    /// Returns `true` while a share from an earlier incarnation may be in use.
     #[must_use]
     pub fn is_in_grace(&self, now: Nanos, timing: &ShareTiming) -> bool {
         !self.is_settled && now < self.started_at.plus(timing.longest_use())

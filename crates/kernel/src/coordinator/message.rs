@@ -1,8 +1,9 @@
 //! The messages between a replica and the coordinator.
 //!
 //! Guarantees:
-//! - Messages contain only numbers that are valid on every machine: counts, incarnations, grants.
-//! - Messages contain no instants.
+//! - Messages contain only numbers that mean the same on all machines: counts, incarnations,
+//!   generations.
+//! - Messages contain no instants, because clocks differ.
 //!
 //! Not covered:
 //! - Serialization.
@@ -10,69 +11,70 @@
 use super::aggregate::LimitFactor;
 use crate::units::{Generation, Incarnation, ReplicaId, Share};
 
-/// A replica's periodic report, measured at one instant.
+/// A replica's periodic message to the coordinator, measured at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Heartbeat {
-    /// The replica.
+    /// The replica that sends this heartbeat.
     pub replica: ReplicaId,
     /// The replica's incarnation.
     pub incarnation: Incarnation,
-    /// The heartbeat's number, which increases within an incarnation.
+    /// The number of this heartbeat, which increases within the replica's incarnation.
     pub number: u64,
-    /// The share in use, with its grant; `None` before the first grant and after a fence.
+    /// The grant in use; `None` before the first grant and after the share expired.
     pub grant_in_use: Option<GrantInUse>,
-    /// The requests in flight.
+    /// The number of requests in flight.
     pub in_flight: Share,
-    /// The permits that the replica would use, see [`super::split::demand`].
+    /// The permits that the replica would use without a limit, see [`super::split::demand`].
     pub demand: Share,
-    /// The vote on the limit, if the replica has enough samples.
+    /// The factor by which the replica would change its share, if it has enough samples.
     pub vote: Option<LimitFactor>,
-    /// Set if the replica admits nothing from now on and applies no grant.
+    /// Set if the replica leaves the fleet: from now on it admits nothing and applies no grant.
     pub is_leaving: bool,
 }
 
 impl Heartbeat {
-    /// The sort key of share states.
+    /// The key by which share states are sorted.
     #[must_use]
     pub const fn sort_key(&self) -> (ReplicaId, Incarnation) {
         (self.replica, self.incarnation)
     }
 }
 
-/// A share in use, with its grant.
+/// A grant that a replica has applied and uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantInUse {
-    /// The coordinator incarnation that granted it.
+    /// The coordinator incarnation that made the grant.
     pub coordinator_incarnation: Incarnation,
-    /// The number of the grant in that incarnation.
+    /// The number of the grant within that coordinator incarnation.
     pub generation: Generation,
-    /// The share in permits. Only a coordinator without its own record reads it.
+    /// The share in permits. Only a coordinator that lost its own record of the grant reads it.
     pub share: Share,
-    /// The whole limit as the replica knows it. Only a coordinator without its own record reads it.
+    /// The whole limit in that grant, to validate the replica's vote and to recover a lost limit.
     pub limit: Share,
 }
 
 /// The coordinator's reply to one heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grant {
-    /// The replica.
+    /// The replica that receives the grant.
     pub replica: ReplicaId,
     /// The replica's incarnation.
     pub incarnation: Incarnation,
-    /// The number of the heartbeat.
+    /// The number of the heartbeat to which this grant replies.
     pub heartbeat_number: u64,
-    /// The coordinator's incarnation.
+    /// The coordinator incarnation that makes the grant.
     pub coordinator_incarnation: Incarnation,
-    /// The number of the grant in that incarnation; an unchanged share keeps it.
+    /// The number of the grant within that coordinator incarnation; an unchanged share keeps it.
     pub generation: Generation,
     /// The share in permits. Its lifetime counts from sending the heartbeat.
     pub share: Share,
-    /// The share after the other replicas gave up theirs.
+    /// The share of this replica once the other replicas gave up their excess, in permits.
     pub fair_share: Share,
-    /// The whole limit.
+    /// The whole limit, in permits.
     pub limit: Share,
-    /// The number of replicas that share the limit.
+    /// The number of live replicas that share the limit.
     pub replicas: u64,
-    /// Set if the coordinator lost its state and grants no more than the proven share.
+    /// Set if the coordinator lost its state, so it grants no more than the replica's reported
+    /// share.
     pub is_recovering: bool,
 }

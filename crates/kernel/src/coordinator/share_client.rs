@@ -1,16 +1,16 @@
-//! A replica's share of one fleet-wide limit: its size, its expiry, and the next heartbeat.
+//! A replica's state of its share of one fleet-wide limit: size, expiry, and the next heartbeat.
 //!
 //! Guarantees:
-//! - A share ends one margin before its lifetime, counted from sending the heartbeat.
-//! - Only the reply to the newest heartbeat is applied, and none after a fence.
+//! - A share ends one clock margin before its lifetime, counted from sending the heartbeat.
+//! - Only the reply to the newest heartbeat is applied, unless the share expired meanwhile.
 //! - Replicas that know the coordinator's clock send regular heartbeats at common instants.
-//! - A joining replica therefore waits for all others only as long as for one.
+//! - A joining replica therefore waits for all other replicas only as long as for one.
 //!
 //! Assumes:
-//! - The clock is monotonic and counts while the machine sleeps.
+//! - The replica's clock is monotonic and counts while the machine sleeps.
 //!
 //! Not covered:
-//! - Admission: requests in flight continue, and count, after the share falls.
+//! - Admission: if the share falls, requests in flight continue and still count.
 
 use super::aggregate::LimitFactor;
 use super::clock_reading::ClockReading;
@@ -18,23 +18,23 @@ use super::config::ShareTiming;
 use super::message::{Grant, GrantInUse, Heartbeat};
 use crate::units::{Incarnation, Nanos, ReplicaId, Share};
 
-/// The heartbeats without progress before the pauses grow.
+/// The number of consecutive heartbeats without a larger share before the pauses between them grow.
 ///
-/// They take two regular intervals, in which a live replica gives up its share.
+/// They take two heartbeat intervals, in which each live replica gives up its excess permits.
 const PROMPT_HEARTBEATS: u32 = 64;
 
-/// The load in a heartbeat, measured at the instant of its creation.
+/// A replica's load, measured at the instant at which it creates a heartbeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LoadReport {
-    /// The requests in flight.
+    /// The number of requests in flight.
     pub in_flight: Share,
-    /// The permits that the replica would use, see [`super::split::demand`].
+    /// The permits that the replica would use without a limit, see [`super::split::demand`].
     pub demand: Share,
-    /// The factor by which the replica would change its share.
+    /// The factor by which the replica would change its share; `None` without enough samples.
     pub vote: Option<LimitFactor>,
 }
 
-/// One incarnation of a replica, for one limit.
+/// One incarnation of a replica, with its share of one fleet-wide limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShareClient {
     id: ReplicaId,
@@ -43,13 +43,13 @@ pub struct ShareClient {
     number: u64,
     last_sent: Option<Nanos>,
     is_reply_pending: bool,
-    /// The coordinator's clock, which schedules regular heartbeats.
+    /// A reading of the coordinator's clock, which schedules regular heartbeats.
     clock: Option<ClockReading>,
     active_grant: Option<ActiveGrant>,
     reported_in_flight: Share,
-    /// Set while the coordinator waits for the confirmation of a grant.
+    /// Set while the coordinator waits until this replica confirms its newest grant.
     is_confirmation_due: bool,
-    /// The consecutive grants below the fair share that brought no increase.
+    /// The number of consecutive grants below the fair share that brought no increase.
     stalled_grants: u32,
     fences: u64,
     is_leaving: bool,
@@ -61,17 +61,17 @@ struct ActiveGrant {
     expires_at: Nanos,
 }
 
-/// The result of a grant.
+/// The result of applying a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantOutcome {
-    /// The grant is in use; the field is the previous share.
+    /// The grant is in use; the field is the share before it.
     Applied(Share),
-    /// The grant replies to a void heartbeat or another replica, and is ignored.
+    /// The grant is ignored: it is late, replies to a void heartbeat, or is for another replica.
     Ignored,
 }
 
 impl ShareClient {
-    /// A replica without a share. `incarnation` exceeds every earlier incarnation of `id`.
+    /// A replica without a share. `incarnation` must exceed every earlier incarnation of `id`.
     #[must_use]
     pub const fn new(id: ReplicaId, incarnation: Incarnation, timing: ShareTiming) -> Self {
         Self {
@@ -91,47 +91,48 @@ impl ShareClient {
         }
     }
 
-    /// Changes the timing. A pending reply becomes void,
-    /// because it was requested under the old timing.
+    /// Changes the timing. A pending reply becomes void, because its heartbeat was sent under the
+    /// old timing.
     pub const fn reload(&mut self, timing: ShareTiming) {
         self.terms = timing;
         self.is_reply_pending = false;
     }
 
-    /// The usable share at `now`; zero before the first grant and after a fence.
+    /// The share that this replica may use at `now`; zero before the first grant and after expiry.
     #[must_use]
     pub fn usable_share(&self, now: Nanos) -> Share {
         self.unexpired_grant(now).map_or(Share(0), |held| held.grant.share)
     }
 
-    /// The current grant; `None` after its expiry.
+    /// The grant in use at `now`; `None` before the first grant and after expiry.
     #[must_use]
     pub fn current_grant(&self, now: Nanos) -> Option<&Grant> {
         self.unexpired_grant(now).map(|held| &held.grant)
     }
 
-    /// The expiry of the share, unless a heartbeat renews it.
+    /// The instant at which the share expires, unless a heartbeat renews it.
     #[must_use]
     pub fn expires_at(&self) -> Option<Nanos> {
         self.active_grant.map(|held| held.expires_at)
     }
 
-    /// The number of positive shares that expired.
+    /// The number of nonzero shares that expired so far.
     #[must_use]
     pub const fn fences(&self) -> u64 {
         self.fences
     }
 
-    /// The coordinator incarnation of the current grant, for the membership table.
+    /// The coordinator incarnation of the grant in use, to be recorded in the membership.
     ///
-    /// A replica may report an incarnation only if each of its limits returns it, or has
-    /// neither a share nor requests in flight. Call [`ShareClient::discard_reply`] on all of them first.
+    /// A replica may report a coordinator incarnation only if each of its limits returns it here,
+    /// or has neither a share nor requests in flight. Call [`ShareClient::discard_reply`] for all
+    /// limits first.
     #[must_use]
     pub fn coordinator_incarnation(&self, now: Nanos) -> Option<Incarnation> {
         self.unexpired_grant(now).map(|held| held.grant.coordinator_incarnation)
     }
 
-    /// Creates the next heartbeat. The reply to the previous one becomes void.
+    /// Creates the next heartbeat. A pending reply to the previous heartbeat becomes void.
     pub fn next_heartbeat(&mut self, now: Nanos, load: &LoadReport) -> Heartbeat {
         self.fence(now);
         self.number = self.number.saturating_add(1);
@@ -151,26 +152,29 @@ impl ShareClient {
         }
     }
 
-    /// Creates the last heartbeat. The replica then admits nothing and applies no grant.
+    /// Creates the heartbeat with which this replica leaves the fleet. Then it admits nothing and
+    /// applies no grant.
     ///
-    /// Once nothing is in flight, another [`ShareClient::next_heartbeat`] frees the
-    /// share state at once. [`ShareClient::cancel_leave`] cancels the leave.
+    /// Once no request is in flight, another [`ShareClient::next_heartbeat`] makes the coordinator
+    /// remove the share state at once. [`ShareClient::cancel_leave`] keeps the replica in the
+    /// fleet.
     pub fn last_heartbeat(&mut self, now: Nanos, in_flight: Share) -> Heartbeat {
         self.is_leaving = true;
         self.active_grant = None;
         self.next_heartbeat(now, &LoadReport { in_flight, ..LoadReport::default() })
     }
 
-    /// Cancels a leave, even if the coordinator received it.
+    /// Keeps a leaving replica in the fleet, even if the coordinator already received its last
+    /// heartbeat.
     ///
-    /// The replica restarts without a share. Its next heartbeat is due at once and has the highest
-    /// number so far. So a delayed last heartbeat cannot free a share that is in use again.
+    /// The replica restarts without a share, and its next heartbeat is due at once. Heartbeat
+    /// numbers continue, so a delayed last heartbeat cannot free a share that is in use again.
     pub fn cancel_leave(&mut self) {
         let new = Self::new(self.id, self.incarnation, self.terms);
         *self = Self { number: self.number, clock: self.clock, fences: self.fences, ..new };
     }
 
-    /// Applies the reply to the newest heartbeat.
+    /// Applies `grant` if it replies to the newest heartbeat.
     pub fn apply_grant(&mut self, now: Nanos, grant: &Grant) -> GrantOutcome {
         self.fence(now);
         let newest = (self.id, self.incarnation, self.number)
@@ -179,7 +183,7 @@ impl ShareClient {
         let expires_at = sent.map(|sent| {
             sent.plus(Nanos(self.terms.share_lifetime.0.saturating_sub(self.terms.margin.0)))
         });
-        // The lifetime counts from sending, so a reply can arrive too late to be useful.
+        // The lifetime counts from sending the heartbeat, so it may be over when the reply arrives.
         let Some(expires_at) = expires_at.filter(|expires_at| now < *expires_at) else {
             return GrantOutcome::Ignored;
         };
@@ -195,9 +199,10 @@ impl ShareClient {
         self.is_reply_pending = false;
     }
 
-    /// Drops an expired share; returns `true` if it was positive.
+    /// Stops using an expired share; returns `true` if the share was nonzero.
     ///
-    /// A pending heartbeat becomes void too, because it reports the dropped share.
+    /// The reply to a pending heartbeat becomes void too, because that heartbeat reports the
+    /// expired share.
     pub fn fence(&mut self, now: Nanos) -> bool {
         if self.active_grant.is_none() || self.unexpired_grant(now).is_some() {
             return false;
@@ -209,12 +214,12 @@ impl ShareClient {
         fenced
     }
 
-    /// Schedules regular heartbeats by `clock`, the coordinator's clock as all replicas read it.
+    /// Schedules regular heartbeats at the fleet's common instants on the coordinator's clock.
     pub const fn set_clock(&mut self, clock: ClockReading) {
         self.clock = Some(clock);
     }
 
-    /// The instant of the next heartbeat under `load`; a past instant means now.
+    /// The instant at which the next heartbeat is due under `load`; a past instant means now.
     #[must_use]
     pub fn next_heartbeat_at(&self, now: Nanos, load: &LoadReport) -> Nanos {
         let usual = self.regular_heartbeat_at().unwrap_or(now);
@@ -223,13 +228,14 @@ impl ShareClient {
 
     /// The instant of the next regular heartbeat; `None` before the first one.
     ///
-    /// It is a common instant of the fleet, or one interval after the last heartbeat.
+    /// It is the fleet's next common instant. It is one heartbeat interval after the last heartbeat
+    /// if a reply is pending or the coordinator's clock is unknown.
     fn regular_heartbeat_at(&self) -> Option<Nanos> {
         let last = self.last_sent?;
-        // Skip an instant that was just used, in case
-        // the new reading of the clock differs slightly.
+        // Skip a common instant that was just used, because a new reading of the coordinator's
+        // clock may place it slightly later.
         let from = last.plus(self.terms.short_pause());
-        // A heartbeat now would void the pending reply.
+        // A heartbeat at the common instant could void the pending reply too early.
         let clock = self.clock.filter(|_| !self.is_reply_pending);
         let period = self.terms.period();
         Some(clock.map_or(last.plus(self.terms.heartbeat), |clock| {
@@ -237,30 +243,33 @@ impl ShareClient {
         }))
     }
 
-    /// The instant of an early heartbeat that makes a share move sooner, if one is useful.
+    /// The instant of an early heartbeat that makes permits move sooner between replicas; `None` if
+    /// it would not help.
     ///
-    /// Early heartbeats follow the same safety rules.
+    /// Early heartbeats follow the same safety rules as regular ones.
     #[must_use]
     pub fn early_heartbeat_at(&self, now: Nanos, load: &LoadReport) -> Option<Nanos> {
         let last = self.last_sent.filter(|_| !self.is_reply_pending)?;
         let share = self.usable_share(now);
         let is_below = load.in_flight <= share;
-        // Others wait for permits that this replica gave up or no longer uses.
+        // Other replicas wait for permits that this replica gave up or no longer uses.
         if is_below && (self.is_confirmation_due || share < self.reported_in_flight) {
             return Some(last);
         }
         if self.is_confirmation_due {
             return Some(last.plus(self.terms.debounce()));
         }
-        // The pauses grow in the end, because the wait can take as long as a request.
+        // The pauses grow in the end, because another replica's request can take long to free a
+        // permit.
         let pause = || back_off(self.waiting_pause(last), self.stalled_grants);
         self.is_below_fair_share(now, load).then(|| last.plus(pause()))
     }
 
-    /// The pause of a replica that waits for the shares of others.
+    /// The pause between heartbeats of a replica that waits until other replicas give up permits.
     ///
-    /// The others learn of it at the common instant and reply soon after. The pause is an
-    /// eighth of the time since that instant, so the added delay is small in proportion.
+    /// The other replicas receive their smaller shares at the common instant and confirm them soon
+    /// after. The pause is an eighth of the time since that instant, so the added delay is small in
+    /// proportion.
     fn waiting_pause(&self, last: Nanos) -> Nanos {
         let (shortest, longest) = (self.terms.short_pause(), self.terms.debounce());
         let period = self.terms.period();
@@ -274,10 +283,10 @@ impl ShareClient {
         self.active_grant.as_ref().filter(|held| now < held.expires_at)
     }
 
-    /// Derives the urgency of the next heartbeats from a new grant.
+    /// Derives from a new grant whether early heartbeats are useful.
     fn record_grant(&mut self, before: Option<&Grant>, grant: &Grant) {
-        // A smaller share frees permits for others, and a new coordinator
-        // incarnation waits for all replicas. A larger share frees nothing.
+        // A confirmed smaller share frees permits for other replicas, and a new coordinator
+        // incarnation waits until all replicas confirm it. A larger share frees nothing.
         self.is_confirmation_due = before.is_some_and(|before| grant.share < before.share)
             || grant.is_recovering
                 && before.is_none_or(|held| {
@@ -288,7 +297,8 @@ impl ShareClient {
         self.stalled_grants = if waits { self.stalled_grants.saturating_add(1) } else { 0 };
     }
 
-    /// Returns `true` if others have part of the fair share, and this replica needs it.
+    /// Returns `true` if this replica needs permits of its fair share that other replicas still
+    /// have.
     fn is_below_fair_share(&self, now: Nanos, load: &LoadReport) -> bool {
         let Some(held) = self.unexpired_grant(now) else { return has_demand(load) };
         let full = held.grant.share <= load.in_flight || held.grant.share < load.demand;
@@ -312,7 +322,7 @@ fn has_demand(load: &LoadReport) -> bool {
     Share(0) < load.demand.max(load.in_flight)
 }
 
-/// `pause`, doubled for each of `times` above [`PROMPT_HEARTBEATS`].
+/// The pause, doubled for each stalled grant beyond [`PROMPT_HEARTBEATS`].
 fn back_off(pause: Nanos, times: u32) -> Nanos {
     let times = times.saturating_sub(PROMPT_HEARTBEATS);
     Nanos(pause.0.saturating_mul(1_u64.checked_shl(times).unwrap_or(u64::MAX)))

@@ -10,7 +10,7 @@ use super::aggregate::LimitFactor;
 use super::config::ShareTiming;
 use crate::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
-/// The number and the size of a grant.
+/// The number of a grant and the share that it assigns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GrantRecord {
     /// The number of the grant.
@@ -19,40 +19,41 @@ pub struct GrantRecord {
     pub share: Share,
 }
 
-/// The share state of one incarnation of a replica.
+/// The coordinator's record of one incarnation of a replica and its share.
 ///
-/// At most two grants can be in use: the replica's grant when it sent the newest
-/// heartbeat, and the reply to that heartbeat. Sending it voided all others.
+/// At most two grants can be in use: the replica's grant when it sent the newest heartbeat
+/// (`confirmed`), and the grant in the reply (`granted`). Sending that heartbeat voided all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ShareState {
     /// The replica.
     pub replica: ReplicaId,
     /// The replica's incarnation.
     pub incarnation: Incarnation,
-    /// The number of the newest heartbeat.
+    /// The number of the newest heartbeat that arrived.
     pub number: u64,
-    /// The replica's grant when it sent that heartbeat.
+    /// The replica's grant when it sent the newest heartbeat.
     pub confirmed: GrantRecord,
-    /// The grant in the reply.
+    /// The grant in the reply to the newest heartbeat.
     pub granted: GrantRecord,
-    /// The whole limit in the reply.
+    /// The whole limit in the reply to the newest heartbeat.
     pub replied_limit: Share,
-    /// The requests in flight in that heartbeat.
+    /// The number of requests in flight that the newest heartbeat reported.
     pub in_flight: Share,
-    /// The permits that the replica would use.
+    /// The permits that the replica would use without a limit.
     pub demand: Share,
-    /// The replica's vote, removed when it is counted.
+    /// The replica's vote on the limit, removed when it is counted.
     pub vote: Option<LimitFactor>,
-    /// The share expiry on the store's clock.
+    /// The instant at which the share expires, on the store's clock.
     ///
     /// It never moves back, because the replica uses an older share until it has the newest reply.
     pub expires_at: Nanos,
-    /// The end of all requests admitted before the last
+    /// The instant by which all earlier requests have ended: those admitted before the newest
     /// heartbeat, or later under an older configuration.
     pub earlier_requests_end: Nanos,
-    /// The longest duration of later requests: the `max_duration` at the last heartbeat.
+    /// The longest duration of later requests: the `max_duration` that came with the newest
+    /// heartbeat.
     pub max_duration: Nanos,
-    /// The instant at which the share last became zero or positive.
+    /// The instant at which the share last changed from zero to nonzero or back.
     pub changed_at: Nanos,
 }
 
@@ -63,11 +64,12 @@ impl ShareState {
         self.confirmed.share.max(self.granted.share).max(self.in_flight)
     }
 
-    /// Returns `true` if nothing is in use: the share expired, and all admitted requests ended.
+    /// Returns `true` if the replica uses no permit: its share expired, and all admitted requests
+    /// ended.
     ///
-    /// The end of the reported requests is not enough. After its report
-    /// the replica may have admitted requests up to its exposure, and
-    /// these continue in the proxy even if the replica is down.
+    /// The end of the reported requests is not enough. After its heartbeat the replica may have
+    /// admitted requests up to its exposure. These continue in the proxy even if the replica is
+    /// down.
     #[must_use]
     pub fn is_unused(&self, now: Nanos, timing: &ShareTiming) -> bool {
         let end =
@@ -75,21 +77,21 @@ impl ShareState {
         end <= now
     }
 
-    /// The instant after which nothing is in use.
+    /// The instant after which the replica uses no permit.
     ///
-    /// `timing` are the current ones. The replica may have received their longer
-    /// `max_duration`, admitted requests under it, and crashed before its next heartbeat.
+    /// `timing` is the current one. The replica may have received its longer `max_duration`,
+    /// admitted requests under it, and crashed before its next heartbeat.
     #[must_use]
     pub fn unused_from(&self, timing: &ShareTiming) -> Nanos {
         self.earlier_requests_end
             .max(self.expires_at.plus(self.max_duration.max(timing.max_duration)))
     }
 
-    /// The end of all requests under the previous
-    /// configuration, once a heartbeat arrives under `timing`.
+    /// The instant by which all requests under the previous configuration have ended, if a
+    /// heartbeat arrives with `timing`.
     ///
-    /// If `max_duration` becomes shorter, the old one applies until the share
-    /// expires: a queued request keeps the duration that was valid on its arrival.
+    /// If `max_duration` becomes shorter, the previous one applies until the share expires, because
+    /// a queued request keeps the duration that was valid on its arrival.
     #[must_use]
     pub fn previous_requests_end(&self, now: Nanos, timing: &ShareTiming) -> Nanos {
         let last =
@@ -97,7 +99,7 @@ impl ShareState {
         self.earlier_requests_end.max(last.plus(self.max_duration))
     }
 
-    /// The sort key of share states.
+    /// The key by which share states are sorted.
     #[must_use]
     pub const fn sort_key(&self) -> (ReplicaId, Incarnation) {
         (self.replica, self.incarnation)

@@ -1,13 +1,13 @@
-//! The division of a limit into shares for its replicas.
+//! The division of a fleet-wide limit into the fair shares of its replicas.
 //!
 //! Guarantees:
-//! - Shares sum exactly to the limit.
-//! - If the limit is at least the fleet's size, no share is zero.
-//! - Otherwise shares rotate, longest waiting first, so no replica waits forever.
+//! - The fair shares sum exactly to the limit.
+//! - If there are at least as many permits as replicas, no share is zero.
+//! - Otherwise replicas take turns, longest waiting first, so none waits forever.
 //! - Idle replicas lose permits first.
 //!
 //! Not covered:
-//! - The time of a grant: these are the fair shares.
+//! - The instant at which a fair share is granted; see [`super::coordinator`].
 
 use std::num::NonZeroU64;
 
@@ -15,31 +15,32 @@ use super::aggregate::FractionalLimit;
 use super::config::MOST;
 use crate::units::{Nanos, Share};
 
-/// The rule that divides a limit.
+/// The rule that divides a limit into shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SplitMode {
-    /// Equal shares.
+    /// All replicas get equal shares.
     Equal,
-    /// By demand: idle replicas keep enough to show demand; the others share the rest evenly.
+    /// Shares rise evenly up to each replica's demand; the rest is divided evenly. An idle replica
+    /// keeps one permit, if there is one for each replica.
     #[default]
     Demand,
 }
 
-/// The demand of one replica.
+/// The demand of one replica, with the state that decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplicaDemand {
-    /// The permits that it would use; zero if it is idle.
+    /// The permits that the replica would use; zero if it is idle.
     pub need: Share,
-    /// Set if its share is zero.
+    /// Set if the replica's last granted share is zero.
     pub is_waiting: bool,
-    /// The instant of the last change of `is_waiting`.
+    /// The instant at which `is_waiting` last changed.
     pub changed_at: Nanos,
 }
 
-/// The load of one replica over about one heartbeat.
+/// The load of one replica, measured over about one heartbeat interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UsageSample {
-    /// The length of the measurement.
+    /// The duration of the measurement.
     pub window: Nanos,
     /// The mean number of requests in flight or queued.
     pub mean_in_use: FractionalLimit,
@@ -54,11 +55,12 @@ pub struct UsageSample {
 /// The permits that a replica would use without a
 /// limit: by Little's law, and at least its mean use.
 ///
-/// Peak use does not count: permits that each replica reserves for a peak are missing elsewhere.
+/// Peak use does not count, because permits that one replica reserves for its peak are missing at
+/// others.
 ///
 /// | 30 arrived in 1 s, each lasts 90 ms | worked row |
 /// |---|---|
-/// | ⌈arrived·lasted / window⌉ | ⌈30·90 / 1,000⌉ = 3 |
+/// | ⌈arrived · mean duration / duration of the measurement⌉ | ⌈30·90 / 1,000⌉ = 3 |
 ///
 /// ```
 /// use sluicegate_kernel::coordinator::aggregate::FractionalLimit;
@@ -78,7 +80,8 @@ pub struct UsageSample {
 pub fn demand(usage: &UsageSample) -> Share {
     let used = usage.mean_in_use.round_up();
     let Some(lasted) = usage.mean_duration else {
-        // Without a measured duration, request everything if a request was denied.
+        // If no request has ended yet, a denial demands the most permits, because the need is
+        // unknown.
         return if usage.denied == 0 { used } else { MOST };
     };
     let busy = u128::from(usage.arrived).saturating_mul(u128::from(lasted.0));
@@ -89,11 +92,12 @@ pub fn demand(usage: &UsageSample) -> Share {
 }
 
 impl SplitMode {
-    /// The fair share of the replica at index `me` of
-    /// `wants`, which are in the fleet's common order.
+    /// The fair share of one replica, given the demands of all live replicas in the order of their
+    /// share states.
     ///
-    /// If the limit is smaller than the fleet, a turn that began at or before `turned` is over.
-    /// Cost: O(replicas) in a few rounds; O(replicas²) only if each round satisfies one replica.
+    /// If replicas outnumber permits, each replica keeps its permit for one turn. The last
+    /// parameter is an instant: a turn that began then or earlier is over. Cost: O(replicas) in a
+    /// few iterations; O(replicas²) only if each iteration satisfies one replica.
     #[must_use]
     pub fn fair_share(
         self,
@@ -114,10 +118,11 @@ impl SplitMode {
         }
     }
 
-    /// The free permits that are reserved for replicas ahead of `me` while replicas take turns.
+    /// The free permits that are reserved for replicas with a higher priority, while replicas take
+    /// turns.
     ///
-    /// Without this, two replicas could pass permits to each other for as
-    /// long as the first in line sends its heartbeats at the wrong instants.
+    /// Without this reservation, two replicas could pass permits to each other as long as the
+    /// longest waiting replica sends its heartbeats at the wrong instants.
     #[must_use]
     pub fn reserved(
         self,
@@ -140,7 +145,7 @@ impl SplitMode {
         let hungry = wants.iter().filter(|want| Share(0) < want.need).count();
         match self {
             _ if fits(wants.len()) => SplitRule::All,
-            // Idle replicas show demand by their denials, so they need no permit.
+            // Idle replicas show new demand by their denials, so they need no permit.
             Self::Demand if 0 < hungry && fits(hungry) => SplitRule::WithDemand,
             Self::Equal | Self::Demand => SplitRule::Turns,
         }
@@ -161,7 +166,7 @@ impl SplitMode {
         wants.iter().enumerate().filter(move |(at, want)| before(*at, want)).map(|(_, want)| want)
     }
 
-    /// The priority class: in its turn, then waiting, then after its turn, then idle.
+    /// The priority class of a replica: 0 during its turn, 1 waiting, 2 after its turn, 3 idle.
     fn priority_class(self, want: &ReplicaDemand, turned: Nanos) -> u8 {
         let idle = self == Self::Demand && want.need == Share(0);
         match (want.is_waiting, turned < want.changed_at) {
@@ -184,7 +189,7 @@ enum SplitRule {
     Turns,
 }
 
-/// Divides `total` into `count` shares that differ by at most one, larger ones first.
+/// One of the `count` shares of `total`, which differ by at most one permit, larger ones first.
 fn divide_evenly(total: Share, count: usize, me: usize) -> Share {
     let Some(count) = u64::try_from(count).ok().and_then(NonZeroU64::new) else {
         return Share(0);
@@ -193,9 +198,9 @@ fn divide_evenly(total: Share, count: usize, me: usize) -> Share {
     Share(total.0 / count).plus(Share(u64::from(extra)))
 }
 
-/// Raises all shares evenly up to their needs, then divides the rest evenly.
+/// One replica's share, if all shares rise evenly up to their needs and the rest is divided evenly.
 ///
-/// A need below `floor` counts as `floor`. A need of zero receives nothing.
+/// A need below `floor` counts as `floor`. A replica with a need of zero receives nothing.
 fn divide_by_need(ceiling: Share, wants: &[ReplicaDemand], me: usize, floor: Share) -> Share {
     let need = |want: &ReplicaDemand| want.need.max(floor);
     let mine = wants.get(me).map_or(Share(0), need);
@@ -205,7 +210,7 @@ fn divide_by_need(ceiling: Share, wants: &[ReplicaDemand], me: usize, floor: Sha
     let takes = |want: &&ReplicaDemand| Share(0) < need(want);
     let level = fill_level(ceiling, || wants.iter().map(need));
     let below = wants.iter().fold(Share(0), |sum, want| sum.plus(need(want).min(level)));
-    // The rest goes to replicas below their need, or to all once every need is met.
+    // The rest goes to replicas below their need, or, once every need is met, to all with a need.
     let short = |want: &&ReplicaDemand| level < need(want);
     let any_short = wants.iter().any(|want| short(&want));
     let shares_rest = |want: &&ReplicaDemand| if any_short { short(want) } else { takes(want) };
@@ -216,7 +221,7 @@ fn divide_by_need(ceiling: Share, wants: &[ReplicaDemand], me: usize, floor: Sha
     mine.min(level).plus(rest)
 }
 
-/// The highest level up to which all needs can be filled, rounded down.
+/// The highest share, rounded down, that the limit covers for every replica that needs so much.
 fn fill_level<N: Iterator<Item = Share>>(ceiling: Share, needs: impl Fn() -> N) -> Share {
     let mut level = Share(0);
     loop {

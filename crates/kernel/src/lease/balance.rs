@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`LeaseBalance::spend`] | Decides a check from the balance or a remembered denial. |
 //! | [`LeaseBalance::borrow`] | Otherwise: one store call for the check. |
-//! | [`LeaseBalance::settle`], [`LeaseBalance::give_up`] | The end of a store call, with or without a reply. |
-//! | [`LeaseBalance::decide`] | If a call is in flight: wait until it is settled, then try this. |
+//! | [`LeaseBalance::settle`], [`LeaseBalance::give_up`] | End a call, with or without reply. |
+//! | [`LeaseBalance::decide`] | Decides a check that waited for a store call in flight. |
 //! | [`LeaseBalance::mark_undecided`] | Marks spent hits whose check other limits may still deny. |
 //! | [`LeaseBalance::put_back`], [`LeaseBalance::mark_spent`] | The check was denied, or allowed. |
 //! | [`LeaseBalance::refill`] | A background refill, before the balance runs out. |
@@ -13,17 +13,18 @@
 //! | [`LeaseBalance::return_all`] | Returns everything when draining. |
 //!
 //! Guarantees:
-//! - A grant is settled once, only by the reply to the last message.
+//! - A grant joins the balance once, only by the reply to the last message.
 //! - Spent hits were granted and had not expired.
-//! - Returned or superseded hits leave the balance before their message is sent.
-//! - They come back only if that message certainly never left.
+//! - Hits that a message returns are removed from the balance before it is sent.
+//! - Returned hits come back only if their message certainly never left the replica.
 //! - Reports include the hits of undecided checks.
-//! - Those hits return only if every later message reported them and they have not expired.
+//! - Hits of undecided checks come back only before their expiry, and if all later messages
+//!   reported them.
 //! - A remembered denial applies only to checks of as many hits or more.
 //!
 //! Not covered:
 //! - Waiting for a message of another check.
-//! - Message numbers, which rise over all keys of a replica.
+//! - The choice of message numbers, which rise over all keys of a replica.
 
 use super::counter::headroom_of;
 use super::sizer::{LeaseSizer, LeaseSizing, scaled};
@@ -31,10 +32,10 @@ use super::{BorrowReply, BorrowRequest, MessageNumber, safe_duration};
 use crate::rate::{CounterDecision, Headroom, Strategy};
 use crate::units::{Hits, Nanos};
 
-/// The rate of speculative retries: 8 per span.
+/// The rate of retries that may be denied again: 8 per span of the [`LeaseSizer`].
 ///
-/// Used where only another replica's return can change the result. That is after an empty
-/// grant, and for denials due to outstanding hits if the counter counts denied hits.
+/// Used where only hits that another replica returns can change the result: after a grant of 0
+/// hits, and after denials due to outstanding hits if the strategy counts denied hits.
 const RETRIES_PER_SPAN: u64 = 8;
 
 /// A lease of full duration may be renewed early in its last 1/8.
@@ -54,12 +55,13 @@ pub struct LeaseBalance {
     balance: Hits,
     /// The hits of undecided checks: not yet spent, and not available to other checks.
     in_hand: Hits,
-    /// The number of times that `in_hand` was voided.
+    /// The number of times that `in_hand` was set to 0, because it expired or the store lists fewer
+    /// hits.
     undecided_epoch: u64,
     /// The expiry of the balance and of `in_hand`.
     until: Nanos,
-    /// `true` if the lease is shorter than `duration`, for example because
-    /// its window ends. Then no new lease lasts longer before `until`.
+    /// `true` if the lease is shorter than `duration`, for example because its window ends. Then a
+    /// renewal before `until` would not last longer.
     ends_early: bool,
     last_lease: MessageNumber,
     pending: Option<PendingMessage>,
@@ -70,7 +72,7 @@ pub struct LeaseBalance {
     last_refund: Option<Nanos>,
     /// The last reported headroom, and the time of the report.
     last_headroom: Option<(Nanos, Headroom)>,
-    /// The largest recent round trip; it fades by 1/4 per reply.
+    /// The largest recent round trip to the store; each reply reduces the remembered value by 1/4.
     round_trip: Nanos,
     /// No background refill is sent before this instant.
     no_refill_before: Nanos,
@@ -81,7 +83,8 @@ struct PendingMessage {
     number: MessageNumber,
     sent: Nanos,
     hits: Hits,
-    /// The hits of undecided checks in this message; they may be put back after the reply was made.
+    /// The undecided hits that this message reports; they may be put back after the store made the
+    /// reply.
     in_hand: Hits,
 }
 
@@ -101,8 +104,8 @@ impl WrittenMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LeaseDenial {
     hits: Hits,
-    /// The instant at which the hits are allowed if there is no other
-    /// traffic. Clients receive this one, so that none retries too early.
+    /// The instant at which the hits are allowed if there is no other traffic. Clients receive it
+    /// as retry-after, so that none retries too early.
     allowed_at: Nanos,
     /// The instant until which the store is not called again: at
     /// most the retry-after, counted from the time of sending.
@@ -128,8 +131,7 @@ pub enum SpendResult {
 }
 
 impl LeaseBalance {
-    /// Creates an empty balance that borrows at most
-    /// `most` hits at once, for leases that last `term`.
+    /// Creates an empty balance, whose leases have a largest size and a duration.
     #[must_use]
     pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
         Self {
@@ -203,15 +205,16 @@ impl LeaseBalance {
         self.sizer.record_check(now, hits);
     }
 
-    /// Moves hits that were just spent to `in_hand`,
-    /// because another limit may still deny the check.
+    /// Marks hits that were just spent as undecided, because another limit may still deny the
+    /// check.
     ///
-    /// Messages report them until [`LeaseBalance::put_back`] or [`LeaseBalance::mark_spent`].
+    /// Messages report undecided hits until [`LeaseBalance::put_back`] or
+    /// [`LeaseBalance::mark_spent`].
     pub fn mark_undecided(&mut self, hits: Hits) {
         self.in_hand = self.in_hand.plus(hits);
     }
 
-    /// The generation of `in_hand`; it changes when those hits are voided.
+    /// The number of times that undecided hits were voided; see [`LeaseBalance::put_back`].
     #[must_use]
     pub const fn undecided_epoch(&self) -> u64 {
         self.undecided_epoch
@@ -250,9 +253,10 @@ impl LeaseBalance {
             && self.is_refill_due(now, self.balance(now))
     }
 
-    /// Returns the headroom as this replica sees it, at most the limit of an idle counter.
+    /// Returns the headroom as this replica sees it: the counter's headroom plus the balance.
     ///
-    /// It is the counter's headroom projected to `now` without other traffic, plus the balance.
+    /// The counter's headroom is projected to `now` without other traffic. The sum is at most the
+    /// hits that an empty counter allows at once.
     #[must_use]
     pub fn headroom(&self, now: Nanos) -> Headroom {
         let Some((at, room)) = self.last_headroom else { return Headroom::default() };
@@ -274,7 +278,7 @@ impl LeaseBalance {
     /// Returns the message for a check that only the store
     /// can decide, or `None` while one is in flight.
     ///
-    /// The rest of the balance was too small, and is returned with the message.
+    /// The message also returns the balance, which was too small for the check.
     pub fn borrow(
         &mut self,
         now: Nanos,
@@ -301,7 +305,7 @@ impl LeaseBalance {
         Some(self.new_message(now, number, Hits(0), want, Hits(0)))
     }
 
-    /// Returns the message for an early refill, if [`LeaseBalance::refill`] would send one within `time`.
+    /// Returns the message for an early refill, if a refill would be due within `time`.
     ///
     /// Early refills of many keys share one store call. Returns
     /// `None` like `refill`, or if the balance lasts longer.
@@ -340,9 +344,9 @@ impl LeaseBalance {
 
     /// Returns the message that returns the whole balance because demand has ended.
     ///
-    /// Demand has ended if no check came for `quiet`, although 8
-    /// were expected, or for a whole span. Otherwise returns `None`;
-    /// also if the balance is empty or while a message is in flight.
+    /// Demand has ended if the time since the last check, `quiet`, is a whole span, or if 8 checks
+    /// were expected in it. Otherwise returns `None`; also if the balance is empty or while a
+    /// message is in flight.
     pub fn return_if_idle(
         &mut self,
         now: Nanos,
@@ -363,8 +367,8 @@ impl LeaseBalance {
 
     /// Returns the message that returns the whole balance, when draining or dropping this balance.
     ///
-    /// It supersedes a message in flight, whose reply
-    /// is then ignored. `None` if the balance is empty.
+    /// The message supersedes a message in flight, whose reply is then ignored. Returns `None` if
+    /// the balance is empty.
     pub fn return_all(&mut self, now: Nanos, number: MessageNumber) -> Option<BorrowRequest> {
         self.pending = None;
         let returned = self.take_balance(now);
@@ -417,7 +421,8 @@ impl LeaseBalance {
         }
     }
 
-    /// Voids an expired balance and `in_hand`. Returns the voided hits of the balance.
+    /// Sets an expired balance and its undecided hits to 0. Returns the hits removed from the
+    /// balance.
     pub fn expire(&mut self, now: Nanos) -> Hits {
         if now < self.until || self.unchecked_total() == Hits(0) {
             return Hits(0);
@@ -487,7 +492,7 @@ impl LeaseBalance {
         parting
     }
 
-    /// Counts the hits that the last message returns as unspent.
+    /// Records `hits`, which the last message returns, as unspent for the lease sizing.
     fn record_unspent(&mut self, now: Nanos, hits: Hits) {
         self.sizer.record_unspent(now, hits);
         self.written.stranded = hits;
@@ -511,7 +516,8 @@ impl LeaseBalance {
         if answer.decision == CounterDecision::OutsideWindows {
             return;
         }
-        // Dated now, although it may be older: a later date gives a later retry, which is safe.
+        // The headroom is dated now, although it may be older: a later date gives a later retry,
+        // which is safe.
         self.last_headroom = Some((now, headroom_of(answer.decision)));
         self.denial = self.next_denial(now, flight, answer);
         if answer.granted == Hits(0) {
@@ -519,7 +525,8 @@ impl LeaseBalance {
         }
     }
 
-    /// Returns the denial to remember: the one of the fewest hits covers most checks.
+    /// Returns the denial to remember. Of two valid denials, the one of fewer hits applies to more
+    /// checks.
     fn next_denial(
         &self,
         now: Nanos,
@@ -533,7 +540,7 @@ impl LeaseBalance {
             {
                 before
             }
-            // Hits put back since then may be enough.
+            // Undecided hits that are put back after the message may be enough for the check.
             CounterDecision::Deny { .. } if flight.in_hand != Hits(0) => before,
             CounterDecision::Deny { retry_after, headroom: room } if flight.hits != Hits(0) => {
                 let certain = flight.sent.plus(certain_denial_time(
@@ -542,8 +549,8 @@ impl LeaseBalance {
                     answer.outstanding_elsewhere,
                     retry_after,
                 ));
-                // Waiting checks receive this reply. A check one
-                // round trip later could not have had a newer one.
+                // Waiting checks use this denial. It stays for at least one round trip, in which no
+                // newer reply can arrive.
                 let next_reply = now.plus(self.round_trip);
                 let again = if self.counts_denied() {
                     flight.sent.plus(self.retry_interval()).max(next_reply)
@@ -565,9 +572,10 @@ impl LeaseBalance {
     }
 }
 
-/// Returns the time for which a denial is certain, even if the `parked` hits are returned.
+/// Returns the time for which a denial is certain, even if other replicas return all their
+/// outstanding hits.
 ///
-/// The limit must first free the missing hits beyond `parked`.
+/// The limit must first free the missing hits that the returned hits do not cover.
 ///
 /// The 1 is subtracted because `remaining` is rounded down by almost one hit.
 ///

@@ -4,7 +4,7 @@
 //! - A refund undoes at most the part of a charge that the counter still contains.
 //!
 //! Not covered:
-//! - Permission to refund (see [`super::table`]).
+//! - The decision whether a refund is valid (see [`super::table`]).
 
 use crate::rate::fixed_window::{FixedWindow, WindowCount};
 use crate::rate::gcra::{Gcra, Tat};
@@ -16,13 +16,13 @@ use crate::units::{Hits, Nanos};
 /// A limit and its counter state, by strategy.
 #[derive(Debug)]
 pub enum AnyCounter<'a> {
-    /// A debt.
+    /// GCRA, with a debt as state.
     Gcra(&'a Gcra, &'a mut Tat),
-    /// One count per window.
+    /// A fixed window, with the count of the current window.
     FixedWindow(&'a FixedWindow, &'a mut WindowCount),
-    /// Two counts.
+    /// A sliding window, with the counts of the current and the previous window.
     SlidingWindow(&'a SlidingWindow, &'a mut WindowPair),
-    /// A log of arrivals.
+    /// A sliding log, with the arrivals of the last period.
     SlidingLog(&'a SlidingLog, &'a mut ArrivalLog),
 }
 
@@ -36,7 +36,7 @@ pub enum ChargeLocation {
     Window(Nanos),
     /// The sliding strategy's aligned window that starts at this instant.
     SlidingWindow(Nanos),
-    /// The log entry of this instant.
+    /// The entry of the arrival log for this instant.
     LogEntry(Nanos),
 }
 
@@ -52,7 +52,7 @@ impl AnyCounter<'_> {
         }
     }
 
-    /// Charges `hits` by the rules of the strategy.
+    /// Charges `hits` as the strategy defines.
     pub fn charge(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
         match self {
             Self::Gcra(limit, state) => limit.charge(state, now, hits),
@@ -73,9 +73,10 @@ impl AnyCounter<'_> {
         }
     }
 
-    /// Refunds `hits` of the charge at `mark`; does nothing if its window is over.
+    /// Refunds `hits` of an earlier charge; does nothing if the window of that charge is over.
     pub fn refund(&mut self, now: Nanos, mark: ChargeLocation, hits: Hits) {
-        // Moves the counter to its current window, so that the window starts compare.
+        // Moves the counter to its current window, so that its start can be compared with the
+        // refunded one.
         self.charge(now, Hits(0));
         match (self, mark) {
             (Self::Gcra(limit, state), ChargeLocation::Debt) => {
@@ -94,14 +95,14 @@ impl AnyCounter<'_> {
         }
     }
 
-    /// Returns `true` if a lease can end with its window.
+    /// Returns `true` if a lease can end with a window: only for fixed windows.
     #[must_use]
     pub const fn has_windows(&self) -> bool {
         matches!(self, Self::FixedWindow(..))
     }
 }
 
-/// Returns the headroom in a result; zero if it has none.
+/// Returns the headroom in a counter's result; zero if it has none.
 #[must_use]
 pub fn headroom_of(step: CounterDecision) -> Headroom {
     match step {

@@ -23,27 +23,28 @@
 //! enforces the limit on the hits that were charged and not returned. A returned hit frees room
 //! for one other hit, and was itself outstanding at the start or charged in the interval. It is
 //! never spent, because the replica removes it from its balance before it sends the message. It
-//! remains to show that the table lists at least as many hits as replicas may spend:
+//! remains to show that the store's lease table lists all hits that replicas may spend:
 //!
-//! 1. The table lists a grant before the replica can
-//!    spend it, until the expiry on the store's clock.
-//! 2. The replica's expiry counts from the time of sending, minus a margin for drift
-//!    ([`safe_duration`]). It is earlier than the store's for any network delay and any clock offset.
-//! 3. Messages of a replica are numbered. The table ignores a message older than the
-//!    last one it applied; the replica ignores replies to any message but its last.
+//! 1. The lease table lists a grant before the replica can spend it, until the expiry on the
+//!    store's clock.
+//! 2. The replica's expiry counts from the time of sending, minus an allowance for clock drift
+//!    ([`safe_duration`]). It is earlier than the store's for any network delay and any clock
+//!    offset.
+//! 3. Messages of a replica are numbered. The lease table ignores a message older than the last one
+//!    it applied. The replica ignores replies to all messages but its last.
 //!
-//! By rule 3, the balance in a report is the most that the replica can have until
-//! the reply. The report includes hits of undecided checks, which may return to
-//! the balance. Lost, late and repeated messages therefore change no count. A
-//! message that certainly never left is undone, unless a newer one was written.
+//! By rule 3, the balance in a report is the most that the replica can have until the reply
+//! arrives. The report includes hits of undecided checks, which may return to the balance. Lost,
+//! late and repeated messages therefore change no count. A message that certainly never left the
+//! replica is undone, unless the replica wrote a newer one.
 //!
 //! Guarantees:
 //! - The bound above. It assumes that the store keeps its state.
-//! - It also assumes that the store's clock never jumps forward, and at most 1,000 ppm drift.
+//! - It also assumes that the store's clock never jumps forward, and at most 1,000 ppm clock drift.
 //! - A crashed replica withholds its balance from others only until the lease expires.
 //!
 //! Not covered:
-//! - Sending, retrying and waiting (see `engine::lease`).
+//! - Sending messages, retries and waiting checks (see `engine::lease`).
 //! - Choosing the keys that a replica leases.
 
 pub mod balance;
@@ -74,12 +75,12 @@ pub struct LeaseTerms {
 pub enum Overshoot {
     /// At most this many hits.
     AtMost(Hits),
-    /// As many hits as the limit has left, and every lease ends with its window. Only
-    /// for fixed windows: other strategies have no window end, so they lend nothing.
+    /// As many hits as the limit has left, and every lease ends with its window. Only for fixed
+    /// windows: other strategies have no window end, so their counters grant no leases.
     InWindow,
 }
 
-/// One incarnation of a replica. A restarted replica is a new member.
+/// One start of a replica. After a restart, the store treats the process as another replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaIncarnation(pub u64);
 
@@ -94,15 +95,17 @@ pub struct BorrowRequest {
     pub number: MessageNumber,
     /// The hits of the check that the balance could not cover; 0 if there is no check.
     pub hits: Hits,
-    /// Additional hits to borrow.
+    /// The hits to borrow, besides `hits`.
     pub wanted: Hits,
-    /// The replica's demand in hits per span; the store divides the remaining hits by demand.
+    /// The replica's demand in hits per span (see [`sizer`]). The store divides the remaining hits
+    /// of the limit among replicas in proportion to it.
     pub demand: Hits,
     /// The most hits of earlier grants that the replica may still spend.
     pub balance: Hits,
     /// The returned hits; `balance` no longer includes them.
     pub returned: Hits,
-    /// The number of the last lease that the replica settled; `returned` belongs to it.
+    /// The number of the last message whose grant the replica settled; `returned` belongs to that
+    /// grant.
     pub last_lease: MessageNumber,
 }
 
@@ -121,27 +124,28 @@ impl BorrowRequest {
 /// The store's reply to a [`BorrowRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BorrowReply {
-    /// The number of the message that this replies to.
+    /// The number of the message that gets this reply.
     pub number: MessageNumber,
     /// The result for the check's own hits, and the headroom of the counter.
     pub decision: CounterDecision,
     /// The hits granted, at most `wanted`.
     pub granted: Hits,
-    /// The part of the balance that the table still lists for this replica.
+    /// The part of the balance that the lease table still lists for this replica.
     pub kept: Hits,
-    /// The outstanding hits of other replicas; they may return before the counter frees any.
+    /// The outstanding hits of other replicas. If they are returned, hits are free before the
+    /// retry-after.
     pub outstanding_elsewhere: Hits,
     /// The time that `granted` and `kept` remain valid, from the time of the reply.
     pub valid_for: Nanos,
 }
 
 impl BorrowReply {
-    /// Returns the result with the headroom as this replica sees it.
+    /// Returns `decision` with the headroom as this replica sees it.
     ///
-    /// Hits listed for this replica are charged to the counter but still
-    /// available here. The sum is at most `most`, the limit of an idle counter.
+    /// Hits that the lease table lists for this replica are charged to the counter but still
+    /// available in this replica. The sum is at most the hits that an empty counter allows at once.
     ///
-    /// | store has left | granted | kept | most | headroom here |
+    /// | store has left | granted | kept | most | headroom in this replica |
     /// |---|---|---|---|---|
     /// | 89 | 10 | 0 | 100 | 99 |
     #[must_use]
@@ -150,19 +154,21 @@ impl BorrowReply {
     }
 }
 
-/// Adds the local hits `local_hits` to the remaining hits of `step`, up to `most`.
+/// Adds `local_hits`, this replica's balance, to the remaining hits of a counter's result. The sum
+/// is at most the hits that an empty counter allows at once.
 #[must_use]
 pub fn add_local_hits(step: CounterDecision, local_hits: Hits, most: Hits) -> CounterDecision {
     let Headroom { remaining, reset_after } = headroom_of(step);
     with_headroom(step, Headroom { remaining: remaining.plus(local_hits).min(most), reset_after })
 }
 
-/// The unused part of a lease is 1/500 of its duration: two clocks may each drift by 1,000 ppm.
+/// A replica does not use the last 1/500 of a lease: two clocks may each drift by 1,000 ppm.
 const DRIFT_DIVISOR: u64 = 500;
 
-/// The part of `good_for` that a replica may use, from the time of sending.
+/// Returns how long a replica may use a lease, from the time of sending: 1/500 less than its
+/// duration.
 ///
-/// | good for | replica uses | because |
+/// | duration of the lease | replica uses | because |
 /// |---|---|---|
 /// | 1 s | 998 ms | (1 + 0.001) / (1 − 0.001) < 1 / 0.998 |
 #[must_use]

@@ -1,8 +1,8 @@
 //! Reservations on one counter: hits that are charged for a check and may still be refunded.
 //!
-//! A check that is charged atomically in several stores reserves its
-//! hits in each of them. It then keeps all the hits or cancels all.
-//! A reservation that is never decided is canceled when it expires.
+//! A check that is charged atomically in several stores reserves its hits in each of them. It then
+//! keeps all the reserved hits charged (commit), or cancels all reservations. A reservation that is
+//! neither kept nor canceled is canceled when it expires.
 //!
 //! Guarantees:
 //! - Reserved hits are charged at once, so the limit is never exceeded.
@@ -15,17 +15,17 @@
 //! - The verdict of the check.
 //! - The clock, which is the store's.
 //!
-//! **Debts.** A GCRA debt drains as a whole; it does not record which hits it consists of.
-//! Reserved hits that have drained cannot be refunded: a refund would remove hits that
-//! others charged since. Call *gap* the amount by which the debt would be smaller without
-//! the open reservations. The gap shrinks only while the debt without them would be zero,
-//! by N per tick. So the gap is always at least `reserved`, which is updated at each step:
+//! **Debts.** A GCRA debt drains as a whole; it does not record which hits it consists of. Reserved
+//! hits that have drained cannot be refunded: a refund would remove hits that others charged since.
+//! Call *gap* the amount by which the debt would be smaller without the open reservations. The gap
+//! shrinks only while the debt without them would be zero, by N per tick. The gap is always at
+//! least the field `reserved`, which each call updates:
 //!
 //! | formula | worked row, N = 1 per tick |
 //! |---|---|
-//! | left = debt then − elapsed · N | 50 owed, 20 of them reserved; 40 ticks later: 10 |
-//! | held = min(held, left) − the part of `left` that is no longer owed | min(20, 10) = 10 |
-//! | refund = min(hits · P, held − cost of the other reservations) | 10, though 20 were reserved |
+//! | left = debt at the last update − elapsed · N | 50, 20 of them reserved; 40 ticks later: 10 |
+//! | reserved = min(reserved, left) − the part of `left` that is not owed now | min(20, 10) = 10 |
+//! | refund = min(hits · P, reserved − cost of other reservations) | 10, though 20 were reserved |
 
 use super::counter::{AnyCounter, ChargeLocation, headroom_of};
 use crate::rate::CounterDecision;
@@ -33,9 +33,11 @@ use crate::rate::gcra::Gcra;
 use crate::rate::limit::Tick;
 use crate::units::{Hits, Nanos};
 
-/// The most open reservations of one counter; above it, [`CounterReservations::reserve`] returns `None`.
+/// The most open reservations of one counter. Above it, [`CounterReservations::reserve`] returns
+/// `None`.
 ///
-/// Expiring this many takes about a millisecond, during which the store serves no other client.
+/// Canceling this many expired reservations takes about a millisecond, in which Redis serves no
+/// other client.
 pub const MAX_RESERVATIONS: usize = 4_096;
 
 /// The id of a reservation: the process, and a number that is unique in the process.
@@ -69,8 +71,8 @@ struct ReservedDebt {
 }
 
 impl CounterReservations {
-    /// Charges and reserves `hits` until `now + term`, if
-    /// the limit allows them. A denial charges nothing.
+    /// Charges `hits` and reserves them for a limited time, if the limit allows them. A denial
+    /// charges nothing.
     ///
     /// Returns `None` if too many reservations are open. Cost: O(open reservations).
     pub fn reserve(
@@ -109,14 +111,16 @@ impl CounterReservations {
         Some(step)
     }
 
-    /// Keeps the hits charged. Returns `false` if the reservation had already ended.
+    /// Commits a reservation: its hits stay charged. Returns `false` if the reservation had already
+    /// ended.
     pub fn keep(&mut self, id: ReservationId) -> bool {
         let kept = self.remove(id);
         self.debt.keep(kept.map_or(Hits(0), |hold| hold.hits));
         kept.is_some()
     }
 
-    /// Refunds the hits if they are still reserved. Returns the headroom after that.
+    /// Cancels a reservation: refunds its hits if it is still open. Returns the headroom after
+    /// that.
     pub fn cancel(
         &mut self,
         counter: &mut AnyCounter,
@@ -202,8 +206,8 @@ impl ReservedDebt {
         self.reserved = self.reserved.saturating_sub(self.cost(hits));
     }
 
-    /// Returns the part of the cost of `hits` to refund;
-    /// `others` are reserved and may still be kept.
+    /// Returns the part of the cost of `hits` to refund. `others` are the hits of the other open
+    /// reservations, which may still be kept.
     fn cancel(&mut self, hits: Hits, others: Hits) -> u64 {
         let back = self.cost(hits).min(self.reserved.saturating_sub(self.cost(others)));
         (self.owed, self.reserved) =

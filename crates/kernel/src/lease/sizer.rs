@@ -7,10 +7,11 @@
 //! |---|---|
 //! | demand = hits of the current span + the weighted hits of the last span | 200 |
 //! | demand over one lease; a demand below 64 is not scaled up | 200·30/10 = 600 |
-//! | reduced by the unspent part: ·demand / (demand + unspent) | ⌊600·200/250⌋ = 480 |
+//! | reduced by the unspent hits: ·demand / (demand + unspent) | ⌊600·200/250⌋ = 480 |
 //!
-//! Demand is counted in two buckets of one span each; the older one fades linearly. After two
-//! spans nothing of a demand is left. A span is the duration of a lease, at most [`MAX_SPAN`].
+//! Demand is counted in two intervals of one span each. The weight of the older one falls linearly
+//! to 0. After two spans nothing of a demand is left. A span is the duration of a lease, at most
+//! [`MAX_SPAN`].
 //!
 //! The current check is not part of the demand, only earlier checks are. A
 //! key with one check per span borrows nothing. The second check borrows as
@@ -21,26 +22,27 @@
 //! - O(1), no allocation.
 //!
 //! Not covered:
-//! - The hits that the limit and the budget have left (see [`super::table`]).
+//! - A grant below that size, because the limit or `max_overshoot` has fewer hits left (see
+//!   [`super::table`]).
 
 use crate::units::{Hits, Nanos};
 
 /// Below this demand a lease is not scaled to its full duration: so few hits predict little.
 const SMALL_DEMAND: Hits = Hits(64);
 
-/// The longest span, for any lease duration: lease sizes must follow a demand that drifts.
+/// The longest span in which demand is counted: lease sizes must follow changes of demand.
 pub const MAX_SPAN: Nanos = Nanos::from_secs(10);
 
 /// A surplus below 1/2 of the balance is not returned. Random
 /// arrivals vary that much, and the message would be wasted.
 const SURPLUS_DIVISOR: u64 = 2;
 
-/// The refill threshold of a fixed size is 1/4 of a lease. With a learned
-/// size, 1/4 is the largest reserve for a check as large as recent ones.
+/// The refill threshold of a fixed size is 1/4 of a lease. With a learned size, the balance that is
+/// kept for one check as large as recent ones is at most 1/4 of a lease.
 const REFILL_DIVISOR: u64 = 4;
 
-/// The threshold of an early refill is 1/5 of a lease. An earlier
-/// one would leave more of the budget unused and send more messages.
+/// The threshold of an early refill is 1/5 of a lease. A larger threshold would send more messages,
+/// and more of `max_overshoot` would be borrowed but not spent.
 const EARLY_REFILL_DIVISOR: u64 = 5;
 
 /// A lease is at most 1/10 of the hits that the limit allows at one instant.
@@ -52,7 +54,7 @@ pub fn max_lease(at_once: u32) -> Hits {
     Hits((u64::from(at_once) / LIMIT_DIVISOR).max(1))
 }
 
-/// The method that sets the size of a lease.
+/// The way to choose the size of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeaseSizing {
     /// A constant number of hits.
@@ -61,12 +63,12 @@ pub enum LeaseSizing {
     Learned,
 }
 
-/// The demand statistics of one key in one replica.
+/// The demand for one key in one replica, from which the size of its next lease is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseSizer {
     sizing: LeaseSizing,
     duration: Nanos,
-    /// The duration of one bucket.
+    /// The interval in which demand is counted.
     span: Nanos,
     max_lease: Hits,
     started_at: Nanos,
@@ -94,7 +96,7 @@ impl DemandTally {
 }
 
 impl LeaseSizer {
-    /// Creates a sizer for leases of at most `most` hits that last `term`.
+    /// Creates a sizer for leases with a largest size and a duration.
     #[must_use]
     pub const fn new(size: LeaseSizing, term: Nanos, most: Hits) -> Self {
         let span = if term.0 < MAX_SPAN.0 { term } else { MAX_SPAN };
@@ -115,7 +117,7 @@ impl LeaseSizer {
         self.span
     }
 
-    /// Records a check, also a denied one, because it is demand too.
+    /// Records a check as demand, also if it is denied.
     pub fn record_check(&mut self, now: Nanos, hits: Hits) {
         if self.sizing == LeaseSizing::Learned {
             self.rotate(now);
@@ -149,7 +151,7 @@ impl LeaseSizer {
         }
     }
 
-    /// Returns the hits requested in the last span. A fixed size returns one lease.
+    /// Returns the hits requested in the last span; with a fixed lease size, returns that size.
     #[must_use]
     pub fn demand(&self, now: Nanos) -> Hits {
         match self.sizing {
@@ -178,8 +180,8 @@ impl LeaseSizer {
         want.min(self.max_lease)
     }
 
-    /// Returns the part of `balance` that exceeds the demand
-    /// expected in `left`; 0 if that is less than half of it.
+    /// Returns the part of `balance` that exceeds the demand expected in the given time; 0 if that
+    /// part is less than half of the balance.
     #[must_use]
     pub fn surplus(&self, now: Nanos, balance: Hits, left: Nanos) -> Hits {
         let surplus = balance.less(self.expected_hits(now, left));
@@ -212,8 +214,8 @@ impl LeaseSizer {
         balance.0 <= self.expected_hits(now, time).0.min(last_part)
     }
 
-    /// Returns `true` if `balance` will run out within `ahead`, or cannot cover a
-    /// check as large as recent ones. A fixed size compares it with 1/4 of a lease.
+    /// Returns `true` if `balance` will run out within the time `ahead`, or cannot cover a check as
+    /// large as recent ones. With a fixed size: if `balance` is less than 1/4 of a lease.
     #[must_use]
     pub fn runs_out(&self, now: Nanos, balance: Hits, ahead: Nanos) -> bool {
         match self.sizing {
@@ -231,7 +233,7 @@ impl LeaseSizer {
         }
     }
 
-    /// Starts a new bucket if the current one is a span old.
+    /// Starts a new interval if the current one is a span old.
     fn rotate(&mut self, now: Nanos) {
         let age = now.since(self.started_at);
         if age < self.span {
@@ -243,8 +245,8 @@ impl LeaseSizer {
         self.current = DemandTally::default();
     }
 
-    /// Returns the counts of the last span: the current
-    /// bucket plus the unfaded part of the last one.
+    /// Returns the counts of the last span: the current interval plus the weighted counts of the
+    /// last one.
     fn last_span(&self, now: Nanos) -> DemandTally {
         let mut turned = *self;
         turned.rotate(now);

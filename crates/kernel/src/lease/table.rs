@@ -1,7 +1,7 @@
 //! The store's table of leases for one key: each replica's hits and their expiry.
 //!
-//! Example: a budget of 100, 40 left by the limit, demand
-//! 30 here and 10 elsewhere, 20 outstanding elsewhere.
+//! Example: `max_overshoot` (the budget) is 100, and the limit has 40 hits left. The replica has
+//! demand 30. The other replicas have demand 10 and 20 outstanding hits.
 //!
 //! | formula | worked row |
 //! |---|---|
@@ -13,13 +13,16 @@
 //! - Outstanding hits were charged and never exceed the budget.
 //! - A repeated message gets a reply again and is charged once.
 //! - A superseded message charges nothing.
-//! - Only listed hits can be returned, where [`AnyCounter::refund`] finds them.
-//! - A check's own hits need no budget: they are never outstanding.
+//! - Only hits that the table lists are refunded, and only if [`AnyCounter::refund`] finds their
+//!   charge.
+//! - The budget does not limit the hits of a check itself: they are spent at once, never
+//!   outstanding.
 //!
 //! Not covered:
 //! - The clock, which is the store's and must not jump forward.
 //!
-//! If the clock steps back, leases last longer. This costs room; the bound stays valid.
+//! If the store's clock steps back, leases last longer: their hits stay outstanding for longer, and
+//! the bound stays valid.
 
 use super::counter::{AnyCounter, ChargeLocation, headroom_of};
 use super::{BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation};
@@ -27,13 +30,14 @@ use crate::rate::limit::Tick;
 use crate::rate::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
-/// The most replicas listed for one key. Further
-/// replicas are charged their own hits and get no lease.
+/// The most replicas listed for one key. The checks of further replicas are charged, but these
+/// replicas get no grant.
 ///
 /// Four times the largest fleet that was measured.
 pub const MAX_REPLICAS: usize = 2_048;
 
-/// The cap on a replica's demand, so that demand times any number of hits is exact in a double.
+/// The cap on a replica's demand, so that demand times hits is exact in Lua, which counts in
+/// doubles.
 pub const MAX_DEMAND: Hits = Hits(1 << 20);
 
 /// The leases of one key. The default lists none.
@@ -50,7 +54,7 @@ struct LeaseRecord {
     /// `true` if the check's own hits of that message were allowed.
     is_allowed: bool,
     granted: Hits,
-    /// The last message with a grant.
+    /// The number of the last message that got a grant.
     last_lease: MessageNumber,
     /// The most hits that the replica may still spend.
     balance: Hits,
@@ -65,7 +69,7 @@ struct LeaseRecord {
 }
 
 impl LeaseTable {
-    /// Applies a message: the report, the returned hits, the check's own hits, and a grant.
+    /// Applies a message: the report, the returned hits, the hits of the check, and a grant.
     ///
     /// Returns `None` if a later message of this replica was applied
     /// before. Then nothing is charged, and no caller waits for the
@@ -166,7 +170,7 @@ impl LeaseTable {
         }
     }
 
-    /// Returns the largest grant for `record` if the limit has `left` hits.
+    /// Returns the largest grant to one replica if the limit has `left` hits.
     fn max_grant(
         &self,
         record: &LeaseRecord,
@@ -175,7 +179,7 @@ impl LeaseTable {
         left: Hits,
         counter: &AnyCounter,
     ) -> Hits {
-        // A full table could not list the grant.
+        // A full table has no room to list the grant.
         if MAX_REPLICAS <= self.records.len() {
             return Hits(0);
         }
@@ -206,7 +210,8 @@ impl LeaseRecord {
         let left = listed.min(kept.plus(borrow.returned));
         let (mark, fresh) = self.newest;
         let fresh = fresh.min(left);
-        // Different numbers mean a later lease: the returned hits are not part of `newest`.
+        // With different numbers, the replica has not settled the newest grant, so it returns older
+        // hits.
         let returned =
             if borrow.last_lease == self.last_lease { fresh.min(left.less(kept)) } else { Hits(0) };
         if returned != Hits(0) {
@@ -246,8 +251,8 @@ fn repeat_reply(
     let step = if record.is_allowed {
         CounterDecision::Allow(headroom_of(counter.peek(now, Hits(0))))
     } else {
-        // A denied check charged nothing, so it is tried again. Another
-        // denial is not counted: a fixed window counted the first one.
+        // The first denial charged nothing, so the hits are tried again. A second denial is not
+        // counted, because a fixed window counted the first one.
         peek_then_charge(record, counter, now, borrow.hits)
     };
     let kept = record.balance_at(now).less(granted);
@@ -281,7 +286,7 @@ fn lease_duration(terms: &LeaseTerms, counter: &AnyCounter, room: Headroom) -> N
     }
 }
 
-/// Divides `whole` in the ratio of `mine` to `mine + others`, rounded down.
+/// Returns the part of `whole` that is proportional to one demand among all, rounded down.
 fn proportional_share(whole: Hits, mine: Hits, others: Hits) -> Hits {
     let product = u128::from(whole.0).saturating_mul(u128::from(mine.0));
     let part = product.checked_div(u128::from(mine.plus(others).0)).unwrap_or(0);

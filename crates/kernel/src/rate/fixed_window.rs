@@ -26,7 +26,7 @@
 //! Guarantees:
 //! - At most `limit` hits are allowed in a window.
 //! - Denied hits are counted, as in envoyproxy/ratelimit.
-//! - Windows only move forward: an instant before the current window counts into it.
+//! - Windows only move forward: a hit before the current window counts into the current window.
 //! - A changed limit keeps the count of the window.
 //!
 //! Not covered:
@@ -46,16 +46,16 @@ pub struct FixedWindow {
     windows: Windows,
 }
 
-/// The placement of windows.
+/// The position of the windows in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Windows {
     /// Windows of this length, aligned to the Unix epoch.
     /// At least [`MIN_WINDOW`], in whole microseconds.
     Every(Nanos),
-    /// Calendar windows.
+    /// Windows of a calendar unit, for example calendar months.
     Calendar {
-        /// The starts of the previous, current and next window and of the one after,
-        /// whose start only ends the next one. Ascending, in whole microseconds.
+        /// The starts of four windows: the previous, the current, the next, and the one after the
+        /// next. The last start only ends the next window. Ascending, in whole microseconds.
         starts: [Nanos; 4],
     },
 }
@@ -86,7 +86,7 @@ impl FixedWindow {
         self.limit
     }
 
-    /// The placement of the windows.
+    /// The position of the windows in time.
     #[must_use]
     pub const fn windows(&self) -> &Windows {
         &self.windows
@@ -126,7 +126,7 @@ impl FixedWindow {
         let Some((mut count, end)) = self.current(state, now) else {
             return (state, CounterDecision::OutsideWindows);
         };
-        // The Lua script, which only has doubles, saturates here too.
+        // Saturates like the Redis script: Lua only has doubles, which are exact up to 2^53.
         count.count = count.count.saturating_add(hits.0).min(EXACT_BOUND.saturating_sub(1));
         let room = self.headroom(count, end, now);
         let limit = u64::from(self.limit);
@@ -188,8 +188,8 @@ impl Windows {
                 if now < *first || *end <= now {
                     return None;
                 }
-                // A state later than all planned windows counts into the last one.
-                // Otherwise the counter would be unusable until the clock gets there.
+                // A state later than all planned windows counts into the last of them. Otherwise
+                // the counter would be unusable until the clock reaches that state.
                 Some(match at {
                     at if at < *second => (*first, *second),
                     at if at < *third => (*second, *third),
@@ -199,8 +199,8 @@ impl Windows {
         }
     }
 
-    /// Returns the time until the window at `now` ends. `boundary` is the start
-    /// of a window, at or before `now`. Returns 0 if no calendar window is known.
+    /// Returns the time until the window at `now` ends. `boundary` is the start of a window, at or
+    /// before `now`. Returns 0 if no planned calendar window starts after `now`.
     #[must_use]
     pub fn time_left(&self, boundary: Nanos, now: Nanos) -> Nanos {
         match self {

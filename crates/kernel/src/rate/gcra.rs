@@ -33,7 +33,7 @@
 //! - A clock that steps back allows no extra hits.
 //!
 //! Not covered:
-//! - The limit under which a state was written (see [`Gcra::convert`]).
+//! - Recording the limit that a state belongs to (see [`Gcra::convert`]).
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -59,7 +59,7 @@ pub struct Gcra {
 pub struct Tat {
     /// Whole ticks since the Unix epoch.
     pub whole: u64,
-    /// The rest, in 1/N of a tick; less than N.
+    /// The rest of the instant, in 1/N of a tick; less than N.
     pub frac: u32,
 }
 
@@ -72,7 +72,7 @@ impl Gcra {
         let requests = NonZeroU32::new(requests).ok_or(LimitError::ZeroRequests)?;
         let burst = NonZeroU32::new(burst).ok_or(LimitError::ZeroBurst)?;
         let fit = limit::fit_rate(requests, period, burst.get())?;
-        // Below 2^53, as `fit_rate` checks.
+        // The product is below 2^53, because `fit_rate` rejects larger bursts.
         let capacity = u64::from(burst.get()).saturating_mul(fit.period.get());
         let (requests, period, tick) = (fit.requests, fit.period, fit.tick);
         Ok(Self { requests, period, burst, tick, capacity })
@@ -144,8 +144,8 @@ impl Gcra {
         Hits(self.free_hits(owed))
     }
 
-    /// Returns the time before the counter is empty from which
-    /// `hits`, at most the burst, are certainly allowed.
+    /// Returns how long before the counter is empty `hits` are certainly allowed. `hits` is at most
+    /// the burst.
     #[must_use]
     pub fn lead_time(&self, hits: Hits) -> Nanos {
         let spare = self.capacity.saturating_sub(self.cost(hits));
@@ -172,12 +172,13 @@ impl Gcra {
         let ahead = self.debt_at_tick(state, now);
         let free = self.free_hits(ahead);
         if let Some(left) = free.checked_sub(hits.0) {
-            // Below the capacity, because `hits` are at most the free hits.
+            // The new debt is at most the capacity, because `hits` are at most the free hits.
             let tat = self.state_with_debt(now, ahead.saturating_add(self.cost(hits)));
             return (tat, CounterDecision::Allow(self.headroom(tat, now, left)));
         }
-        // Written although nothing is charged: after the clock stepped back, the debt is capped
-        // at one burst. It must drain from here, and not be capped again at every check.
+        // The state is written although nothing is charged. After the clock stepped back, the debt
+        // is capped at one burst; it must drain from now on, and not be capped again at every
+        // check.
         let tat = self.state_with_debt(now, ahead);
         let room = self.headroom(tat, now, free);
         if u64::from(self.burst.get()) < hits.0 {
@@ -189,8 +190,8 @@ impl Gcra {
     }
 
     fn debt_at_tick(&self, state: Tat, now: u64) -> u64 {
-        // If no whole tick is ahead of now, the fraction is past too. A saturated
-        // product exceeds the capacity, as after a clock that stepped back.
+        // If the whole tick of the state is not after `now`, its fraction is past too. A product
+        // that saturates exceeds the capacity, as after a clock that stepped back.
         state.whole.checked_sub(now).map_or(0, |ticks| {
             ticks
                 .saturating_mul(u64::from(self.requests.get()))
@@ -219,7 +220,8 @@ impl Gcra {
         self.capacity.saturating_sub(ahead) / self.period
     }
 
-    /// Returns the cost in hit·ticks; saturates, and is exact for all hits that can be allowed.
+    /// Returns the cost of `hits` in hit·ticks. Saturates, but is exact for all hits that can be
+    /// allowed.
     fn cost(&self, hits: Hits) -> u64 {
         hits.0.saturating_mul(self.period.get())
     }

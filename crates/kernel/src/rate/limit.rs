@@ -1,8 +1,8 @@
 //! The numbers of a limit, and the bounds within which they are exact.
 //!
-//! Each limit has its own tick. In ticks, a period is a whole number P. The N requests
-//! and P are divided by their greatest common divisor. All products of a strategy stay
-//! below 2^53, so that a Lua script, which only has doubles, computes the same numbers.
+//! Each limit has its own tick. In ticks, a period is a whole number P. The N requests and P are
+//! divided by their greatest common divisor. All products of a strategy stay below 2^53, so that
+//! the Redis scripts compute the same numbers: Lua only has doubles.
 //!
 //! | limit | tick | N | P | (burst + 1)·P |
 //! |---|---|---|---|---|
@@ -116,7 +116,7 @@ impl fmt::Display for RefillRate {
     }
 }
 
-/// Why numbers are no valid limit.
+/// The reason why the numbers of a limit are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// GCRA with a burst of 0.
@@ -171,7 +171,7 @@ pub(super) struct FittedRate {
     pub(super) period: NonZeroU64,
 }
 
-/// Returns the finest tick with (`burst` + 1)·P < 2^53.
+/// Returns the rate in the finest tick with (`burst` + 1)·P < 2^53, where P is the period in ticks.
 pub(super) fn fit_rate(
     requests: NonZeroU32,
     period: Nanos,
@@ -210,7 +210,8 @@ impl FittedRate {
         })
     }
 
-    /// Returns the largest burst with (burst + 1)·P < 2^53; 0 if there is none.
+    /// Returns the largest burst with (burst + 1)·P < 2^53, where P is the period in ticks; 0 if
+    /// there is none.
     fn largest_burst(self) -> u32 {
         let below = EXACT_BOUND.saturating_sub(1);
         let burst = (below / self.period).saturating_sub(1);

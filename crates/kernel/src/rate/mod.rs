@@ -3,7 +3,8 @@
 //! Guarantees:
 //! - Every strategy is deterministic and exact in integers.
 //! - `peek` and `charge` give the same result; only `charge` changes the state.
-//! - A denied client is allowed at `retry_after`, without other traffic, and not one tick sooner.
+//! - A denied client is allowed at `retry_after`, without other traffic, and not one
+//!   [`limit::Tick`] sooner.
 //!
 //! Not covered:
 //! - Storage of the state, and the current time.
@@ -16,7 +17,7 @@ pub mod sliding_window;
 
 use crate::units::{Hits, Nanos};
 
-/// The result of one strategy for one check.
+/// The result of a counter for one descriptor's hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CounterDecision {
     /// The hits are allowed.
@@ -34,7 +35,7 @@ pub enum CounterDecision {
     OutsideWindows,
 }
 
-/// The headroom of a counter after a step.
+/// The headroom of a counter after a charge or a peek.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Headroom {
     /// The hits that would be allowed at this instant.
@@ -50,7 +51,7 @@ pub enum Strategy {
     Gcra(gcra::Gcra),
     /// One count per window; windows are aligned to the Unix epoch or to a calendar.
     FixedWindow(fixed_window::FixedWindow),
-    /// Two interpolated windows.
+    /// Two windows; the hits of the previous window count in part.
     SlidingWindow(sliding_window::SlidingWindow),
     /// A log of every arrival in the last period.
     SlidingLog(sliding_log::SlidingLog),
@@ -89,10 +90,10 @@ impl Strategy {
         }
     }
 
-    /// The extra wait of a check for `more` additional
-    /// hits; `None` if only the counter can compute it.
+    /// Returns how much longer a denied check waits if it has `more` additional hits; `None` if
+    /// only the counter can compute that.
     ///
-    /// At most one tick longer than the counter's own result.
+    /// The result is at most one tick longer than the counter's own.
     #[must_use]
     pub fn extra_wait(&self, more: Hits) -> Option<Nanos> {
         match self {
@@ -109,8 +110,8 @@ impl Strategy {
 
     /// Projects a counter's headroom `room` from `at` to `now`, without other traffic.
     ///
-    /// At most the counter's own headroom, and equal once the counter
-    /// is empty, unless its clock steps back. Cost: no allocation.
+    /// The result is at most the counter's own headroom, and equal once the counter is empty,
+    /// unless the counter's clock steps back. Cost: no allocation.
     ///
     /// | 100 per second, 0 remaining at 0 s | 0.5 s | 1 s | 1.5 s | 2 s |
     /// |---|---|---|---|---|
@@ -145,10 +146,10 @@ impl Strategy {
 
     /// Returns the time after which `hits` (at least 1) are allowed, without other traffic.
     ///
-    /// It counts from the reply that left `room`. `None` if they are never allowed.
-    /// It is never too short, unless a sliding window's limit was lowered since. It
-    /// is exact for a fixed window, and within one tick for GCRA. The sliding
-    /// strategies may give a longer time, at most until the counter is empty.
+    /// The time counts from the reply that contained `room`. `None` if the hits are never allowed.
+    /// The time is never too short, unless a sliding window's limit was lowered since. It is exact
+    /// for a fixed window, and within one tick for GCRA. For the sliding strategies it may be
+    /// longer, at most until the counter is empty.
     ///
     /// | 10 per minute, 4 remaining | 5 hits are allowed in |
     /// |---|---|

@@ -1,14 +1,14 @@
 //! A log of every arrival in the last period.
 //!
-//! Arrivals of one instant share an entry. Entries
-//! older than a period are removed on the next access.
+//! Arrivals of one instant share an entry. Entries older than a period are removed by the next
+//! charge or refund.
 //!
 //! | formula, for 3 per 10 s; 2 hits at 0 s and 1 at 4 s; now 5 s | worked row |
 //! |---|---|
 //! | held = hits younger than the period | 3 |
 //! | allow iff held + hits ≤ N | 3 + 1 > 3, denied |
 //! | `retry_after`: until enough of the oldest hits are a period old | 0 + 10 − 5 = 5 s |
-//! | `reset_after`: until the newest hit is | 4 + 10 − 5 = 9 s |
+//! | `reset_after`: until the newest hit is a period old | 4 + 10 − 5 = 9 s |
 //!
 //! ```
 //! use sluicegate_kernel::rate::sliding_log::{ArrivalLog, SlidingLog};
@@ -32,10 +32,10 @@
 //! - A denied check costs nothing.
 //! - A lowered limit keeps the newest hits.
 //! - After the clock stepped back, entries in the future are moved to now.
-//! - So no hit is dropped early or kept for longer than a period.
+//! - No hit is dropped early or kept for longer than a period.
 //!
 //! Not covered:
-//! - Approximation in 16 bytes (see [`super::sliding_window`]).
+//! - An approximation with 16 bytes per key (see [`super::sliding_window`]).
 
 use std::collections::VecDeque;
 
@@ -43,7 +43,7 @@ use super::limit::{EXACT_BOUND, LimitError, Tick};
 use super::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
-/// A limit over every interval of one period.
+/// A limit on the hits in every interval of one period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingLog {
     limit: u32,
@@ -55,7 +55,7 @@ pub struct SlidingLog {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ArrivalLog {
     runs: VecDeque<Arrivals>,
-    /// The sum of the hits in all runs.
+    /// The sum of the hits in all entries.
     total: u64,
 }
 
@@ -105,7 +105,7 @@ impl SlidingLog {
         let held = state.total.saturating_sub(expired.map(u64::from).fold(0, u64::saturating_add));
         let admitted = self.decide(state, held, now, hits);
         match admitted {
-            // Reset time as if the hits were already in the log.
+            // The reset-after is computed as if the hits were already in the log.
             CounterDecision::Allow(room) if hits.0 != 0 => CounterDecision::Allow(Headroom {
                 reset_after: Tick::Micro.nanos(self.period),
                 ..room
@@ -179,8 +179,8 @@ impl SlidingLog {
         }
     }
 
-    /// Returns the microseconds until `run` is a period
-    /// old; a run in the future counts as arriving now.
+    /// Returns the microseconds until an entry is a period old; an entry in the future counts as
+    /// arriving now.
     fn time_left(&self, run: Arrivals, now: u64) -> u64 {
         run.at.min(now).saturating_add(self.period).saturating_sub(now)
     }
@@ -189,10 +189,10 @@ impl SlidingLog {
         self.time_left(run, now) == 0
     }
 
-    /// Removes runs that are a period old and moves runs in the future to `now`. Keeps only
-    /// the newest hits up to the limit: older ones free room first, so they never decide.
+    /// Removes entries that are a period old and moves entries in the future to `now`. Keeps only
+    /// the newest hits up to the limit: older hits expire first, so they never change a result.
     fn normalize(&self, state: &mut ArrivalLog, now: u64) {
-        // With a limit of 0 one hit is kept, so that the log still shows when it is empty.
+        // With a limit of 0 one hit is kept, so that the reset-after stays known.
         let surplus = state.total.saturating_sub(u64::from(self.limit.max(1)));
         state.drop_oldest(surplus);
         while let Some(oldest) = state.runs.front().filter(|run| self.is_expired(**run, now)) {
@@ -201,7 +201,7 @@ impl SlidingLog {
         }
         let mut future = 0_u32;
         while let Some(newest) = state.runs.back().filter(|run| now < run.at) {
-            // At most the limit, as are all runs together.
+            // The sum is at most the limit, as is the sum of all entries.
             future = future.saturating_add(newest.hits);
             state.runs.pop_back();
         }
@@ -213,7 +213,7 @@ impl SlidingLog {
 }
 
 impl ArrivalLog {
-    /// Adds `hits` at `now`, which is at or after the newest run.
+    /// Adds `hits` at `now`, which is at or after the newest entry.
     fn push(&mut self, now: u64, hits: Hits, limit: u32) {
         self.total = self.total.saturating_add(hits.0);
         let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
@@ -271,7 +271,7 @@ impl ArrivalLog {
     }
 }
 
-/// Takes up to `left` hits out of `run`. Returns `true` if the run is empty now.
+/// Takes up to `left` hits out of an entry. Returns `true` if the entry is empty now.
 fn take_hits(run: &mut Arrivals, left: &mut u64) -> bool {
     let taken = u32::try_from(*left).unwrap_or(u32::MAX).min(run.hits);
     run.hits = run.hits.saturating_sub(taken);

@@ -1,4 +1,4 @@
-//! Two aligned windows, interpolated.
+//! A sliding window, approximated by the counts of two aligned windows.
 //!
 //! Windows of P ticks are aligned to the Unix epoch. The hits of the previous window are assumed
 //! to be spread evenly. After e ticks of the current window, (P − e) / P of them still count.
@@ -8,7 +8,7 @@
 //! | used = cur + ⌈prev·(P − e) / P⌉ | 3 + ⌈8·45/60⌉ = 9 |
 //! | allow iff prev·(P − e) + (cur + hits)·P ≤ L·P, or hits ≤ L − used | 1 allowed, 2 denied |
 //! | `retry_after`: prev·(P − e) ≤ (L − cur − hits)·P | 2 hits: 60 − 5·60/8 = 22.5 s, in 7.5 s |
-//! | `reset_after`: until prev and cur are both past | 45 + 60 s |
+//! | `reset_after`: until both windows are past | 45 + 60 s |
 //!
 //! ```
 //! use sluicegate_kernel::rate::sliding_window::{SlidingWindow, WindowPair};
@@ -31,7 +31,7 @@
 //! - At most L hits in an aligned window.
 //! - At most L + ⌊L·t/P⌋ hits in any t ≤ P ticks, first and last included.
 //! - A denied check costs nothing.
-//! - Windows only move forward.
+//! - The current window never moves back.
 //! - A changed limit keeps both counts.
 //! - A changed period keeps the counts whose window overlaps the new windows.
 //!
@@ -44,7 +44,7 @@ use super::limit::{self, LimitError, RefillRate, Tick};
 use super::{CounterDecision, Headroom};
 use crate::units::{Hits, Nanos};
 
-/// A limit over two interpolated windows.
+/// A limit over two windows; the hits of the previous window count in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingWindow {
     limit: u32,
@@ -63,7 +63,7 @@ pub struct WindowPair {
     pub cur: u32,
 }
 
-/// A state moved to `now`, in ticks.
+/// A counter state, moved to the window at `now`. All instants are in ticks.
 struct CurrentWindows {
     now: u64,
     /// The start of the counts: the current window's start, or later after a changed period.
@@ -81,7 +81,8 @@ impl SlidingWindow {
     /// # Errors
     /// A period of 0 or not whole microseconds, or a limit that does not fit.
     pub fn new(limit: u32, period: Nanos) -> Result<Self, LimitError> {
-        // Not reduced, because the previous window's count can be any number.
+        // The rate is not reduced to lowest terms, because the previous window's count can be any
+        // number.
         let fit = limit::fit_rate(NonZeroU32::MIN, period, limit)?;
         Ok(Self { limit, period: fit.period, tick: fit.tick })
     }
@@ -129,30 +130,32 @@ impl SlidingWindow {
     /// Returns the hits that are certainly allowed if the
     /// counter, which had `room`, is empty after `wait`.
     ///
-    /// The used hits fade during the last period before that, or the rest of it.
+    /// The used hits fade linearly during the last period before the counter is empty. If less than
+    /// a period is left, they fade in that time.
     #[must_use]
     pub fn allowed_before_empty(&self, room: Headroom, wait: Nanos) -> Hits {
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fade_ticks(room);
         let left = wait.0.div_ceil(self.tick.size().0).min(fades_for);
-        // Below 2^53, because the used hits are at most the limit.
+        // The product is below 2^53, because the used hits are at most the limit.
         let used = limit.less(room.remaining).0.saturating_mul(left);
         limit.less(Hits(used.div_ceil(fades_for)))
     }
 
-    /// Returns the time before the counter, which had `room`, is empty from
-    /// which `hits` are certainly allowed. `hits` is at most the limit.
+    /// Returns how long before the counter, which had `room`, is empty `hits` are certainly
+    /// allowed. `hits` is at most the limit.
     #[must_use]
     pub fn lead_time(&self, room: Headroom, hits: Hits) -> Nanos {
         let limit = Hits(u64::from(self.limit));
         let fades_for = self.fade_ticks(room);
-        // Below 2^53: at most the limit times a period.
+        // The product is below 2^53: at most the limit times a period.
         let product = limit.less(hits).0.saturating_mul(fades_for);
         let left = product.checked_div(limit.less(room.remaining).0).unwrap_or(fades_for);
         self.tick.nanos(left.min(fades_for))
     }
 
-    /// Returns the number of ticks during which the used hits fade: a period, or the rest of it.
+    /// Returns the number of ticks during which the used hits fade: a period, or the time until the
+    /// counter is empty if that is shorter.
     fn fade_ticks(&self, room: Headroom) -> u64 {
         self.tick.floor(room.reset_after).min(self.period.get()).max(1)
     }
@@ -167,7 +170,7 @@ impl SlidingWindow {
     fn decide(&self, seen: &mut CurrentWindows, hits: Hits) -> CounterDecision {
         let room = self.headroom(seen);
         if hits.0 == 0 || hits <= room.remaining {
-            // At most the limit, because `hits` are at most the remaining hits.
+            // The sum is at most the limit, because `hits` are at most the remaining hits.
             seen.cur = seen.cur.saturating_add(saturating_u32(hits));
             return CounterDecision::Allow(self.headroom(seen));
         }
@@ -190,10 +193,11 @@ impl SlidingWindow {
         }
     }
 
-    /// Returns the tick at which `count` hits, which fade until `end`, weigh at most `room`.
+    /// Returns the tick from which `count` hits, which fade until `end`, count as at most `room`
+    /// hits.
     fn faded_at(&self, end: u64, count: u32, room: u64) -> u64 {
-        // Below 2^53, because `room` is at most the limit.
-        // Rounded down, which rounds the result up.
+        // The product is below 2^53, because `room` is at most the limit. The quotient is rounded
+        // down, which rounds the returned tick up.
         let product = room.saturating_mul(self.period.get());
         end.saturating_sub(product.checked_div(u64::from(count)).unwrap_or(self.period.get()))
     }
@@ -229,7 +233,7 @@ impl SlidingWindow {
         CurrentWindows { now, since: since.max(start), end, left, prev, cur }
     }
 
-    /// Returns the boundary one window later.
+    /// Returns the window boundary that is one period after `boundary`.
     fn next_boundary(&self, boundary: u64) -> u64 {
         boundary.saturating_add(self.period.get())
     }
@@ -239,7 +243,7 @@ impl SlidingWindow {
     }
 }
 
-/// Converts to u32; saturates, and hits that large are never allowed or stored.
+/// Converts to u32. Saturates, but hits above the largest u32 are never allowed or stored.
 fn saturating_u32(hits: Hits) -> u32 {
     u32::try_from(hits.0).unwrap_or(u32::MAX)
 }

@@ -1,18 +1,18 @@
 //! A connection of the gRPC port that closes at the
-//! end of its lifetime or when the client is silent.
+//! end of its lifetime or when the client sends nothing.
 //!
 //! Guarantees:
-//! - With a [`ShortIdleGuard`] guard, a silent client is disconnected after [`PERMIT_STREAM_IDLE_TIMEOUT`].
-//! - Otherwise, a silent client is disconnected after [`PONG_TIMEOUT`].
-//! - Any received byte counts, so a proxy too busy for pings stays connected.
-//! - Pending writes do not extend the time.
-//! - The time restarts if this process was suspended for 500 ms or longer.
+//! - While a [`ShortIdleGuard`] exists, the idle timeout is [`PERMIT_STREAM_IDLE_TIMEOUT`].
+//! - Otherwise, the idle timeout is [`PONG_TIMEOUT`].
+//! - Any received byte restarts it, so a proxy that is too busy for pings stays connected.
+//! - Pending writes do not extend the idle timeout.
+//! - The idle timeout restarts if this process was suspended for 500 ms or longer.
 //!
 //! Not covered:
 //! - Pings to idle clients, which the HTTP/2 server sends.
 //!
-//! If a client sends but never reads its replies, the server soon stops
-//! reading from it. The client is then disconnected like a silent one.
+//! If a client sends but never reads its replies, the HTTP/2 server soon stops
+//! reading from its connection. The idle timeout then ends this connection too.
 
 use std::io;
 use std::pin::Pin;
@@ -33,22 +33,22 @@ use super::HANDSHAKE_TIMEOUT;
 
 /// The length of the HTTP/2 client preface, in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
-/// The idle timeout of a client that has sent the [`PREFACE_BYTES`] and
-/// has a [`ShortIdleGuard`] guard. With TLS, only decrypted bytes count.
+/// The idle timeout of a connection with a [`ShortIdleGuard`], after the HTTP/2 preface.
+/// With TLS, only decrypted bytes restart it.
 const PERMIT_STREAM_IDLE_TIMEOUT: Duration =
     PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
-/// The interval of idle checks. A check that is late by this
-/// much shows that the process was suspended and could not read.
+/// The interval at which a connection examines its idle timeout. A timer that is late by
+/// another interval shows that this process was suspended and could not read.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) type RawSocket = Either<TcpStream, UnixStream>;
 pub(super) type Socket = Either<RawSocket, Box<TlsStream<RawSocket>>>;
 
-/// A guard that shortens the idle timeout of its connection to [`PERMIT_STREAM_IDLE_TIMEOUT`].
+/// A guard that shortens the idle timeout of its connection to two seconds while it exists.
 ///
-/// Permit streams and connections under shutdown have one, because
-/// they make others wait. Other connections have the longer timeout:
-/// closing them early would only fail the calls of a paused client.
+/// - A permit stream has a guard, because a vanished client's permits make other requests wait.
+/// - A connection at shutdown has a guard, because a vanished client would delay the shutdown.
+/// - Other connections have none: an early close would only fail the calls of a paused client.
 #[derive(Debug)]
 pub struct ShortIdleGuard(#[expect(dead_code, reason = "counted by who watches over it")] Arc<()>);
 
@@ -57,20 +57,20 @@ pub struct ShortIdleGuard(#[expect(dead_code, reason = "counted by who watches o
 pub struct ShortIdleHandle(Weak<()>);
 
 impl ShortIdleHandle {
-    /// Creates a guard; `None` if the connection is closed.
+    /// Creates a guard for the connection; `None` if the connection is closed.
     pub fn create_guard(&self) -> Option<ShortIdleGuard> {
         self.0.upgrade().map(ShortIdleGuard)
     }
 }
 
-/// An accepted connection.
+/// An accepted connection of the gRPC port, with its lifetime and its idle timeout.
 #[derive(Debug)]
 pub struct GrpcConnection {
     io: Socket,
     lifetime: Option<Pin<Box<Sleep>>>,
     idle_timer: IdleTimer,
     guards: Arc<()>,
-    /// Frees the slot for another connection on drop.
+    /// One of the slots for all connections; its drop frees it.
     _slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -101,8 +101,8 @@ impl IdleTimer {
         }
     }
 
-    /// Returns true if the client was silent for too
-    /// long. Otherwise wakes the task for the next check.
+    /// Returns true if the idle timeout is over. Otherwise registers
+    /// the task to be woken for the next examination.
     fn is_expired(&mut self, held: &Arc<()>, cx: &mut Context<'_>) -> bool {
         while self.next_check.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
@@ -141,7 +141,8 @@ impl GrpcConnection {
         ShortIdleHandle(Arc::downgrade(&self.guards))
     }
 
-    /// Returns `done`, or a timeout error if the connection's lifetime or idle time is over.
+    /// Returns the result of a read or write, or a timeout error if the connection's
+    /// lifetime or idle timeout is over.
     fn fail_if_expired<T>(
         &mut self,
         done: Poll<io::Result<T>>,

@@ -1,9 +1,9 @@
 //! Connects to another replica, in plain text or TLS.
 //!
 //! Guarantees:
-//! - It connects at first use, and reconnects after a failure.
-//! - A vanished replica is detected by pings.
-//! - TLS files are read again for each connection.
+//! - The connection is opened at its first use, and again after a failure.
+//! - HTTP/2 pings detect a replica that vanished.
+//! - The TLS files are read again for each connection.
 
 use std::future::Future;
 use std::io;
@@ -28,7 +28,7 @@ use super::trust::{PeerCertificates, PeerTrust};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns a channel to the replica at `address`, which connects at first use.
+/// Returns a gRPC channel to the replica at `address`. It connects at its first use.
 pub(super) fn channel(address: SocketAddr, trust: Arc<PeerTrust>) -> Channel {
     let scheme = if trust.certificates.is_some() { "https" } else { "http" };
     let origin = format!("{scheme}://{address}").parse::<Uri>().unwrap_or_default();
@@ -36,8 +36,8 @@ pub(super) fn channel(address: SocketAddr, trust: Arc<PeerTrust>) -> Channel {
         .origin(origin)
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(PING_INTERVAL)
-        // Only the ping's reply counts here, not other bytes. A
-        // closed connection loses nothing: batches are sent again.
+        // hyper's client closes the connection without a reply to the ping in this time, even if
+        // other bytes arrive. Such a close loses no messages, because batches are sent again.
         .keep_alive_timeout(PERMIT_STREAM_PONG_TIMEOUT)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(PeerConnector { address, trust })

@@ -1,15 +1,18 @@
-//! Forwards releases and renewals to the replicas that own the permits.
+//! Chooses the replicas to which a release or renewal of permits is sent.
+//!
+//! A message is one release or renewal. A search asks all live replicas for its request id.
 //!
 //! Guarantees:
-//! - A message with an owner is sent to that replica only.
-//! - A message without an owner is sent to all live replicas, for at most [`SEARCH_TIMEOUT`].
-//! - If none of them knows the id, all of them remember the early release.
-//! - Messages to an unknown owner wait briefly for the owner to appear.
-//! - Searches and waiting messages are bounded.
-//! - It connects only to addresses in `peer_networks`, and without trust only to loopback.
+//! - A message that names an owner is sent to that replica only.
+//! - A message without an owner starts a search, which takes at most [`SEARCH_TIMEOUT`].
+//! - If no replica knows the request id, all replicas record an early release.
+//! - A message to an owner that is not a live replica waits at most [`FORWARD_TIMEOUT`] for it.
+//! - The numbers of searches and of waiting messages have a maximum.
+//! - Connections go only to addresses in `peer_networks`, and
+//!   only to loopback if no secret or certificate is configured.
 //!
 //! Not covered:
-//! - Transport (see [`super::route`]).
+//! - Sending the messages (see [`super::route`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,11 +33,12 @@ use crate::engine::{Engine, Membership};
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::ForwardingEvent;
 
-/// The time that a message to an owner is tried: two heartbeats
-/// and a pause. Afterwards the permit's own deadline frees it.
+/// The time after which a message to an owner is dropped: two heartbeat intervals and a
+/// pause of the owner. The permits are then released at their own deadline.
 const FORWARD_TIMEOUT: Nanos = Nanos::from_secs(3);
 
-/// The largest number of concurrent searches, and of messages to owners that are not live yet.
+/// The largest number of concurrent searches, and of messages
+/// that wait for an owner that is not a live replica.
 const MAX_PENDING: usize = 10_000;
 
 const OWNER_RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -43,24 +47,25 @@ const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 
 type FinishedSearch = (ForwardedRelease, IdState);
 
-/// The task that forwards messages.
+/// The task that sends releases and renewals to the replicas that own the permits.
 pub struct ReleaseForwarder {
     sender: BatchSender,
     networks: Networks,
     queue: mpsc::Receiver<ForwardedRelease>,
     routes: HashMap<Box<str>, PeerRoute>,
-    /// The replicas at addresses that are not allowed, by name.
+    /// The replicas at addresses to which connections are not allowed, by incarnation name.
     disallowed: HashMap<Box<str>, Peer>,
-    /// The snapshot of the fleet that `routes` and `disallowed` are built from.
+    /// The membership from which `routes` and `disallowed` were built.
     fleet: Option<Arc<FleetSnapshot>>,
     searches: FuturesUnordered<BoxFuture<'static, FinishedSearch>>,
-    /// Messages to owners that are not live yet, each with its deadline.
+    /// Messages to owners that are not in the membership yet, each with its deadline.
     waiting: VecDeque<(Nanos, ForwardedRelease)>,
     last_warned: Option<Nanos>,
 }
 
 impl ReleaseForwarder {
-    /// Forwards the messages in `posted` to replicas in `networks`, authenticated by `trust`.
+    /// Creates the task. It sends the messages of the queue to replicas whose addresses are in
+    /// `networks`, and authenticates to them with `trust`.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -81,7 +86,7 @@ impl ReleaseForwarder {
         }
     }
 
-    /// Forwards messages; never returns.
+    /// Sends messages until the task is dropped; never returns.
     pub async fn run(mut self) {
         let mut ticks = interval(OWNER_RETRY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -108,7 +113,7 @@ impl ReleaseForwarder {
         }
     }
 
-    /// Sends `post` to its owner; returns it if the owner is not live yet.
+    /// Sends a message to its owner. Returns the message if the owner is not a live replica.
     fn send_to_owner(&mut self, until: Nanos, post: ForwardedRelease) -> Option<ForwardedRelease> {
         let owner = post.owner.as_deref()?;
         if let Some(peer) = self.disallowed.get(owner) {
@@ -140,7 +145,8 @@ impl ReleaseForwarder {
         }
     }
 
-    /// Sends `post` to all replicas and waits for the first that knows the id.
+    /// Starts a search: sends a message to all replicas, and
+    /// waits for the first that knows the request id.
     fn search_all(&mut self, post: ForwardedRelease) {
         if MAX_PENDING <= self.searches.len() || self.routes.is_empty() {
             if !self.routes.is_empty() {
@@ -162,12 +168,13 @@ impl ReleaseForwarder {
         self.searches.push(search.boxed());
     }
 
-    /// Ends a search. If the id is unknown, all replicas remember the early release.
+    /// Ends a search. If no replica knows the request id, tells all replicas to
+    /// record an early release.
     fn finish_search(&mut self, (post, mut found): FinishedSearch) {
         let ForwardedRelease { update: told, result_sender: answer, in_transit: way, .. } = post;
         if found == IdState::Unknown {
             let told = told.into_unknown();
-            // Its acquire may have arrived at this replica during the search.
+            // The acquire of this request id may have reached this replica during the search.
             found = self.sender.engine.apply_forwarded(&told);
             if found == IdState::Unknown {
                 ForwardingEvent::NotFound.emit();
@@ -186,12 +193,13 @@ impl ReleaseForwarder {
             }
         }
         if let Some(answer) = answer {
-            // The caller may have stopped waiting.
+            // A failed send means that the caller no longer waits.
             answer.send(found == IdState::HadPermits).ok();
         }
     }
 
-    /// Updates the routes: one for each live replica at an allowed address.
+    /// Updates `routes` if the membership has changed: one for each live replica at an
+    /// allowed address.
     fn update_routes(&mut self) {
         let seen = self.sender.engine.membership().and_then(Membership::snapshot);
         let is_same = match (&seen, &self.fleet) {

@@ -1,8 +1,9 @@
-//! Converts forwarded messages between the engine's types and the wire, without I/O.
+//! Converts forwarded releases and renewals between the
+//! engine's types and the protobuf messages, without I/O.
 //!
 //! Guarantees:
-//! - A converted message reads back as the same message.
-//! - An invalid message is refused.
+//! - Encoding and decoding a release or renewal returns an equal one.
+//! - An invalid protobuf message is rejected.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -61,7 +62,8 @@ pub(super) fn decode(letter: &Letter) -> Option<PermitUpdate<'_>> {
     })
 }
 
-/// Parses an optional address; the outer `None` means that the bytes are invalid.
+/// Parses an optional IP address. `None` means that the bytes are
+/// invalid, and `Some(None)` that there is no address.
 #[expect(clippy::option_option, reason = "none is an address that a letter may have")]
 fn parse_source(bytes: &[u8]) -> Option<Option<IpAddr>> {
     if bytes.is_empty() {
@@ -80,7 +82,8 @@ pub(super) const fn encode_result(found: IdState) -> api::Answer {
     }
 }
 
-/// Converts a wire value to a result; an unknown value is [`IdState::Unknown`].
+/// Converts the protobuf enum of a receiver's result. A number that the
+/// enum does not contain becomes [`IdState::Unknown`].
 pub(super) fn decode_result(answer: i32) -> IdState {
     match api::Answer::try_from(answer) {
         Ok(api::Answer::Held) => IdState::HadPermits,

@@ -1,11 +1,12 @@
-//! Receives batches from other replicas.
+//! Receives batches of releases and renewals from other replicas, and applies them.
 //!
 //! Guarantees:
-//! - As [`super`].
-//! - A refused batch has no effect.
+//! - A batch is applied only if it is authentic, new, from a
+//!   live replica, and sent to this incarnation.
+//! - A rejected batch has no effect.
 //!
 //! Not covered:
-//! - Sending (see [`super::route`]).
+//! - Sending batches (see [`super::route`]).
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use crate::engine::Engine;
 use crate::engine::fleet::forwarding::IdState;
 use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
 
-/// The service that receives batches.
+/// The gRPC service that receives batches of releases and renewals.
 #[derive(Debug)]
 pub struct PeerReceiver {
     engine: Arc<Engine>,
@@ -32,14 +33,14 @@ pub struct PeerReceiver {
 type BatchError = (ForwardingEvent, Status);
 
 impl PeerReceiver {
-    /// Creates the service over `engine`, which accepts batches that `trust` authenticates.
+    /// Creates the service. It applies the batches that `trust` authenticates to `engine`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, trust: Arc<PeerTrust>) -> Self {
         Self { engine, trust, received: Mutex::default() }
     }
 
     fn validate_batch(&self, parcel: &Parcel) -> Result<Letters, BatchError> {
-        // Checked first, so an unauthenticated caller learns nothing from later errors.
+        // Verified first, so that a caller without the secret learns nothing from the later errors.
         if !self.trust.is_authentic(parcel) {
             let why = "the seal is not the fleet's: is `peer_secret` the same everywhere?";
             return Err((ForwardingEvent::Rejected, Status::permission_denied(why)));

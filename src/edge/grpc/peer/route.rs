@@ -1,14 +1,14 @@
-//! Sends messages to one incarnation of another replica, in batches.
+//! Sends releases and renewals to one incarnation of another replica, in batches.
 //!
 //! Guarantees:
 //! - A message waits at most [`BATCH_DELAY`] for others to join its batch.
-//! - A message is retried until it is received or expires; both are counted.
-//! - At most [`QUEUE_CAPACITY`] messages wait.
+//! - A message is retried until the other replica receives it or it expires; both are counted.
+//! - At most [`QUEUE_CAPACITY`] messages wait in the queue.
 //! - One batch is in transit at a time.
-//! - After the [`PeerRoute`] is dropped, its task ends with the last message.
+//! - After the [`PeerRoute`] is dropped, its task sends the queued messages and ends.
 //!
 //! Not covered:
-//! - The effect of a message, which the receipt contains.
+//! - Applying a message, which the receiving replica does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,16 +31,17 @@ use crate::engine::fleet::membership::Peer;
 use crate::kernel::units::Nanos;
 use crate::telemetry::forwarding::{ForwardingCount as Counted, ForwardingEvent};
 
-/// The time that the first message of a batch waits for others. Tokio's timer rounds it up to 1 ms.
+/// The time for which the first message of a batch waits for
+/// others. Tokio's timer rounds it up to 1 ms.
 const BATCH_DELAY: Duration = Duration::from_micros(500);
 
-/// The timeout of one batch. It is longer than a normal pause of a replica.
+/// The timeout of one batch. It is longer than a replica normally pauses.
 const BATCH_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The pause after the first failed batch, and the longest pause after several.
+/// The pause before the first retry of a batch, and the longest pause before a retry.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// The largest number of messages that wait for one replica: 8 batches.
+/// The largest number of messages in the queue to one replica: 8 batches.
 const QUEUE_CAPACITY: usize = 8 * MAX_BATCH_MESSAGES;
 
 const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
@@ -48,27 +49,28 @@ const WARN_INTERVAL: Nanos = Nanos::from_secs(60);
 #[derive(Debug)]
 pub(super) struct QueuedMessage {
     pub(super) message: PermitUpdate<'static>,
-    /// The deadline, on the steady clock.
+    /// The instant on the steady clock after which the message is dropped.
     pub(super) deadline: Nanos,
     pub(super) receiver: ResultReceiver,
     /// True if the message goes to all replicas because its owner is unknown.
     pub(super) is_broadcast: bool,
-    /// Dropped when the message is delivered or has expired; a drain waits for that.
+    /// A reference that is dropped when the message is delivered or has expired.
+    /// A draining process waits until no such reference exists.
     pub(super) pending: Arc<()>,
 }
 
-/// The receiver of a message's result.
+/// The receiver of the result of a forwarded message.
 #[derive(Debug)]
 pub(super) enum ResultReceiver {
     Discard,
-    /// The caller of the release: receives true if permits were released.
+    /// The client that sent the release or renewal; receives true if the request had permits.
     Caller(oneshot::Sender<bool>),
     Search(oneshot::Sender<IdState>),
 }
 
 impl ResultReceiver {
     fn send_result(self, found: IdState) {
-        // The receiver may have stopped waiting.
+        // A failed send means that the receiver no longer waits.
         match self {
             Self::Discard => {}
             Self::Caller(asker) => _ = asker.send(found == IdState::HadPermits).ok(),
@@ -77,19 +79,19 @@ impl ResultReceiver {
     }
 }
 
-/// This replica as a sender of batches.
+/// The state of this replica that all routes share to send batches.
 #[derive(Clone, Debug)]
 pub(super) struct BatchSender {
     pub(super) engine: Arc<Engine>,
     pub(super) trust: Arc<PeerTrust>,
-    /// The sequence number of the last batch to any replica.
+    /// The sequence number of the last batch that this process sent to any replica.
     ///
-    /// It is shared by all routes. A route that is removed and created
-    /// again must not reuse its numbers: the receiver remembers them.
+    /// All routes share it, so that a route that is removed and created again does not
+    /// reuse its numbers. The other replica rejects a number that it already received.
     pub(super) sequence: Arc<AtomicU64>,
 }
 
-/// The queue of messages to one replica.
+/// The queue of releases and renewals to one incarnation of another replica.
 #[derive(Debug)]
 pub(super) struct PeerRoute(mpsc::Sender<QueuedMessage>);
 
@@ -98,13 +100,14 @@ impl PeerRoute {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
         let client = PeersClient::new(connector::channel(peer.address, Arc::clone(&from.trust)));
         let carrier = RouteTask { sender: from.clone(), peer, client, queue, last_warned: None };
-        // The task ends after the sender is dropped. A failed task is detected by its closed queue.
+        // The task ends after the queue's sender is dropped. A panic of
+        // the task closes the queue, which `is_closed` detects.
         drop(tokio::spawn(carrier.run()));
         Self(sender)
     }
 
-    /// Queues `item`, or counts it as dropped if the queue is full. Any caller can
-    /// cause searches, so messages to all replicas may use only half of the queue.
+    /// Queues a message, or drops and counts it if the queue is full. Messages to all
+    /// replicas may use only half of the queue, because any caller can cause them.
     pub(super) fn send(&self, item: QueuedMessage) {
         let is_full = item.is_broadcast && self.0.capacity() < QUEUE_CAPACITY / 2;
         if is_full || self.0.try_send(item).is_err() {
@@ -117,7 +120,7 @@ impl PeerRoute {
     }
 }
 
-/// The task that sends messages to one replica.
+/// The task that sends the messages of one [`PeerRoute`] in batches.
 struct RouteTask {
     sender: BatchSender,
     peer: Peer,
@@ -167,7 +170,7 @@ impl RouteTask {
 
     async fn send(&mut self, waiting: &VecDeque<QueuedMessage>) -> Result<Receipt, Status> {
         let letters = waiting.iter().map(|item| message_codec::encode(&item.message)).collect();
-        // A retry gets a new number, because the receiver accepts each number once.
+        // A retry gets a new sequence number, because the other replica accepts each number once.
         let sequence = self.sender.sequence.fetch_add(1, Relaxed).saturating_add(1);
         let from = self.sender.engine.owner().unwrap_or_default().to_owned();
         let mut parcel = Parcel {

@@ -1,14 +1,15 @@
-//! Authenticates batches between replicas.
+//! Authenticates the batches of releases and renewals that replicas send to each other.
 //!
 //! Guarantees:
 //! - Signatures are compared in constant time.
-//! - A signature covers one batch, from one incarnation to one incarnation.
-//! - During a rotation, replicas accept the old and the new secret.
-//! - A sequence number is accepted once, and never after 64 later ones.
+//! - A signature is valid for one batch, from one incarnation to one incarnation.
+//! - During a rotation, replicas accept signatures with the old and with the new secret.
+//! - Each sequence number of a sender is accepted once, and never after 64 higher numbers.
 //! - The secret is never printed.
 //!
 //! Not covered:
-//! - Confidentiality: with a secret but no certificates, ids are readable on the wire.
+//! - Confidentiality: with a secret but without certificates, request ids are readable on
+//!   the network.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,12 +22,15 @@ use ring::hmac;
 use super::super::tls::{ServerTls, TlsFiles};
 use super::api::Parcel;
 
-/// The prefix of the signed bytes, which separates them from other uses of the secret.
+/// The prefix of the signed bytes. With it, a signature for another use of the
+/// secret is not valid here.
 const SIGNATURE_CONTEXT: &[u8] = b"sluicegate.peer.v1\0";
 
 const SIGNATURE_BYTES: usize = 32;
 
-/// The secret of the fleet, and the previous secret during a rotation.
+/// Signs batches with the fleet's secret, and verifies their signatures.
+///
+/// During a rotation it uses the previous secret too.
 pub struct BatchSigner(ArcSwap<SigningKeys>);
 
 struct SigningKeys {
@@ -39,14 +43,14 @@ fn signing_key(secret: &str) -> hmac::Key {
 }
 
 impl BatchSigner {
-    /// Creates a signer with `secret`.
+    /// Creates a signer with the setting `peer_secret`.
     #[must_use]
     pub fn new(secret: &str) -> Self {
         Self(ArcSwap::from_pointee(SigningKeys { current: signing_key(secret), previous: None }))
     }
 
-    /// Starts a rotation to `secret`; the previous secret also
-    /// stays valid. Returns `false` if `secret` is already in use.
+    /// Starts a rotation to `secret`. The previous secret stays valid until
+    /// [`Self::drop_previous`]. Returns `false` if `secret` is already in use.
     pub fn rotate(&self, secret: &str) -> bool {
         let (own, before) = (signing_key(secret), self.0.load().current.clone());
         let is_known =
@@ -58,7 +62,7 @@ impl BatchSigner {
         !is_known
     }
 
-    /// Ends the rotation: the previous secret becomes invalid.
+    /// Ends a rotation: signatures with the previous secret become invalid.
     pub fn drop_previous(&self) {
         self.0.store(Arc::new(SigningKeys {
             current: self.0.load().current.clone(),
@@ -66,14 +70,14 @@ impl BatchSigner {
         }));
     }
 
-    /// Signs `parcel`. During a rotation it appends one signature per secret.
+    /// Signs a batch. During a rotation the batch gets two signatures, one with each secret.
     pub fn sign(&self, parcel: &mut Parcel) {
         let (secrets, of) = (self.0.load(), signed_bytes(parcel));
         let seals = secrets.all().map(|key| hmac::sign(key, &of));
         parcel.seal = seals.flat_map(|seal| seal.as_ref().to_vec()).collect();
     }
 
-    /// Returns true if `parcel` has a valid signature of one of the secrets.
+    /// Returns true if the batch has a valid signature with one of the secrets.
     #[must_use]
     pub fn has_signed(&self, parcel: &Parcel) -> bool {
         let (secrets, of) = (self.0.load(), signed_bytes(parcel));
@@ -98,36 +102,39 @@ impl fmt::Debug for BatchSigner {
     }
 }
 
-/// Returns the signed bytes. All names have the same length, so their boundaries are unambiguous.
+/// Returns the bytes of a batch that are signed. All incarnation names have the
+/// same length, so two batches with different fields never have the same bytes.
 fn signed_bytes(parcel: &Parcel) -> Vec<u8> {
     let sequence = parcel.sequence.to_be_bytes();
     [SIGNATURE_CONTEXT, parcel.from.as_bytes(), parcel.to.as_bytes(), &sequence, &parcel.letters]
         .concat()
 }
 
-/// The authentication between replicas.
+/// The secret and the certificates with which replicas authenticate each other.
 #[derive(Debug, Default)]
 pub struct PeerTrust {
-    /// A shared secret that signs batches.
+    /// The signer with the secret that all replicas share, if one is configured.
     pub signer: Option<BatchSigner>,
-    /// Certificates with the fleet's name, signed by the fleet's CA.
+    /// The certificates of this replica, if configured. Each contains the fleet's name and is
+    /// issued by the fleet's CA.
     pub certificates: Option<PeerCertificates>,
 }
 
-/// The certificates of the fleet.
+/// The TLS certificate of this replica and the CA of the fleet, for both directions.
 #[derive(Debug)]
 pub struct PeerCertificates {
     tls: Arc<ServerTls>,
-    /// The files for outgoing connections.
+    /// The TLS files, read again for each outgoing connection.
     pub(super) files: TlsFiles,
     pub(super) name: String,
 }
 
 impl PeerTrust {
-    /// Adds certificates. `files` must contain the CA and the name in the certificates.
+    /// Adds certificates. `files` must have a CA (`client_ca`) and the name that
+    /// all replicas' certificates contain (`client_name`).
     ///
     /// # Errors
-    /// The files cannot be read or do not match.
+    /// A file cannot be read, or the key or CA does not match the certificate.
     pub fn with_certificates(self, files: TlsFiles) -> Result<Self, super::super::tls::PemError> {
         let tls = Arc::new(ServerTls::for_peers(files.clone())?);
         files.client_config()?;
@@ -139,23 +146,23 @@ impl PeerTrust {
         self.certificates.as_ref().map(|certificates| Arc::clone(&certificates.tls))
     }
 
-    /// Returns true if a replica at `address` can be authenticated, or is on this machine.
+    /// Returns true if a secret or certificates are configured, or if `address` is loopback.
     pub(super) fn can_authenticate(&self, address: IpAddr) -> bool {
         self.signer.is_some() || self.certificates.is_some() || address.is_loopback()
     }
 
-    /// Returns true if `parcel` has a valid signature, or no secret is configured.
+    /// Returns true if the batch has a valid signature, or if no secret is configured.
     pub(super) fn is_authentic(&self, parcel: &Parcel) -> bool {
         self.signer.as_ref().is_none_or(|seal| seal.has_signed(parcel))
     }
 }
 
-/// The received sequence numbers of each sending incarnation.
+/// The sequence numbers received from each sending incarnation, to reject a replayed batch.
 #[derive(Debug, Default)]
 pub(super) struct ReplayWindows(HashMap<Box<str>, ReplayWindow>);
 
-/// The largest number of remembered senders. At the
-/// maximum, senders that are no longer live are forgotten.
+/// The largest number of senders in [`ReplayWindows`]. At this number, the
+/// senders that are no longer live replicas are removed.
 const MAX_SENDERS: usize = 1_024;
 
 impl ReplayWindows {
@@ -175,7 +182,8 @@ impl ReplayWindows {
     }
 }
 
-/// The last 64 sequence numbers: bit `n` stands for `highest - n` (RFC 4303, section 3.4.3).
+/// A record of the last 64 sequence numbers of one sender: bit `n` of `received` is set
+/// if the number `highest - n` was received (RFC 4303, section 3.4.3).
 #[derive(Clone, Copy, Debug, Default)]
 struct ReplayWindow {
     highest: u64,
@@ -191,7 +199,7 @@ impl ReplayWindow {
             return true;
         }
         let before = u32::try_from(self.highest.saturating_sub(sequence)).ok();
-        // Sequence numbers start at 1.
+        // Senders count from 1, so 0 is invalid.
         let Some(bit) = before.and_then(|n| 1_u64.checked_shl(n)).filter(|_| sequence != 0) else {
             return false;
         };
@@ -212,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seal_covers_every_field_and_the_secret() {
+    fn a_signature_is_invalid_for_another_secret_or_changed_batch() {
         let seal = BatchSigner::new("a secret of the fleet");
         let mut good = parcel();
         seal.sign(&mut good);
@@ -236,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_rotation_accepts_seals_of_both_secrets_until_it_settles() {
+    fn secret_rotation_accepts_both_secrets_until_the_previous_is_dropped() {
         let [old, new, both] =
             ["the secret before", "the secret after", "the secret before"].map(BatchSigner::new);
         assert!(both.rotate("the secret after") && !both.rotate("the secret after"));
@@ -265,7 +273,7 @@ mod tests {
 
     /// Source: RFC 4231, test case 2.
     #[test]
-    fn signature_is_hmac_sha256() {
+    fn the_batch_signature_is_hmac_sha256() {
         let key = hmac::Key::new(hmac::HMAC_SHA256, b"Jefe");
         let tag = hmac::sign(&key, b"what do ya want for nothing?");
         let hex = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>();
@@ -276,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_peers_are_reachable_without_a_secret() {
+    fn only_loopback_replicas_are_allowed_without_a_secret() {
         let strangers =
             ["10.0.0.1", "192.0.2.1", "::", "fd00::1"].map(|text| text.parse().unwrap());
         let own = ["127.0.0.1", "127.9.9.9", "::1"].map(|text| text.parse().unwrap());
@@ -288,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn sequence_numbers_are_accepted_once_within_a_window_of_64() {
+    fn a_batch_sequence_number_among_the_last_64_is_accepted_once() {
         let mut windows = ReplayWindows::default();
         let mut first = |life: &str, sequence| windows.is_new(life, sequence, |_| true);
         assert!(!first("a", 0), "zero is never sent");
@@ -306,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ended_incarnations_are_evicted() {
+    fn a_full_replay_table_evicts_only_ended_incarnations() {
         let mut windows = ReplayWindows::default();
         for life in 0..MAX_SENDERS {
             assert!(windows.is_new(&life.to_string(), 1, |_| true));

@@ -1,15 +1,15 @@
-//! One stream of a program's requests; its end releases the permits that were acquired on it.
+//! Serves one `Hold` stream, on which a program acquires, renews and releases permits.
 //!
 //! Guarantees:
-//! - A waiting acquire does not block later requests.
-//! - Every request gets one reply.
-//! - A release cancels a waiting acquire.
+//! - An acquire that waits in a queue does not block later requests on the stream.
+//! - Every acquire, renewal and release gets one reply.
+//! - A release cancels an acquire of the same id that waits in a queue.
 //! - The stream's end releases all permits, unless this process is draining.
 //! - During a drain, permits of shared limits stay counted until `max_duration`.
-//! - Each acquire is a trace span, a child of the stream's span.
+//! - Each acquire is a trace span, a child of the span in the stream's metadata.
 //!
 //! Not covered:
-//! - The order of replies.
+//! - The order of the replies.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub(super) async fn run(
                 Ok(Some(HoldRequest { ask })) => stream.apply_request(ask),
                 Ok(None) => return,
                 Err(status) => {
-                    // The error is dropped if the client does not read earlier replies.
+                    // The error is dropped if the client has not read the previous replies.
                     let _told = replies.try_send(Err(count_unreadable(&status, Protocol::Permits)));
                     return;
                 }
@@ -95,7 +95,8 @@ pub(super) async fn run(
 }
 
 impl PermitStream<'_> {
-    /// Applies the releases that have arrived, then leaves the other permits to their deadlines.
+    /// Ends the stream in a drain: applies the releases that have already
+    /// arrived, and lets the other permits count until their deadlines.
     fn leave_permits_to_deadline(mut self, messages: &mut Streaming<HoldRequest>) {
         for _ in 0..MAX_IDS {
             match messages.message().now_or_never() {
@@ -113,7 +114,8 @@ impl PermitStream<'_> {
         }
     }
 
-    /// Applies a request and returns its reply; the reply to an acquire comes later.
+    /// Applies one message of the client and returns the reply. Returns `None` for an
+    /// acquire, which gets its reply when it is decided.
     fn apply_request(&mut self, ask: Option<Ask>) -> Option<HoldResponse> {
         let (id, said) = match ask {
             None => {
@@ -144,7 +146,8 @@ impl PermitStream<'_> {
 
     fn start_acquire(&mut self, asked: AcquireRequest) -> Result<(), Status> {
         validate_id(&asked.id).map_err(Status::invalid_argument)?;
-        // Permits of this id that partly expired are released.
+        // If a permit of this id has expired, the id is free again, and its other permits are
+        // released here.
         let is_over = |place: &PermitState| matches!(place, PermitState::InFlight(permits) if !permits.is_valid());
         if self.states.get(&asked.id).is_some_and(is_over) {
             self.states.remove(&asked.id);
@@ -168,7 +171,7 @@ impl PermitStream<'_> {
 
     fn finish_acquire(&mut self, (id, acquired): FinishedAcquire) -> HoldResponse {
         let Ok(admitted) = acquired else {
-            // Its id is already removed, and may be in use again.
+            // The release already removed this id from `states`, and a new acquire may use it.
             return to_hold_response(id, Err(Status::cancelled("released while it waited")));
         };
         self.states.remove(&id);
@@ -203,8 +206,8 @@ impl PermitStream<'_> {
     }
 }
 
-/// Checks the size before the acquire is queued: many
-/// small parts take many times their encoded bytes.
+/// Returns an error if an acquire has too many descriptors or entries. Tested before the
+/// acquire waits in a queue, because many small entries take much memory.
 fn check_request_size(asked: &AcquireRequest) -> Result<(), Status> {
     let entries = asked.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
     convert::check_counts(asked.descriptors.len(), entries).map_err(|why| {

@@ -1,13 +1,13 @@
-//! Serves `/counter`, `/grant` and `/reset`: reads counters and returns hits to them.
+//! Serves `/counter`, `/grant` and `/reset`: reads, refunds and empties counters.
 //!
 //! Guarantees:
 //! - Reading a counter charges no hits.
-//! - Every change is logged with the counter's name.
+//! - Every change is logged with the domain and the descriptors.
 //! - A change is reported and logged only if the store confirmed it.
-//! - A descriptor without a limit gets an error that explains this.
+//! - A descriptor without a limit is an error.
 //!
 //! Not covered:
-//! - Lease balances and deny caches of replicas: they expire on their own.
+//! - Lease balances and deny caches in replicas: they stay until they expire.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ impl CounterAction {
     }
 }
 
-/// The reasons for which an action fails.
+/// The reasons why reading or changing a counter fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CounterError {
     #[error("one descriptor is needed, and {0} are named")]
@@ -44,7 +44,7 @@ pub(super) enum CounterError {
     NoCounter(&'static str),
     #[error(transparent)]
     Rejected(#[from] CheckError),
-    /// The fallback decided, so the store's counter did not change.
+    /// A fallback decided, because the store did not reply; the change is not confirmed.
     #[error(
         "the store of counters does not answer ({}), and no change is known of; ask again once it \
          does",
@@ -54,7 +54,7 @@ pub(super) enum CounterError {
 }
 
 impl CounterError {
-    /// Returns the HTTP status: 503 for store failures, 400 for errors in the query.
+    /// Returns the HTTP status: 503 for a store failure, 400 for an error in the query.
     pub(super) const fn status(&self) -> StatusCode {
         match self {
             Self::StoreUnavailable(_) | Self::Rejected(CheckError::StoreUnavailable(_)) => {
@@ -67,7 +67,7 @@ impl CounterError {
     }
 }
 
-/// Reads one counter or returns hits to it. Returns its new state as JSON.
+/// Reads or refunds the counter of one descriptor. Returns the counter's state as JSON.
 ///
 /// # Errors
 /// [`CounterError`], with a message for the operator.
@@ -90,7 +90,7 @@ pub(super) async fn run_action(
     Ok(shown)
 }
 
-/// Empties the counters of these descriptors. Returns the number of counters.
+/// Empties the counters of the query's descriptors. Returns the number of emptied counters.
 ///
 /// # Errors
 /// [`CounterError`], with a message for the operator.
@@ -102,12 +102,13 @@ pub(super) async fn reset_counters(
     let descriptors = query.descriptors.iter().map(|entries| descriptor(entries, all_hits));
     let question = Check { domain: &query.domain, descriptors: descriptors.collect() };
     let answer = engine.decide(&question).await?;
-    // Log also a partial success: some counters are empty.
+    // A partial success is logged too, because some counters are empty.
     if answer.statuses.iter().any(|status| status.decision.reason == Reason::Refunded) {
         log_change("reset", query);
     }
     ensure_decided_by_store(engine, &answer)?;
-    // The number shows that a descriptor among others has no limit.
+    // Only descriptors with a limit have a counter. The reply's
+    // number shows the operator that a descriptor had none.
     match answer.statuses.iter().filter(|status| status.decision.limit.is_some()).count() {
         0 => counter_json(&answer).map(|_| 0),
         some => Ok(some),
@@ -119,10 +120,10 @@ fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
     Descriptor { entries, cost, limit: None }
 }
 
-/// Returns an error if a fallback decided any part of `answer`.
+/// Returns an error if a fallback decided a descriptor of `answer`.
 fn ensure_decided_by_store(engine: &Engine, answer: &Decision) -> Result<(), CounterError> {
     if answer.statuses.iter().any(|status| status.decision.reason.is_fallback()) {
-        // Without a lasting failure, a single reply timed out.
+        // If the engine reports no store failure, only this one store call timed out.
         return Err(CounterError::StoreUnavailable(
             engine.store_failure().unwrap_or(StoreFailure::TimedOut),
         ));
@@ -134,7 +135,7 @@ fn log_change(act: &str, query: &ExplainQuery) {
     let named = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
     let descriptors = query.descriptors.iter().map(named).collect::<Vec<_>>().join(" ");
     let (domain, hits) = (&*query.domain, query.hits);
-    // A warning, so that common log levels include it.
+    // Logged as a warning, because common log levels include warnings.
     tracing::warn!(action = act, domain, descriptors, hits, "admin changed a counter");
 }
 

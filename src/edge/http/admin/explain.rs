@@ -1,4 +1,4 @@
-//! Serves `/explain`: the explanation of [`crate::config::explain`] for a query.
+//! Serves `/explain`: shows the rules and limits that would decide a check.
 //!
 //! Guarantees:
 //! - No counter is read or changed.
@@ -6,7 +6,8 @@
 //! - A forced decision is shown with its verdict and its end.
 //!
 //! Not covered:
-//! - The counters, and therefore the current decision.
+//! - The stored counters: the shown rate limit decision assumes empty counters.
+//! - Matching rules (see [`crate::config::explain`]).
 
 use super::permits::to_ratio;
 use crate::config::descriptor_text::{borrow_entries, parse_entries};
@@ -19,22 +20,23 @@ use crate::engine::forced_decisions::verdict_name;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::{Hits, Nanos};
 
-/// The query of `/explain`.
+/// The check that a query string describes, for `/explain` and the other admin paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExplainQuery {
     /// The domain.
     pub domain: String,
-    /// The descriptors. Each is a list of keys and values.
+    /// The descriptors. Each is a list of entries: key and value.
     pub descriptors: Vec<Vec<(String, String)>>,
-    /// The hits of the check.
+    /// The hits of each descriptor; 1 unless the query has `hits`.
     pub hits: u64,
 }
 
 impl ExplainQuery {
-    /// Parses the pairs of the query.
+    /// Parses the names and values of a query string.
     ///
     /// # Errors
-    /// A message for the operator.
+    /// A message for the operator: an unknown name, an invalid
+    /// value, or no domain or descriptor.
     pub fn from_query(query: Vec<(String, String)>) -> Result<Self, String> {
         let mut asked = Self { hits: 1, ..Self::default() };
         for (name, value) in query {
@@ -46,7 +48,7 @@ impl ExplainQuery {
             }
         }
         if asked.domain.is_empty() || asked.descriptors.is_empty() {
-            // Other paths use the same query.
+            // The message names no path, because several paths use this query.
             return Err("a domain and at least one descriptor are needed after the path: \
                         ?domain=d&descriptor=k=v,k2=v2"
                 .to_owned());
@@ -59,7 +61,7 @@ fn parse_hits(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("hits `{text}` is not a whole number"))
 }
 
-/// Explains the check `query` under `config` at `now`.
+/// Explains how `config` would decide the check `query` at `now` with empty counters.
 #[must_use]
 pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation {
     let descriptors: Vec<Vec<(&str, &str)>> =
@@ -67,7 +69,8 @@ pub fn explain(config: &Config, query: &ExplainQuery, now: Nanos) -> Explanation
     config::explain::explain(config, &query.domain, &descriptors, Hits(query.hits), now)
 }
 
-/// Adds the live state: the requests in flight of each concurrency limit, and forced decisions.
+/// Adds the current state to an explanation: the requests in flight
+/// of each concurrency limit, and the forced decisions.
 pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, engine: &Engine) {
     let frozen = engine.forced_decisions();
     for (one, entries) in explained.descriptors.iter_mut().zip(&query.descriptors) {
@@ -82,14 +85,15 @@ pub(super) fn add_live_state(explained: &mut Explanation, query: &ExplainQuery, 
     }
 }
 
-/// Returns `true` if `held` applies to the rule of `one`. An unlimited rule cannot be forced.
+/// Returns `true` if the forced decision applies to the descriptor's rule. A rule
+/// without a limit cannot have a forced decision.
 fn is_forced(held: &ForcedRule, domain: &str, one: &DescriptorExplanation) -> bool {
     let met = one.rule.as_ref().filter(|met| met.counter.is_some());
     *held.domain == *domain && met.is_some_and(|met| *held.path == *met.path)
 }
 
-/// Shows the forced verdict and its end. Hits are not
-/// counted meanwhile, so the remaining hits are unknown.
+/// Adds a forced decision to a descriptor's explanation: its verdict and its end.
+/// Meanwhile no hits are counted, so the remaining hits are omitted.
 fn show_forced_decision(one: &mut DescriptorExplanation, frozen: ForcedDecision) {
     let verdict = match frozen.verdict {
         Verdict::Allow => "admitted",
@@ -104,7 +108,7 @@ fn show_forced_decision(one: &mut DescriptorExplanation, frozen: ForcedDecision)
     one.outcome = format!("{}; an operator holds it at {held} until {until}", one.outcome);
 }
 
-/// Formats `at` per RFC 3339 in UTC, rounded up to a whole second.
+/// Formats a time as RFC 3339 in UTC, rounded up to a whole second.
 fn format_time(at: Nanos) -> String {
     let seconds = i64::try_from(at.as_secs_ceil()).ok();
     let at = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());

@@ -1,10 +1,10 @@
 //! Serves `/freeze`, `/thaw` and `/frozen`: forced decisions of an operator.
 //!
 //! Guarantees:
-//! - Every change is logged with the limit's name.
+//! - Every change is logged with the domain and the limit.
 //! - A reply reports the number of replicas that apply the change within two seconds.
-//! - If the store is unavailable, the reply contains the reason.
-//! - An invalid query gets a message that explains the error.
+//! - If the store is unavailable, the reply contains the store failure.
+//! - An invalid query gets status 400 with the cause.
 //!
 //! Not covered:
 //! - Sending the change to other replicas (see [`crate::engine::forced_decisions`]).
@@ -23,7 +23,7 @@ use crate::engine::{Engine, Membership};
 use crate::kernel::decision::{StoreFailure, Verdict};
 use crate::kernel::units::Nanos;
 
-/// The age after which the last membership list does not count any more.
+/// The age from which a membership list no longer proves that its replicas are reachable.
 const MAX_MEMBERSHIP_AGE: Nanos = Nanos::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ fn parse_params(query: &[(String, String)]) -> Result<FreezeParams, String> {
     let long = text("for")?;
     let long = match duration::parse(long) {
         Ok(long) => long,
-        // The engine rejects it, like every duration above a day.
+        // Longer than the parser supports. The engine rejects every duration above a day.
         Err(DurationError::TooLong) => Nanos(u64::MAX),
         Err(DurationError::NotADuration) => {
             return Err(format!("for `{long}` is no duration, as 10m is"));
@@ -119,7 +119,8 @@ fn parse_single_descriptor(query: QueryPairs) -> Result<SingleDescriptor, String
     }
 }
 
-/// Adds the number of replicas, including this one, that apply the change within two seconds.
+/// Adds to a reply the number of replicas, including this one, that
+/// apply the change within two seconds.
 fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
     let seen = admin.engine.membership().and_then(Membership::snapshot);
     let away = unreachable_reason(&admin.engine);
@@ -134,8 +135,8 @@ fn add_replica_count(admin: &Admin, mut body: Value) -> Value {
     body
 }
 
-/// Returns the reason if a change cannot reach other replicas now.
-/// An old membership list does not prove that they are reachable.
+/// Returns the store failure that keeps a change from other replicas, if any. An old
+/// membership list counts as a timeout, because heartbeats renew it if the store is available.
 fn unreachable_reason(engine: &Engine) -> Option<StoreFailure> {
     let membership = engine.membership()?;
     let seen = membership.snapshot();

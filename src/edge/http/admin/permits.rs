@@ -1,10 +1,10 @@
 //! Serves `/permits`: the oldest permits in flight and the busiest buckets.
 //!
 //! Guarantees:
-//! - Each list has at most [`MAX_ROWS`] rows; the totals include the rest.
+//! - The two lists have at most [`MAX_ROWS`] rows; the totals count all permits and buckets.
 //!
 //! Not covered:
-//! - The ids of permits: with an id, anybody could release its permit.
+//! - Request ids: anybody who knows an id could release its permits.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,8 @@ use crate::kernel::units::Nanos;
 
 const MAX_ROWS: usize = 1_000;
 
-/// Returns the oldest permits, and the buckets with the most requests in flight.
+/// Returns the page `/permits`: the oldest permits, and the buckets with the
+/// most requests in flight.
 #[must_use]
 pub fn permits(limits: &ConcurrencyLimits) -> Value {
     let total = limits.totals();
@@ -51,8 +52,8 @@ fn bucket_json((name, look): &(BucketName, BucketMetrics)) -> Value {
     })
 }
 
-/// Converts millionths to a ratio. Saturates at `u32::MAX`
-/// millionths, which real latencies cannot reach.
+/// Converts a latency gradient from millionths to a ratio: 1 500 000 is 1.5.
+/// Saturates at `u32::MAX` millionths, which real latencies cannot reach.
 pub(super) fn to_ratio(millionths: u64) -> f64 {
     f64::from(u32::try_from(millionths).unwrap_or(u32::MAX)) / 1e6
 }

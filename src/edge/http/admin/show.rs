@@ -1,8 +1,8 @@
-//! Renders the state of the process as JSON, and rules as envoyproxy/ratelimit's lines.
+//! Renders the admin pages `/config` and `/fleet` as JSON, and `/rlconfig` as text.
 //!
 //! Guarantees:
-//! - `/config` shows the diagnostics of the last failed load, like the command `check`.
-//! - `/config` counts the diagnostics that it leaves out.
+//! - `/config` shows the findings of the last failed load, as the command `check` prints them.
+//! - `/config` shows how many findings it omits.
 //! - `/rlconfig` has one line for each rule, in the format of envoyproxy/ratelimit.
 //!
 //! Not covered:
@@ -22,7 +22,7 @@ use crate::engine::fleet::membership::{LiveReplica, Membership, parse_record};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
-/// The results of the configuration loads.
+/// The results of all configuration loads since the start of the process.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigLoads {
     /// The number of successful loads.
@@ -33,26 +33,27 @@ pub struct ConfigLoads {
     pub loaded_at: Option<Nanos>,
     /// The names of the loaded files.
     pub files: Vec<Arc<str>>,
-    /// The warnings of the loaded files, as diagnostics.
+    /// The warnings about the loaded files, each as JSON.
     pub warnings: Vec<Value>,
-    /// The number of further warnings.
+    /// The number of warnings that `warnings` omits.
     pub omitted_warnings: usize,
-    /// The last load, if it failed.
+    /// The error of the last load, if it failed.
     pub last_error: Option<LoadError>,
 }
 
-/// A failed load.
+/// A failed load of the configuration.
 #[derive(Clone, Debug)]
 pub struct LoadError {
     /// The time of the load, since the Unix epoch.
     pub at: Nanos,
-    /// The diagnostics, or one sentence if the files could not be read.
+    /// The findings of the validation as JSON, or one sentence if the files could not be read.
     pub diagnostics: Vec<Value>,
-    /// The number of further diagnostics.
+    /// The number of findings that `diagnostics` omits, by severity.
     pub omitted: SeverityCounts,
 }
 
-/// Returns the page `/config`: the loaded configuration, and the error of the last load.
+/// Returns the page `/config`: the domains and files of the loaded
+/// configuration, and the error of the last load.
 #[must_use]
 pub fn config(loads: &ConfigLoads, config: Option<&Config>) -> Value {
     let last_error = loads.last_error.as_ref();
@@ -80,7 +81,8 @@ fn domains(config: &Config) -> Map<String, Value> {
         .collect()
 }
 
-/// Returns the page `/fleet`: the replicas in the last membership list. Null for the memory store.
+/// Returns the page `/fleet`: the replicas in the last membership list, and `shares`.
+/// Null with the memory store, which has no fleet.
 #[must_use]
 pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Value {
     let Some(membership) = membership else { return Value::Null };
@@ -103,7 +105,8 @@ pub fn fleet(membership: Option<&Membership>, shares: &Value, now: Nanos) -> Val
     })
 }
 
-/// Returns this replica's shares of fleet-wide concurrency limits. At most [`MAX_LIMITS`].
+/// Returns this replica's state of the fleet-wide concurrency limits: at
+/// most [`MAX_LIMITS`] with shares and [`MAX_LIMITS`] in strict mode.
 #[must_use]
 pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value {
     let Some(fleet) = fleet else { return Value::Null };
@@ -136,7 +139,7 @@ pub(super) fn shares_json(fleet: Option<&FleetReporter>, clock: &Clock) -> Value
         "ceilings": ceilings, "strict": strict})
 }
 
-/// Renders a limit in strict mode, which the store counts.
+/// Renders a concurrency limit in strict mode, whose permits the store counts.
 fn strict_limit_json((name, seen): (BucketName, StrictSnapshot)) -> Value {
     json!({
         "ceiling": CounterKey::describe(&name),
@@ -156,7 +159,8 @@ fn format_time(at: Nanos) -> Option<String> {
     Some(at.to_string())
 }
 
-/// Returns the page `/rlconfig`: one line for each rule, sorted, so that two dumps can be compared.
+/// Returns the page `/rlconfig`: one line for each rule. The lines are
+/// sorted, so that operators can compare two pages.
 #[must_use]
 pub fn rlconfig(config: &Config) -> String {
     let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
@@ -165,7 +169,8 @@ pub fn rlconfig(config: &Config) -> String {
     lines.concat()
 }
 
-/// A rule as a line of envoyproxy/ratelimit. A period without a unit is shown as a duration.
+/// A rule as one line of `/rlconfig`, in the format of envoyproxy/ratelimit.
+/// A period that is no unit of Envoy is shown as a duration.
 struct RlconfigLine<'r>(&'r Rule);
 
 impl fmt::Display for RlconfigLine<'_> {
@@ -182,7 +187,7 @@ impl fmt::Display for RlconfigLine<'_> {
     }
 }
 
-/// Returns the unit's name in capitals, as in the protocol.
+/// Returns the name of the unit in Envoy's protobuf enum.
 pub(super) const fn unit_name(unit: Unit) -> &'static str {
     match unit {
         Unit::Second => "SECOND",

@@ -1,15 +1,15 @@
-//! Parses proto3 JSON into Envoy's request, as strictly as envoyproxy/ratelimit.
+//! Parses proto3 JSON into a `RateLimitRequest`, as strictly as envoyproxy/ratelimit.
 //!
 //! Guarantees:
-//! - Field names may have either spelling, each at most once.
+//! - A field name may be `hitsAddend` or `hits_addend`; each field appears at most once.
 //! - Null means an absent field, but is an error in a list.
-//! - Integers are exact: numbers or strings, such as `1.0` or `2e0`.
-//! - Units are numbers or names from the request's enumeration.
+//! - An integer is a number or a string, also `1.0` or `2e0`, and is parsed without rounding.
+//! - A unit is a number or a name of the enum `RateLimitUnit`.
 //! - Unknown fields and trailing data are errors.
-//! - Objects are counted first, because 4 MB of `{},{},{}` would use 100 MB of memory.
+//! - Objects are counted before parsing, because 4 MB of `{},{},{}` would use 100 MB of memory.
 //!
 //! Not covered:
-//! - The meaning of the request (see [`crate::edge::grpc::convert`]).
+//! - Validation of the values in the request (see [`crate::edge::grpc::convert`]).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -27,27 +27,27 @@ use serde_json::value::RawValue;
 
 use crate::edge::grpc::convert::{MAX_DESCRIPTORS, MAX_ENTRIES};
 
-/// The maximum number of objects in a body: the request,
-/// its descriptors with one limit each, and their entries.
+/// The largest number of JSON objects in a valid body: the request, its descriptors,
+/// one override per descriptor, and the entries of all descriptors.
 const MOST_OBJECTS: usize = 1 + 2 * MAX_DESCRIPTORS + MAX_ENTRIES;
 
-/// The reasons to reject a body.
+/// The reasons why a body is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonRequestError {
-    /// The body is not a JSON object with the request's fields.
+    /// The body is not a valid `RateLimitRequest` in JSON.
     #[error(transparent)]
     Malformed(#[from] serde_json::Error),
-    /// The body has more objects than the largest valid check.
+    /// The body has more JSON objects than the largest valid check; contains their number.
     #[error(
         "{0} objects in one question; at most {MOST_OBJECTS} can be meant: ask the rest in another"
     )]
     TooManyObjects(usize),
 }
 
-/// Parses `body`.
+/// Parses a `RateLimitRequest` from a JSON body.
 ///
 /// # Errors
-/// [`JsonRequestError`] if the body is not a request or is too large.
+/// [`JsonRequestError`] if the body is invalid or has too many objects.
 pub fn parse_request(body: &[u8]) -> Result<RateLimitRequest, JsonRequestError> {
     let objects = count_objects(body);
     if MOST_OBJECTS < objects {
@@ -56,7 +56,7 @@ pub fn parse_request(body: &[u8]) -> Result<RateLimitRequest, JsonRequestError> 
     Ok(serde_json::from_slice::<ParsedMessage<RateLimitRequest>>(body)?.0)
 }
 
-/// Counts the objects in `body`. Ignores braces inside of strings.
+/// Counts the JSON objects in `body`. Ignores braces in strings.
 fn count_objects(body: &[u8]) -> usize {
     let mut bytes = body.iter();
     let (mut objects, mut in_text) = (0, false);
@@ -76,7 +76,7 @@ struct ParsedMessage<M>(M);
 trait JsonFields: Default {
     type Slots: Default;
 
-    /// Parses the value of the field `name` into its slot.
+    /// Parses the next value of `map` into the slot of the field `name`.
     fn parse_field<'de, A: MapAccess<'de>>(
         slots: &mut Self::Slots,
         name: &str,
@@ -86,7 +86,7 @@ trait JsonFields: Default {
     fn from_slots(slots: Self::Slots) -> Self;
 }
 
-/// The value of a field. `None` before the field appears, `Some(None)` for null.
+/// The parsed value of a field: `None` if the field has not appeared yet, `Some(None)` for null.
 type FieldSlot<T> = Option<Option<T>>;
 
 fn fill_slot<'de, T: DeserializeOwned, A: MapAccess<'de>>(
@@ -232,7 +232,7 @@ impl JsonFields for RateLimitOverride {
     }
 }
 
-/// An unsigned integer in proto3 JSON: a number or a string with a number.
+/// An unsigned integer in proto3 JSON, which may be a number or a string with a number.
 #[derive(Default)]
 struct JsonU64(u64);
 
@@ -267,7 +267,7 @@ fn parse_quoted_integer(text: &str) -> Option<i128> {
     (number.get().len() == text.len()).then(|| parse_integer(text)).flatten()
 }
 
-/// Parses a JSON number that is an integer. Exact, while a float would round large values.
+/// Parses a JSON number with an integral value. Avoids floats, which would round large values.
 fn parse_integer(written: &str) -> Option<i128> {
     let (digits, exponent) = written.split_once(['e', 'E']).unwrap_or((written, "0"));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
@@ -282,7 +282,7 @@ fn parse_integer(written: &str) -> Option<i128> {
     shown.parse::<i128>().ok()?.checked_mul(10_i128.checked_pow(power)?)
 }
 
-/// A unit by number or name. The request's enumeration has no week.
+/// The unit of an override, by number or name. The enum `RateLimitUnit` has no week.
 #[derive(Default)]
 struct JsonUnit(i32);
 

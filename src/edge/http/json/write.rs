@@ -1,13 +1,13 @@
-//! Writes Envoy's response as proto3 JSON.
+//! Converts a `RateLimitResponse` to proto3 JSON.
 //!
 //! Guarantees:
 //! - Fields with default values are omitted.
 //! - Durations are strings, such as `"59s"`.
-//! - A value that JSON cannot express is an error, never an approximation.
+//! - Infinity and NaN, which JSON cannot express, are an error.
 //!
 //! Not covered:
-//! - Headers for the upstream request, because `/json` has no upstream.
-//! - Fields that Sluicegate never sets: raw body and quota.
+//! - `request_headers_to_add`, because a caller of `/json` has no upstream request.
+//! - Fields that decisions never set: `raw_body` and `quota`.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
@@ -18,7 +18,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use serde_json::{Map, Number, Value as Json};
 
-/// A response with an infinite number or NaN.
+/// The error for a response that contains infinity or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the answer holds a number that JSON cannot express")]
 pub struct NotExpressibleInJson;
@@ -26,7 +26,7 @@ pub struct NotExpressibleInJson;
 /// Returns `response` as JSON text.
 ///
 /// # Errors
-/// [`NotExpressibleInJson`] if a rule's metadata contains infinity or NaN.
+/// [`NotExpressibleInJson`] if the metadata of a rule contains infinity or NaN.
 pub fn to_json_text(response: &RateLimitResponse) -> Result<String, NotExpressibleInJson> {
     let mut object = SparseObject::default();
     object.insert_text("overallCode", code_name(response.overall_code()));
@@ -76,7 +76,7 @@ fn code_name(code: Code) -> &'static str {
     name_if_set(code != Code::Unknown, code.as_str_name())
 }
 
-/// Returns an enumeration's name, or an empty string for the default value.
+/// Returns `name`, or an empty string if the enum has its default value.
 fn name_if_set(is_set: bool, name: &'static str) -> &'static str {
     if is_set { name } else { "" }
 }
@@ -99,13 +99,14 @@ fn value_json(value: &Value) -> Result<Json, NotExpressibleInJson> {
     })
 }
 
-/// Writes a whole number without a decimal point, so that readers can parse an integer.
+/// Converts a double. An integral value gets no decimal point, so that clients can
+/// parse it as an integer.
 fn to_json_number(value: f64) -> Result<Number, NotExpressibleInJson> {
     let whole = (value.fract() == 0.0).then(|| value.to_string().parse::<i64>().ok()).flatten();
     whole.map(Number::from).or_else(|| Number::from_f64(value)).ok_or(NotExpressibleInJson)
 }
 
-/// A JSON object without fields that have default values.
+/// A JSON object that omits fields with default values.
 #[derive(Default)]
 struct SparseObject(Map<String, Json>);
 

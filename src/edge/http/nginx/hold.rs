@@ -1,16 +1,19 @@
-//! Serves `/hold`: a permit for NGINX's Lua that lasts as long as its connection.
+//! Serves `/hold`: a permit that lasts as long as the HTTP connection on which it was acquired.
+//!
+//! Lua code in NGINX (OpenResty) opens the connection and closes it at the end of its request.
 //!
 //! Guarantees:
-//! - Requests and decisions are those of [`super`]; an id is ignored.
+//! - Request headers and statuses are those of `/check` ([`super`]); a request id is ignored.
 //! - A reply with a permit stays open until the caller closes the connection.
-//! - Every close releases the permit, also when NGINX crashes.
-//! - `max_duration` ends the permit and the connection, for example of a suspended NGINX.
+//! - The end of the connection releases the permit, also if NGINX crashes.
+//! - After `max_duration` the permit and the connection end, even if NGINX is suspended.
 //! - After a drain, permits count until `max_duration`, because their requests continue.
-//! - Permit connections leave a quarter of the connections for other requests.
+//! - Requests in queues and on `/hold` use at most three quarters of the connections.
 //!
 //! Not covered:
-//! - The outcome: each request counts as a success, with the latency until the close.
-//! - A close behind unread data that fills the socket's receive buffer.
+//! - The request outcome: each request counts as a success, with the connection's
+//!   duration as latency.
+//! - The disconnect of a client whose unread data fills the socket's receive buffer.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -35,11 +38,11 @@ use crate::kernel::concurrency;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Protocol, RequestCompleted};
 
-/// The maximum number of requests in queues or on `/hold`.
-/// Health checks and other requests use the other connections.
+/// The maximum number of requests in queues or on `/hold`: three quarters of
+/// the connections. The others remain for health checks and short requests.
 pub(in crate::edge::http) const MAX_LONG_REQUESTS: usize = MAX_CONNECTIONS / 4 * 3;
 
-/// The slots for requests that occupy a connection for long: queued ones and those with a permit.
+/// The slots for requests that occupy a connection for long: those in queues and on `/hold`.
 #[derive(Clone, Debug)]
 pub(in crate::edge::http) struct LongRequestSlots {
     semaphore: Arc<Semaphore>,
@@ -97,7 +100,7 @@ async fn permit_response(
     let admitted = decide(ask, headers, original).await;
     let (outcome, mut response) =
         (hook::admission_outcome(&admitted), hook_response(ask, admitted.as_ref()));
-    // The connection is the permit, or has no further use.
+    // The end of the connection releases the permit, so it serves no second request.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     if let Ok(AdmissionOutcome::Decided(_, permits)) = admitted
         && !permits.is_empty()
@@ -118,21 +121,22 @@ async fn decide(
     Ok(ask.engine.admit_with_deadline(&question, None).await?)
 }
 
-/// A permit and its slot. Both end when the connection drops this.
+/// The permits and the slot of a `/hold` connection. They are released when the connection ends.
 struct ConnectionPermit {
     permits: Option<RequestPermits>,
     _slot: OwnedSemaphorePermit,
 }
 
 impl ConnectionPermit {
-    /// Leaves the permit to its deadline, because the process stops before the request.
+    /// Lets the permits count until their deadline, because this process stops
+    /// and their request continues.
     fn leave_to_deadline(&mut self) {
         if let Some(permits) = self.permits.take() {
             permits.leave_to_deadlines();
         }
     }
 
-    /// Releases the permit before the request's end, without a latency sample.
+    /// Releases the expired permits without a latency sample, because the request still runs.
     fn discard(&mut self) {
         drop(self.permits.take());
     }
@@ -146,8 +150,8 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Returns an empty body that stays open until the caller closes, the permit expires
-/// or the process drains. Usually hyper notices the close first and drops the body.
+/// Returns an empty body that stays open until the caller closes the connection, the permit
+/// expires or the process drains. Usually hyper detects the close first and drops the body.
 fn open_body(
     mut permit: ConnectionPermit,
     peer: HttpPeer,
@@ -159,7 +163,7 @@ fn open_body(
             biased;
             () = peer.closed() => {}
             () = expired(longest_duration) => permit.discard(),
-            // A dropped sender also means that the process ends.
+            // A closed channel also means that the process ends.
             () = hook::wait_until_drained(&mut draining, permit.permits.as_ref()) => permit.leave_to_deadline(),
         }
         drop(permit);
@@ -168,7 +172,8 @@ fn open_body(
     Body::from_stream(stream::once(end))
 }
 
-/// Waits until all permits have expired. They were acquired before, so this is never early.
+/// Waits for `longest`, the longest `max_duration` of the permits. They were
+/// acquired before this call, so all have expired at its end.
 async fn expired(longest: Option<Nanos>) {
     match longest {
         Some(Nanos(longest)) => tokio::time::sleep(Duration::from_nanos(longest)).await,

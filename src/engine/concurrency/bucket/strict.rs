@@ -1,12 +1,13 @@
-//! This replica's permits of one strict limit, which the store counts.
+//! This replica's permits of one limit in mode `strict`. The store counts the permits of the fleet.
 //!
 //! Guarantees:
-//! - Every permit that the store may know is reported as released once it ends here.
-//! - Only permits that the store granted, or `on_backend_failure` allowed, are reported as in use.
+//! - Every permit that the store may count is reported as released after it ends at this replica.
+//! - A permit is reported as in use only if the store granted it or `on_backend_failure` allowed
+//!   it.
 //!
 //! Not covered:
 //! - Acquire calls and queueing: see `concurrency::strict`.
-//! - Sending the reports: see `concurrency::permit_reporter`.
+//! - Sending the permit reports: see `concurrency::permit_reporter`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub(super) struct StrictPermits {
     reporter: Arc<PermitReporter>,
     pub(super) queue: Arc<StrictQueue>,
     permits: HashMap<Permit, StrictPermit>,
-    /// `true` while the reporter has this bucket in its list.
+    /// `true` while the permit reporter has this bucket in its list.
     is_reported: bool,
     limit: u32,
     max_duration: Nanos,
@@ -41,26 +42,26 @@ pub(super) struct StrictPermits {
 #[derive(Clone, Copy, Debug)]
 struct StrictPermit {
     id: PermitId,
-    /// The time for which the store keeps the permit without a report.
+    /// The time for which the store keeps the permit if it is not reported.
     store_lifetime: Nanos,
     is_granted: bool,
     known: StoreKnowledge,
-    /// The latest end of a request whose release will not be seen here.
+    /// The latest end of the request, if its release will not be reported to this replica.
     latest_end: Option<Nanos>,
 }
 
-/// The store's knowledge of a permit.
+/// Whether the store counts a permit, as far as this replica knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StoreKnowledge {
     No,
-    /// An acquire call is pending and may still reach the store.
+    /// The acquire call has no reply yet, and may still reach the store.
     Pending,
     Yes,
 }
 
 impl Bucket {
-    /// Applies the rules of `ask` unless the bucket has later ones, and returns
-    /// the bucket's queue. Returns `None` if the bucket was removed from the map.
+    /// Applies the request's parameters unless the bucket has later ones, and returns the bucket's
+    /// queue. Returns `None` if the bucket was removed from the map.
     pub(in crate::engine::concurrency) fn register_request(
         &self,
         clock: &Clock,
@@ -84,8 +85,9 @@ impl Bucket {
         Some(Arc::clone(&strict.queue))
     }
 
-    /// Takes a local permit. Returns it with the id and the limit for the
-    /// store call. The store keeps the permit for `store_lifetime` without a report.
+    /// Takes a permit of this replica's limiter, before the store call. Returns the permit, and its
+    /// id and the limit for the store call. The store keeps an unreported permit for
+    /// `store_lifetime`.
     pub(in crate::engine::concurrency) fn take_local_permit(
         self: &Arc<Self>,
         clock: &Clock,
@@ -109,8 +111,8 @@ impl Bucket {
         Ok((permit, id, limit))
     }
 
-    /// Applies the store's answer to the acquire call that was sent at
-    /// `sent`. Returns `false` if the caller must release `permit`.
+    /// Applies the store's reply to the acquire call that was sent at `sent`. Returns `false` if
+    /// the request gets no permit: the caller must then release `permit`.
     pub(in crate::engine::concurrency) fn apply_acquire_reply(
         &self,
         clock: &Clock,
@@ -128,8 +130,8 @@ impl Bucket {
         strict.record_reply(permit, answer, in_flight <= strictly.outage_limit, late)
     }
 
-    /// Returns the permits to report as in use, each with the time for which the
-    /// store keeps it. If there is none, removes the bucket from the reporter's list.
+    /// Returns the permits to report as in use, each with the time for which the store keeps it. If
+    /// the bucket has no permits, removes it from the reporter's list.
     pub(in crate::engine::concurrency) fn permits_to_report(
         &self,
         clock: &Clock,
@@ -156,8 +158,8 @@ impl Bucket {
         told.collect()
     }
 
-    /// Reports `permit` until its longest duration is
-    /// over, because its release will not be seen here.
+    /// Reports `permit` as in use until `max_duration` is over, because its release will not be
+    /// reported to this replica.
     pub(in crate::engine::concurrency) fn leave_to_deadline(&self, clock: &Clock, permit: Permit) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
@@ -167,7 +169,8 @@ impl Bucket {
         }
     }
 
-    /// Does the same for all permits, because this replica will see no more releases.
+    /// Like [`Self::leave_to_deadline`] for all permits, because this replica leaves the fleet and
+    /// will receive no more releases.
     pub(in crate::engine::concurrency) fn leave_all_to_deadlines(&self, clock: &Clock) {
         let mut state = self.0.lock();
         let Some(strict) = &mut state.strict_permits else { return };
@@ -218,9 +221,9 @@ impl BucketState {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine::concurrency) enum AcquireReply {
     Replied(StrictPermitReply),
-    /// The call was sent and got no reply.
+    /// The acquire call was sent and got no reply.
     NoReply,
-    /// The call was not sent.
+    /// The acquire call was not sent.
     No,
 }
 
@@ -240,10 +243,11 @@ impl StrictPermits {
         }
     }
 
-    /// Returns `true` while a request acquires or waits here, or a report is pending. A
-    /// second bucket of the same name would otherwise replace this one in the reporter.
+    /// Returns `true` while a request acquires or waits in this bucket, or a report is pending. The
+    /// bucket must stay then: a new bucket of the same name would replace it in the permit
+    /// reporter.
     pub(super) fn is_in_use(&self) -> bool {
-        // Each request, and each release that is not reported yet, has a reference to the queue.
+        // Each such request, and each unreported release, has a reference to the queue.
         self.is_reported || 1 < Arc::strong_count(&self.queue)
     }
 
@@ -262,10 +266,11 @@ impl StrictPermits {
         id
     }
 
-    /// Records the reply, and returns `true` if the request has its permit.
+    /// Records the reply to an acquire call, and returns `true` if the request has its permit.
     ///
-    /// - `alone`: the requests in flight are within this replica's limit for store outages.
-    /// - `late`: the reply took a heartbeat or more, so the granted permit may expire too soon.
+    /// - `alone`: the requests in flight are within the limit that applies here without the store.
+    /// - `late`: the reply took a heartbeat interval or longer, so the permit may expire in the
+    ///   store before its first report.
     fn record_reply(
         &mut self,
         permit: Permit,

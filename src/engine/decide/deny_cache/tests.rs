@@ -1,4 +1,4 @@
-//! Compares cached denials with the counters that denied.
+//! Compares cached denials with the denials of the counters.
 
 use proptest::prelude::*;
 
@@ -136,7 +136,7 @@ fn denials_in(shard: &DenialShard) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn full_shards_evict_the_soonest_expiry() {
+fn full_shards_evict_the_denial_that_ends_first() {
     let mut shard = DenialShard::default();
     let most = u64::try_from(COUNTERS_PER_SHARD).unwrap();
     for number in 0..most {
@@ -160,7 +160,7 @@ fn the_denial_for_fewer_hits_is_kept_until_it_expires() {
 }
 
 #[test]
-fn leases_shorten_how_long_a_denial_is_cached() {
+fn reservations_shorten_how_long_a_denial_is_cached() {
     let (sent, answered, revision) = (Nanos(10), Nanos(15), Revision(1));
     let under = denial_of(0, 1, 0).under;
     let known = |retry_after: u64, held_for: u64, at: u64| {
@@ -180,7 +180,7 @@ fn leases_shorten_how_long_a_denial_is_cached() {
 }
 
 #[test]
-fn denials_from_before_a_refund_are_dropped() {
+fn denials_sent_before_a_refund_are_not_cached() {
     let ledgers = DenyCache::new();
     let strategy = denial_of(0, 1, 0).under.1;
     let key = CounterKey::unique("d", std::iter::empty(), KeyStrategy::Gcra);

@@ -1,4 +1,4 @@
-//! Put back hits, and wake the checks that wait for a message.
+//! Putting hits back into a lease, and waking the checks that wait for a message.
 
 use super::KeyLease;
 use crate::engine::lease::LeasedCounter;
@@ -58,7 +58,7 @@ fn lease_of_20() -> KeyLease {
     held
 }
 
-/// Takes 18 hits, so that a refill is due. Returns their epoch.
+/// Takes 18 undecided hits, so that a refill is due. Returns their epoch.
 fn take_18(lease: &mut KeyLease) -> u64 {
     assert!(matches!(
         lease.take(NOW, Hits(18)),
@@ -68,7 +68,7 @@ fn take_18(lease: &mut KeyLease) -> u64 {
 }
 
 #[test]
-fn put_back_works_before_any_message() {
+fn put_back_restores_the_balance_before_any_message() {
     let mut held = lease_of_20();
     let epoch = take_18(&mut held);
     held.put_back(NOW, Hits(18), epoch);
@@ -76,7 +76,7 @@ fn put_back_works_before_any_message() {
 }
 
 #[test]
-fn messages_count_taken_hits_and_put_back_still_works() {
+fn messages_report_undecided_hits_which_can_still_be_put_back() {
     type Write = fn(&mut KeyLease) -> Option<BorrowRequest>;
     let messages: [Write; 3] = [
         |held| held.refill(NOW, || MessageNumber(3)),
@@ -94,7 +94,7 @@ fn messages_count_taken_hits_and_put_back_still_works() {
 }
 
 #[test]
-fn put_back_works_after_a_reply_or_timeout() {
+fn put_back_restores_the_balance_after_a_reply_or_timeout() {
     for (is_lost, borrowed) in [(false, 20), (true, 0)] {
         let mut held = lease_of_20();
         let epoch = take_18(&mut held);
@@ -107,7 +107,7 @@ fn put_back_works_after_a_reply_or_timeout() {
 }
 
 #[test]
-fn put_back_is_ignored_if_the_store_lists_fewer() {
+fn put_back_is_ignored_if_the_store_lists_fewer_hits() {
     let mut held = lease_of_20();
     let epoch = take_18(&mut held);
     let ahead = held.refill(NOW, || MessageNumber(3)).unwrap();
@@ -137,7 +137,7 @@ fn hits_of_an_allowed_check_leave_the_balance() {
 }
 
 #[test]
-fn put_back_is_ignored_by_a_new_lease() {
+fn put_back_of_hits_from_an_old_lease_is_ignored() {
     let (mut before, mut after) = (lease_of_20(), lease_of_20());
     let epoch = take_18(&mut before);
     let limit = after.charge.clone();
@@ -151,11 +151,11 @@ fn put_back_is_ignored_by_a_new_lease() {
 }
 
 #[test]
-fn waiters_wake_only_for_the_newest_message() {
+fn waiting_checks_wake_only_for_the_newest_message() {
     let mut held = empty_lease();
     let first = held.borrow(NOW, MessageNumber(2), Hits(1)).unwrap();
     assert_eq!(held.borrow(NOW, MessageNumber(3), Hits(1)), None, "one is on its way");
-    // Given up, so that another message can be sent.
+    // The message is settled without a reply, so that another message can be sent.
     held.settle(NOW, MessageNumber(2), Err(None));
     let second = held.borrow(NOW, MessageNumber(4), Hits(1)).unwrap();
     let waits = held.subscribe();
@@ -168,7 +168,7 @@ fn waiters_wake_only_for_the_newest_message() {
 }
 
 #[test]
-fn waiters_get_the_cause_of_a_failure() {
+fn waiting_checks_get_the_cause_of_a_failed_message() {
     let mut held = empty_lease();
     held.borrow(NOW, MessageNumber(2), Hits(1)).unwrap();
     let waits = held.subscribe();
@@ -177,7 +177,7 @@ fn waiters_get_the_cause_of_a_failure() {
 }
 
 #[test]
-fn a_key_is_idle_without_balance_checks_or_pending_reply() {
+fn a_lease_is_idle_without_balance_checks_or_pending_reply() {
     let later = NOW.plus(Nanos(3 * TERM.0));
     let mut held = lease_of_20();
     assert!(!held.is_idle(NOW.plus(Nanos(TERM.0 / 2))), "something is held");

@@ -1,4 +1,4 @@
-//! Limits of a shard by count and by bytes, and eviction.
+//! The limits of a lease shard by count and by bytes of keys, and eviction.
 
 use super::{KeyLease, LEASES_PER_SHARD, LeaseKeyHash, LeaseShard, MAX_SHARD_KEY_BYTES};
 use crate::engine::lease::LeasedCounter;
@@ -11,7 +11,7 @@ use crate::kernel::rate::gcra::Gcra;
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::{Charge, Placement};
 
-/// The length of a key without its one value, in bytes.
+/// The length in bytes of a key whose one value is empty.
 const KEY_OVERHEAD: usize = 10 + 4 + 1 + 2 + 1 + 2;
 
 /// A lease with a key of `bytes` bytes and the last check at `now`.
@@ -82,7 +82,7 @@ fn removed_keys_free_their_bytes() {
 }
 
 #[test]
-fn an_insertion_that_cannot_fit_evicts_nothing() {
+fn a_key_that_cannot_fit_evicts_nothing() {
     let mut ledgers = LeaseShard::default();
     let mut awaits = new_lease(MAX_SHARD_KEY_BYTES / 2, 0);
     assert!(awaits.borrow(Nanos(0), MessageNumber(2), Hits(1)).is_some());

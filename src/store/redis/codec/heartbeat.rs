@@ -1,15 +1,15 @@
-//! Encodes a round of share reports for
-//! [`HEARTBEAT_SCRIPT`](super::super::HEARTBEAT_SCRIPT), and decodes the reply.
+//! Encodes a share round for [`HEARTBEAT_SCRIPT`](super::super::HEARTBEAT_SCRIPT), and decodes the
+//! reply.
 //!
 //! Guarantees:
-//! - Pure.
-//! - All keys of a fleet share one slot, so they are lost together.
-//! - An impossible reply is rejected as a whole.
+//! - The functions are pure: no I/O and no clock.
+//! - All keys of a fleet share one Cluster slot, so a node that fails loses all of them together.
+//! - A reply that the script cannot have sent is rejected as a whole.
 //!
 //! Not covered:
-//! - Sending and deadlines.
+//! - Sending the call and its deadline.
 //!
-//! Times are cut to microseconds. Counts above 2^32 - 1 become 2^32 - 1.
+//! Times are rounded down to microseconds. Counts above 2^32 - 1 become 2^32 - 1.
 
 use sha2::{Digest as _, Sha256};
 
@@ -21,23 +21,24 @@ use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
 use crate::store::heartbeat::{ShareReport, ShareRound, ShareRoundReply};
 
-/// The integers in the result of one report.
+/// The number of integers in the script's result for one share report.
 const FIELDS: usize = 8;
-/// The result for a concurrency limit whose state the script does not understand.
+/// The script's result for a concurrency limit whose stored state has an unknown format.
 const UNREADABLE: [u64; FIELDS] = [6, 0, 0, 0, 0, 0, 0, 0];
 
-/// An encoded round.
+/// The arguments of the script call for one share round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRound {
-    /// KEYS: the fleet's incarnation and table, then the state of each concurrency limit.
+    /// KEYS: the coordinator's incarnation with the fleet table, then the state of each concurrency
+    /// limit.
     pub keys: Vec<Vec<u8>>,
-    /// ARGV: the instant, the store's `run_id`, the
-    /// replica, then one report for each concurrency limit.
+    /// ARGV: the instant, the `run_id` of Redis, the replica, then one share report for each
+    /// concurrency limit.
     pub args: Vec<Vec<u8>>,
 }
 
-/// Encodes `round` for the store with this `run_id`.
-/// Uses the instant `at`, or else the store's clock.
+/// Encodes `round`. `store` is the `run_id` of Redis. Without an instant, the script uses the clock
+/// of Redis.
 #[must_use]
 pub fn pack(round: &ShareRound, prefix: &[u8], store: &str, at: Option<Nanos>) -> PackedRound {
     let now = at.map_or_else(Vec::new, |at| micros(at).to_string().into_bytes());
@@ -80,7 +81,7 @@ pub fn read(round: &ShareRound, reply: &[i64]) -> Result<ShareRoundReply, Invali
     Ok(ShareRoundReply { incarnation: Incarnation(*life), store_time: at, replies })
 }
 
-/// The key of the fleet's incarnation and table.
+/// The key of the coordinator's incarnation and of the fleet table (a record of each replica).
 #[must_use]
 pub fn incarnation_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"sg:{fleet}:lives"].concat()
@@ -93,7 +94,7 @@ pub fn state_key(bucket: &[u8], prefix: &[u8]) -> Vec<u8> {
     if bucket.len() <= MAX_KEY_BYTES {
         key.extend(bucket);
     } else {
-        // A bucket's bytes never begin with `#`.
+        // `#` marks a hashed name: an unhashed bucket name never begins with it.
         key.push(b'#');
         key.extend(Sha256::digest(bucket));
     }
@@ -174,7 +175,7 @@ impl ReportBytes {
         self.0.extend(super::encode_double(number));
     }
 
-    /// Encodes `None` as -1.
+    /// Appends a number as a double; `None` becomes -1.
     fn optional_double(&mut self, number: Option<u64>) {
         match number {
             Some(number) => self.double(number),

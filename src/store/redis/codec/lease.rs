@@ -1,12 +1,12 @@
 //! Encodes lease messages for [`LEASE_SCRIPT`](super::super::LEASE_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
-//! - Pure.
-//! - The list of leases has the counter's slot, and a key of its own.
-//! - An impossible reply is rejected as a whole.
+//! - The functions are pure: no I/O and no clock.
+//! - The lease table of a counter has its own key, in the same Cluster slot as the counter.
+//! - A reply that the script cannot have sent is rejected as a whole.
 //!
 //! Not covered:
-//! - Sending and deadlines.
+//! - Sending the call and its deadline.
 
 use super::{
     ChargeResult, DENY, InvalidReply, LOG_RECORD, TAG_BYTES, counter_key, decode_result,
@@ -20,30 +20,32 @@ use crate::kernel::units::{Hits, Nanos};
 use crate::store::lease::{LeaseMessage, LeaseOutcome};
 use crate::store::{Charge, ChargeOutcome, StoreFailure};
 
-/// The store has executed a later message of this replica.
+/// The result code for a message after which the store applied a later one of the same replica.
 const SUPERSEDED: i64 = 6;
 
-/// The first byte of a lease list's key. Keys of counters and digests begin with another byte.
+/// The first byte after the prefix and the tag in the key of a lease table. In the keys of counters
+/// and hashed counters this byte differs.
 const LIST: u8 = b'$';
 
-/// The integers in the result of one message.
+/// The number of integers in the script's result for one lease message.
 pub const RESULT_FIELDS: usize = 8;
 
-/// The script's result for one message, which [`read`] decodes.
+/// The script's result for one lease message, which [`read`] decodes.
 pub type RawLeaseResult = [i64; RESULT_FIELDS];
 
 /// An encoded lease message or action on a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedMessage {
-    /// KEYS: the counter, and the list of its leases or reservations.
+    /// KEYS: the counter, and its lease table or its reservations.
     pub keys: [Vec<u8>; 2],
-    /// ARGV: the instant, the message, and a record. The record describes
-    /// the charge, or the limit with its lease terms and the replica.
+    /// ARGV: the instant, the message, and a record. For a reservation, the record is the encoded
+    /// charge. For a lease message, it is the encoded limit, the lease settings and the replica.
     pub args: [Vec<u8>; 3],
 }
 
-/// Encodes `message`. Uses `at`, cut to microseconds, or else the store's clock.
-/// Numbers of 2^53 or more become 2^53 - 1; budgets are at most 2^32 - 1.
+/// Encodes `message`. The script uses the given instant, rounded down to microseconds, or without
+/// one the clock of Redis. Numbers of 2^53 or more become 2^53 - 1; lease budgets are at most 2^32
+/// - 1.
 #[must_use]
 pub fn pack(message: &LeaseMessage, prefix: &[u8], at: Option<Nanos>) -> PackedMessage {
     let peek = zero_charge(message);
@@ -55,9 +57,9 @@ pub fn pack(message: &LeaseMessage, prefix: &[u8], at: Option<Nanos>) -> PackedM
     PackedMessage { keys: [counter, list], args: [now, encode_message(message), record] }
 }
 
-/// KEYS and ARGV of one call for all of `messages`, at the instant of
-/// the first. Consecutive messages share a record, and all messages
-/// form one string: each string costs Redis more than its bytes.
+/// Returns KEYS and ARGV of one script call for all of `messages`, at the instant of the first
+/// message. Equal records of consecutive messages are sent once, and all messages form one string,
+/// because each further argument costs Redis time.
 #[must_use]
 pub fn encode_call(messages: &[PackedMessage]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let keys = messages.iter().flat_map(|message| message.keys.clone());
@@ -69,7 +71,7 @@ pub fn encode_call(messages: &[PackedMessage]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         if records.last() != Some(record) {
             records.push(record.clone());
         }
-        // A call has at most a thousand messages.
+        // The conversion never saturates, because a call has at most a thousand messages.
         let number = u16::try_from(records.len()).unwrap_or(u16::MAX);
         all.extend(number.to_le_bytes());
         all.extend(its);
@@ -77,8 +79,8 @@ pub fn encode_call(messages: &[PackedMessage]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     (keys.collect(), [now, all].into_iter().chain(records).collect())
 }
 
-/// Splits `reply` into results of [`RESULT_FIELDS`] integers: one for
-/// each message that the script executed, from the first on.
+/// Splits `reply` into one result for each message that the script executed. The script executes
+/// the first messages of a call, and may leave out the last ones.
 ///
 /// # Errors
 /// The reply does not fit this number of messages, or the script executed none.
@@ -91,13 +93,14 @@ pub fn split_reply(reply: &[i64], messages: usize) -> Result<Vec<RawLeaseResult>
 }
 
 impl PackedMessage {
-    /// The estimated script time in microseconds: the measured time plus a reserve.
+    /// Returns the estimated script time of the message in microseconds, which is above the
+    /// measured time.
     pub(in crate::store::redis) fn micros(&self) -> usize {
         if self.args[2].first() == Some(&LOG_RECORD) { 40 } else { 16 }
     }
 }
 
-/// Decodes the result of `message`.
+/// Decodes the script's result of `message`.
 ///
 /// # Errors
 /// The script cannot have sent this result for this message.
@@ -139,13 +142,13 @@ pub fn read(message: &LeaseMessage, reply: &[i64]) -> Result<LeaseOutcome, Inval
     }))
 }
 
-/// Returns `true` if the script can have granted this many hits with `step`.
+/// Returns `true` if the script can have granted `granted` hits together with this decision.
 fn can_be_granted(message: &LeaseMessage, step: CounterDecision, granted: u64) -> bool {
     let passes = matches!(step, CounterDecision::Allow(_)) || message.borrow.hits == Hits(0);
     granted <= message.borrow.wanted.0 && (passes || granted == 0)
 }
 
-/// A charge of zero hits to the leased counter.
+/// Returns a charge of zero hits to the leased counter.
 fn zero_charge(message: &LeaseMessage) -> Charge {
     Charge {
         key: message.key.clone(),
@@ -157,7 +160,7 @@ fn zero_charge(message: &LeaseMessage) -> Charge {
     }
 }
 
-/// The message in the script's format.
+/// Encodes the report, the returned hits, the charge and the borrow in the script's format.
 fn encode_message(message: &LeaseMessage) -> Vec<u8> {
     let BorrowRequest {
         number,
@@ -172,7 +175,7 @@ fn encode_message(message: &LeaseMessage) -> Vec<u8> {
     all.into_iter().flat_map(encode_double).collect()
 }
 
-/// The lease terms and the replica, which follow the limit's record.
+/// Encodes the lease settings and the replica, which follow the limit in the record.
 fn encode_terms(message: &LeaseMessage) -> Vec<u8> {
     let LeaseMessage { terms, sender: member, .. } = message;
     let budget = match terms.overshoot {

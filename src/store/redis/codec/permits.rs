@@ -1,16 +1,17 @@
-//! Encodes permit calls for [`ACQUIRE_SCRIPT`](super::super::ACQUIRE_SCRIPT)
-//! and [`PERMIT_REPORT_SCRIPT`](super::super::PERMIT_REPORT_SCRIPT), and decodes the replies.
+//! Encodes calls for the permits of strict concurrency limits, for
+//! [`ACQUIRE_SCRIPT`](super::super::ACQUIRE_SCRIPT) and
+//! [`PERMIT_REPORT_SCRIPT`](super::super::PERMIT_REPORT_SCRIPT), and decodes the replies.
 //!
 //! Guarantees:
-//! - Pure.
-//! - Concurrency limits of one partition share a slot
-//!   with its incarnation, so they are lost together.
-//! - An impossible reply is rejected as a whole.
+//! - The functions are pure: no I/O and no clock.
+//! - The limits of one partition share a Cluster slot with the partition's incarnation, so a node
+//!   that fails loses them together.
+//! - A reply that the script cannot have sent is rejected as a whole.
 //!
 //! Not covered:
-//! - Sending and deadlines.
+//! - Sending the call and its deadline.
 //!
-//! Times are cut to microseconds; the longest is 140 years.
+//! Times are rounded down to microseconds; the longest is 140 years.
 
 use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
@@ -24,56 +25,58 @@ use crate::store::permits::{
     StrictPermitReply, StrictPermitRequest,
 };
 
-/// The partitions of a Cluster's strict concurrency limits. With this
-/// many, no node receives all calls. A replica can still report to each
-/// of them once per heartbeat. Outside a Cluster there is one partition.
+/// The number of partitions into which a Redis Cluster divides the strict concurrency limits. It is
+/// large enough to spread calls over nodes, and small enough to report to every partition once per
+/// heartbeat. Outside a Cluster there is one partition.
 pub const PARTITIONS: u64 = 16;
 
-/// The longest time in microseconds. Added to an instant before the year 2112, it stays below 2^53.
+/// The longest duration in microseconds. Its sum with an instant before the year 2112 is below
+/// 2^53, which a double represents exactly.
 const MAX_MICROS: u64 = 1 << 52;
 
 /// The partition that stores a strict concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PermitPartition {
-    /// The only partition.
+    /// The only partition, outside a Cluster.
     Only,
-    /// One of [`PARTITIONS`] partitions.
+    /// One of the [`PARTITIONS`] partitions of a Cluster.
     Numbered(u64),
 }
 
-/// An encoded call.
+/// The arguments of one script call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedPermitCall {
     /// KEYS: the partition's incarnation, then each concurrency limit.
     pub keys: Vec<Vec<u8>>,
-    /// ARGV.
+    /// ARGV, as `permits.lua`, `acquire.lua` and `tell.lua` document it.
     pub args: Vec<Vec<u8>>,
 }
 
-/// The parameters that all calls share.
+/// The arguments that acquire calls and permit reports have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct PermitCallContext<'a> {
     /// The prefix of every key.
     pub prefix: &'a [u8],
-    /// The partition of the concurrency limits.
+    /// The partition that contains the concurrency limits of the call.
     pub partition: PermitPartition,
-    /// The `run_id` of the store.
+    /// The `run_id` of Redis; a new one shows a restart.
     pub run_id: &'a str,
-    /// The times that all replicas use.
+    /// The grace period, the longest silence and the longest permit lifetime. All replicas use the
+    /// same values.
     pub times: &'a PermitTiming,
-    /// The instant. `None` uses the store's clock.
+    /// The instant of the call. `None` uses the clock of Redis.
     pub at: Option<Nanos>,
 }
 
 impl PermitPartition {
-    /// The partition of the concurrency limit with this name.
+    /// Returns the partition of the concurrency limit with the name `bucket`.
     #[must_use]
     pub fn for_bucket(bucket: &[u8]) -> Self {
-        // The hash key is fixed and public: every replica must choose the same partition.
+        // The hash has no secret key, because every replica must choose the same partition.
         Self::Numbered(SipHasher24::new().hash(bucket) % PARTITIONS)
     }
 
-    /// All partitions of a Cluster.
+    /// Returns all partitions of a Cluster.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..PARTITIONS).map(Self::Numbered)
     }
@@ -86,20 +89,20 @@ impl PermitPartition {
         [prefix, tag.as_bytes(), rest].concat()
     }
 
-    /// The key of the partition's incarnation.
+    /// Returns the Redis key of the partition's incarnation.
     #[must_use]
     pub fn incarnation_key(self, prefix: &[u8]) -> Vec<u8> {
         self.key(prefix, b"life")
     }
 
-    /// The key of a concurrency limit in this partition.
+    /// Returns the Redis key of a concurrency limit in this partition.
     #[must_use]
     pub fn limit_key(self, prefix: &[u8], bucket: &[u8]) -> Vec<u8> {
         let mut key = self.key(prefix, b"c:");
         if bucket.len() <= MAX_KEY_BYTES {
             key.extend(bucket);
         } else {
-            // A bucket's bytes never begin with `#`.
+            // `#` marks a hashed name: an unhashed bucket name never begins with it.
             key.push(b'#');
             key.extend(Sha256::digest(bucket));
         }
@@ -123,7 +126,7 @@ pub fn pack_acquire(
     packed
 }
 
-/// Encodes the reports about concurrency limits of one partition.
+/// Encodes the permit reports for concurrency limits of one partition.
 #[must_use]
 pub fn pack_report<'t>(
     told: impl Iterator<Item = &'t LimitPermits>,
@@ -144,8 +147,8 @@ pub fn pack_report<'t>(
     packed
 }
 
-/// Decodes the reply to an acquisition. `None` if the key
-/// of the concurrency limit contains a foreign value.
+/// Decodes the reply to an acquisition. `None` if the value under the limit's key was not written
+/// by Sluicegate.
 ///
 /// # Errors
 /// The script cannot have sent this reply.
@@ -164,7 +167,7 @@ pub fn read_acquire(reply: &[i64]) -> Result<Option<StrictPermitReply>, InvalidR
     })
 }
 
-/// Decodes the reply to these reports.
+/// Decodes the reply to the permit reports of one partition.
 ///
 /// # Errors
 /// The script cannot have sent this reply.

@@ -2,12 +2,12 @@
 //! [`RESERVATION_SCRIPT`](super::super::RESERVATION_SCRIPT), and decodes the reply.
 //!
 //! Guarantees:
-//! - Pure.
-//! - The list of reservations has the counter's slot, and a key of its own.
-//! - An impossible reply is rejected as a whole.
+//! - The functions are pure: no I/O and no clock.
+//! - The reservations of a counter have their own key, in the same Cluster slot as the counter.
+//! - A reply that the script cannot have sent is rejected as a whole.
 //!
 //! Not covered:
-//! - Sending and deadlines.
+//! - Sending the call and its deadline.
 
 use std::time::Duration;
 
@@ -21,42 +21,43 @@ use crate::kernel::rate::limit::{EXACT_BOUND, Tick};
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::Charge;
 
-/// Not reserved, or the reservation has ended.
+/// The result code for hits that were not reserved, or for a reservation that expired.
 const NOT_RESERVED: i64 = 6;
 
-/// The first byte of a reservation list's key. Keys of
-/// counters, digests and lease lists begin with another byte.
+/// The first byte after the prefix and the tag in the key of a reservation list. In the keys of
+/// counters, hashed counters and lease tables this byte differs.
 const LIST: u8 = b'%';
 
-/// The integers in the result of one charge.
+/// The number of integers in the script's result for one charge.
 const FIELDS: usize = 4;
 
 /// The script's result for one charge, which [`read`] decodes.
 pub type RawReservationResult = [i64; FIELDS];
 
-/// The action on a charge.
+/// The action of a message on the reservation of one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReservationAction {
-    /// Charges the hits if they pass, and allows a cancellation within this time.
+    /// Charges the hits if the limit allows them. The charge can be canceled within this time.
     Reserve(Duration),
-    /// Makes the charge final.
+    /// Makes the reserved charge final.
     Commit,
-    /// Cancels the charge.
+    /// Cancels the reservation and refunds its hits.
     Cancel,
 }
 
-/// A decoded result for one charge.
+/// The decoded result of a [`ReservationAction`] on one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReservationResult {
-    /// The result of the charge; after a cancellation, the remaining hits.
+    /// After a reservation, the result of the charge. After a cancellation, the remaining hits.
     Charged(ChargeResult),
-    /// The charge is final.
+    /// The reservation was committed.
     Committed,
-    /// There are too many reservations, or this one has ended.
+    /// The counter has too many reservations, or the reservation to commit had expired.
     NotReserved,
 }
 
-/// Encodes `act` on a charge. Uses `at`, cut to microseconds, or else the store's clock.
+/// Encodes an action on a charge. The script uses the given instant, rounded down to microseconds,
+/// or without one the clock of Redis.
 #[must_use]
 pub fn pack(
     charge: &Charge,
@@ -75,10 +76,10 @@ pub fn pack(
     }
 }
 
-/// Splits `reply` into the results of this many charges.
+/// Splits `reply` into one result for each of the expected charges.
 ///
 /// # Errors
-/// The reply has another length.
+/// The length of the reply does not fit this number of charges.
 pub fn split_reply(
     reply: &[i64],
     charges: usize,
@@ -89,7 +90,7 @@ pub fn split_reply(
     }
 }
 
-/// Decodes the result of `act` on `charge`.
+/// Decodes the script's result of an action on `charge`.
 ///
 /// # Errors
 /// The script cannot have sent this result.
@@ -122,7 +123,7 @@ pub fn read(
     }
 }
 
-/// A cancellation returns the result of a charge of zero hits.
+/// Returns the cost that the script's result refers to: 0 hits for a cancellation.
 fn expected_cost(charge: &Charge, act: ReservationAction) -> Cost {
     if act == ReservationAction::Cancel { Cost::Charge(Hits(0)) } else { charge.cost }
 }

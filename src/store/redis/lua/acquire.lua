@@ -1,18 +1,18 @@
--- Acquires one permit of the strict concurrency limit KEYS[2], as `PermitTable::acquire`.
--- Follows permits.lua, which documents the other keys and arguments.
+-- Acquires one permit of the strict concurrency limit KEYS[2], like `PermitTable::acquire` in Rust.
+-- It is appended to permits.lua, which documents the other keys and arguments.
 --
 -- ARGV[4]  the permit's id: 16 bytes
--- ARGV[5]  packed: the limit, and in microseconds the permit's duration and the longest duration
+-- ARGV[5]  packed: the limit, and in microseconds the lifetime and the longest lifetime of permits
 -- Reply: a code, the permits in use, and for code 2 the microseconds until acquires are possible,
---   else 0. Codes: 0 acquired, 1 full, 2 closed, 3 not understood (another value is under the key)
+--   else 0. Codes: 0 acquired, 1 full, 2 grace period, 3 value under the key is no set of permits
 
 local HELD, FULL, CLOSED, NOT_UNDERSTOOD = 0, 1, 2, 3
 
 local key, id = KEYS[2], ARGV[4]
 local limit, keep, longest = unpack('<ddd', ARGV[5])
 
--- `clamp_deadlines`: a clock that was set back left deadlines
--- beyond the longest duration. Moves them to `latest`.
+-- `clamp_deadlines`: moves deadlines beyond the longest lifetime to `latest`. A Redis clock that
+-- was set back leaves such deadlines.
 local function mend(latest)
   local far = call('ZRANGEBYSCORE', key, '(' .. digits(latest), '+inf')
   for i = 1, #far do call('ZADD', key, digits(latest), far[i]) end

@@ -1,19 +1,19 @@
--- Stores one replica's record in the list of its fleet, and returns the live replicas.
+-- Stores one replica's record in the membership of its fleet, and returns the live replicas.
 --
 -- KEYS[1]  a hash: for each replica's name, the microsecond of its last heartbeat by the store's
 --          clock, ':', and its record
 -- ARGV[1]  the name of the replica
--- ARGV[2]  its record; '' if it leaves
--- ARGV[3]  the microseconds after which a silent replica is dropped
+-- ARGV[2]  the replica's record; '' if the replica shuts down
+-- ARGV[3]  the microseconds after which a replica without heartbeats is dropped
 -- Reply: the replica's previous record, '' if there was none or it had expired; then for each live
 --   replica its name, the milliseconds since its last heartbeat, and its record
 --
--- Instants are below 2^53. A clock that stepped back leaves records of the future.
--- The script moves them to the present, because they would expire too late.
+-- Instants are below 2^53. If the clock of Redis was set back, the last heartbeats of some records
+-- are in the future. The script sets them to now, because these records would expire too late.
 --
--- The replica's own record is the first write. A Redis without memory rejects only
--- the first write of a script, and ends the script with it. If deletions came first,
--- they would succeed, and would remove every replica whose own write was rejected.
+-- The replica's own record is the first write. A Redis without free memory rejects the first write
+-- of a script if it needs memory, and the script ends. If deletions came first, they would succeed,
+-- and would remove every replica whose own write was rejected.
 --
 -- Commands: TIME, HGETALL, HSET, HDEL, PEXPIRE.
 

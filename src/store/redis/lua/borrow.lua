@@ -3,25 +3,25 @@
 --
 -- For message m, from 1:
 -- KEYS[2m - 1]  the counter
--- KEYS[2m]      the counter's leases, in the same slot: one string of 'l', a double and records.
+-- KEYS[2m]      the counter's lease table, in the same slot: a string of 'l', a double and records.
 --               The double is the microsecond up to which the string lives at least. The records
 --               are in any order, each little-endian, packed, 65 bytes:
 --                 8 bytes            the replica's incarnation
 --                 double kept_until  the microsecond at which the record expires
---                 double until       the microsecond at which the lease expires
+--                 double until       the microsecond at which the replica's lease expires
 --                 uint32 held        the balance: hits that the replica may still spend
---                 uint32 demand
---               and for the replica's own messages only
+--                 uint32 demand      the hits that the replica expects to need
+--               and fields that only messages of the same replica use
 --                 double number      of the last message applied
 --                 double lease       of the last message that was granted hits
 --                 double mark        the charge of the newest hits in `held`: the microsecond of
 --                                    the window's start or of the log's entry; 0 for GCRA
---                 uint32 fresh       the newest hits in `held`, those of `mark`
---                 uint32 granted     to the last message applied
+--                 uint32 fresh       the hits in `held` that the charge `mark` added
+--                 uint32 granted     the hits granted to the last message applied
 --                 byte   passed      1 if the hits of that message were allowed
 -- ARGV[1]       the instant, as in head.lua
 -- ARGV[2]       the messages, little-endian, packed, 58 bytes each
---                 uint16 the number of its record
+--                 uint16 the number r of the record with the message's limit
 --                 double number, hits, want, demand, held, returned, lease
 -- ARGV[r + 2]   record r, as in head.lua; its act and hits are not used. Then follow
 --                 double budget      the most outstanding hits; -1 if leases end with their window
@@ -29,54 +29,57 @@
 --                 8 bytes            the replica's incarnation
 --
 -- Reply: one string of little-endian doubles, eight for each message: code, remaining, retry after,
---   reset after, granted, kept, parked, good for. The codes and the first four are as in head.lua,
---   with times in ticks of the limit. Parked are the hits that other replicas may spend. Good for
---   is in microseconds. For codes 3 and 5 all but retry after is 0. Code 6: a later message was
---   already applied.
+--   reset after, granted, kept, parked, valid for. The codes and the first four are as in head.lua,
+--   with times in ticks of the limit. Parked are the hits that other replicas may spend. Valid for
+--   is the lease duration in microseconds. For codes 3 and 5 all but retry after is 0. Code 6: a
+--   later message of the replica was already applied.
 --
--- A script that has read MOST_READ records applies no further messages, so that it does not block
--- Redis for long. The reply is then shorter, and the caller sends the missing messages again.
+-- After MOST_READ records the script applies no further messages, so that it does not block Redis
+-- for long. The reply is then shorter, and the caller sends the other messages again.
 --
--- Exact: demand is at most 2^20. Budgets and remaining
--- hits are below 2^32, so products are below 2^53.
+-- Arithmetic is exact: demand is at most 2^20, and budgets and remaining hits are below 2^32, so
+-- their products are below 2^53.
 --
--- The list outlives its last record by at most the same time again,
--- so most messages leave its expiry unchanged. A record that expires
--- earlier is ignored, and is dropped at the next rewrite of the list.
+-- The expiry of a lease table is later than that of its last record, by at most a record's
+-- lifetime. So most messages need not change it. An expired record is ignored, and is dropped when
+-- the lease table is next rewritten.
 --
--- Returned hits are removed from the list before they are refunded.
--- If Redis has no memory for the list, it makes no refund.
+-- Returned hits are removed from the lease table before they are refunded to the counter. If Redis
+-- has no memory for that write, the script ends without a refund, so no hits are refunded twice.
 --
 -- Commands: those of head.lua, and LRANGE.
 --
 -- The script is one loop, because Redis creates a script's functions anew at every call. With
 -- eleven functions of its own, a single message took 1.4 times the instructions. A comment names
--- the kernel function that a paragraph implements. Minimums are written out for the same reason.
--- The loop continues in lend.lua. The functions in between serve all but plain messages.
+-- the function of crates/kernel that a paragraph implements. Minimums are written out for the same
+-- reason. The loop continues in lend.lua. The files between them define functions for messages that
+-- are not plain.
 
 local SUPERSEDED = 6
--- A list without records, and its header; a record as
--- it is read, and as it is written after its replica.
+-- A lease table without records, and the format of its header. Then the formats of a record: of
+-- another replica, and of the sender after its incarnation.
 local NOBODY, HEAD, LIST, BEGUN = 'l\0\0\0\0\0\0\0\0', '<Bd', 108, 9
 local ITS, ITS_OWN, SIZE = '<c8ddI4I4', '<dddI4I4B', 65
 local LONE = '<Bdc8ddI4I4dddI4I4B'
 local KNOWN = '<ddI4I4dddI4I4B'
 local MOST_MEMBERS, MOST_DEMAND, MOST_READ = 2048, 1048576, 1024
--- The keys of this many messages are read in one call, unless the list before
--- was long: a script that stops early would have read lists for nothing.
+-- The keys of up to TOGETHER messages are read in one MGET, unless the previous lease table was
+-- long. The script may then stop early, and would have read the other lease tables for nothing.
 local TOGETHER = 16
 
--- The duration of the last message that created a list, and the expiry as text.
+-- The lease duration of the last message that created a lease table, and the expiry of that table
+-- as text.
 local its_term, its_end
--- The current list, its expiry, the position of the replica's
--- record, if any, and true if other records have expired.
+-- The current lease table, its expiry, the position of the sender's record (nil if none), and true
+-- if records of other replicas have expired.
 local list, lasts, place, is_stale = '', 0, nil, false
 
 local all_keys, messages, lent, read = KEYS, ARGV[2], {}, 0
--- The values that were read ahead, the position of the next message's
--- values, the last message with values, and the keys written since.
+-- The values that the last MGET read, the index of the next message's values, the last message
+-- whose values were read, and the keys written since.
 local lives, at_hand, read_to, written = nil, 0, 0, {}
--- The record of the last message, and the fields that follow it.
+-- The limit record of the last message, and the fields after it: the lease settings and the
+-- replica.
 local said_by, budget, term, member
 KEYS = {}
 for m = 1, #all_keys / 2 do
@@ -106,9 +109,9 @@ for m = 1, #all_keys / 2 do
   at_hand = at_hand + 2
   if written[its_list] then lives_there, listed = nil, nil end
 
-  -- A message is plain if it returns no hits and its debt is absent or
-  -- within one burst. The block is the shortest form of gcra.lua. If MGET
-  -- found no string, the write later detects a value of another type.
+  -- A message is plain if it returns no hits and the debt of its GCRA counter is absent or within
+  -- one burst. This block is the shortest form of gcra.lua. MGET also finds no string if the value
+  -- has another type; the later write detects that.
   local code, remaining, retry, reset, is_plain
   if again and back == 0 and lives_there ~= nil then
     if worked_out ~= in_hand then
@@ -132,17 +135,17 @@ for m = 1, #all_keys / 2 do
     end
   end
   repeat
-    -- `balance_at`, and `remove_expired`: the replica's record, and the sums over the others.
-    -- The sums are the valid records, their balances, their demand and their latest expiry.
+    -- `balance_at`, and `remove_expired`: reads the sender's record, and sums up the valid records
+    -- of other replicas: their number, balances and demand, and their latest expiry.
     local its_number, its_lease, its_till, its_kept_until, its_mark = 0, 0, 0, 0, 0
     local its_held, its_fresh, its_demand, its_passed = 0, 0, 0, 0
     local others, others_demand, forgotten = 0, 0, 0
-    -- An error reply is a table, whose length is 0.
+    -- An error reply, for a value of another type, is a Lua table, whose length is 0.
     list = listed or try('GET', its_list) or NOBODY
     local first, whose
     place, is_stale, read = nil, false, read + #list / SIZE
     if #list == BEGUN + SIZE then
-      -- The usual case: no other replica has leases.
+      -- Fast path for the usual case: no other replica has a lease.
       first, lasts, whose, its_kept_until, its_till, its_held, its_demand, its_number, its_lease, its_mark, its_fresh,
         its_granted, its_passed = unpack(LONE, list)
       if whose == member and now < its_kept_until then
@@ -167,7 +170,8 @@ for m = 1, #all_keys / 2 do
         if forgotten < kept_until then forgotten = kept_until end
       end
     end
-    -- With other records, a plain message leaves them and the list's expiry unchanged.
+    -- If other replicas have records, a message is plain only if it leaves their records and the
+    -- expiry of the lease table unchanged.
     is_plain = is_plain and its_number < number
       and (others == 0 or place and not is_stale and now + term <= lasts)
 

@@ -1,4 +1,4 @@
--- Ends the loop of plan.lua: adds the result of one key to the reply.
+-- Ends the loop over the charges, which plan.lua begins: adds the result of one key to the reply.
   until true
 
   if from then

@@ -1,4 +1,5 @@
--- Ends `step` of step.lua, and defines the marks and refunds that leases and reservations use.
+-- Ends the function `step`, which step.lua begins. Then defines `mark` (the charge of the newest
+-- hits) and `refund`, which leases and reservations use.
   until true
   debt, unwritten, lived = ahead, changed and act == ASK, lives
   return code, remaining, retry, reset
@@ -22,8 +23,9 @@ function mark()
   return sum - sum % period
 end
 
--- `refund_at`, crates/kernel/src/rate/sliding_log.rs. It also lowers the totals of all later
--- entries, so it costs O(later entries). The entry of a lease is one of the newest.
+-- `refund_at`, crates/kernel/src/rate/sliding_log.rs. It also lowers the totals of all later log
+-- entries, so it costs O(later entries). These are few, because the hits of a lease are among the
+-- newest.
 local function refund_at(instant, hits)
   local size = call('LLEN', KEYS[1])
   local low, high = 0, size
@@ -56,7 +58,8 @@ end
 
 -- `refund`, crates/kernel/src/lease/counter.rs.
 function refund(charged_at, hits)
-  -- Moves the counter to its current window, so that marks are comparable.
+  -- A charge of 0 hits moves the counter to its current window. The start of that window then shows
+  -- whether `charged_at` is still counted.
   step(CHARGE, 0)
   if strategy == 5 then
     refund_at(charged_at, hits)

@@ -3,7 +3,7 @@
     --
     -- State of a window of `period`: one integer, the start in microseconds plus the count, while
     -- the count is below half a period. Then INCR or INCRBY alone counts, and its reply also
-    -- identifies the window: the sum of two such counts never reaches the next window. A larger
+    -- identifies the window: two such counts together never reach the next window. A larger
     -- count, and a calendar's count, is the string start:count. Both forms are read everywhere.
     if strategy == 2 or strategy == 3 then
       local half, total, counted = period / 2, hits, false
@@ -24,9 +24,9 @@
       end
       if small and 0 < total and total < half then
         local start, by, sum = now - now % period, total ~= 1 and format('%d', total), nil
-        -- Keys with equal records: charges this window's counts, the usual
-        -- case, in a tight loop. A failed call ends the loop. The replies then
-        -- show how many keys were charged. This saves one check for each key.
+        -- Several keys with equal records: INCR counts of the current window, the usual case, in a
+        -- tight loop. A failed call ends the loop; the number of replies then shows how many keys
+        -- were charged. This saves one comparison for each key.
         if not from and its_reset == start - now + period and hits <= limit then
           local function count(call, KEYS, DENY, at, last, by, reply, length, top, most, least, its_reset)
             for i = at, last - 1 do
@@ -71,7 +71,7 @@
               count = total
               call('SET', key, format('%.0f', start + count), 'PXAT', expiry(start + period - now))
             else
-              -- The clock stepped back, or the count is no longer small.
+              -- The clock of Redis was set back, or the count is no longer below half a period.
               start, count = since, sum - since
               if half <= count then
                 local text = format('%.0f:%.0f', start, count)
@@ -98,8 +98,8 @@
             end
           end
         end
-        -- The code below handles the values that INCR did
-        -- not understand or was not permitted to change.
+        -- The code below handles values of the form start:count, and values that INCR must not
+        -- change.
       end
 
       if not counted then
@@ -123,7 +123,7 @@
           end
         end
 
-        local lives -- microseconds from now, if there is a state to write
+        local lives -- microseconds from now to the expiry; nil if no state must be written
         while true do
           -- `current`
           local at, start = now, nil
@@ -155,7 +155,7 @@
             if fresh or hits ~= 0 then lives = reset end
             remaining, retry = limit - count, code == DENY and reset or 0
             if remaining < 0 then remaining = 0 end
-            -- A zero count is not stored, and neither is its start.
+            -- A count of zero is not stored: the key is deleted or not created.
             if count == 0 then since, lives = 0, lives or 0 end
           end
           if from == last then break end

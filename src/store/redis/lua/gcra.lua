@@ -1,7 +1,7 @@
     -- GCRA, a block in the charge loop: crates/kernel/src/rate/gcra.rs.
     --
     -- State, 37 bytes: 'g', since, owed, N, P, B, tick. At the tick `since` the debt was `owed`
-    -- hit-ticks, under the limit of the last four. This is the TAT, `since + owed / N`, without a
+    -- hit-ticks, under the limit N, P, B, tick. This is the TAT, `since + owed / N`, without a
     -- division and without an instant beyond 2^53. The key's expiry follows from the state, as in
     -- head.lua, so the next charge computes it instead of reading it.
     if strategy == 1 then
@@ -10,8 +10,8 @@
         under = pack('<I4dI4I4', limit, period, burst, tick)
         tenth = tick < 100000 and 100000 / tick or 1
       end
-      -- Keys with equal records: charges debts under this
-      -- limit that have room, the usual case, in a tight loop.
+      -- Several keys with equal records: charges counters that were written under this limit and
+      -- allow the hits, the usual case, in a tight loop.
       if not from and act == CHARGE and 0 < hits then
         local costs = hits * period
         local most = capacity - costs
@@ -55,7 +55,7 @@
       value = value or try('GET', key)
       if value then
         if #value ~= 37 then
-          -- The length of an error reply is 0, because it is a table; so is the length of AGAIN.
+          -- An error reply and AGAIN are Lua tables, so their length is 0.
           if value ~= AGAIN then break end
           ahead, changed, lives = debt, unwritten, lived
         else
@@ -71,7 +71,7 @@
             lives = lives + -lives % tenth
             ahead = owed - (at - since) * limit
             if capacity < ahead then ahead, changed = capacity, true end
-          else -- convert
+          else -- convert the debt to this limit
             local n, p, b, t = unpack('<I4dI4I4', its)
             if n < 1 or b < 1 or not (1 <= p and b * p < EXACT)
               or (t ~= 1 and t ~= 1000 and t ~= 1000000) then
@@ -103,10 +103,10 @@
         elseif burst < hits then
           code = NEVER
         else
-          -- In this order no sum exceeds 2^53.
+          -- This order of the operations keeps every sum below 2^53.
           code, retry = DENY, ceil((ahead - (capacity - hits * period)) / limit)
         end
-        -- Rounds up, which is faster than a call of `ceil`.
+        -- Rounds the quotient up. This is faster than a call of `ceil`.
         local part = ahead % limit
         reset = (ahead - part) / limit
         if 0 < part then reset = reset + 1 end
@@ -136,11 +136,12 @@
           if value then call('DEL', key) end
           lives = nil
         elseif changed then
-          -- Also after a denial: a debt that was cut to one burst must drain from now on.
+          -- A denial also writes the state: a debt that was reduced to one burst must shrink from
+          -- now on.
           local ends = at + reset
           ends = ends + -ends % tenth
-          -- A stored state under this limit differs in the first two
-          -- numbers only. Its expiry is often in the same tenth.
+          -- A stored state under the same limit differs only in the first two numbers, which
+          -- SETRANGE replaces. Its expiry is often in the same tenth of a second.
           if not lives or call('SETRANGE', key, '1', pack('<dd', at, ahead)) ~= 37 then
             local state = pack('<Bddc20', 103, at, ahead, under)
             call('SET', key, state, 'PXAT', expiry_at(ends * tick / 1000))

@@ -1,11 +1,11 @@
--- Charges the hits of one call's checks to their counters, with the kernel's arithmetic.
+-- Charges the hits of one call's checks to their counters, with the arithmetic of crates/kernel.
 --
--- ARGV[1]     the instant in microseconds since the Unix epoch; '' uses the store's clock
--- ARGV[2]     the plan; '' charges record 1 to each key, each charge for itself
+-- ARGV[1]     the instant in microseconds since the Unix epoch; '' uses the clock of Redis
+-- ARGV[2]     the plan, see below; '' charges record 1 to each key, independently
 -- ARGV[r + 2] record r, little-endian, packed: a charge and its limit
 --               byte   strategy   1 GCRA, 2 fixed window, 3 calendar, 4 sliding window, 5 log
 --               byte   act        0 charge, 1 refund
---               byte   group      0 enforced, 1 quota, 2 aside
+--               byte   group      0 enforced, 1 quota group, 2 ignored (`unlimited`)
 --               byte   shadow     1 if a denial is only reported
 --               double hits       at most 2^53 - 1
 --               uint32 limit      N in lowest terms for GCRA, else the limit
@@ -17,8 +17,8 @@
 -- The plan is a list of uint16, little-endian. The first is the number of leading keys that
 -- are read in one call. Then follow parts: a mode, a count and `count` record numbers.
 --
--- - Mode 0: `count` charges to the next key, in order, each for itself, all of one strategy.
--- - Mode 16: one record number, for one charge to each of the next `count` keys, each for itself.
+-- - Mode 0: `count` independent charges to the next key, in order, all of one strategy.
+-- - Mode 16: one record number, for one independent charge to each of the next `count` keys.
 -- - Other modes: one check with `count` charges, one to each of the next `count` keys.
 --
 -- All parts of modes 0 and 16 come first, and each of their keys is in one such part only.
@@ -28,20 +28,20 @@
 -- Reply: one string of little-endian doubles, which Redis returns faster than integers. For each
 --   charge in the order of the plan: 16 * remaining + code, and reset after. Code 4 adds retry
 --   after, code 5 the instant in microseconds. Remaining is in hits; times are in ticks of the
---   charge. Codes: 0 allow, 1 never, 2 refunded, 3 not understood (another value is under the key,
---   and stays), 4 deny, 5 stale. Plus 8 if reset after equals that of the charge before, and is
+--   charge. Codes: 0 allow, 1 never (hits above the limit), 2 refunded, 3 unknown format (the value
+--   stays), 4 deny, 5 stale. Plus 8 if reset after equals that of the previous charge, and is
 --   left out. For codes 3 and 5 the rest is 0.
 --
--- Exact: all numbers in a decision are integers below 2^53, which a double represents. A
--- product may exceed 2^53 only if the number that it is compared with cannot: rounding
--- keeps the order. For integers a and b below 2^53, floor(a / b) and ceil(a / b) of
--- doubles are exact. A quotient that is no integer is at least 1/b from every integer,
--- which is more than half a step between doubles there. Instants end in the year 2255.
+-- Arithmetic is exact: all numbers in a decision are integers below 2^53, which a double
+-- represents. A product may exceed 2^53 only in a comparison with a number below 2^53, because
+-- rounding keeps the order. For integers a and b below 2^53, floor(a / b) and ceil(a / b) of
+-- doubles are exact. A quotient that is no integer differs from every integer by at least 1/b,
+-- which is more than the rounding error of a double. Instants end in the year 2255.
 --
 -- A key exists only while its counter is not empty. It expires when the counter is empty: never
--- early, at most 3 ms late. A GCRA's key expires at the end of the tenth of a second in which
--- the counter is empty. A charge that stays within that tenth leaves the expiry unchanged.
--- Every writer of a GCRA's state must round up alike, or the key would expire early.
+-- early, at most 3 ms late. The key of a GCRA counter expires at the end of the tenth of a second
+-- in which the counter becomes empty. A charge within the same tenth leaves the expiry unchanged.
+-- So all scripts that write GCRA counters must round the expiry up in the same way.
 --
 -- Commands: GET, MGET, SET, SETRANGE, DEL, INCR, INCRBY, DECRBY, PEXPIREAT, TIME, LLEN, LINDEX,
 --   LTRIM, LSET, RPUSH. A failed write fails the whole script.
@@ -55,7 +55,8 @@ local call, try = redis.call, redis.pcall
 local pack, unpack = struct.pack, struct.unpack
 local floor, ceil, format, match = math.floor, math.ceil, string.format, string.match
 
--- The codes of the reply, the acts, 2^53, and the format of a record.
+-- The codes of the reply, the acts of a charge (ASK only queries), 2^53, and the format of a
+-- record.
 local ADMIT, NEVER, REFUNDED, NOT_UNDERSTOOD, DENY, STALE = 0, 1, 2, 3, 4, 5
 local CHARGE, REFUND, ASK = 0, 1, 2
 local EXACT = 9007199254740992
@@ -63,46 +64,49 @@ local RECORD = '<BBBBdI4dI4I4'
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
--- The milliseconds by which the clock that expires keys is ahead of `now`.
+-- The milliseconds by which the clock of Redis, which expires keys, is ahead of `now`.
 local expires_ahead = 0
 if ARGV[1] ~= '' then
   local own = now
   now = tonumber(ARGV[1])
-  -- The given instant may be behind the clock that expires keys. One
-  -- more day keeps keys alive until the given instant reaches their end.
+  -- The instant in ARGV may be behind the clock of Redis, which expires keys. One more day keeps
+  -- each key until the instant in ARGV reaches its end.
   expires_ahead = (own - own % 1000 - now + now % 1000) / 1000 + 86400000
 end
 
--- Returns an expiry in milliseconds as text for Redis. It is an instant, because
--- Redis rewrites a SET with a duration before it replicates the command.
+-- Returns an expiry, in milliseconds since 1970, as text. It is an instant and not a duration:
+-- Redis would rewrite a SET with a duration before it replicates the command, which costs time.
 local latest, its_text
 local function expiry_at(millis)
-  -- Many keys of one call expire at once, and a comparison costs less than the text.
+  -- Reuse the last text: many keys of one call have the same expiry.
   if millis == latest then return its_text end
   latest = millis
   local instant = millis + expires_ahead
-  -- 285,000 years, below the largest instant that Redis accepts.
+  -- The bound is 285,000 years, below the largest instant that Redis accepts.
   if 9000000000000000 < instant then instant = 9000000000000000 end
   its_text = format('%d', instant)
   return its_text
 end
 
--- Returns the expiry of a key that is needed for `micros`
--- more. Adds one millisecond for the fraction that is cut off.
+-- Returns the expiry of a key that is needed for another `micros` microseconds. Rounds up to whole
+-- milliseconds.
 local function expiry(micros)
   local ends = now + micros
   return expiry_at((ends - ends % 1000) / 1000 + 1)
 end
 
--- The reply so far, the number of its integers, of its charges, and its latest reset after.
+-- The reply so far, the number of its integers and of its charges, and the reset after of the last
+-- charge.
 local reply, length, said, its_reset = {}, 0, 0, nil
--- Functions for a call with a plan: the next task, the reply, and the result of a task.
+-- Functions for a call with a plan: `following` returns the next key to charge, `say` adds to the
+-- reply, `hear` takes the result of a key.
 local following, say, hear
 local plan, keys, held = nil, 0, {}
--- The keys after `keys` up to this one have one charge each, by the current record.
+-- The index of the last key that has one charge by the current record. The keys after index `keys`
+-- up to it share that record.
 local alike = 0
 
--- The current record.
+-- The number of the current record, and its fields.
 local in_hand = 1
 local strategy, its_act, group, shadow, its_hits, limit, period, burst, tick =
   unpack(RECORD, ARGV[3])

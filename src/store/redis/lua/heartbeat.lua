@@ -1,48 +1,52 @@
--- Applies one round of share reports of one replica: crates/kernel/src/coordinator, line for line,
--- in microseconds. Unlike the kernel, it stores the sums over all share states, see `put`.
+-- Applies one share round of one replica, like the Rust code in crates/kernel/src/coordinator,
+-- in microseconds. Unlike the Rust code, it stores the sums over all share states, see `put`.
 --
--- KEYS[1]  a hash: 'store' is the store's name when the incarnation began, 'life' the coordinator's
+-- KEYS[1]  a hash: 'store' is Redis' run_id when the incarnation began, 'life' the coordinator's
 --          incarnation, 'heard' the instant of the last report, 'knew' that instant when the
---          incarnation began. Each incarnation of each replica has a line, too.
+--          incarnation began. Each incarnation of each replica has a field, too: the fleet table.
 -- KEYS[n]  from 2, the state of one limit, a hash: 'head' is the HEAD and the permits that each
 --          replica wants. Each share state is a SEAT, by replica and incarnation.
--- ARGV[1]  the instant in microseconds since the Unix epoch; '' uses the store's clock
--- ARGV[2]  the name of the store; '' if the caller does not know it
+-- ARGV[1]  the instant in microseconds since the Unix epoch; '' uses the clock of Redis
+-- ARGV[2]  the run_id of Redis; '' if the caller does not know it
 -- ARGV[3]  packed: the replica and its incarnation; the coordinator's incarnation that granted all
 --          its shares (-1 none); the instant of the last reply that it received (-1 none); the
 --          microseconds for which a share of it, or of a forgotten replica, may be in use; 1 if it
---          leaves
+--          shuts down
 -- ARGV[n]  from 4, packed: the configuration and the report of each limit, see SAID; a vote is one
 --          more than its ratio, and 0 is none
 -- Reply: one string of little-endian doubles: the incarnation, the instant in microseconds, and
 --   eight for each limit. These are a code, and for code 0 (granted) the incarnation, the
 --   generation, the share, the fair share, the limit, the number of replicas, and 1 while
---   recovering; else zeros. Codes: 1 left, 2 late, 3 superseded, 4 lost, 5 full, 6 not understood
---   (another value is under the key)
+--   recovering; else zeros. Codes: 1 left, 2 late, 3 superseded, 4 lost, 5 full, 6 unreadable
+--   (the value under the key has an unknown format)
 --
--- Exact: all numbers are integers below 2^53. A level is below
--- 2^34 and a ratio at most 2^17, so their product is below 2^52.
+-- Arithmetic is exact: all numbers are integers below 2^53. A level is below 2^34 and a ratio at
+-- most 2^17, so their product is below 2^52.
 --
 -- Expiry of a limit's state:
--- - one to two minutes after the share of the latest reporter can be in use,
--- - ten to eleven minutes for an adaptive limit, so that it survives a pause,
+-- - one to two minutes after the time in which the share of the last reporting replica may be in
+--   use,
+-- - ten to eleven minutes after that time for an adaptive limit, so that its value survives a pause
+--   in traffic,
 -- - one minute after the last replica of a static limit has left.
 --
--- The incarnation is kept for thirty days after the last report. A state with another layout,
--- such as the single string of earlier versions, is not understood and stays unchanged.
+-- The incarnation is kept for thirty days after the last report. A state with another layout, such
+-- as the single string of earlier versions, is reported as unreadable and stays unchanged.
 --
--- Cost: O(1) for each limit.
--- - O(share states), one number each, if the replicas want more than the limit.
--- - All share states are read if one is added, leaves or expires.
--- - All share states are read if the limit moves, votes are counted or replicas take turns.
--- - O(lines) until the incarnation is settled, and for a new replica.
+-- Cost: O(1) for each limit in the usual case. More is read in these cases:
+-- - if the replicas want more permits than the limit: one number of each share state,
+-- - if a share state is added, removed or expires: all share states,
+-- - if the limit changes, votes are counted, or the limit has fewer permits than replicas: all
+--   share states,
+-- - until the incarnation is settled, and for a new replica: the whole fleet table.
 --
 -- Commands: TIME, HGET, HSET, HDEL, HGETALL, HMGET, HVALS, HLEN, DEL, PEXPIREAT.
 
--- A report is plain if all share states are live, no vote is due and no replica is new, which
--- is the usual case. It reads and writes one share state only. The loop at the end contains the
--- plain path, in locals: Redis creates a script's functions and their shared variables anew at
--- every call. All other functions are created when the first limit of a call needs them.
+-- A share report is plain if all share states are live, no vote is due and no replica is new, which
+-- is the usual case. A plain report reads and writes only the share state of its replica. The loop
+-- at the end contains the plain path, in locals: Redis creates a script's functions and their
+-- shared variables anew at every call. All other functions are created when the first limit of a
+-- call needs them.
 
 local KEYS, ARGV = KEYS, ARGV
 local call, try, spread = redis.call, redis.pcall, _G.unpack
@@ -54,23 +58,26 @@ local MOST_SEATS = 4096
 local FINE = 1024
 local EQUAL, DEMAND = 0, 1
 local ALL, HUNGRY, TURNS = 0, 1, 2
--- An I has the width of an int, 4 bytes on every platform
--- of Redis. An explicit width is slower to parse.
+-- In these formats, `I` is an unsigned int, which has 4 bytes on every platform of Redis. `I4`
+-- would be slower to parse.
 local SAID = '<dddIIIBBdddBddIIIIIB'
--- The position of the replica and its incarnation in SAID: the name of a share state.
+-- The position of the replica and its incarnation in a report: these bytes are the field name of
+-- its share state.
 local NAME, NAME_FROM, NAME_TO = '<dd', 39, 54
--- The length identifies the layout of HEAD and of SEAT. Therefore 'recovered' has 2 bytes, not 1.
+-- The formats of the head of a limit and of a share state. Their lengths identify the layout, so a
+-- changed layout needs another length. Therefore 'recovered' has 2 bytes, not 1.
 local HEAD, HEAD_BYTES = '<IddddHdIdddIdddIIIII', 122
--- The fields read from all share states, and the other fields. A SEAT is shorter than any head.
+-- The fields that the script reads from all share states, and the other fields. A share state
+-- (SEAT) is shorter than any head.
 local SEEN, REST, REST_FROM, SEAT_BYTES = '<IddIIII', '<dddddddI', 37, 96
 local SEAT = SEEN .. sub(REST, 2)
 local LIFE = '<dddd'
--- `FAILOVER_LOSS`, crates/kernel/src/coordinator/incarnation.rs,
--- and an instant before every report.
+-- `FAILOVER_LOSS`, crates/kernel/src/coordinator/incarnation.rs, in microseconds; and an instant
+-- before every report.
 local MOMENT, NEVER = 3000000, -2 ^ 52
--- The time that a state is kept after its last use. A lost state must not
--- look like a lost store to a late report. An adaptive limit is kept longer.
--- SLACK is added to an expiry, which then stays unchanged for that long.
+-- The microseconds for which the state of a limit is kept after its last use: INFERRED for an
+-- adaptive limit. A late report must still find the state, or the store would seem to have lost it.
+-- SLACK is added to an expiry, which then need not be changed for that long.
 local KEPT, INFERRED, SLACK = 60000000, 600000000, 60000000
 
 local time = call('TIME')
@@ -78,8 +85,8 @@ local told = time[1] * 1000000 + time[2]
 local real = told
 if ARGV[1] ~= '' then
   told = tonumber(ARGV[1])
-  -- The given instant may be behind the clock that expires keys. One
-  -- more day keeps keys alive until the given instant reaches their end.
+  -- The instant in ARGV may be behind the clock of Redis, which expires keys. One more day keeps
+  -- each key until the instant in ARGV reaches its end.
   real = real + 86400000000
 end
 
@@ -87,8 +94,8 @@ local function expire(key, at)
   call('PEXPIREAT', key, string.format('%.0f', floor(at / 1000) + 1))
 end
 
--- crates/kernel/src/coordinator/incarnation.rs. `knew`
--- is the instant up to which the table is known.
+-- crates/kernel/src/coordinator/incarnation.rs. Begins a coordinator incarnation. `knew` is the
+-- instant up to which the fleet table is complete.
 local born_as, born, settled, since_when
 
 local function begin(knew)
@@ -97,8 +104,8 @@ local function begin(knew)
   call('HSET', KEYS[1], 'knew', knew)
 end
 
--- `incarnation_for` and `update_table`, src/store/memory/coordinators.rs:
--- writes the replica's line before its reports are applied.
+-- `incarnation_for` and `update_table`, src/store/memory/coordinators.rs: writes the replica's
+-- record in the fleet table before its share reports are applied.
 local life_changed = false
 do
   local LINE = '<ddd'
@@ -146,7 +153,8 @@ do
         end
       end
     end
-    -- A leaving replica proves nothing: it may be the first to reach a store that lost its state.
+    -- The last report of a replica that shuts down must not end the grace period: it may be the
+    -- first report after the store lost its state.
     if settled == 0 and leaves == 0 then
       settle(longest or replica_longest, lines)
       life_changed = life_changed or settled == 1
@@ -154,45 +162,51 @@ do
   end
 end
 
--- One limit: its configuration, the report, and its head.
+-- Variables of the current limit: its configuration, the report, and its head (the state except the
+-- share states).
 local heartbeat, term, max_duration, least, start, most, aggregate, split
 local member, life, number, holds, h_coordinator, h_generation, h_share, h_ceiling
 local in_flight, wanted, vote, leaves
 local n, incarnation, latest, generation, level, recovered, counted, votes, kept
--- The sums over all share states. They are valid until the instant `sums_hold_until`
--- (0 if a share state is not live), and while the limit is `sum_ceiling`. `put`
--- defines each addend. The reporter is not included between its report and its grant.
+-- The sums over all share states; `put` defines each addend. They are valid until the instant
+-- `sums_hold_until` (0 if a share state is not live), and while the limit is `sum_ceiling`. While a
+-- report is applied, the sums exclude the reporting replica until its grant.
 local sums_hold_until, sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty
--- The number of share states, at most, that expire before the instant `next_end`. When it is
--- 0, the sums are valid until then. So if all replicas report in time, no scan is necessary.
+-- At most `count_ending` share states expire before the instant `next_end`. If it is 0, the sums
+-- are valid until that instant. So if all replicas report in time, the script never reads all share
+-- states.
 local next_end, count_ending
--- The fill level at the last time that the limit was too small for all.
+-- The fill level (the need up to which each replica gets its permits) when the limit was last too
+-- small for all needs.
 local filled
--- The reporter's share state: its index, if it exists, and its fields, as in the lists below.
+-- The reporting replica's share state: its index, if it exists, and its fields, as in the lists
+-- below.
 local at, ends, held, granted, its_told, heard, held_generation, granted_generation, since, rests, lasts, its_vote
--- The limit's key, its head as it was read, and the reporter's share state.
+-- The limit's key, its head as it was read, and the reporting replica's share state as it was read.
 local key, state, own
--- All share states, as one list for each field, once they
--- are read. `lay_down` puts the reporter's fields there.
+-- All share states, as one list for each field, after they were read. `lay_down` copies the
+-- reporting replica's fields into the lists.
 local M, L, N, HG, GG, U, S, R, D, HS, GS, T, F, W, V = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
--- The share states as they were read.
+-- The packed share states as they were read.
 local texts = {}
--- True if the wants were read, if all share states were read, and if all must
--- be written. `grace` is true if other replicas may have unknown shares.
+-- True if the permits that each replica wants were read, if all share states were read, and if all
+-- must be written. `grace` is true in the grace period, when other replicas may use shares that the
+-- store has lost.
 local has_wants, has_all, all_changed, grace
 local now, whole
 
--- crates/kernel/src/coordinator/split.rs. The split's input: the live replicas in the fleet's
--- order, and the reporter. `live` lists their share states, and is nil if all are live.
--- `idle` counts replicas without need that are treated as hungry with a need of one.
+-- crates/kernel/src/coordinator/split.rs. The input of the split: the number of live replicas, and
+-- the index of the reporting replica (`me`). `live` lists the indices of live share states, and is
+-- nil if all are live. `idle` counts replicas without need that are split as if they needed one
+-- permit.
 local living, live, me, hungry, idle, my_need, total_need
 
--- Adds a live share state to the sums if `sign` is 1, or removes it if
--- `sign` is -1. One function does both, so that both use the same numbers.
+-- Adds a live share state to the sums if `sign` is 1, or removes it if `sign` is -1. One function
+-- does both, so that it removes exactly what it added.
 local function put(sign, ends, held, granted, in_flight, told, wanted)
   local ceiling = sum_ceiling
   if ceiling < wanted then wanted = ceiling end
-  -- The permits taken from a lowered limit, and the exposure.
+  -- The permits of this replica that count against a lowered limit, and its exposure.
   local taken = granted < in_flight and in_flight or granted
   if held < taken then held = taken end
   sum_exposure, sum_need = sum_exposure + sign * held, sum_need + sign * wanted
@@ -210,10 +224,10 @@ local function even(total, among, place_from_0)
   return (total - rest) / among + (place_from_0 < rest and 1 or 0)
 end
 
--- The formats of n wants, by n.
+-- The pack formats of the list of wants, by its length.
 local formats = {}
 
--- Reads the wants of all replicas from the head.
+-- Reads from the head how many permits each replica wants.
 local function load_wants()
   if has_wants then return end
   has_wants = true
@@ -221,7 +235,7 @@ local function load_wants()
   W = {unpack(formats[n], state, HEAD_BYTES + 1)}
 end
 
--- Returns the wants of the live replicas, with the reporter's new want.
+-- Returns how many permits each live replica wants, with the new value of the reporting replica.
 local function wants_of_the_living()
   load_wants()
   W[at] = wanted
@@ -231,7 +245,7 @@ local function wants_of_the_living()
   return wants
 end
 
--- Functions for reports that need all share states, or that compete for permits.
+-- Functions for reports that need all share states, or for limits that are too small for all needs.
 local see_all, lay_down, drop_seats_that_are_over, place, insert, move_ceiling, sum_up, take_turns, write_all, fill
 
 local reply, length = {0, told}, 2
@@ -241,7 +255,7 @@ for i = 2, #KEYS do
   heartbeat, term, max_duration, least, start, most, aggregate, split, member, life, number, holds,
     h_coordinator, h_generation, h_share, h_ceiling, in_flight, wanted, vote, leaves = unpack(SAID, said)
   local code, fair, its_generation = NOT_UNDERSTOOD, 0, 0
-  -- A break without a code means that the value under the key is not understood.
+  -- A `break` without a code means that the value under the key has an unknown format.
   repeat
     local name = sub(said, NAME_FROM, NAME_TO)
     local found = try('HMGET', key, 'head', name)
@@ -283,8 +297,8 @@ for i = 2, #KEYS do
 
     local must_see_all = not at or sums_hold_until <= now or leaves == 1
 
-    -- `is_plain`: all share states are live and stay. The limit stays
-    -- the same, has a permit for each, and is the limit of the sums.
+    -- `is_plain`: all share states are live and stay. The limit does not change, has a permit for
+    -- each replica, and is the limit for which the sums are valid.
     local is_plain = not must_see_all and not grace and n <= whole and whole == sum_ceiling and 0 < term
       and least * FINE <= level and level <= most * FINE
       and (votes + vote == 0 or 4 * (now - counted) < 7 * heartbeat)
@@ -304,7 +318,7 @@ for i = 2, #KEYS do
         end
       end
 
-      -- The other fields of one share state, and of all. Reading a single one is cheap.
+      -- `load` unpacks the other fields of one share state, and `load_all` those of all.
       local function load(i)
         if L[i] then return end
         L[i], N[i], HG[i], GG[i], S[i], R[i], D[i], V[i] = unpack(REST, texts[i], REST_FROM)
@@ -315,7 +329,7 @@ for i = 2, #KEYS do
         for i = 1, n do load(i) end
       end
 
-      -- Copies the reporter's share state into the lists.
+      -- Copies the reporting replica's share state into the lists.
       function lay_down()
         see_all()
         M[at], L[at], N[at], HG[at], GG[at], U[at], S[at] = member, life, heard, held_generation, granted_generation, ends, since
@@ -336,7 +350,8 @@ for i = 2, #KEYS do
         if now < U[i] then return false end
         if exposure(i) == 0 then return true end
         load(i)
-        -- `unused_from`: by its own `max_duration` and by the current one.
+        -- `unused_from`: uses the larger `max_duration` of the share state and of the current
+        -- configuration.
         local lasts = D[i]
         if lasts < max_duration then lasts = max_duration end
         return R[i] <= now and U[i] + lasts <= now
@@ -402,7 +417,7 @@ for i = 2, #KEYS do
         return a
       end
 
-      -- A ratio of 65,536 is one. A limit at most doubles in one step.
+      -- A ratio of 65,536 means 1. One vote count at most doubles a limit.
       local function scaled(a, ratio)
         if 131072 < ratio then ratio = 131072 end
         return within(floor(a * ratio / 65536))
@@ -443,8 +458,8 @@ for i = 2, #KEYS do
         whole = (level - level % FINE) / FINE
       end
 
-      -- Computes the sums over all share states except the
-      -- reporter's. An expired share state adds only its exposure.
+      -- Computes the sums over all share states except that of the reporting replica. An expired
+      -- share state adds only its exposure.
       function sum_up()
         lay_down()
         sum_ceiling, sum_exposure, sum_need, sum_taken, count_hungry, count_short, count_empty = whole, 0, 0, 0, 0, 0, 0
@@ -462,12 +477,12 @@ for i = 2, #KEYS do
             sum_exposure, sum_taken = sum_exposure + its, sum_taken + its
           end
         end
-        -- With an expired share state the sums are not valid:
-        -- each report's configuration decides how long it is kept.
+        -- If a share state has expired, the sums are invalid for the next report, whose
+        -- configuration decides how long the share state is kept.
         sums_hold_until = living == n and until_when or 0
       end
 
-      -- crates/kernel/src/coordinator/split.rs. For each live replica: its want,
+      -- crates/kernel/src/coordinator/split.rs. For each live replica: the permits that it wants,
       -- true if it waits for a permit, and since when it waits or has one.
       local wants, waits, turns
 
@@ -479,8 +494,8 @@ for i = 2, #KEYS do
         return 2
       end
 
-      -- Returns the number of replicas before `me` in the
-      -- line for a permit, and how many of them wait.
+      -- Returns the number of replicas that get a permit before `me`, and how many of them wait for
+      -- one.
       local function ahead(turned)
         local mine, count_ahead, waiting = class(me, turned), 0, 0
         for i = 1, living do
@@ -493,7 +508,8 @@ for i = 2, #KEYS do
         return count_ahead, waiting
       end
 
-      -- Returns the reporter's fair share, and the permits owed to replicas that wait before it.
+      -- Returns the fair share of the reporting replica, if the limit has fewer permits than
+      -- replicas. Also returns the permits that replicas before it wait for.
       function take_turns()
         lay_down()
         load_all()
@@ -508,7 +524,7 @@ for i = 2, #KEYS do
         return count_ahead < whole and 1 or 0, waiting
       end
 
-      -- Rewrites the hash, so that no removed share state stays.
+      -- Deletes and rewrites the hash of the limit, so that no removed share state stays in it.
       function write_all()
         load_all()
         call('DEL', key)
@@ -520,7 +536,7 @@ for i = 2, #KEYS do
           parts[to + 1] = pack(NAME, M[i], L[i])
           parts[to + 2] = pack(SEAT, i, M[i], U[i], HS[i], GS[i], F[i], T[i], L[i], N[i], HG[i], GG[i], S[i], R[i], D[i], V[i])
           to = to + 2
-          -- A Lua function takes at most 8,000 arguments.
+          -- Write in parts, because a Lua function takes at most 8,000 arguments.
           if to == 2000 then
             call('HSET', key, spread(parts))
             parts, to = {}, 0
@@ -530,7 +546,7 @@ for i = 2, #KEYS do
       end
     end
 
-    -- `see`: reads all share states if the reporter's is not enough.
+    -- `see`: reads all share states if that of the reporting replica is not enough.
     local is_there, refused = true, nil
     if must_see_all then
       see_all()
@@ -549,7 +565,7 @@ for i = 2, #KEYS do
       code = FULL
     else
 
-      -- `confirmed_grant`: the grant that the replica had when it sent the report.
+      -- `confirmed_grant`: the grant that the replica used when it sent the report.
       local its_held, its_held_generation = 0, 0
       if holds == 1 and leaves == 0 then
         if h_coordinator ~= incarnation then
@@ -561,7 +577,7 @@ for i = 2, #KEYS do
         end
       end
 
-      -- `valid_vote`: a vote counts only for the limit that the replica knew when it voted.
+      -- `valid_vote`: a vote counts only if the replica voted on the current limit.
       local said_vote = 0
       if holds == 1 and h_ceiling == whole and 0 < wanted then
         said_vote = vote
@@ -641,11 +657,11 @@ for i = 2, #KEYS do
           fair = my_need + even(whole - total_need, living, me - 1)
         elseif my_need ~= 0 then
           if not fill then
-            -- `fill_level`: sets `filled` to the highest level, rounded down, to which every need
-            -- can be filled. Returns the number of needs above it, and the rest. The level is below
-            -- the limit, so needs above the limit change nothing. From a start that is too high,
-            -- the first step leads to the level or below it. From below, each step leads up, and
-            -- stops only at the level. So the search starts at the last level, which is near.
+            -- `fill_level`: sets `filled` to the fill level: the largest whole number of permits
+            -- such that each replica can get its need up to this number. Returns the number of
+            -- needs above the level, and the permits left over. The search starts at the previous
+            -- level, which is near. From a start that is too high, the first iteration goes to the
+            -- level or below it. From below, each iteration goes up, and stops at the level.
             local function fill_all(wants)
               local living, level, spare, is_first = living, filled, whole - idle, true
               while true do
@@ -655,8 +671,8 @@ for i = 2, #KEYS do
                   if level < its then short = short + 1 else rest = rest - its end
                 end
                 local next = short == 0 and 0 or floor(rest / short)
-                -- A lower level means that the sums are not
-                -- of these wants. The search must still end.
+                -- The level can only go down here if the sums do not belong to these wants. The
+                -- search must still end.
                 if next == level or not is_first and next < level then
                   filled = level
                   return short, rest - level * short
@@ -667,8 +683,8 @@ for i = 2, #KEYS do
 
             -- `divide_by_need`
             function fill()
-              -- The replicas that want more share the rest.
-              -- If none does, all that take part share it.
+              -- Replicas that want more than the level share the permits left over. If no replica
+              -- wants more, all replicas of the split share them.
               local wants, to, among, rest = wants_of_the_living(), 0, hungry, whole - total_need
               local mine = my_need
               if rest < 0 then
@@ -687,8 +703,8 @@ for i = 2, #KEYS do
           fair = fill()
         end
 
-        -- `grantable_share`; and `room_after_decrease` for a
-        -- lowered limit that other replicas do not know yet.
+        -- `grantable_share`; and `room_after_decrease`, for a lowered limit whose new value other
+        -- replicas have not received yet.
         local free, share = whole - sum_exposure, fair
         if free < held then
           local left = whole - sum_taken
@@ -702,7 +718,7 @@ for i = 2, #KEYS do
           if room < share then share = room end
         end
 
-        -- `granted`: the stored result.
+        -- `granted`: stores the grant.
         its_generation = held_generation
         if held ~= share or its_generation == 0 then its_generation = generation + 1 end
         if generation < its_generation then generation = its_generation end
@@ -710,8 +726,8 @@ for i = 2, #KEYS do
         granted_generation, granted, its_told, code = its_generation, share, whole, GRANTED
         put(1, ends, held, granted, in_flight, whole, wanted)
         if count_ending == 0 and 0 < sums_hold_until then
-          -- Each other share state is counted as if it expired before this
-          -- one. If one does not, the sums are computed anew at that instant.
+          -- Count every other share state as ending before this one. If one of them does not, the
+          -- sums are only computed again earlier than necessary.
           if sums_hold_until < next_end then sums_hold_until = next_end end
           next_end, count_ending = ends, n - 1
         end
@@ -720,12 +736,13 @@ for i = 2, #KEYS do
     end
 
     local is_heard, in_use = code == GRANTED or code == LEFT, term + max_duration
-    -- Requests that it allowed under an earlier configuration may last longer.
+    -- Requests that the replica allowed under an earlier configuration may last longer.
     if is_heard and in_use < rests - now then in_use = rests - now end
     local least_kept = real + in_use + (least < most and INFERRED or KEPT)
     local renews = kept < least_kept
     if n == 0 and least == most then
-      -- There may be as many short-lived limits as descriptor values, so their states expire early.
+      -- The last replica left. There may be as many short-lived limits as descriptor values, so
+      -- this state expires early.
       kept, renews = real + KEPT, true
     elseif renews then
       kept = least_kept + SLACK
@@ -750,7 +767,7 @@ for i = 2, #KEYS do
   until true
 
   if code == LOST then
-    -- The store lost the limit's state, but not the table.
+    -- The store lost the state of the limit, but not the fleet table.
     begin(told)
     life_changed = true
   end
@@ -766,7 +783,7 @@ end
 if life_changed then
   call('HSET', KEYS[1], 'life', pack(LIFE, born_as, born, settled, since_when))
 end
--- Thirty days.
+-- The fleet table expires after thirty days.
 expire(KEYS[1], real + 2592000000000)
 reply[1] = born_as
 return pack('<' .. rep('d', length), spread(reply, 1, length))

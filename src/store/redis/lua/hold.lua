@@ -1,4 +1,4 @@
--- Reserves the hits of a check that several calls decide, and commits or cancels them, with the
+-- Reserves the hits of a check that needs several calls, and commits or cancels them, with the
 -- arithmetic of crates/kernel/src/lease/reservation.rs. A call has the messages of one check and
 -- slot, in order.
 --
@@ -9,30 +9,31 @@
 --            double earliest    no reservation expires before this microsecond
 --            double since       of a debt: a tick, and
 --            double owed_then   the debt at that tick, in hit-ticks, and
---            double held        the part of it that is certainly reserved
---            double waiting     the reserved hits of a debt in all
---            uint32 n, double p, uint32 b, uint32 t   the limit of the debt; 0 for none
+--            double held        the part of that debt that is certainly reserved
+--            double waiting     the hits of all reservations of a GCRA counter
+--            uint32 n, double p, uint32 b, uint32 t   the GCRA limit of the debt; 0 for none
 --            the 16 bytes of a reservation -> 20 bytes
---            double until       the microsecond at which it expires
---            double mark        its charge, as in borrow.lua
+--            double until       the microsecond at which the reservation expires
+--            double mark        the charge of the reserved hits, as in borrow.lua
 --            uint32 hits
 -- ARGV[1]       the instant, as in head.lua
 -- ARGV[2]       the messages, little-endian, packed, 27 bytes each
---            uint16             the number of its record
+--            uint16             the number r of the record with the charge
 --            byte   what        0 reserve, 1 commit, 2 cancel
 --            double term        the lifetime in microseconds
---            16 bytes           the reservation
+--            16 bytes           the id of the reservation
 -- ARGV[r + 2]   record r, as in head.lua; its act is not used
 --
 -- Reply: for each message code, remaining, retry after, reset after, as in head.lua, in ticks of
---   the charge. For codes 3 and 5 all but retry after is 0. Code 6, with zeros: not reserved,
+--   the charge. For codes 3 and 5 all but retry after is 0. Code 6, then zeros: not reserved,
 --   because there are too many reservations; or not committed, because it expired.
 --
--- Exact: the debt and its reserved part are below 2^53. A product may
--- exceed 2^53 only if the number that it is compared with cannot.
+-- Arithmetic is exact: the debt and its reserved part are below 2^53. A product may exceed 2^53
+-- only in a comparison with a number below 2^53.
 --
--- The hash expires after the lifetime of the last reservation plus the time until its counter
--- is empty. A reservation is deleted before its hits are refunded, so it is refunded once.
+-- The hash expires after the lifetime of the last reservation plus the time until its counter is
+-- empty. A reservation is deleted before its hits are refunded, so that no failure can refund them
+-- twice.
 --
 -- Commands: those of head.lua, and HMGET, HGETALL, HLEN, HSET, HDEL, LRANGE.
 
@@ -41,7 +42,8 @@ local REFUSED = 6
 local HEAD, OPEN = '<dddddI4dI4I4', '<ddI4'
 local MOST_HOLDS = 4096
 
--- The current message: the id of its reservation, the stored reservation and the head.
+-- Variables of the current message: the id of its reservation, the stored reservation, and the head
+-- (field 'h' of the hash).
 local id, open, head
 local earliest, since, owed_then, held, waiting, n, p, b, t
 
@@ -170,7 +172,8 @@ local function take(what, term)
   earliest, since, owed_then, held, waiting, n, p, b, t = EXACT, 0, 0, 0, 0, 0, 0, 0, 0
   if head then earliest, since, owed_then, held, waiting, n, p, b, t = unpack(HEAD, head) end
   if what == KEEP then return keep() end
-  -- Converts a debt under another limit, for any result of the message.
+  -- Converts a debt that was written under another limit. This happens for any result of the
+  -- message.
   local code, _, retry = step(strategy == 1 and CHARGE or ASK, 0)
   if code == STALE or code == NOT_UNDERSTOOD then return code, 0, retry, 0 end
   if what == GIVE_BACK then return give_back() end

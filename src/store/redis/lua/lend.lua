@@ -1,7 +1,7 @@
--- Continues the loop of borrow.lua: applies one message to its counter and to its list.
+-- Continues the loop of borrow.lua: applies one message to its counter and to its lease table.
 --
--- `put_record`: stores the replica's record `known`, unless the list is full. `others`
--- is the number of other records, and `forgotten` their latest expiry.
+-- `put_record`: stores the sender's record `known`, unless the lease table is full. `others` is the
+-- number of other replicas' records, and `forgotten` their latest expiry.
 function put(key, member, others, forgotten, kept_until, known)
   if MOST_MEMBERS <= others then return end
   if forgotten < kept_until then forgotten = kept_until end
@@ -22,7 +22,8 @@ end
 
     end
 
-    -- `apply`: converts a debt under another limit, for any result of the message.
+    -- `apply`: converts a debt that was written under another limit. This happens for any result of
+    -- the message.
     if not is_plain then
       KEYS[1] = its_counter
       code, remaining, retry, reset = step(again and CHARGE or ASK, 0, lives_there or nil)
@@ -74,8 +75,8 @@ end
       refund(its_mark, returned)
     end
 
-    -- `apply_new`: without a charge the debt of the last step
-    -- is still valid. A change is written with the grant.
+    -- `apply_new`: if nothing was charged, the debt of the last step is still valid. A changed debt
+    -- is written later, together with the grant.
     if not is_plain then
       if not again or own ~= 0 or back ~= 0 then
         code, remaining, retry, reset = step(again and ASK or CHARGE, own, again)
@@ -132,8 +133,8 @@ end
       if again and unwritten then step(CHARGE, 0, again) end
     elseif unwritten then
       local ends, state = at + reset, pack('<Bddc20', 103, at, debt, under)
-      -- One SET writes the state and the expiry. Skipping an unchanged expiry
-      -- would save less than a second command costs for a changed one.
+      -- One SET writes the state and the expiry. A separate command for a changed expiry would cost
+      -- more than leaving out an unchanged one saves.
       ends = expiry_at((ends + -ends % tenth) * tick / 1000)
       if not call('SET', its_counter, state, 'PXAT', ends, lives_there and 'XX' or 'NX') then code = NOT_UNDERSTOOD end
     elseif not lives_there then
@@ -155,7 +156,8 @@ end
     if not is_plain then
       put(its_list, member, others, forgotten, kept_until, known)
     elseif place and not is_stale and kept_until <= lasts then
-      -- The record's offset after the replica, from 0. The first record is usually the only one.
+      -- The offset of the record's fields after the replica, from 0, as text. It is 17 for the
+      -- first record, which is usually the only one.
       call('SETRANGE', its_list, place == BEGUN + 1 and '17' or format('%d', place + 7), known)
     else
       if term ~= its_term then its_term, its_end = term, expiry(term + term) end

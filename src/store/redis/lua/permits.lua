@@ -1,19 +1,20 @@
--- The common part of the scripts of strict concurrency limits, line for line, in microseconds:
--- crates/kernel/src/concurrency/permit_table.rs and src/store/memory/permits.rs.
+-- The common part of the scripts of strict concurrency limits. It does the same as the Rust files
+-- crates/kernel/src/concurrency/permit_table.rs and src/store/memory/permits.rs, in microseconds.
 --
 -- KEYS[1]  the incarnation of the node: 'permits1', packed the instant at which acquires become
---          possible and the instant of the last report, and the store's name when it began
+--          possible and that of the last report, and the run_id of Redis when it began
 -- KEYS[n]  from 2, for one limit each: a sorted set of the permits in use, by deadline
--- ARGV[1]  the instant in microseconds since the Unix epoch; '' uses the store's clock
--- ARGV[2]  the name of the store; '' if the caller does not know it
+-- ARGV[1]  the instant in microseconds since the Unix epoch; '' uses the clock of Redis
+-- ARGV[2]  the run_id of Redis; '' if the caller does not know it
 -- ARGV[3]  packed, in microseconds: how long a new incarnation rejects acquires, and the time
 --          without a report after which a new incarnation begins
 --
--- Exact: all numbers are integers below 2^53. A set expires with its last deadline,
--- at most 2 ms late. The incarnation expires thirty days after the last report.
+-- Arithmetic is exact: all numbers are integers below 2^53. The set of a limit expires with its
+-- last deadline, at most 2 ms late. The incarnation expires thirty days after the last report.
 --
--- Another value under a limit's key stays, and the reply reports it for that
--- limit. Another value under KEYS[1] is an error, and nothing is changed.
+-- If the value under a limit's key has another type, it stays, and the reply reports it for that
+-- limit. If the value under KEYS[1] has another format, the script returns an error and changes
+-- nothing.
 --
 -- Cost: O(log n) for each permit that is acquired, reported, released or expired.
 -- Commands: TIME, GET, SET, TYPE, ZADD, ZREM, ZCARD, ZSCORE, ZRANGEBYSCORE, ZREMRANGEBYSCORE,
@@ -32,8 +33,8 @@ local now = time[1] * 1000000 + time[2]
 local real_millis = floor(now / 1000) + 1
 if ARGV[1] ~= '' then
   now = tonumber(ARGV[1])
-  -- The given instant may be behind the clock that expires keys. One
-  -- more day keeps keys alive until the given instant reaches their end.
+  -- The instant in ARGV may be behind the clock of Redis, which expires keys. One more day keeps
+  -- each key until the instant in ARGV reaches its end.
   real_millis = real_millis + 86400000
 end
 local grace, silence = unpack('<dd', ARGV[3])
@@ -48,7 +49,8 @@ local function write_life()
   call('PEXPIREAT', KEYS[1], digits(real_millis + LIFE_KEPT_MILLIS))
 end
 
--- Returns the microseconds until acquires are possible, or nil if the value is not understood.
+-- Returns the microseconds until acquires are possible, or nil if the value under KEYS[1] has an
+-- unknown format.
 local function closed_for()
   local known = call('GET', KEYS[1])
   if known then
@@ -83,7 +85,7 @@ local function expire(key)
   call('ZREMRANGEBYSCORE', key, '-inf', digits(now))
 end
 
--- Lets the key expire with the last deadline.
+-- Sets the expiry of a limit's key to its last deadline.
 local function rest(key)
   local last = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
   if not last then return end

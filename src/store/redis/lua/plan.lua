@@ -1,4 +1,4 @@
--- Reads the plan of head.lua and begins the loop over its charges.
+-- Reads the plan (see head.lua) and begins the loop over its charges, which charge.lua ends.
 if ARGV[2] == '' then
   alike = #KEYS
   if 1 < #KEYS and (strategy == 1 or strategy == 4) then held = call('MGET', _G.unpack(KEYS)) end
@@ -22,12 +22,13 @@ else
     end
   end
 
-  -- `charge_atomically`, src/store/memory.rs. The current check: its mode
-  -- and its `count` charges; charge i is current. Then the trial results
-  -- so far and the hits of each key. `charged` is nil until the last trial.
+  -- `charge_atomically`, src/store/memory.rs. The current check: its mode, its `count` charges, and
+  -- the index i of the current charge. A trial computes a result without charging. `asked` has the
+  -- results of the trials so far, `together` the hits of each key in them. `charged` is nil until
+  -- the last trial.
   local place, ends = 2, #ARGV[2] / 2
   local rule, count, i, asked, together, charged = 0, 0, 0, nil, nil, nil
-  -- The key and the records that a strategy's block has not reached.
+  -- The current key and its records that the block of its strategy has not charged yet.
   local left_key, left_from, left_last
 
   -- `combine`, crates/kernel/src/decision.rs.
@@ -44,8 +45,9 @@ else
     return not quota or not quota_denies or 4 <= rule
   end
 
-  -- Returns the next task: the key, the first and the last of its records in the plan, and the
-  -- value of the key if it was read. In a trial it also returns the hits of earlier charges by key.
+  -- Returns the next key to charge, the first and the last of its records in the plan, and the
+  -- value of the key if it was read. In a trial it also returns the hits of earlier charges of the
+  -- check, by key.
   function following()
     if left_key then
       local key = left_key
@@ -87,8 +89,8 @@ else
   -- Keeps the result of a trial, or adds the result to the reply. A key ends with `wanted` results.
   function hear(wanted, key, last, through, code, remaining, retry, reset)
     if asked and charged == nil then
-      -- A value that is not understood denies nothing: the
-      -- caller decides its verdict. A refund is always made.
+      -- A charge to a key with an unknown format does not deny the check, because the caller
+      -- decides its verdict. A refund is always made.
       local denies = its_act ~= REFUND and (code == NEVER or DENY <= code)
       local votes_no = denies and shadow == 0
       asked[i] = {code, remaining, retry, reset, its_act == REFUND, denies, group, votes_no}
@@ -101,15 +103,16 @@ else
   end
 end
 
--- Values derived from a GCRA record, since many keys share
--- one; `tenth` is a tenth of a second in ticks, or one tick.
+-- Values derived from the record of a GCRA limit, kept because many keys share a record. `tenth` is
+-- a tenth of a second in ticks, or one tick if that is longer.
 local worked_out, capacity, at, under, tenth
--- Used by step.lua to join several steps of one counter. Unused here.
+-- step.lua uses these variables to join several steps of one counter. The charge script does not
+-- use them.
 local AGAIN, debt, unwritten, lived
 
 while true do
-  -- Charges one key by the records at `from` to `last` of the plan; the first is the
-  -- current one. Keys with equal records have one charge each, and no place in the plan.
+  -- Charges one key by the records at `from` to `last` of the plan; the first is the current one.
+  -- Keys with equal records have one charge each; `from` is then nil.
   local key, from, last, value, spared, together
   local act, hits, ahead, changed, lives
   if plan and alike <= keys then
@@ -130,13 +133,13 @@ while true do
     if spared then
       act, hits = ASK, 0
     elseif together then
-      -- Above 2^53 a sum exceeds every limit, rounded or not.
+      -- The sum may be rounded above 2^53, where it exceeds every limit anyway.
       hits = (together[key] or 0) + (act == REFUND and 0 or hits)
       act, together[key] = ASK, hits
     end
   end
   local wanted = from and said + 1 + last - from
-  -- A block that breaks early has not understood the value under the key, or has
-  -- set another code. A block that stops before the last record sets `through`.
+  -- A block that breaks early found a value of unknown format (the default code), or has set
+  -- another code. A block that stops before the last record sets `through`.
   local code, remaining, retry, reset, through = NOT_UNDERSTOOD, 0, 0, 0, nil
   repeat

@@ -1,19 +1,19 @@
--- Charges and refunds counters under envoyproxy/ratelimit's keys where one atomic
--- step is necessary. Other charges need no script. This one needs no clock.
+-- Charges and refunds counters under envoyproxy/ratelimit's keys, if the check must be decided
+-- atomically. Other checks use plain commands. The script does not read the clock.
 --
 -- KEYS[i]           the counter of charge i, with the start of its window; several charges may name
 --                   the same
--- ARGV[1]           the mode: 'e' each, 'n' none, 'a' all or nothing, 's' stop when over; then 'q'
+-- ARGV[1]           the mode: 'e' each, 'n' none, 'a' all or nothing, 's' stop_when_over; then 'q'
 --                   if every limit is in the quota group, and 'r' if that group must not deny
 -- ARGV[5i-3 … 5i+1] of charge i: 'c' to charge or 'r' to refund, the hits, the limit, the seconds
---                   to live, and its standing: '0' enforced, '1' quota or '2' aside, then '1' if
+--                   to live, and its standing: '0' enforced, '1' quota, '2' ignored, then '1' if
 --                   a denial is only reported
 -- Reply: two integers for each charge, in order: a code, and the hits in the counter, at most 2^53
---   Codes: 0 charged, 1 not charged, 2 not charged and over the limit by itself, 3 not understood
---   (another value is under the key and stays), 4 refunded
+--   Codes: 0 charged, 1 not charged, 2 not charged because this limit denies, 3 unreadable
+--   (the value under the key is not a number, and stays), 4 refunded
 --
--- Exact: hits are passed to INCRBY as text. Numbers in comparisons
--- are below 2^53, or exceed every limit however they are rounded.
+-- Arithmetic is exact: hits are passed to INCRBY as text. Numbers in comparisons are below 2^53, or
+-- exceed every limit even if they are rounded.
 --
 -- Commands: GET, SET, EXISTS, INCRBY, DECRBY, EXPIRE.
 
@@ -27,7 +27,8 @@ local function charge(i)
   return ARGV[n], ARGV[n + 1], tonumber(ARGV[n + 2]), ARGV[n + 3], ARGV[n + 4]
 end
 
--- Returns the code for a key whose value is no counter. Any other error ends the script.
+-- Returns the code for an error because the value under a key is not a number. Any other error ends
+-- the script.
 local function not_understood(failed)
   if match(failed.err, 'WRONGTYPE') or match(failed.err, 'not an integer') then
     return NOT_UNDERSTOOD, 0
@@ -35,7 +36,7 @@ local function not_understood(failed)
   error(failed.err)
 end
 
--- Returns the hits in the counter, or nil if the value is no counter.
+-- Returns the hits in the counter, or nil if the value under the key is not a number.
 local function held(key)
   local value = try('GET', key)
   if not value then return 0 end
@@ -48,7 +49,7 @@ local function add(i, instead)
   local _, hits, _, seconds = charge(i)
   local sum = try('INCRBY', KEYS[i], instead or hits)
   if type(sum) ~= 'number' then
-    -- A sum beyond the counter's range is over every limit, and Redis does not add it.
+    -- Redis does not add hits that overflow the counter. The sum is over every limit.
     if not match(sum.err, 'overflow') then return not_understood(sum) end
     sum = EXACT
   end
@@ -63,7 +64,7 @@ local function give_back(i)
   local sum = try('DECRBY', key, hits)
   if type(sum) ~= 'number' then return not_understood(sum) end
   if sum < 0 then
-    -- envoyproxy/ratelimit does not understand a negative counter.
+    -- Set a negative counter to 0, because envoyproxy/ratelimit expects counters of at least 0.
     call('SET', key, '0', 'KEEPTTL')
     sum = 0
   end
@@ -82,18 +83,18 @@ if rule == 'e' then
   return reply
 end
 
--- The hits of each key in trials so far.
+-- The hits of each key in the trials so far. A trial computes a result without charging.
 local together = {}
 
--- Computes the result of charge i without charging it. Except
--- in mode 's', earlier charges to the key are included.
+-- Computes the result of charge i without charging it. Includes the hits of earlier charges of the
+-- check to the same key, except in mode 's'.
 local function ask(i)
   local act, hits, limit, _, standing = charge(i)
   local count = held(KEYS[i])
   local sum = (act == 'r' and 0 or tonumber(hits)) + (rule ~= 's' and together[KEYS[i]] or 0)
   together[KEYS[i]] = sum
   sum = sum + (count or 0)
-  -- A value that is not understood denies nothing, and a refund is always made.
+  -- A charge to a key whose value is not a number does not deny the check. A refund is always made.
   local denies = act ~= 'r' and count ~= nil and limit < sum
   local group, shadow = match(standing, '^(.)(.)$')
   return {act = act, count = count, denies = denies, group = group, votes_no = denies and shadow == '0'}
@@ -114,14 +115,14 @@ local function admitted(asked)
   return not quota or not quota_denies or match(ARGV[1], 'r') ~= nil
 end
 
--- Returns the result of a charge of a denied check.
+-- Returns the code and the hits in the counter for a charge of a denied check.
 local function spare(i, its)
   if rule == 's' then
     if its.denies then return add(i) end
     local code, count = add(i, '0')
     return code == CHARGED and SPARED or code, count
   end
-  -- A denial is that of the trial, even if hits were refunded since.
+  -- Report the denial of the trial, even if the check refunded hits to the key after it.
   if its.denies then return OVER, its.count end
   local count = held(KEYS[i])
   if not count then return NOT_UNDERSTOOD, 0 end

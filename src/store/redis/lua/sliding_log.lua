@@ -1,12 +1,12 @@
     -- Sliding logs, a block in the charge loop: crates/kernel/src/rate/sliding_log.rs.
     --
-    -- State: a list of at most N runs, the oldest first. A run is at, total, hits:
-    -- its arrival in microseconds, all hits up to and including it, modulo 2^52, and
-    -- its own hits. With totals, the hits in the log are a difference, and every walk
-    -- is a search. A step reads the two ends and a few runs between: O(log N) calls.
+    -- State: a list of at most N runs, the oldest first. A run is at, total, hits: its arrival in
+    -- microseconds, all hits up to and including it, modulo 2^52, and its own hits. With totals,
+    -- the hits between two runs are a difference, so a binary search finds every position. A charge
+    -- reads the two ends and a few runs between them: O(log N) Redis calls.
     --
-    -- A run takes 20 bytes and 2 bytes around it. The state is a list because each step
-    -- would copy a string in and out, which takes half a millisecond for 10,000 runs.
+    -- A run takes 20 bytes, plus 2 bytes in the Redis list. The state is not a string, because each
+    -- charge would copy it in and out, which takes half a millisecond for 10,000 runs.
     if strategy == 5 then
       local TOTALS = 4503599627370496
       local size = try('LLEN', key)
@@ -47,8 +47,8 @@
         return low
       end
 
-      -- Runs `low` to size - 1 contain the hits above `base`,
-      -- up to `total`; the newest arrived at `newest`.
+      -- Runs `low` to size - 1 contain the hits after the total `base`, up to the total `total`.
+      -- The newest run arrived at `newest`.
       local low, base, total, newest = 0, 0, 0, 0
       local past = now - period
       if 0 < size then
@@ -56,8 +56,8 @@
         oldest, total, own = run(0)
         origin = total - own
         newest, total = run(-1)
-        -- `normalize`: `drop_oldest`, then the expired runs.
-        -- Written below, unless this step is a trial.
+        -- `normalize`: `drop_oldest`, then drops the expired runs. The change is written below,
+        -- unless this charge is only a query.
         local surplus = total - (limit < 1 and 1 or limit)
         if 0 < surplus then
           low, base = first(0, nil, surplus), surplus
@@ -97,7 +97,7 @@
           remaining, pushed = remaining - hits, pushed + hits
         elseif limit < hits then
           code = NEVER
-        else -- time_until_freed
+        else -- `time_until_freed`
           local freed, at = first(low, nil, base + held + pushed + hits - limit - 1), now
           if freed < size then at = run(freed) end
           code, retry = DENY, (at < now and at or now) - past
@@ -117,7 +117,8 @@
       if not understood then unsay() break end
       if act == ASK then break end
       if low == 0 and base == 0 and pushed == 0 and newest <= now then
-        -- The expiry may change, because this limit may have a longer period.
+        -- Set the expiry anew, because this limit may have a longer period than that of the last
+        -- write.
         if held ~= 0 then call('PEXPIREAT', key, expiry(reset)) end
         break
       end
@@ -126,7 +127,7 @@
       -- by one run: at, up to total, since `before`.
       local keep, at, before = size, nil, nil
       if held ~= 0 and now < newest then
-        -- Hits of the future count as arrived now.
+        -- If the clock of Redis was set back, hits that arrived in the future count as arrived now.
         keep, at = first(low, now), now
       elseif 0 < pushed then
         at = now

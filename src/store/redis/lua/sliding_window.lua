@@ -1,7 +1,7 @@
     -- Sliding windows, a block in the charge loop: crates/kernel/src/rate/sliding_window.rs.
     --
-    -- State, 17 bytes: 's', start, prev, cur: two counts,
-    -- and the start of the later window in microseconds.
+    -- State, 17 bytes: 's', start, prev, cur. They are the start of the current window in
+    -- microseconds, and the hits in the previous and in the current window.
     if strategy == 4 then
       local began, prev, cur, changed = 0, 0, 0, false
       value = value or try('GET', key)
@@ -25,7 +25,8 @@
           if start - since <= period then prev, cur = cur, 0 else prev, cur = 0, 0 end
           since = start
         end
-        -- Relative to now, as all times below: an instant two periods ahead may exceed 2^53.
+        -- This time and all times below are relative to now, because an instant two periods ahead
+        -- may exceed 2^53.
         local finish = start - at_now + period
 
         local faded = ceil(prev * left / period)
@@ -52,7 +53,7 @@
         reset = 0
         if cur ~= 0 then reset = finish + period elseif prev ~= 0 then reset = finish end
         if reset == 0 then
-          -- An empty counter is stored as a new one.
+          -- An empty counter gets the state of a new counter.
           began, prev, cur, changed = 0, 0, 0, true
         elseif since * tick ~= began or prev ~= held_prev or cur ~= held_cur then
           began, changed = since * tick, true

@@ -1,9 +1,9 @@
--- The strategies as one function, for scripts that do more than charge
--- a counter. It works on the counter KEYS[1] under the record ARGV[3].
+-- Begins the function `step`, which charges one counter by any strategy, for leases and
+-- reservations. It charges the counter KEYS[1] by the record ARGV[3].
 
--- Charges `hits` and returns code, remaining, retry after and reset
--- after. With AGAIN as value, a GCRA continues from the step before,
--- even from a trial. Several steps then cost one write, by the last.
+-- Charges `hits` and returns code, remaining, retry after and reset after. If `value` is AGAIN, a
+-- GCRA counter continues from the result of the previous step, even of a query. Several steps then
+-- need only one write, that of the last.
 function step(act, hits, value)
   local key, from, last = KEYS[1], 1, 1
   local ahead, changed, lives

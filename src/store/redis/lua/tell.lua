@@ -1,12 +1,12 @@
 -- Reports the permits in use and the released permits of some strict concurrency limits, as
--- `PermitTable::apply_report` for each. Follows permits.lua, which documents the other keys and
+-- `PermitTable::apply_report` for each. Appended to permits.lua, which documents the other keys and
 -- arguments.
 --
 -- ARGV[n]  from 4, for the limit KEYS[n - 2], packed: the number of permits in use; each of them,
 --          16 bytes, with the microseconds until its deadline; then each released permit, 16 bytes
 -- Reply: the microseconds until acquires are possible; then for each limit a code, the permits in
---   use that were unknown, the released permits that were known, and the permits in use now.
---   Codes: 0 applied, 1 not understood (another value is under the key), and the rest is 0
+--   use that were not in the set, the released permits that were in it, and the permits in use now.
+--   Codes: 0 applied, 1 value under the key is no set of permits (then the rest is 0)
 
 local HEARD, NOT_UNDERSTOOD = 0, 1
 

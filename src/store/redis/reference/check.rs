@@ -1,11 +1,12 @@
-//! The calls of one check to one store, and the outcomes of their replies.
+//! Makes the store calls of one check under envoyproxy/ratelimit's keys, and converts the replies
+//! into charge outcomes.
 //!
 //! Guarantees:
 //! - A counter in the deny cache causes no store call.
 //! - Charges of one slot share a call; calls to several slots run concurrently.
 //!
 //! Not covered:
-//! - The transport ([`super::send`]).
+//! - Sending commands to Redis ([`super::send`]).
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub(super) struct CompatCheck<'q> {
     pub(super) call_timeout: Duration,
 }
 
-/// Indices of charges in the check.
+/// Indices of some charges of the check.
 pub(super) type CounterIndexes = SmallVec<[usize; 2]>;
 
 pub(super) type CounterReplies = SmallVec<[CounterReply; 2]>;
@@ -42,11 +43,11 @@ type DenyCacheLookups = SmallVec<[DenyCacheLookup; 2]>;
 pub(super) enum SendMode {
     /// Charge in a pipeline, as envoyproxy/ratelimit does.
     Charge,
-    /// The same with zero hits: the deny cache already denies the check.
+    /// Charge 0 hits in a pipeline, because the deny cache already denies the check.
     ChargeNothing,
-    /// Read in a pipeline.
+    /// Read the counters in a pipeline, without charging them.
     Read,
-    /// Decide in the script, in this mode.
+    /// Decide and charge in the script `reference.lua`, with this mode argument.
     Script(&'static str),
 }
 
@@ -72,7 +73,8 @@ impl CompatCheck<'_> {
         outcomes
     }
 
-    /// Groups indices by the slot of their keys. Outside a Cluster there is one group.
+    /// Groups the charges with these indices by the Cluster slot of their keys. Outside a Cluster
+    /// there is one group.
     fn group_by_slot(&self, places: &[usize]) -> SmallVec<[(u16, CounterIndexes); 1]> {
         let mut parts: SmallVec<[(u16, CounterIndexes); 1]> = SmallVec::new();
         for &place in places {
@@ -102,7 +104,8 @@ impl CompatCheck<'_> {
         }
     }
 
-    /// Chooses how to send the charges that the deny cache does not decide.
+    /// Chooses how to send the charges without a cached denial. The argument is true for each
+    /// charge with a cached denial.
     fn send_mode(&self, known: &[bool]) -> SendMode {
         let stops = self.reference.options.stop_when_over;
         let is_denied = known.contains(&true) && self.is_denied_by_cache(known);
@@ -112,7 +115,7 @@ impl CompatCheck<'_> {
                 SendMode::Charge
             }
             ChargeMode::Each if is_denied => SendMode::ChargeNothing,
-            // A single charge has no others to skip.
+            // A check with a single charge has no other charges to skip, so it needs no script.
             ChargeMode::Each if self.charges.list.len() == 1 => SendMode::Charge,
             ChargeMode::AllOrNothing { .. } if is_denied => SendMode::Read,
             ChargeMode::Each | ChargeMode::AllOrNothing { .. } => {
@@ -139,11 +142,11 @@ impl CompatCheck<'_> {
         }
     }
 
-    /// Returns the mode in the script's notation.
+    /// Returns the mode argument of `reference.lua`.
     fn script_mode(&self, known: &[bool]) -> &'static str {
         let (quota_for_all, rescued) = self.quota_flags();
-        // The script does not receive cached charges. In
-        // shadow mode they keep the quota group from denying.
+        // The script does not receive charges with a cached denial. A limit in shadow mode among
+        // them allows the check, so the quota group must not deny it.
         let passes = |(charge, known): (&Charge, &bool)| {
             let in_group = quota_for_all || charge.standing.group == VoteGroup::Quota;
             *known && in_group && charge.standing.shadow
@@ -201,8 +204,8 @@ impl CompatCheck<'_> {
         }
     }
 
-    /// Returns the instant until which a counter is certainly over its
-    /// limit. A check that several calls decide may return its hits.
+    /// Returns the instant until which a denial may be cached. If several calls decide the check,
+    /// its hits may be refunded, so the denial is cached for at most the lifetime of a reservation.
     fn denial_expiry(&self, counter: &CompatCounter) -> Nanos {
         let is_for_itself = matches!(self.charges.mode, ChargeMode::Each);
         if is_for_itself && self.deciding_step == DecidingStep::ThisOne {
@@ -211,7 +214,8 @@ impl CompatCheck<'_> {
         counter.end.min(self.now.plus(self.redis.reservation_client.lifetime()))
     }
 
-    /// Returns the hits of a charge and of all earlier charges to the same counter.
+    /// Returns the hits of the charge with this index plus those of all earlier charges of the
+    /// check to the same counter.
     pub(super) fn hits_through(&self, place: usize) -> Hits {
         let own = &self.counters[place];
         let earlier = self.counters.iter().take(place);
@@ -222,8 +226,8 @@ impl CompatCheck<'_> {
 
 /// A guard that drops refunded counters from the deny cache when the check begins and when it ends.
 ///
-/// A denial from before the refund may arrive in between. The drop
-/// also covers a canceled check, whose refund may already be made.
+/// Another check may cache a denial from before the refund while this check waits. Dropping the
+/// guard also covers a canceled check, whose refund Redis may already have made.
 struct RefundGuard<'q>(&'q CompatCheck<'q>);
 
 impl<'q> RefundGuard<'q> {

@@ -1,15 +1,16 @@
-//! The deny cache of counters under envoyproxy/ratelimit's keys, which saves store calls.
+//! The deny cache of counters under envoyproxy/ratelimit's keys. A cached denial needs no store
+//! call.
 //!
 //! Guarantees:
-//! - The cache uses at most the given bytes and 4 KiB more.
+//! - The cache uses at most 4 KiB more than the configured bytes.
 //! - An entry lasts until its window ends, it expires, or this process refunds hits.
-//! - A result that was requested before a refund is never cached after it.
-//! - A key over a limit is also over every smaller limit.
-//! - A missing entry only costs a store call.
+//! - If this process refunds hits during a store call, a denial by that call is not cached.
+//! - A cached denial also denies the key under every smaller limit.
+//! - Evicting a key never changes a decision: its next check needs a store call.
 //!
 //! Not covered:
-//! - Charges that the store did not decide: they add no entry.
-//! - A changed limit, which envoyproxy/ratelimit's cache ignores as well.
+//! - Charges without a reply of the store: they add no entry.
+//! - A limit that a reload changes: cached denials stay, as in envoyproxy/ratelimit.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
@@ -19,15 +20,15 @@ use parking_lot::Mutex;
 use crate::kernel::units::Nanos;
 use crate::store::stats::DenyCacheStats;
 
-/// The number of shards, so that two cores rarely contend.
+/// The number of shards. With this many, two cores rarely wait for the same lock.
 const SHARDS: usize = 16;
 
-/// The number of refund counts in each shard. Keys share the
-/// counts: with so many, two keys in use rarely share one.
+/// The number of refund counts in each shard. A refund count is shared by the keys with the same
+/// hash; with this many, two keys in use rarely share one.
 const REFUND_COUNTS: usize = 32;
 
-/// The cost of a key in addition to its own bytes, which are stored twice.
-/// It covers two boxes and the slots in two tables that may be half empty.
+/// The memory of an entry in addition to its key, in bytes (the key is stored twice). It covers two
+/// heap allocations, and slots in a hash map and a queue that may be half empty.
 const KEY_OVERHEAD: usize = 160;
 
 #[derive(Debug)]
@@ -46,23 +47,25 @@ pub(super) struct KeyDenial {
 
 #[derive(Clone, Copy, Debug)]
 struct CachedDenial {
-    /// The instant at which the entry expires.
+    /// The instant at which the denial expires.
     end: Nanos,
-    /// The largest limit that the key is over.
+    /// The largest limit that denied the key.
     limit: u32,
-    /// The instant of the last insert or hit, in seconds since 1970. 32 bits fit into the padding.
+    /// The instant of the last insert or hit, in seconds since 1970. 32 bits add no memory, because
+    /// they fit into the padding.
     last_access_secs: u32,
 }
 
 #[derive(Debug, Default)]
 struct DenyCacheShard {
     entries: HashMap<Box<[u8]>, CachedDenial>,
-    /// Keys by insertion, the oldest first. Forgotten keys stay until they are the oldest.
+    /// The keys in the order of insertion, the oldest first. An invalidated key stays until it is
+    /// the oldest.
     order: VecDeque<Box<[u8]>>,
     bytes: usize,
-    /// The number of refunds to the keys of each count.
+    /// For each group of keys, the number of refunds to these keys.
     refund_counts: Box<[u64; REFUND_COUNTS]>,
-    /// The statistics without the number of keys.
+    /// The statistics; its number of keys is not used.
     stats: DenyCacheStats,
 }
 
@@ -75,7 +78,7 @@ pub(super) struct DenyCacheLookup {
 }
 
 impl KeyDenyCache {
-    /// Creates a cache of at most `bytes` in all; 0 disables it.
+    /// Creates a cache of at most `bytes` bytes in all; 0 disables the cache.
     pub(super) fn new(bytes: usize) -> Self {
         Self {
             shards: Default::default(),
@@ -96,8 +99,8 @@ impl KeyDenyCache {
         }
     }
 
-    /// Caches the denial `over` of `key` and evicts the oldest keys if
-    /// necessary. Does nothing if hits were refunded since the lookup `before`.
+    /// Caches a denial of `key`, and evicts the oldest keys if necessary. Does nothing if hits of
+    /// `key` were refunded since the given lookup.
     pub(super) fn insert(&self, key: &[u8], over: KeyDenial, now: Nanos, before: DenyCacheLookup) {
         let KeyDenial { limit, end } = over;
         if self.max_shard_bytes < key_cost(key) {
@@ -141,7 +144,8 @@ impl KeyDenyCache {
         let (shard, count) = self.locate(key);
         let mut shard = shard.lock();
         shard.refund_counts[count] += 1;
-        // The key stays in `order`, and counts toward the size, until it is the oldest.
+        // The key stays in `order` until it is the oldest, so it still counts toward the size of
+        // the cache.
         if let Some(known) = shard.entries.get_mut(key) {
             known.end = Nanos(0);
         }
@@ -156,7 +160,7 @@ impl KeyDenyCache {
         self.shards.iter().map(of).fold(DenyCacheStats::default(), std::ops::Add::add)
     }
 
-    /// Returns the shard of `key` and the index of its refund count.
+    /// Returns the shard of `key`, and the index of its refund count in that shard.
     fn locate(&self, key: &[u8]) -> (&Mutex<DenyCacheShard>, usize) {
         let hash = self.random.hash_one(key) % (SHARDS * REFUND_COUNTS) as u64;
         let place = usize::try_from(hash).unwrap_or(0);
@@ -181,8 +185,8 @@ impl DenyCacheShard {
 }
 
 impl CachedDenial {
-    /// Sets the last access to `now` and returns the seconds
-    /// since the one before. Returns 0 if the clock was set back.
+    /// Sets the last access to `now`, and returns the seconds since the previous access. Returns 0
+    /// if the clock was set back.
     fn touch(&mut self, now: Nanos) -> u64 {
         let later = whole_secs(now).saturating_sub(self.last_access_secs);
         self.last_access_secs += later;
@@ -214,7 +218,7 @@ mod tests {
             self.look_up(key, limit, now).is_over
         }
 
-        /// Caches a denial without a refund in between.
+        /// Caches a denial of `key` until `end`, without a refund between lookup and insert.
         fn deny_until(&self, key: &[u8], end: Nanos, now: Nanos) {
             self.deny(KeyDenial { limit: 0, end }, key, now);
         }
@@ -232,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_cached_until_window_end_or_refund() {
+    fn denials_are_cached_until_window_end_or_refund() {
         let denied = KeyDenyCache::new(1_000_000);
         assert!(!denied.denies(b"k", Nanos(1)));
         denied.deny_until(b"k", END, Nanos(0));
@@ -244,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn denials_cover_smaller_limits_too() {
+    fn cached_denials_also_deny_smaller_limits() {
         let denied = KeyDenyCache::new(1_000_000);
         let over = |limit, end| denied.deny(KeyDenial { limit, end }, b"k", Nanos(0));
         let holds = |limit, at| denied.denies_under(limit, b"k", Nanos(at));
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refund_discards_denials_of_earlier_lookups() {
+    fn a_denial_from_before_a_refund_is_not_cached() {
         let denied = KeyDenyCache::new(1_000_000);
         let over = KeyDenial { limit: 0, end: END };
         let before = denied.look_up(b"k", 0, Nanos(0));
@@ -313,8 +317,8 @@ mod tests {
         assert!(0 < seen.evicted && seen.keys + seen.evicted == 100, "{seen:?}");
     }
 
-    /// freecache, the cache of envoyproxy/ratelimit, reports the same
-    /// number: the mean of each key's last access in seconds since 1970.
+    /// freecache, the cache of envoyproxy/ratelimit, reports the same number: the mean time of the
+    /// last access over all keys, in seconds since 1970.
     #[test]
     fn average_access_time_covers_only_cached_keys() {
         let (denied, at) = (KeyDenyCache::new(1_000_000), Nanos::from_secs);

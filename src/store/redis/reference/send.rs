@@ -1,11 +1,11 @@
-//! The transport of charges under envoyproxy/ratelimit's keys: a pipeline or the script.
+//! Sends charges under envoyproxy/ratelimit's keys to Redis, in a pipeline or in one script call.
 //!
 //! Guarantees:
-//! - All keys of one call are in one slot.
-//! - A command is sent again only if a Cluster node redirected it without running it.
+//! - All keys of one call are in one Cluster slot.
+//! - A command is sent again only after a redirect, because the redirecting node did not run it.
 //!
 //! Not covered:
-//! - The choice of charges and modes ([`super::check`]).
+//! - The choice of the charges to send and of the way to send them ([`super::check`]).
 
 use std::sync::Arc;
 
@@ -29,35 +29,36 @@ use crate::store::redis::connection::{
     self, LiveConnection, MAX_REDIRECTS, RedirectTarget, RedisScript, classify_error, is_refused,
 };
 
-/// The script for charges that need one atomic step. Its protocol is at the top of the file.
+/// The script for checks whose charges must be decided atomically. Its protocol is documented at
+/// the top of `reference.lua`.
 const SCRIPT: &str = include_str!("../lua/reference.lua");
 
 type CommandReply = Result<Value, Error>;
 
-/// The replies to the commands of one charge: the count, and `EXPIRE` if it was sent.
+/// The replies to the commands of one charge: to `INCRBY` or `GET`, and to `EXPIRE` if it was sent.
 struct PipelineReply {
     count: CommandReply,
     expiry: Option<CommandReply>,
 }
 
-/// The store's reply to one charge, with the hits in the counter.
+/// The reply of Redis to one charge, with the hits in the counter.
 #[derive(Clone, Copy)]
 pub(super) enum CounterReply {
-    /// Charged.
+    /// The hits were charged.
     Charged(u64),
-    /// Not charged.
+    /// The hits were not charged.
     Skipped(u64),
-    /// Not charged: this charge alone is over the limit.
+    /// The hits were not charged, because the limit of this charge denies them.
     OverLimit(u64),
-    /// Refunded.
+    /// The hits were refunded.
     Refunded(u64),
-    /// No usable reply.
+    /// Redis sent no usable reply.
     Failed(StoreFailure),
 }
 
 impl CompatCheck<'_> {
-    /// Sends the charges at `places`, whose keys are in one slot.
-    /// Waits for at most `call_timeout`.
+    /// Sends the charges with these indices, whose keys are in one slot. Waits for at most
+    /// `call_timeout`.
     pub(super) async fn call(&self, slot: u16, places: &[usize], way: SendMode) -> CounterReplies {
         let replies = match self.redis.route.connection(slot) {
             Ok(live) => {
@@ -80,7 +81,8 @@ impl CompatCheck<'_> {
         match way {
             SendMode::Script(rule) => self.run_script(live, rule, places, way).await,
             _ if !gives_back => self.send_pipeline(live, slot, places, way).await,
-            // Only the script refunds in order and never below zero.
+            // Refunds need the script: only it refunds in the order of the charges, and never below
+            // zero.
             SendMode::Read => self.run_script(live, "n", places, way).await,
             SendMode::Charge | SendMode::ChargeNothing => {
                 self.run_script(live, "e", places, way).await
@@ -98,15 +100,15 @@ impl CompatCheck<'_> {
         let (mut answers, mut other) =
             (self.run_pipeline(live, places, way, false).await?, None::<Arc<LiveConnection>>);
         for _ in 0..MAX_REDIRECTS {
-            // The last node received every command that is still redirected.
+            // All commands that are redirected again were sent to the node of the last redirect.
             let at = other.as_deref().unwrap_or(live);
             let next = |piped: &PipelineReply| at.redirect_target(piped.count.as_ref().err()?);
             let Some(RedirectTarget { live, needs_asking: asks }) = answers.iter().find_map(next)
             else {
                 break;
             };
-            // Redirected commands were not run. A slot that
-            // moves meanwhile may redirect only some of them.
+            // Send only the redirected commands again. While a slot moves, a node may redirect some
+            // commands and run the others.
             let is_sent_on = |piped: &PipelineReply| piped.count.as_ref().is_err_and(is_redirect);
             let left: CounterIndexes =
                 (0..places.len()).filter(|&n| is_sent_on(&answers[n])).collect();
@@ -126,7 +128,7 @@ impl CompatCheck<'_> {
             .map(|(&place, piped)| self.counter_reply(at, place, piped.count, way))
             .collect();
         self.update_health(at, slot, way, &replies)?;
-        // The counts succeeded, so a refused expiry is reported apart from them.
+        // The `INCRBY` commands succeeded, so a refused `EXPIRE` is recorded separately.
         match kept {
             Some(error) => at.record_refused_expiry(&error),
             None if lets_go => at.record_accepted_expiry(),
@@ -135,9 +137,9 @@ impl CompatCheck<'_> {
         Ok(replies)
     }
 
-    /// Sends `EXPIRE` again for counters whose slot moved between the two commands
-    /// of a charge. Without it they would stay forever. It runs in a separate
-    /// task: no check waits for it, and a canceled check does not stop it.
+    /// Sends `EXPIRE` again for counters whose slot moved between `INCRBY` and `EXPIRE`; they would
+    /// otherwise never expire. A separate task sends it, so no check waits for it, and a canceled
+    /// check does not stop it.
     fn resend_expiries<'p>(
         &self,
         live: &LiveConnection,
@@ -201,12 +203,13 @@ impl CompatCheck<'_> {
         let held = match answer.map(parse_count) {
             Ok(Some(held)) => held,
             Ok(None) => return CounterReply::Failed(StoreFailure::WrongType),
-            // A sum beyond the counter's range is over every limit, and Redis does not add it.
+            // Redis does not add hits that overflow the counter. The sum is over every limit.
             Err(error) if error.details().contains("overflow") => EXACT_BOUND,
             Err(error) if error.details().contains("not an integer") => {
                 return CounterReply::Failed(StoreFailure::WrongType);
             }
-            // WRONGTYPE is the only other error of a single key, and it has its own code.
+            // The only other error of a single key is `WRONGTYPE`, which has its own class. So
+            // `true`: an unclassified error concerns the store.
             Err(error) => return CounterReply::Failed(live.record_error(&error, true)),
         };
         let limit = Hits(u64::from(self.counters[place].window.limit()));
@@ -219,7 +222,8 @@ impl CompatCheck<'_> {
         }
     }
 
-    /// Updates the health of the connection. Errors of a single key do not count.
+    /// Records success or failure of the call for the connection. An error of a single key is not a
+    /// failure.
     ///
     /// Returns an error if every charge failed for a reason other than its own key.
     fn update_health(
@@ -235,7 +239,8 @@ impl CompatCheck<'_> {
             _ => None,
         };
         let Some(cause) = replies.iter().find_map(failed) else {
-            // A read proves nothing about writes: a read-only node answers it as well.
+            // A read does not prove that writes succeed, because a read-only node replies to it as
+            // well.
             if way != SendMode::Read {
                 live.saw(None);
             }
@@ -263,7 +268,7 @@ impl CompatCheck<'_> {
         let answer = live.run_script(script, keys, args).await?;
         let mut replies = parse_script_reply(answer, places.len())?;
         for reply in &mut replies {
-            // The script charged zero hits.
+            // The command added zero hits, so the charge was skipped.
             if let (SendMode::ChargeNothing, CounterReply::Charged(held)) = (way, *reply) {
                 *reply = CounterReply::Skipped(held);
             }
@@ -289,7 +294,7 @@ impl CompatCheck<'_> {
 }
 
 impl PipelineReply {
-    /// Returns the error if Redis refused the expiry, so that the counter stays forever.
+    /// Returns the error if Redis refused `EXPIRE`, so that the counter never expires.
     fn refused_expiry(&self) -> Option<&Error> {
         let expires = self.expiry.as_ref()?.as_ref();
         expires.err().filter(|error| self.count.is_ok() && is_refused(error))
@@ -299,7 +304,7 @@ impl PipelineReply {
         matches!(self.expiry, Some(Ok(_)))
     }
 
-    /// Returns true if the slot of the counter moved after the count and before `EXPIRE`.
+    /// Returns true if the slot of the counter moved after `INCRBY` and before `EXPIRE`.
     fn is_split_by_slot_move(&self) -> bool {
         let is_sent_on = |answer: &CommandReply| answer.as_ref().is_err_and(is_redirect);
         self.count.is_ok() && self.expiry.as_ref().is_some_and(is_sent_on)
@@ -321,17 +326,18 @@ async fn set_expiry(
 }
 
 impl CompatCounters {
-    /// Returns the digest of the script, and loads the script at first use.
+    /// Returns the SHA-1 of the script, and loads the script into Redis at first use.
     async fn load_script(&self, live: &LiveConnection) -> Result<&str, StoreFailure> {
         if self.script_digest.get().is_none() {
             let digest = live.client().script_load(SCRIPT).await;
-            // A read-only node loads scripts as well, so an error is the store's.
+            // Even a read-only node loads scripts, so an error concerns the whole store.
             let digest = digest.map_err(|error| match live.record_error(&error, true) {
-                // A lost `SCRIPT LOAD` charges nothing.
+                // A lost `SCRIPT LOAD` has charged nothing, so the failure is not "connection
+                // lost", after which hits may be charged.
                 StoreFailure::ConnectionLost => StoreFailure::Unreachable,
                 cause => cause,
             })?;
-            // A concurrent call may have set the digest; it is the same.
+            // Ignore that a concurrent call may have set the digest: it is the same digest.
             drop(self.script_digest.set(digest));
         }
         Ok(self.script_digest.get().map(String::as_str).unwrap_or_default())
@@ -367,11 +373,11 @@ fn increment(counter: &CompatCounter, way: SendMode) -> i64 {
 }
 
 fn is_redirect(error: &Error) -> bool {
-    // The address does not matter here.
+    // The host only replaces a missing address, and the address is not used here.
     Redirect::parse(error, "").is_some()
 }
 
-/// Returns a count, 0 for a missing counter, or `None` for any other value.
+/// Returns the hits in a counter, 0 for a missing counter, or `None` if the value is not a number.
 fn parse_count(value: Value) -> Option<u64> {
     match value {
         Value::Null => Some(0),

@@ -1,7 +1,7 @@
-//! Additive increase, multiplicative decrease (AIMD) of the requests in flight.
+//! The AIMD algorithm: additive increase, multiplicative decrease of a concurrency limit.
 //!
 //! Once a round trip, the limit changes:
-//! - × 0.9 after a drop, or if mean latency exceeds twice the 100-round minimum.
+//! - × 0.9 after a drop, or if mean latency exceeds twice the minimum of the last 100 round trips.
 //! - + 1 otherwise, if at least half of the limit was in use.
 //!
 //! Not covered:
@@ -13,13 +13,13 @@ use super::windowed_min::WindowedMin;
 use super::{LatencySample, is_limit_used};
 use crate::units::Nanos;
 
-/// The rounds over which the minimum is taken.
+/// The number of round trips over which the minimum latency is taken.
 const WINDOW: u16 = 100;
-/// Latency up to this multiple of the minimum is no sign of a queue.
+/// Latency up to this multiple of the minimum latency is no sign of a queue.
 const TOLERANCE: u64 = 2;
 const BACK_OFF: Fraction = Fraction::percent(90);
 
-/// The state of AIMD.
+/// The state of the AIMD algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Aimd {
     round: RoundTrip,
@@ -33,7 +33,7 @@ impl Default for Aimd {
 }
 
 impl Aimd {
-    /// The smallest mean latency of a round trip.
+    /// The smallest mean latency of the last 100 round trips.
     pub(super) fn min_rtt(&self) -> Option<Nanos> {
         self.min_rtt.get()
     }

@@ -1,7 +1,7 @@
 //! Fixed-point numbers of requests, in units of 1/65,536.
 //!
 //! Guarantees:
-//! - Products use 128 bits, round down, and saturate at the largest level.
+//! - Products use 128 bits, round down, and saturate at the largest number.
 //! - Results are identical on every platform, which floats do not guarantee.
 //!
 //! Not covered:
@@ -31,7 +31,7 @@ impl Fraction {
         Self { numerator: self.denominator, denominator: self.numerator }
     }
 
-    /// The fraction of `value`, rounded down; saturates for a zero denominator.
+    /// This fraction of `value`, rounded down; saturates for a zero denominator.
     pub(super) fn of(self, value: u64) -> u64 {
         let product = u128::from(value).saturating_mul(u128::from(self.numerator));
         let scaled = product.checked_div(u128::from(self.denominator)).unwrap_or(u128::MAX);
@@ -55,7 +55,7 @@ impl Fraction {
 }
 
 impl Nanos {
-    /// Moves this value towards `goal` by `part` of the difference.
+    /// Moves this duration towards `goal` by the fraction `part` of the difference.
     pub(super) fn toward(self, goal: Self, part: Fraction) -> Self {
         let way = part.of(self.0.abs_diff(goal.0));
         if self < goal { self.plus(Self(way)) } else { self.since(Self(way)) }
@@ -71,17 +71,17 @@ impl FixedPoint {
         u32::try_from(self.0 / ONE).unwrap_or(u32::MAX)
     }
 
-    /// This level in the unit of the fleet's vote, rounded down.
+    /// Converts this number to the unit of fleet-wide limits and votes, rounded down.
     pub(super) const fn to_fleet_limit(self) -> aggregate::FractionalLimit {
         aggregate::FractionalLimit(self.0 / (ONE / aggregate::LEVELS_PER_PERMIT))
     }
 
-    /// This level without its fraction, as it is enforced.
+    /// This number without its fraction, because only whole limits are enforced.
     pub(super) fn without_fraction(self) -> Self {
         Self::from_whole(self.floor())
     }
 
-    /// The difference between two levels, in millionths of the larger one.
+    /// The difference between two numbers, in millionths of the larger one.
     pub(super) fn relative_difference(self, other: Self) -> u64 {
         let apart = self.0.abs_diff(other.0);
         Fraction { numerator: 1_000_000, denominator: self.max(other).0.max(1) }.of(apart)
@@ -99,7 +99,7 @@ impl FixedPoint {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// The square root. In fixed point it is the root of the bits times √65,536 = 256.
+    /// The square root: that of the raw integer, times √65,536 = 256.
     pub(super) const fn sqrt(self) -> Self {
         Self(self.0.saturating_mul(ONE).isqrt())
     }

@@ -1,8 +1,8 @@
 //! The default algorithm: a limit that follows the backend's capacity, measured with Little's law.
 //!
-//! A queue shows as latency. With `m` requests in flight at a backend that
-//! serves `C` at once, a request takes `m/C` times as long as without a
-//! queue. So every window of samples measures `C`, at any limit:
+//! A queue at the backend shows as latency. With `m` requests in flight at a backend that serves
+//! `C` at once, a request takes `m/C` times as long as without a queue. So each *window* (the
+//! samples between two updates of the limit) measures `C`, at any limit:
 //!
 //! | formula | worked row: min RTT 10 ms, 60 in flight, RTT 15 ms |
 //! |---|---|
@@ -12,45 +12,46 @@
 //!
 //! A request is *unqueued* if fewer than 0.7 · C are in flight at its admission.
 //!
-//! * **Growth.** Without a queue (x ≤ 1.15) and with the limit in use, × 1.3 a window.
-//!   Further windows that are beyond doubt raise this to × 2. Before the first queue,
-//!   every such window gives × 2. Few samples, or samples that vary, leave doubt.
-//! * **Overload** (x > 1.55, beyond doubt). The limit falls to 0.3 · C until the
-//!   queue is empty, then returns to 1.3 · C. A slowdown above 2 is detected within a
-//!   quarter of a window, because requests that are admitted meanwhile wait longest.
-//! * **The min RTT** is a mean of unqueued samples, because noise biases a minimum low. They come
-//!   from the drain after an overload, or from a probe every 128 to 191 windows. A probe lowers
-//!   the limit to 0.7 · C for about one round trip. A backend that became slower shows there:
-//!   fewer in flight, but not faster. The min RTT also falls if a window is below it beyond doubt.
-//! * **Latencies that vary** by a fifth or more. If many requests start together, the
-//!   fast ones return first, and the mean of the finished ones is far too low. Then
-//!   the min RTT is in flight × time / served during the drain (Little's law), if the
-//!   limit is used. Samples within two round trips after the drain are ignored.
-//! * **Margin for variance.** The limit is higher by two standard errors of
-//!   the window beyond 5 %, and by half of the spread beyond a fifth. Too low
-//!   a limit leaves workers idle at once; a slightly longer queue is small
-//!   against such latencies. The overload threshold rises by the same factor.
-//! * **At the least limit** nothing lower can be measured, so its latency is the min
-//!   RTT. Otherwise a min RTT that is too low would keep the limit there forever.
-//! * **A wrong min RTT** is detected, because with fewer in flight a queue must
-//!   shrink. If a queue lowered the limit by a quarter and requests were not
-//!   faster, there was no queue. The min RTT then rises to the observed latency.
-//! * **Fluctuating capacity.** If it moves by more than its measurement error for
-//!   many windows (moving average above 5 %), an estimate is soon outdated. After
-//!   a drain the limit then returns to 5 · C: it costs one queue to measure again.
+//! * **Growth.** A window without a queue (x ≤ 1.15) raises the limit × 1.3, if the limit is in
+//!   use. Consecutive windows without a queue, beyond doubt, raise this to × 2. Before the first
+//!   queue, every such window gives × 2. A window with few or widely varying samples leaves doubt.
+//! * **Overload** (x > 1.55, beyond doubt). The limit falls to 0.3 · C until the queue is empty (a
+//!   *drain*), then returns to 1.3 · C. A slowdown above 2 is detected within a quarter of a
+//!   window, because requests that are admitted meanwhile wait longest.
+//! * **The min RTT** is the mean of unqueued samples, because noise makes a minimum too low. These
+//!   samples come from the drain after an overload, or from a min RTT probe every 128 to 191
+//!   windows. A probe lowers the limit to 0.7 · C for about one round trip. If the backend became
+//!   slower, a probe shows it: fewer requests in flight are not faster. The min RTT also falls if
+//!   the mean of a window is below it beyond doubt.
+//! * **Latencies that vary** by a fifth or more. If many requests start together, the fast ones end
+//!   first, and the mean of the finished ones is far too low. Then the min RTT is in flight × time
+//!   / served requests during the drain (Little's law), if the limit is used. Samples within two
+//!   round trips after the drain are ignored.
+//! * **Allowance for variance.** If latencies vary so much, the limit is higher by two standard
+//!   errors of the window beyond 5 %, and by half of the spread beyond a fifth. A limit that is too
+//!   low leaves workers of the backend idle at once; a slightly longer queue is small against such
+//!   latencies. The overload threshold rises by the same factor.
+//! * **At the lower bound `min`** no lower limit can be measured, so the latency there counts as
+//!   min RTT. Otherwise a min RTT that is too low would keep the limit there forever.
+//! * **A min RTT that is too low** is detected, because a queue must shrink with fewer requests in
+//!   flight. If supposed queues lowered the limit by a quarter and requests were not faster, there
+//!   was no queue. The min RTT then rises to the observed latency.
+//! * **Fluctuating capacity.** If the measured capacity changes by more than its error for many
+//!   windows (moving average above 5 %), it is soon outdated. After a drain the limit then returns
+//!   to 5 · C. This costs one queue, which measures the capacity again.
 //!
 //! Guarantees:
-//! - The state is bounded.
-//! - A lowered limit always admits requests, which count as unqueued, and ends by time.
+//! - The size of the state is bounded.
+//! - A lowered limit still admits requests, which count as unqueued, for a bounded time.
 //! - An unused limit does not grow; latency can always lower it.
-//! - With a share, `m` is scaled from the share to the whole limit.
+//! - With a share of a fleet-wide limit, `m` is scaled from the share to the whole limit.
 //!
 //! Not covered:
 //! - Service times that vary by half their mean: the limit can be too low (`benches/real_backend`).
-//! - A backend that serves less than `min`: the limit stays slightly above `min`.
-//! - Replicas that share a backend without sharing a limit: they keep a common queue.
+//! - A backend that serves fewer than `min` requests at once: the limit stays slightly above `min`.
+//! - Replicas that share a backend without sharing a limit: together they keep a queue there.
 //!
-//! Source of the constants: chosen for both experiments of `benches/`; none is per backend.
+//! Source of the constants: chosen with both experiments of `benches/`, the same for every backend.
 
 mod drain;
 mod fleet;
@@ -65,59 +66,66 @@ use drain::{DrainReason, QueueDrain};
 use fleet::FleetGradient;
 use measurement::WindowMeasurement;
 
-/// The limit as a multiple of the capacity: a short queue keeps the backend busy.
+/// The limit as a multiple of the measured capacity: a short queue keeps the backend busy.
 const TARGET: Fraction = Fraction::percent(130);
-/// The multiple after a drain if the capacity fluctuates.
+/// The multiple of the capacity to which the limit returns after a drain, if the capacity
+/// fluctuates.
 const EXPLORATION: Fraction = Fraction::percent(500);
-/// The multiple while a queue drains.
+/// The multiple of the capacity that is the limit while a queue drains.
 const DRAIN: Fraction = Fraction::percent(30);
-/// The multiple during a min RTT probe.
+/// The multiple of the capacity that is the limit during a min RTT probe.
 const PROBE: Fraction = Fraction::percent(70);
-/// The multiple while the first min RTT may include a queue.
+/// The multiple of the capacity that is the limit while the first min RTT may include a queue.
 const HALF: Fraction = Fraction::percent(50);
-/// The part of the capacity below which a request is unqueued.
+/// The part of the capacity below which requests in flight cause no queue.
 const UNQUEUED: Fraction = Fraction::percent(70);
-/// The slowdown, in millionths, up to which there is no queue.
+/// The slowdown (RTT / min RTT), in millionths, up to which there is no queue.
 const NO_QUEUE: u64 = 1_150_000;
 const BELOW_MIN_RTT: u64 = 820_000;
-/// The reduction of requests in flight after which a shorter queue would show.
+/// The part of the earlier requests in flight at which a shorter queue would show in the latency.
 ///
-/// With a queue, latency would fall to the same 75 %. Above `NOT_FASTER`, midway, it did not.
+/// With a queue, latency would fall to the same 75 %. There was no queue if latency stays above
+/// `NOT_FASTER`, midway between 75 % and 100 %.
 const FEWER_IN_FLIGHT: Fraction = Fraction::percent(75);
 const NOT_FASTER: Fraction = Fraction::percent(87);
-/// The round trips after a drain until finished requests are representative again.
+/// The number of round trips after a drain until finished requests are representative again.
 const SETTLING_ROUND_TRIPS: u64 = 2;
-/// The samples that a window needs to update the spread.
+/// The number of samples that a window needs to update the spread of latencies.
 const MIN_SPREAD_SAMPLES: u64 = 4;
-/// The largest number of samples in a block.
+/// The largest number of samples in a block, the part of a window that is added at once.
 const MAX_BLOCK: u64 = 4_096;
-/// The error of a mean, in millionths, that ends a window; `MAX_BLOCKS` blocks end it at any error.
+/// The standard error of the mean latency, in millionths, below which a window ends.
+///
+/// `MAX_BLOCKS` blocks end a window at any error.
 const SMALL_ERROR: u64 = 50_000;
 const MAX_BLOCKS: u64 = 8;
-/// The windows between two min RTT probes, plus up to `PROBE_JITTER` more.
+/// The number of windows between two min RTT probes, plus up to `PROBE_JITTER` more.
 const PROBE_INTERVAL: u64 = 128;
 const PROBE_JITTER: u64 = 63;
-/// The average change, in millionths, above which the capacity fluctuates.
+/// The average change of the measured capacity, in millionths, above which the capacity fluctuates.
 const FLUCTUATION: u64 = 50_000;
-/// The largest change that enters the average, because a single step is not a fluctuation.
+/// The largest change that enters this average, because a single jump is not a fluctuation.
 const MAX_CHANGE: u64 = 260_000;
-/// The parts of a block that are checked early for a slowdown above 2.
+/// The number of parts of a block; after each part a slowdown above 2 is detected early.
 ///
-/// A part has at least `MIN_PART` samples. `FAR_OVERLOAD` is 2 divided by the overload threshold, 1.55.
+/// A part has at least `MIN_PART` samples. `FAR_OVERLOAD` is the slowdown 2 divided by the overload
+/// threshold 1.55.
 const BLOCK_PARTS: u64 = 4;
 const MIN_PART: u64 = 4;
 const FAR_OVERLOAD: Fraction = Fraction { numerator: 200, denominator: 155 };
-/// The part of the known capacity below which an overload during a drain is a new one.
+/// The part of the known capacity; an overload during a drain is new if it measures even less.
 const NEW_OVERLOAD: Fraction = Fraction::percent(87);
-/// The standard errors by which the limit is raised if latencies vary.
+/// The number of standard errors by which the limit is raised if latencies vary by more than a
+/// fifth.
 ///
-/// Only the error from `SMALL_ERROR` to `MAX_ERROR` counts. `SPREAD_WEIGHT` applies to the spread.
+/// Only the error between `SMALL_ERROR` and `MAX_ERROR` counts. `SPREAD_WEIGHT` is the weight of
+/// the spread.
 const MARGIN_ERRORS: u64 = 2;
 const MAX_ERROR: u64 = 300_000;
 const SPREAD_WEIGHT: Fraction = HALF;
-/// The divisor of the time to the next probe after few samples moved the min RTT far.
+/// The divisor of the time to the next probe, if few samples changed the min RTT much.
 const EARLY_PROBE_DIVISOR: u64 = 8;
-/// The capacity below which one request more is a large change.
+/// The capacity, in requests, below which one more request is a large change.
 const SMALL_CAPACITY: u32 = 4;
 
 /// The state of the gradient algorithm.
@@ -127,31 +135,33 @@ pub struct Gradient {
     /// The min RTT at its last measurement without a queue.
     measured_min_rtt: Option<Nanos>,
     capacity: FixedPoint,
-    /// The relative standard deviation of a latency, in millionths; a moving average over windows.
+    /// The relative standard deviation of latencies, in millionths; a moving average over windows.
     spread: u64,
     window: LatencyStats,
-    /// The newest samples, before they are compared with the window.
+    /// The newest samples, before they are added to the window or replace it.
     block: LatencyStats,
     dropped: u64,
     drain: Option<QueueDrain>,
-    /// The windows without a queue, beyond doubt, since the last queue or drain.
+    /// The number of windows without a queue, beyond doubt, since the last queue or drain.
     calm_windows: u32,
     had_queue: bool,
-    /// The last measured capacity; `capacity_changes` is the moving average of its changes, in millionths.
+    /// The last measured capacity. `capacity_changes` is the moving average of its changes, in
+    /// millionths.
     last_capacity: Option<FixedPoint>,
     capacity_changes: u64,
     windows_to_probe: u64,
     limit_after_probe: FixedPoint,
     jitter: u64,
-    /// The end of the period after a drain in which finished requests are biased low.
+    /// The instant until which finished requests are too fast on average, after a drain.
     settled_at: Nanos,
-    /// Requests in flight and RTT of the window from which a queue lowered the limit.
+    /// The window with the most requests in flight since a queue lowered the limit: its requests in
+    /// flight and RTT.
     reference_window: Option<(FixedPoint, Nanos)>,
     fleet: Option<Box<FleetGradient>>,
 }
 
 impl Gradient {
-    /// The initial state; `jitter` spreads the probes of many limits.
+    /// The initial state; a different `jitter` for each limit keeps their probes apart.
     pub(super) fn new(limit: FixedPoint, jitter: u64) -> Self {
         let mut new = Self {
             min_rtt: None,
@@ -209,7 +219,8 @@ impl Gradient {
         self.fleet.as_mut().map(|together| together.limit(now))
     }
 
-    /// The wanted limit; `None` until there are enough samples under the fleet's limit.
+    /// The limit that this replica wants; `None` until there are enough samples under the fleet's
+    /// limit.
     pub(super) fn wanted_limit(&self, limit: FixedPoint) -> Option<FixedPoint> {
         self.fleet.as_ref().map_or(Some(limit), |together| together.wanted_limit())
     }
@@ -251,15 +262,17 @@ impl Gradient {
         }
     }
 
-    /// The largest number in flight without a queue; a drained limit never exceeds it.
+    /// The largest number of requests in flight without a queue; the limit of a drain never exceeds
+    /// it.
     fn max_unqueued(&self, min: u32) -> FixedPoint {
         self.capacity.times(UNQUEUED).max(FixedPoint::from_whole(min))
     }
 
-    /// Ends a full block and returns `true` if the window can be judged.
+    /// Adds a full block of samples to the window; returns `true` if the window can be judged.
     ///
-    /// A window grows while its mean is uncertain, but only by blocks that
-    /// agree. A block that disagrees is a change, which an average would hide.
+    /// A window grows while its mean is uncertain, but only by blocks with the same latency. A
+    /// block with another latency shows a change, which an average would hide, so it starts a new
+    /// window.
     fn is_window_complete(&mut self, limit: FixedPoint, share: u32) -> bool {
         let enough = block_size(limit, share);
         if self.block.count().saturating_add(self.dropped) < enough {
@@ -275,7 +288,8 @@ impl Gradient {
         at_last || 0 < self.dropped || self.window.standard_error() < SMALL_ERROR
     }
 
-    /// Checks each quarter of a block for a slowdown above 2.
+    /// Returns `true` if the current block shows a slowdown above 2; examines each quarter of a
+    /// block.
     fn is_far_overloaded(&mut self, limit: FixedPoint, share: u32, enough: u64) -> bool {
         let part = enough.div_ceil(BLOCK_PARTS).max(MIN_PART);
         let is_part = self.block.count() != 0 && self.block.count().is_multiple_of(part);
@@ -285,7 +299,7 @@ impl Gradient {
         let found = self.measure(&self.block, limit, share);
         let far = found.is_overload(FAR_OVERLOAD);
         if far {
-            // Older samples of the window precede the overload.
+            // The older samples of the window are from before the overload.
             self.window = std::mem::take(&mut self.block);
         }
         far
@@ -308,13 +322,13 @@ impl Gradient {
         if over {
             return self.end_drain(sample.ended_at, min);
         }
-        // Requests that were admitted before the drain still show the capacity.
+        // Requests that were admitted before the drain still show the backend's capacity.
         if !self.is_window_complete(limit, share) || self.window.count() == 0 {
             return limit;
         }
         let found = self.measure_window(limit, share);
         self.lower_min_rtt(&found);
-        // Requests that were admitted before the drain repeat the known overload.
+        // Requests from before the drain show the known overload again; only a larger one is new.
         let deeper = found.capacity < self.capacity.times(NEW_OVERLOAD);
         if deeper && self.is_overload(&found) {
             self.drain_after_overload(&found, sample.ended_at)
@@ -347,7 +361,7 @@ impl Gradient {
         let min_rtt = self.min_rtt.unwrap_or(rtt);
         let in_flight = scale_to_limit(window.in_flight(), limit, share);
         let slowdown = Fraction { numerator: 1_000_000, denominator: min_rtt.0 }.of(rtt.0).max(1);
-        // With hardly any use, judge the limit instead of the requests in flight.
+        // If hardly any requests are in flight, compute the capacity from the limit instead.
         let judged = if in_flight < limit.times(HALF) { limit } else { in_flight };
         let capacity = judged.times(Fraction { numerator: 1_000_000, denominator: slowdown });
         let (error, is_wide) = (window.error_with_spread(self.spread), window.is_wide());
@@ -358,7 +372,7 @@ impl Gradient {
         found.is_overload(self.margin(found.error))
     }
 
-    /// The limit after a window with a queue.
+    /// The new limit after a window that shows a queue.
     fn lower_limit(
         &mut self,
         limit: FixedPoint,
@@ -366,12 +380,12 @@ impl Gradient {
         min: u32,
     ) -> FixedPoint {
         if found.in_flight <= FixedPoint::from_whole(min) {
-            // Nothing lower can be measured, so these samples count as unqueued.
+            // No lower limit can be measured, so these samples count as unqueued.
             self.set_min_rtt(found.rtt, limit);
             return limit;
         }
         if found.is_wide && self.has_no_queue(found) {
-            // Fewer in flight, but not faster: the min RTT was too low.
+            // Fewer requests in flight were not faster, so the min RTT was too low.
             self.set_min_rtt(found.rtt, found.in_flight);
             self.reference_window = None;
             return self.capacity.times(TARGET);
@@ -384,9 +398,11 @@ impl Gradient {
         (self.min_rtt, self.measured_min_rtt, self.capacity) = (Some(rtt), Some(rtt), capacity);
     }
 
-    /// The factor for a capacity that may be underestimated because latencies vary.
+    /// The factor that raises the limit, because varying latencies may make the measured capacity
+    /// too low.
     ///
-    /// Too low a limit costs goodput at once; a longer queue is small against such latencies.
+    /// A limit that is too low costs goodput at once; a longer queue is small against such
+    /// latencies.
     fn margin(&self, error: u64) -> Fraction {
         let Some(wide) = self.spread.checked_sub(latency_stats::WIDE_SPREAD) else {
             return Fraction::percent(100);
@@ -423,7 +439,7 @@ impl Gradient {
         self.adjust_limit(limit, &found, min)
     }
 
-    /// Lowers the limit after drops, which show an overload but not its size.
+    /// Lowers the limit after dropped requests, which show an overload but not its size.
     fn back_off(&mut self, limit: FixedPoint) -> FixedPoint {
         self.window = LatencyStats::default();
         (self.calm_windows, self.had_queue) = (0, true);
@@ -431,11 +447,11 @@ impl Gradient {
         limit.times(Fraction::percent(90))
     }
 
-    /// Lowers the min RTT if the window is faster beyond doubt.
+    /// Lowers the min RTT if the requests of the window were faster, beyond doubt.
     ///
-    /// The step is small, unless the backend is so much faster that it
-    /// must have changed. Returns `true` if the result is far below
-    /// the last unqueued measurement: it may still include a queue.
+    /// The reduction is small, unless the backend is so much faster that it must have changed.
+    /// Returns `true` if the min RTT is now far below its last unqueued measurement, so it may
+    /// still include a queue.
     fn lower_min_rtt(&mut self, found: &WindowMeasurement) -> bool {
         let Some(min_rtt) = self.min_rtt else { return false };
         let doubt = Fraction { numerator: found.error.saturating_mul(4), denominator: 1_000_000 };
@@ -464,7 +480,8 @@ impl Gradient {
             return self.lower_limit(limit, found, min);
         }
         self.reference_window = None;
-        // Faster than the min RTT: it is wrong, so a window without a visible queue may have one.
+        // Latency below the min RTT shows that the min RTT is wrong. So even this window may
+        // include a queue.
         if found.slowdown < BELOW_MIN_RTT {
             return limit;
         }
@@ -478,9 +495,9 @@ impl Gradient {
         next
     }
 
-    /// Returns `true` if fewer in flight were not faster, so there was no queue.
+    /// Returns `true` if fewer requests in flight were not faster, so there was no queue.
     ///
-    /// Records the window with the most in flight as the reference.
+    /// Records the window with the most requests in flight as the reference for later windows.
     fn has_no_queue(&mut self, found: &WindowMeasurement) -> bool {
         let (most, rtt) = *self.reference_window.get_or_insert((found.in_flight, found.rtt));
         if most <= found.in_flight {
@@ -500,7 +517,7 @@ impl Gradient {
         Fraction::percent(if self.had_queue { faster.min(200) } else { 200 })
     }
 
-    /// Adopts the measured capacity and adds its change to the moving average.
+    /// Adopts the measured capacity and adds its change to the moving average of changes.
     fn adopt_capacity(&mut self, found: &WindowMeasurement) {
         if let Some(before) = self.last_capacity {
             let moved = before.relative_difference(found.capacity);
@@ -549,7 +566,7 @@ impl Gradient {
         let before = self.min_rtt.unwrap_or(Nanos(1));
         let learnt = self.learn_min_rtt(&drain);
         if drain.reason == DrainReason::Initial && learnt.0 < Fraction::percent(80).of(before.0) {
-            // Fewer in flight and faster: the assumed min RTT included a queue.
+            // Fewer requests in flight were faster, so the assumed min RTT included a queue.
             self.min_rtt = Some(learnt);
             self.capacity = self.capacity.times(HALF);
             if FixedPoint::from_whole(min) < self.capacity {
@@ -566,7 +583,7 @@ impl Gradient {
 
     fn return_factor(&self, drain: &QueueDrain, slower: bool) -> Fraction {
         if drain.reason == DrainReason::Initial {
-            // So far it is known only that the capacity is at least the limit.
+            // Until now, it is known only that the capacity is at least the limit.
             return Fraction::percent(100);
         }
         let few =
@@ -578,7 +595,7 @@ impl Gradient {
         if bold { EXPLORATION } else { TARGET }
     }
 
-    /// Moves the min RTT towards the drain's measurement, and returns that measurement.
+    /// Moves the min RTT towards the latency that the drain measured, and returns that latency.
     ///
     /// A change beyond doubt is adopted at once and rescales the capacity.
     fn learn_min_rtt(&mut self, drain: &QueueDrain) -> Nanos {
@@ -603,9 +620,10 @@ impl Gradient {
     }
 }
 
-/// The step, in percent, of the min RTT towards the measurement.
+/// The change of the min RTT towards a new measurement, in percent of their difference.
 ///
-/// If latencies vary much, a faster value is not adopted at once: fast requests return first.
+/// If latencies vary much, a lower measurement is not adopted at once, because fast requests end
+/// first.
 fn min_rtt_step_percent(min_rtt: Nanos, measured: Nanos, error: u64, is_wide: bool) -> u64 {
     let part =
         |numerator: u64| Nanos(Fraction { numerator, denominator: 1_000_000 }.of(measured.0));
@@ -621,7 +639,7 @@ fn min_rtt_step_percent(min_rtt: Nanos, measured: Nanos, error: u64, is_wide: bo
     }
 }
 
-/// The samples of a block: about one round trip of this replica's requests in flight.
+/// The number of samples in a block: about one round trip of this replica's requests in flight.
 fn block_size(limit: FixedPoint, share: u32) -> u64 {
     u64::from(limit.floor().min(share)).clamp(1, MAX_BLOCK)
 }
@@ -638,7 +656,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_windows_keep_the_spread() {
+    fn windows_with_few_samples_do_not_change_the_spread() {
         let window = |rtts: &[u64]| {
             let mut window = LatencyStats::default();
             for &rtt in rtts {

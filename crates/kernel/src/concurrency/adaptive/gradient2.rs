@@ -1,4 +1,4 @@
-//! The `gradient2` algorithm, as published.
+//! The `gradient2` algorithm of Netflix' concurrency-limits library, as published.
 //!
 //! | formula | worked row: estimate 64, min RTT 10 ms, RTT 40 ms |
 //! |---|---|
@@ -6,12 +6,13 @@
 //! | new = estimate · gradient + √estimate | 64 · 0.5 + 8 = 40 |
 //! | estimate = 0.8 · estimate + 0.2 · new | 51.2 + 8 = 59.2 |
 //!
-//! A sample with less than half of the estimate in flight changes nothing, unless it was
-//! dropped. The minimum is over the last 100 successes. This differs from the publication:
-//! a dropped request does not count, because a fast refusal would look like a low latency.
+//! A sample with less than half of the estimate in flight changes nothing, unless it was dropped.
+//! The min RTT is the smallest latency of the last 100 successes. One thing differs from the
+//! publication: a dropped request does not count there, because a fast refusal would look like a
+//! low latency.
 //!
 //! Not covered:
-//! - Shares: the published algorithm has none.
+//! - Shares of a fleet-wide limit: the published algorithm has none.
 //!
 //! Source: Netflix concurrency-limits, `Gradient2Limit`, in the variant with a windowed minimum.
 
@@ -20,17 +21,17 @@ use super::windowed_min::WindowedMin;
 use super::{LatencySample, RequestOutcome, is_limit_used};
 use crate::units::Nanos;
 
-/// The samples over which the minimum is taken.
+/// The number of samples over which the minimum latency is taken.
 const WINDOW: u16 = 100;
-/// Latency up to this multiple of the minimum is no sign of a queue.
+/// Latency up to this multiple of the minimum latency is no sign of a queue.
 const TOLERANCE: u64 = 2;
 const MIN_GRADIENT: Fraction = Fraction::percent(50);
 const MAX_GRADIENT: Fraction = Fraction::percent(100);
-/// The weight of a new estimate at each sample.
+/// The weight of the new estimate at each sample; the old estimate has the rest.
 const NEW_WEIGHT: Fraction = Fraction::percent(20);
 const OLD_WEIGHT: Fraction = Fraction::percent(80);
 
-/// The state of `gradient2`.
+/// The state of the `gradient2` algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gradient2 {
     min_rtt: WindowedMin,
@@ -43,7 +44,7 @@ impl Default for Gradient2 {
 }
 
 impl Gradient2 {
-    /// The smallest latency of the window.
+    /// The smallest latency of the last 100 successes.
     pub(super) fn min_rtt(&self) -> Option<Nanos> {
         self.min_rtt.get()
     }

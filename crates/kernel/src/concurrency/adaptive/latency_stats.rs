@@ -1,4 +1,4 @@
-//! Sums of latencies, with their mean and its standard error.
+//! Sums of latency samples, with their mean and its standard error.
 //!
 //! Guarantees:
 //! - All results are integers; sums saturate.
@@ -9,10 +9,10 @@
 use super::fixed_point::{FixedPoint, Fraction};
 use crate::units::Nanos;
 
-/// The assumed error of a mean of one sample, in millionths; one sample shows no spread.
+/// The assumed error of a mean of one sample, in millionths, because one sample shows no spread.
 const SINGLE_SAMPLE_ERROR: u64 = 250_000;
 
-/// The spread, in millionths of the mean, above which latencies count as wide.
+/// The standard deviation, in millionths of the mean, above which latencies vary widely.
 pub(super) const WIDE_SPREAD: u64 = 200_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ impl LatencyStats {
         self.count
     }
 
-    /// The mean latency, at least 1 ns, so that a ratio to it stays finite.
+    /// The mean latency, at least 1 ns, so that dividing by it is possible.
     pub(super) fn mean(&self) -> Nanos {
         Nanos(self.latency.checked_div(self.count).unwrap_or(0).max(1))
     }
@@ -46,14 +46,14 @@ impl LatencyStats {
             .times(Fraction { numerator: self.in_flight, denominator: self.count.max(1) })
     }
 
-    /// The standard deviation of one sample, in millionths of the mean.
+    /// The standard deviation of latencies, in millionths of the mean.
     pub(super) fn spread(&self) -> u64 {
         self.relative_to_mean(self.variance())
     }
 
-    /// Returns `true` if latencies vary so much that the mean of finished requests is biased low.
+    /// Returns `true` if latencies vary so much that the mean of finished requests is too low.
     ///
-    /// The fast requests return first.
+    /// The reason is that fast requests end first.
     pub(super) fn is_wide(&self) -> bool {
         WIDE_SPREAD < self.spread()
     }
@@ -63,20 +63,21 @@ impl LatencyStats {
         self.relative_to_mean(self.variance().checked_div(u128::from(self.count)).unwrap_or(0))
     }
 
-    /// The standard error with a lower bound for few samples, which may agree by chance.
+    /// The standard error with a lower bound, because a few samples may agree by chance.
     pub(super) fn cautious_error(&self) -> u64 {
         self.standard_error()
             .max(SINGLE_SAMPLE_ERROR.checked_div(self.count).unwrap_or(SINGLE_SAMPLE_ERROR))
     }
 
-    /// The standard error if single latencies are known to vary by `spread`.
+    /// The standard error, if single latencies are already known to vary by `spread` millionths.
     pub(super) fn error_with_spread(&self, spread: u64) -> u64 {
         let square = u128::from(spread).saturating_mul(u128::from(spread));
         let shared = square.checked_div(u128::from(self.count)).unwrap_or(square).isqrt();
         self.cautious_error().max(u64::try_from(shared).unwrap_or(u64::MAX))
     }
 
-    /// Returns `true` if both can have the same mean. An empty tally agrees with every other.
+    /// Returns `true` if both sets of samples can have the same mean. An empty set agrees with any
+    /// other.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         if self.count == 0 || other.count == 0 {
             return true;

@@ -1,14 +1,14 @@
-//! One round trip: the samples that were admitted since the last change of the limit.
+//! The samples of one round trip: requests that were admitted since the last change of the limit.
 //!
-//! A change of the limit affects only requests that are admitted after it. A round counts
-//! only those. It ends with half as many samples as may be in flight. So an algorithm
-//! reacts once to the effect of each change, and ignores samples from before it.
+//! A change of the limit affects only requests that are admitted after it. A round trip counts only
+//! these, and ends after half as many samples as requests may be in flight. So an algorithm reacts
+//! once to the effect of each change, and ignores samples from before it.
 //!
 //! Guarantees:
-//! - A round has at least one sample; its mean is exact to a nanosecond.
+//! - A round trip has at least one sample; its mean latency is exact to a nanosecond.
 //!
 //! Not covered:
-//! - The reaction of the algorithm.
+//! - The reaction of the algorithm; see [`super::aimd`].
 
 use super::{LatencySample, RequestOutcome};
 use crate::units::Nanos;
@@ -24,15 +24,17 @@ pub(super) struct RoundTrip {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RoundSummary {
-    /// The mean latency of the successes; `None` without any.
+    /// The mean latency of the successes; `None` without a success.
     pub(super) mean: Option<Nanos>,
     pub(super) dropped: u64,
-    /// The largest number in flight.
+    /// The largest number of requests in flight.
     pub(super) in_flight: u32,
 }
 
 impl RoundTrip {
-    /// Adds `sample`, and returns the round if it ends. `allowed` requests may be in flight.
+    /// Adds `sample`, and returns the summary if the round trip ends.
+    ///
+    /// `allowed` is the number of requests that may be in flight.
     pub(super) fn push(&mut self, sample: &LatencySample, allowed: u32) -> Option<RoundSummary> {
         if sample.ended_at.since(sample.rtt) < self.started_at {
             return None;

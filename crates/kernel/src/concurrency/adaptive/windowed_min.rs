@@ -1,7 +1,7 @@
-//! The smallest latency of the last samples.
+//! The smallest latency of a fixed number of newest samples.
 //!
 //! Guarantees:
-//! - The minimum is exact; a sample costs O(1) amortized and never allocates.
+//! - The minimum is exact; adding a sample costs O(1) amortized and never allocates.
 //!
 //! Not covered:
 //! - Noise: a minimum is biased low, but the published algorithms use it.
@@ -14,18 +14,19 @@ use crate::units::Nanos;
 pub(super) struct WindowedMin {
     window: u64,
     count: u64,
-    /// Increasing latencies; each is the smallest since the one before it.
+    /// Sample numbers with increasing latencies; each is the smallest latency since the one before
+    /// it.
     candidates: VecDeque<(u64, Nanos)>,
 }
 
 impl WindowedMin {
-    /// A minimum over the last `window` samples, at least 1.
+    /// A minimum over the last `window` samples; 0 counts as 1.
     pub(super) fn over(window: u16) -> Self {
         let room = usize::from(window).saturating_add(1);
         Self { window: u64::from(window), count: 0, candidates: VecDeque::with_capacity(room) }
     }
 
-    /// Adds `rtt` and returns the minimum. Zero counts as 1 ns, so that a ratio to it stays finite.
+    /// Adds `rtt` and returns the minimum. Zero counts as 1 ns, so that dividing by it is possible.
     pub(super) fn push(&mut self, rtt: Nanos) -> Nanos {
         let rtt = rtt.max(Nanos(1));
         self.count = self.count.saturating_add(1);

@@ -1,9 +1,9 @@
-//! A lowered limit that empties the queue and measures the min RTT.
+//! A drain: a lowered limit that empties the backend's queue and measures the min RTT.
 //!
 //! Guarantees:
-//! - It ends after enough samples, or by time.
+//! - A drain ends after enough samples, or after a longest time.
 //! - A wide spread of latencies does not bias the measurement.
-//! - If latencies are narrow and requests frequent, raising the min RTT needs several samples.
+//! - If latencies vary little and requests are frequent, raising the min RTT needs several samples.
 //!
 //! Not covered:
 //! - The limit during and after the drain; see [`super`].
@@ -13,13 +13,13 @@ use super::super::latency_stats::LatencyStats;
 use super::super::{LatencySample, RequestOutcome};
 use crate::units::Nanos;
 
-/// The blocks to wait for if latencies vary.
+/// The number of blocks of samples that a drain needs if latencies vary.
 const WIDE_BLOCKS: u64 = 4;
 /// The factor, up or down, beyond which a change of the min RTT is not noise.
 pub(super) const CHANGE: Fraction = Fraction::percent(130);
-/// The samples that must show a slower backend if latencies are narrow.
+/// The number of samples that must show a slower backend if latencies vary little.
 const MIN_SLOW_SAMPLES: u64 = 4;
-/// The multiple of the mean above which a result of Little's law means that the limit was unused.
+/// The multiple of the mean latency above which a result of Little's law means an unused limit.
 const MAX_LITTLE_RATIO: u64 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,8 +28,9 @@ pub(super) struct QueueDrain {
     pub(super) reason: DrainReason,
     pub(super) unqueued: LatencyStats,
     pub(super) dropped: u64,
-    /// The end of the first unqueued request; `ended`
-    /// requests ended after it, the latest at `last_end`.
+    /// The instant at which the first unqueued request ended.
+    ///
+    /// After it, `ended` requests ended, the latest at `last_end`.
     pub(super) first_end: Option<Nanos>,
     pub(super) last_end: Nanos,
     pub(super) ended: u64,
@@ -39,7 +40,7 @@ pub(super) struct QueueDrain {
 pub(super) enum DrainReason {
     Overload,
     Probe,
-    /// The first min RTT may include a queue.
+    /// The first min RTT must be verified, because it may include a queue.
     Initial,
 }
 
@@ -81,11 +82,11 @@ impl QueueDrain {
         }
     }
 
-    /// The latency of unqueued requests.
+    /// The measured latency of unqueued requests.
     ///
-    /// If latencies vary, fast requests have returned and slow ones have not, so the mean is
-    /// too low. Then Little's law gives the latency: in flight × time / served. This needs a
-    /// limit that is used. With few requests the result would be the time between arrivals.
+    /// If latencies vary, fast requests have ended and slow ones have not, so the mean is too low.
+    /// Then Little's law gives the latency: in flight × time / served requests. This is right only
+    /// if the limit is used: with few requests the result would be the time between arrivals.
     pub(super) fn measured_rtt(&self) -> Nanos {
         let mean = self.unqueued.mean();
         if !self.unqueued.is_wide() || self.ended == 0 {
@@ -97,20 +98,20 @@ impl QueueDrain {
         if by_little.0 <= mean.0.saturating_mul(MAX_LITTLE_RATIO) { by_little } else { mean }
     }
 
-    /// Returns `true` if there are enough samples, or more waiting is useless.
+    /// Returns `true` if the drain has enough samples, or if more waiting is useless.
     ///
-    /// `enough` is the size of a block. `is_narrow` is set if single latencies hardly vary.
+    /// `enough` is the number of samples in a block. `is_narrow` is set if latencies vary little.
     pub(super) fn is_over(&self, enough: u64, is_narrow: bool, at: Nanos, min_rtt: Nanos) -> bool {
         let times = if self.unqueued.is_wide() { WIDE_BLOCKS } else { 1 };
         let least = if is_narrow && self.is_slower(min_rtt) { MIN_SLOW_SAMPLES } else { 0 };
         let needed = enough.saturating_mul(times).max(least);
         let count = self.unqueued.count().saturating_add(self.dropped);
-        // With few requests, or only failures, the drain ends by time.
+        // With few requests, or only dropped ones, the drain ends after this longest time.
         let longest = Nanos(min_rtt.0.saturating_mul(64)).plus(Nanos::SECOND);
         needed <= count || longest < at.since(self.started_at)
     }
 
-    /// Returns `true` if the measurement exceeds `min_rtt` by more than noise.
+    /// Returns `true` if the measured latency exceeds `min_rtt` by more than noise.
     fn is_slower(&self, min_rtt: Nanos) -> bool {
         0 < self.unqueued.count() && Nanos(CHANGE.of(min_rtt.0)) < self.measured_rtt()
     }

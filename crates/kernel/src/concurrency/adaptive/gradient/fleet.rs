@@ -1,31 +1,35 @@
 //! The gradient algorithm for a limit that a fleet adapts together.
 //!
 //! One replica cannot shorten the backend's queue alone, and its latency depends on the requests of
-//! all replicas. So a replica judges the whole limit while it is constant, and votes for a factor.
+//! all replicas. So each replica measures latency while the fleet's limit is constant, and votes
+//! for a factor by which the limit should change.
 //!
 //! | formula | worked row: limit 60, min RTT 10 ms, RTT 15 ms |
 //! |---|---|
 //! | slowdown x = RTT / min RTT | 15 / 10 = 1.5 |
 //! | factor = 1.3 / x, once x shows a queue (x > 1.15) | 1.3 / 1.5 = 0.87, a limit of 52 |
-//! | no queue: 2 before the first queue, 2 after growth without one, else 1.3 | 1.3 |
+//! | no queue: 2 before the first queue or after growth that caused none, else 1.3 | 1.3 |
 //!
-//! * **The min RTT** is measured in a *probe*. For about four round trips, all
-//!   replicas lower their requests in flight to 0.7 of the capacity. Requests
-//!   that are admitted after the queue drained are unqueued. A replica that
-//!   probed alone would measure the queue of the others, and raise the limit.
-//! * **Probe times** follow the store's clock, which each heartbeat reports. Probes are a
-//!   few heartbeats apart, and more if round trips are long: they cost 2 % of the goodput.
-//! * **An unconfirmed min RTT** may include a queue. This applies to the first one, and
-//!   to one that rose beyond doubt. The next probe lowers the requests in flight to a
-//!   quarter. Until a probe is not faster than before, no replica votes for growth.
-//! * **Overload** (x > 1.55, beyond doubt). Every replica that observes it lowers its own share
-//!   at once, for at most two heartbeats and to no less than a quarter. The limit follows.
+//! * **The min RTT** is measured in a *probe*: for about four round trips, all replicas lower their
+//!   requests in flight to 0.7 of the capacity. Requests that are admitted after the queue drained
+//!   are unqueued. A replica that probed alone would measure the queue of the others, and vote to
+//!   raise the limit.
+//! * **Probe times** follow the store's clock, which the reply to each heartbeat reports. Probes
+//!   are a few heartbeat intervals apart, and more if round trips are long: they cost 2 % of the
+//!   goodput.
+//! * **An unconfirmed min RTT** may include a queue. This applies to the first min RTT, and to one
+//!   that rose beyond doubt. The next probe lowers the requests in flight to a quarter. No replica
+//!   votes for growth until a probe was not faster than the min RTT.
+//! * **Overload** (x > 1.55, beyond doubt). Every replica that observes it uses less of its share
+//!   at once, for at most two heartbeat intervals and no less than a quarter. The limit follows by
+//!   votes.
 //!
 //! Guarantees:
-//! - A probe ends by time, and so does a lowered share.
+//! - A probe ends after a bounded time, and so does the reduced use of a share.
 //!
 //! Not covered:
-//! - The use of the share; see [`crate::coordinator::aggregate::vote`].
+//! - The rule that an unused share cannot vote for growth; see
+//!   [`crate::coordinator::aggregate::vote`].
 
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::latency_stats::LatencyStats;
@@ -33,17 +37,17 @@ use super::super::{FleetShare, LatencySample, RequestOutcome};
 use super::probe::{self, FleetProbe};
 use crate::units::Nanos;
 
-/// The least number of samples in a block.
+/// The smallest number of samples in a block, the unit in which samples are judged.
 const MIN_BLOCK: u64 = 8;
-/// The largest weight of past samples, so that old ones fade.
+/// The largest weight of past samples in a mean, so that old ones fade.
 const MAX_WEIGHT: u64 = 512;
-/// The least and largest reduction after drops, in millionths of the limit.
+/// The smallest and the largest reduction of the limit after dropped requests, in millionths.
 const DROP_REDUCTION: (u64, u64) = (100_000, 500_000);
 const MILLION: u64 = 1_000_000;
 /// The slowdown above which there is an overload, in millionths.
 const OVERLOAD: u64 = 1_550_000;
 
-/// A temporary reduction of the share to `remaining` millionths.
+/// A temporary reduction of this replica's share to `remaining` millionths of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ShareCut {
     remaining: u64,
@@ -55,19 +59,20 @@ pub(super) struct FleetGradient {
     part: FleetShare,
     /// The unqueued samples, whose mean is the min RTT.
     unqueued: LatencyStats,
-    /// Set once a probe with fewer in flight was not faster.
+    /// Set once a probe with fewer requests in flight was not faster than the min RTT.
     is_confirmed: bool,
     /// The samples under the current limit that agree with the newest block, and that block.
     window: LatencyStats,
     block: LatencyStats,
     dropped: u64,
     cut: Option<ShareCut>,
-    /// Samples that finish earlier belong to another limit, or to a probe.
+    /// Samples that finish before this instant belong to another limit, or to a probe.
     valid_from: Nanos,
     rtt: Option<Nanos>,
     probe: Option<FleetProbe>,
     next_probe: Nanos,
-    /// The consecutive increases without a queue; `had_queue` is set once a queue was observed.
+    /// The consecutive increases of the limit without a queue; `had_queue` is set after the first
+    /// queue.
     calm_increases: u64,
     had_queue: bool,
 }
@@ -109,7 +114,7 @@ impl FleetGradient {
             self.calm_increases = if grew { self.calm_increases.saturating_add(1) } else { 0 };
             self.discard_samples(now);
         }
-        // The last heartbeat reported these drops, so they must not count again.
+        // The last heartbeat reported these dropped requests, so they must not count again.
         self.dropped = 0;
         self.plan_probe(now);
     }
@@ -130,7 +135,7 @@ impl FleetGradient {
         low.map_or(cut, |low| low.min(cut))
     }
 
-    /// The fraction of the share that a cut leaves.
+    /// The fraction of the share that a temporary reduction leaves usable.
     fn remaining(&self) -> Fraction {
         Fraction { numerator: self.cut.map_or(MILLION, |cut| cut.remaining), denominator: MILLION }
     }
@@ -153,7 +158,9 @@ impl FleetGradient {
         }
     }
 
-    /// Merges the block into the window if they agree. Otherwise the latency changed: start again.
+    /// Adds the newest block to the window if their latencies agree.
+    ///
+    /// Otherwise the latency changed, and the block starts a new window.
     fn end_block(&mut self, at: Nanos) {
         let block = std::mem::take(&mut self.block);
         if self.window.agrees_with(&block) {
@@ -173,7 +180,8 @@ impl FleetGradient {
         }
     }
 
-    /// Lowers the min RTT to the window's mean, since no mean can be below it.
+    /// Lowers the min RTT to the window's mean latency, because no mean can be below the true min
+    /// RTT.
     fn lower_min_rtt(&mut self) {
         let is_faster = self.min_rtt().is_some_and(|ideal| self.window.mean() < ideal);
         if is_faster
@@ -184,10 +192,10 @@ impl FleetGradient {
         }
     }
 
-    /// Lowers this replica's share at once, before the limit follows.
+    /// Lowers the use of this replica's share at once, before votes lower the limit.
     ///
-    /// The cut is short and leaves a quarter: a replica
-    /// that alone observes an overload must not starve.
+    /// The reduction is short and leaves a quarter of the share: a replica that alone observes an
+    /// overload must not starve.
     fn cut_share(&mut self, at: Nanos, slowdown: u64) {
         let left = self.remaining().of(super::TARGET.of(Fraction {
             numerator: MILLION,
@@ -200,10 +208,10 @@ impl FleetGradient {
         self.cut = Some(ShareCut { remaining: left.clamp(MILLION / 4, MILLION), ends_at });
     }
 
-    /// Discards samples that were taken with another number in flight.
+    /// Discards samples that were taken with another number of requests in flight.
     fn discard_samples(&mut self, now: Nanos) {
         (self.window, self.block, self.dropped, self.cut) = Default::default();
-        // Requests that finish after one more round trip were admitted after now.
+        // Requests that finish after one more round trip were admitted after `now`.
         self.valid_from = self.valid_from.max(now.plus(self.rtt.unwrap_or_default()));
     }
 
@@ -213,7 +221,9 @@ impl FleetGradient {
         Some(Fraction { numerator: MILLION, denominator: ideal.0 }.of(self.window.mean().0).max(1))
     }
 
-    /// The wanted number in flight, which is the vote; `None` without enough samples.
+    /// The number of requests in flight that this replica wants, from which its vote is computed.
+    ///
+    /// `None` without enough samples.
     pub(super) fn wanted_limit(&self) -> Option<FixedPoint> {
         let share = FixedPoint::from_whole(self.part.share);
         if 0 < self.dropped {
@@ -273,9 +283,9 @@ impl FleetGradient {
         self.plan_probe(now.plus(Nanos(1)));
     }
 
-    /// The requests in flight during a probe.
+    /// The number of requests in flight that this replica allows during a probe.
     ///
-    /// A confirmed min RTT gives the capacity: in flight divided by slowdown.
+    /// With a confirmed min RTT, the capacity is the number in flight divided by the slowdown.
     fn probe_limit(&self) -> FixedPoint {
         let share = FixedPoint::from_whole(self.part.share);
         let slowdown = self.slowdown().unwrap_or(MILLION).max(super::TARGET.of(MILLION));
@@ -291,7 +301,7 @@ impl FleetGradient {
         if seen.count() == 0 {
             return;
         }
-        // The first probe can only be compared with normal samples.
+        // Before the first probe there is no unqueued sample, so compare it with normal samples.
         let known = self.unqueued.count() != 0;
         let before = if known { &self.unqueued } else { &self.window };
         self.is_confirmed = before.count() != 0 && before.agrees_with(&seen);
@@ -299,13 +309,14 @@ impl FleetGradient {
             self.unqueued.merge(&seen);
             cap_weight(&mut self.unqueued);
         } else {
-            // Different beyond doubt: the backend changed, or the old value included a queue.
+            // The latency differs beyond doubt: the backend changed, or the old min RTT included a
+            // queue.
             self.unqueued = seen;
         }
     }
 }
 
-/// Halves the weight of old samples until it is within its bound.
+/// Halves the weight of the samples until it is at most [`MAX_WEIGHT`].
 fn cap_weight(tally: &mut LatencyStats) {
     while MAX_WEIGHT < tally.count() {
         tally.halve();

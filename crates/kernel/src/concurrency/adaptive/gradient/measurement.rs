@@ -1,26 +1,26 @@
-//! The measurement of one window of samples.
+//! The capacity, slowdown and certainty that one window of latency samples shows.
 //!
 //! Guarantees:
-//! - An overload, or its absence, is reported only beyond the doubt of the samples.
+//! - An overload, or the absence of a queue, is reported only beyond the doubt of the samples.
 //!
 //! Not covered:
-//! - The measurement itself, and the reaction to it.
+//! - Taking the samples, and changing the limit; see [`super`].
 
 use super::super::fixed_point::{FixedPoint, Fraction};
 use crate::units::Nanos;
 
 const OVERLOAD: u64 = 1_550_000;
-/// The standard errors to add before a window counts as free of a queue.
+/// The standard errors to add to the slowdown before a window counts as free of a queue.
 const CALM_ERRORS: u64 = 3;
-/// The requests beyond the capacity that make an overload: one more than a few is noise.
+/// The requests in flight beyond the capacity that make an overload; fewer are noise.
 const MIN_EXCESS: Fraction = Fraction::percent(150);
 
 pub(super) struct WindowMeasurement {
     pub(super) in_flight: FixedPoint,
     pub(super) rtt: Nanos,
-    /// The standard error of `rtt`, in millionths of it.
+    /// The standard error of `rtt`, in millionths of `rtt`.
     pub(super) error: u64,
-    /// Set if single latencies vary much.
+    /// Set if latencies vary by more than a fifth.
     pub(super) is_wide: bool,
     /// The slowdown: latency divided by the min RTT, in millionths.
     pub(super) slowdown: u64,
@@ -28,7 +28,7 @@ pub(super) struct WindowMeasurement {
 }
 
 impl WindowMeasurement {
-    /// Returns `true` if there is no queue, beyond doubt.
+    /// Returns `true` if the window shows no queue, beyond doubt.
     pub(super) fn is_calm(&self) -> bool {
         let most = 1_000_000_u64.saturating_add(self.error.saturating_mul(CALM_ERRORS));
         Fraction { numerator: most, denominator: 1_000_000 }.of(self.slowdown) < super::NO_QUEUE

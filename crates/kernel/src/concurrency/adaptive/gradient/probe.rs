@@ -1,29 +1,29 @@
 //! A min RTT probe: for a short time all replicas of a fleet have fewer requests in flight.
 //!
 //! Guarantees:
-//! - It ends.
-//! - It measures only requests admitted after the queue drained, while all replicas take part.
+//! - A probe ends after a bounded time.
+//! - A probe measures only requests admitted after the queue drained, while all replicas take part.
 //!
 //! Not covered:
-//! - The reaction to the result.
+//! - The use of the measured min RTT.
 
 use super::super::fixed_point::{FixedPoint, Fraction};
 use super::super::latency_stats::LatencyStats;
 use super::super::{LatencySample, RequestOutcome};
 use crate::units::Nanos;
 
-/// The part of the share to use while the backend's capacity is unknown.
+/// The part of the share that a probe uses while the min RTT is unconfirmed.
 pub(super) const DEEP_PROBE: Fraction = Fraction::percent(25);
-/// The largest difference between the replicas' start times.
+/// The largest difference between the start times of one probe at two replicas.
 const MAX_SKEW: Nanos = Nanos(10 * Nanos::MILLI.0);
-/// The duration in round trips; `DEEP_ROUND_TRIPS` applies while the min RTT is unconfirmed.
+/// The duration of a probe in round trips; `DEEP_ROUND_TRIPS` applies to an unconfirmed min RTT.
 pub(super) const ROUND_TRIPS: u64 = 4;
 pub(super) const DEEP_ROUND_TRIPS: u64 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FleetProbe {
     pub(super) started_at: Nanos,
-    /// The period in which admitted requests are unqueued.
+    /// The start and the end of the period in which admitted requests are unqueued.
     pub(super) unqueued_period: (Nanos, Nanos),
     pub(super) ends_at: Nanos,
     /// The instant by which the measured requests have finished.
@@ -33,12 +33,12 @@ pub(super) struct FleetProbe {
 }
 
 impl FleetProbe {
-    /// Starts a probe at `now` that lasts `lasts` plus a tolerance; requests take `rtt`.
+    /// Starts a probe at `now` that lasts `lasts` plus a tolerance, if requests take `rtt`.
     pub(super) fn new(now: Nanos, limit: FixedPoint, rtt: Nanos, lasts: Nanos) -> Self {
         let lasts = lasts.plus(MAX_SKEW).plus(MAX_SKEW).plus(MAX_SKEW);
         let ends_at = now.plus(lasts);
         let from = now.plus(rtt).plus(MAX_SKEW);
-        // Replicas that measure slightly different latencies end slightly apart.
+        // Replicas that measure slightly different latencies end their probes slightly apart.
         let until = ends_at.since(Nanos(rtt.0 / 2)).since(MAX_SKEW);
         let closes_at = ends_at.plus(lasts);
         Self {
