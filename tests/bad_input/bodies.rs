@@ -10,11 +10,11 @@ use crate::waiting::{PATIENCE, now};
 
 const GOOD: &str = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"good"}]}]}"#;
 
-/// Far above the 30 s that the server allows for a request head.
+/// Client timeout, far above the 30 s in which the server must receive all request headers.
 const LONG_TIMEOUT: Duration = Duration::from_secs(90);
 
 #[test]
-fn malformed_body_gets_400_and_counts_nothing() {
+fn malformed_body_gets_400_and_charges_nothing() {
     let mut fixture = Fixture::with(LIMITS, &[]);
     let not_utf8: Vec<u8> =
         GOOD.bytes().map(|byte| if byte == b'g' { 0xff } else { byte }).collect();
@@ -39,7 +39,7 @@ fn malformed_body_gets_400_and_counts_nothing() {
 }
 
 #[test]
-fn truncated_body_counts_nothing() {
+fn truncated_body_charges_nothing() {
     let mut fixture = Fixture::with(LIMITS, &[]);
     fixture.assert_unaffected("a body that breaks off", |fixture| {
         let mut stream = post(fixture.service.http, &format!("content-length: {}", GOOD.len() + 1));
@@ -65,7 +65,8 @@ fn oversized_chunked_body_gets_413_at_four_megabytes() {
     let mut fixture = Fixture::with(LIMITS, &[]);
     fixture.assert_unaffected("five megabytes in chunks", |fixture| {
         let mut stream = post(fixture.service.http, "transfer-encoding: chunked");
-        // 64 chunks are 4 MiB, so chunk 65 is too much. The server must not wait for the rest.
+        // 64 chunks are 4 MiB, the maximum body. The server must refuse at chunk 65, before the
+        // end.
         for _ in 0..65 {
             stream.write_all(&chunk()).unwrap();
         }
@@ -76,7 +77,7 @@ fn oversized_chunked_body_gets_413_at_four_megabytes() {
         let mut stream = post(fixture.service.http, "transfer-encoding: chunked");
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         let sent = (0..1_600).take_while(|_| stream.write_all(&chunk()).is_ok()).count();
-        // 4 MiB plus the buffers of both sockets.
+        // 800 chunks are far above 4 MiB plus the buffers of both sockets.
         assert!(sent < 800, "{} KiB were taken", sent * 64);
     });
 }
@@ -86,14 +87,15 @@ fn chunk() -> Vec<u8> {
 }
 
 #[test]
-fn oversized_heads_noise_and_conflicting_lengths_are_refused() {
+fn oversized_headers_random_bytes_and_conflicting_lengths_are_refused() {
     let mut fixture = Fixture::with(LIMITS, &[]);
     let many = "x: y\r\n".repeat(1_000);
     let long = format!("x: {}\r\n", "y".repeat(1_000_000));
     for headers in [many, long] {
         fixture.assert_unaffected("a head without measure", |fixture| {
             let mut stream = connect(fixture.service.http);
-            // The server may close the connection before it reads the whole head.
+            // Ignores write errors: the server may close the connection before it reads all
+            // headers.
             let _ = stream.write_all(format!("POST /json HTTP/1.1\r\n{headers}\r\n").as_bytes());
             let reply = read_to_end(&mut stream);
             assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 431 "), "{reply}");
@@ -118,7 +120,8 @@ fn oversized_heads_noise_and_conflicting_lengths_are_refused() {
     });
 }
 
-/// Takes 30 s: the timeouts are real, and each client sends until the server ends the connection.
+/// Takes 30 s of real time, because each client sends until the server's timeout ends its
+/// connection.
 #[test]
 fn unfinished_requests_time_out_while_others_succeed() {
     let mut fixture = Fixture::with(LIMITS, &[]);
@@ -143,7 +146,8 @@ fn unfinished_requests_time_out_while_others_succeed() {
     });
 }
 
-/// Sends `piece` repeatedly until the server replies or closes; returns the reply and the duration.
+/// Sends `piece` repeatedly until the server replies or disconnects. Returns the reply and the
+/// duration.
 fn trickle(mut stream: TcpStream, piece: &[u8]) -> (String, Duration) {
     stream.set_read_timeout(Some(Duration::from_millis(250))).unwrap();
     let began: Instant = now();
@@ -161,7 +165,7 @@ fn trickle(mut stream: TcpStream, piece: &[u8]) -> (String, Duration) {
     panic!("not cut off within {LONG_TIMEOUT:?}");
 }
 
-/// Connects and sends the head of a `/json` request with this header.
+/// Connects and sends the request line and headers of a POST to `/json`, with `header`.
 fn post(to: SocketAddr, header: &str) -> TcpStream {
     let mut stream = connect(to);
     stream

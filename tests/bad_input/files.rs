@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - The last valid limits stay in force.
-//! - `/config` shows the reason of the refusal.
-//! - Fixed files are loaded.
+//! - The admin page `/config` shows why the new limits were refused.
+//! - Corrected files are loaded.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::waiting::until;
 
 const FLAGS: [&str; 2] = ["--reload-debounce", "20ms"];
 
-/// Each level has nine aliases of the level below: 9^20 nodes after expansion.
+/// YAML with 20 levels of nine aliases each, which would expand to 9^20 nodes.
 fn bomb() -> Vec<u8> {
     let mut text = "domain: d\nmetadata:\n  a0: &a0 [x]\n".to_owned();
     for level in 1..=20 {
@@ -36,7 +36,7 @@ fn bad_files() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn bad_file_keeps_the_last_good_limits_until_fixed() {
+fn invalid_file_keeps_the_last_valid_limits_until_corrected() {
     let mut fixture = Fixture::with(LIMITS, &FLAGS);
     for (label, content) in bad_files() {
         let before = fixture.service.loads().unwrap();
@@ -77,7 +77,7 @@ fn removed_directory_keeps_its_limits_until_restored() {
 }
 
 #[test]
-fn config_and_log_count_omitted_errors() {
+fn config_page_and_log_count_omitted_errors() {
     let mut fixture = Fixture::with(LIMITS, &FLAGS);
     let before = fixture.service.loads().unwrap();
     fixture.assert_unaffected("three hundred errors", |fixture| {
@@ -89,12 +89,12 @@ fn config_and_log_count_omitted_errors() {
         assert_eq!(shown["more"]["errors"], 100, "{}", shown["more"]);
         let log = fixture.service.log();
         assert!(log.contains("findings=300"), "{log}");
-        // The log shows 50 findings.
+        // The log shows the first 50 of 300 findings.
         assert!(log.contains("validation found 250 more errors"), "{log}");
     });
 }
 
-/// Waits for a refused load and returns its error from `/config`.
+/// Waits until a load of the limits is refused, and returns the error that `/config` shows.
 fn wait_for_refusal(fixture: &Fixture, label: &str, before: u64) -> String {
     let one_more = || {
         let loads = fixture.service.loads()?;

@@ -1,9 +1,9 @@
 //! Tests of bad input against the real process.
 //!
 //! Guarantees:
-//! - Every bad input gets a clear error with the right status.
-//! - The process survives and answers the next good check.
-//! - No counter changes.
+//! - Every invalid input gets an error message and the documented status.
+//! - The process keeps running and answers the next valid check.
+//! - Invalid input changes no counter.
 
 mod bodies;
 mod files;
@@ -73,7 +73,7 @@ impl Fixture {
         http1::call(self.service.http, "POST", "/json", &[], Some(body)).unwrap()
     }
 
-    /// The remaining hits of this value of `k`, from a check of zero hits.
+    /// Returns the remaining hits of the counter for `k=value`, with a peek.
     fn remaining(&self, value: &str) -> u32 {
         self.check(vec![hits(k(value), 0)]).statuses[0].limit_remaining
     }
@@ -84,7 +84,7 @@ impl Fixture {
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {page}"))
     }
 
-    /// Asserts that `work` changes no counter, adds none, and leaves the process serving.
+    /// Asserts that `work` neither changes nor adds a counter, and that the process still answers.
     fn assert_unaffected(&mut self, label: &str, work: impl FnOnce(&Self)) {
         let used = self.check(vec![k("good")]).statuses[0].limit_remaining;
         let keys = self.metric("sluicegate_memory_keys");
@@ -128,7 +128,7 @@ fn refund(descriptor: RateLimitDescriptor, value: u64) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..hits(descriptor, value) }
 }
 
-/// Adds a limit override; `unit` is the number of the protobuf enum.
+/// Adds a limit override to the descriptor. `unit` is the number of the protobuf enum value.
 fn limited(
     descriptor: RateLimitDescriptor,
     requests_per_unit: u32,

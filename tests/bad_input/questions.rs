@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - Checks that envoyproxy/ratelimit refuses get its status: `UNKNOWN`, or 400 over HTTP.
-//! - Checks that crash or confuse it get `INVALID_ARGUMENT`, or 400 over HTTP.
-//! - A good descriptor precedes the bad one, so a wrong charge would be visible.
+//! - Checks that crash envoyproxy/ratelimit, or that it misreads, get `INVALID_ARGUMENT` or 400.
+//! - A valid descriptor precedes the invalid one, so a wrong charge would be visible.
 
 use std::fmt::Write as _;
 
@@ -56,7 +56,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn invalid_checks_are_refused_and_count_nothing() {
+fn invalid_checks_are_refused_and_charge_nothing() {
     let mut fixture = Fixture::with(LIMITS, &[]);
     for Case { label, request, code, word } in cases() {
         fixture.assert_unaffected(label, |fixture| {
@@ -116,7 +116,7 @@ fn largest_hits_addend_does_not_overflow() {
 }
 
 #[test]
-fn malformed_protobuf_is_refused_and_counts_nothing() {
+fn malformed_protobuf_is_refused_and_charges_nothing() {
     let mut fixture = Fixture::with(LIMITS, &[]);
     let good = check_request(vec![k("good")]).encode_to_vec();
     let mut not_utf8 = good.clone();
@@ -147,12 +147,12 @@ fn malformed_protobuf_is_refused_and_counts_nothing() {
 const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 #[test]
-fn oversized_message_is_resource_exhausted_and_counts_nothing() {
+fn oversized_message_is_resource_exhausted_and_charges_nothing() {
     let mut fixture = Fixture::with(LIMITS, &[]);
     let one = check_request(vec![k("good"), k(&"x".repeat(4_000))]);
     let padded = |length: usize| {
         let mut bytes = one.encode_to_vec();
-        // The unknown field 900 pads the message.
+        // Field 900 is unknown to the service and pads the message to `length` bytes.
         let filler = length - bytes.len() - 6;
         bytes.extend_from_slice(&[0xa2, 0x38]);
         prost::encode_length_delimiter(filler, &mut bytes).unwrap();

@@ -72,7 +72,7 @@ fn invalid_limits_exit_with_1_and_all_findings() {
     assert!(err.contains("rate_limit"), "the nearest word is not in: {err}");
 }
 
-/// Each case has a label, flags, and words that the error must contain.
+/// Each test case has a label, flags, and words that the error message must contain.
 #[test]
 fn startup_errors_exit_with_2_and_a_hint() {
     let directory = limits(LIMITS);
@@ -104,7 +104,7 @@ fn startup_errors_exit_with_2_and_a_hint() {
         ),
     ];
     for (label, given, words) in cases {
-        // A repeated flag is an error, so only the missing port flags are added.
+        // Repeating a flag is an error, so only port flags that the test case lacks are added.
         let others = FREE_PORTS.chunks(2).filter(|pair| !given.contains(&pair[0])).flatten();
         let flags: Vec<&str> = given.iter().chain(others).copied().collect();
         let (code, err) = serve(&flags);
@@ -116,7 +116,7 @@ fn startup_errors_exit_with_2_and_a_hint() {
 }
 
 #[test]
-fn admin_on_all_addresses_requires_the_token() {
+fn admin_port_on_all_addresses_requires_the_token() {
     let directory = limits(LIMITS);
     let flags = ["--admin-host", "0.0.0.0", "--admin-token", "open-sesame"].map(str::to_owned);
     let service = Service::start(directory.path(), &flags).unwrap();
@@ -127,9 +127,9 @@ fn admin_on_all_addresses_requires_the_token() {
     assert_eq!(status(&[("authorization", "Bearer open-sesame")]), 200);
 }
 
-/// Sends the check as soon as the port is logged, before the process logs that it is ready.
+/// The check is sent when the port is logged, before the process logs that it is ready.
 #[test]
-fn first_check_finds_the_limits_loaded() {
+fn limits_are_loaded_before_the_port_opens() {
     let directory = limits(LIMITS);
     let body = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
     for start in 0..20 {

@@ -17,7 +17,7 @@ const STRATEGIES: &str = "domain: d\ndescriptors:
 - {key: sliding_log, rate_limit: {unit: day, requests_per_unit: 10, strategy: sliding_log}}
 ";
 
-/// The verdict and the remaining hits.
+/// Returns the verdict and the remaining hits of the only descriptor.
 fn outcome(response: &RateLimitResponse) -> (Code, u32) {
     (response.statuses[0].code(), response.statuses[0].limit_remaining)
 }
@@ -45,12 +45,12 @@ fn refunded_hits_are_usable_up_to_the_limit() {
     }
 }
 
-/// Only a fixed window counts denied hits, as in envoyproxy/ratelimit.
+/// Expected remaining hits after the refund; only a fixed window also counted the denied hits.
 fn refunded(key: &str, hits: u32) -> u32 {
     if key == "fixed_window" { hits - 1 } else { hits }
 }
 
-/// The remaining hits after an empty counter denies eleven hits.
+/// Expected remaining hits after eleven hits were denied on an unused counter of ten.
 fn denied(key: &str) -> u32 {
     if key == "fixed_window" { 0 } else { 10 }
 }
@@ -90,13 +90,13 @@ fn overrides_setting_selects_the_applied_limit() {
 }
 
 #[test]
-fn tighter_override_uses_the_same_counter() {
+fn smaller_override_uses_the_counter_of_the_rule() {
     let fixture = Fixture::with(LIMITS, &["--overrides", "max"]);
     fixture.check(vec![hits(k("t"), 4)]);
     let tight = || limited(k("t"), 5, DAY);
     assert_eq!(outcome(&fixture.check(vec![tight()])), (Code::Ok, 0));
     assert_eq!(outcome(&fixture.check(vec![tight()])), (Code::OverLimit, 0));
-    // A fixed window counts denied hits.
+    // A fixed window also counts the hits that the override denied.
     assert_eq!(fixture.remaining("t"), 94);
 }
 
@@ -106,7 +106,7 @@ const SHARED: &str = "domain: d\ndescriptors:
 ";
 
 #[test]
-fn tighter_override_uses_the_shared_pattern_counter() {
+fn smaller_override_uses_the_shared_counter_of_the_pattern() {
     let fixture = Fixture::with(SHARED, &["--overrides", "max", "--negative-hits", "true"]);
     let path = |number: u32| pair("path", &format!("/x/{number}"));
     let tight = |number| limited(path(number), 9, DAY);
@@ -114,15 +114,15 @@ fn tighter_override_uses_the_shared_pattern_counter() {
         assert_eq!(outcome(&fixture.check(vec![tight(number)])), (Code::Ok, 9 - number));
     }
     assert_eq!(outcome(&fixture.check(vec![tight(10)])), (Code::OverLimit, 0));
-    // A fixed window counts denied hits, so all ten are used.
+    // A fixed window also counts denied hits, so no hit of the limit of ten remains.
     assert_eq!(outcome(&fixture.check(vec![hits(path(11), 0)])), (Code::Ok, 0));
     assert_eq!(fixture.check(vec![refund(tight(12), 2)]).overall_code(), Code::Ok);
     assert_eq!(outcome(&fixture.check(vec![hits(path(13), 0)])), (Code::Ok, 2));
 }
 
-/// As in envoyproxy/ratelimit, the override matches no rule, so the counter is not shared.
+/// As in envoyproxy/ratelimit, an override that replaces the rule does not use its shared counter.
 #[test]
-fn replacing_override_is_counted_per_value() {
+fn override_that_replaces_the_rule_counts_per_value() {
     let fixture = Fixture::with(SHARED, &["--overrides", "allow"]);
     for value in ["/x/1", "/x/2"] {
         let one = || limited(pair("path", value), 1, DAY);
@@ -131,7 +131,7 @@ fn replacing_override_is_counted_per_value() {
     }
 }
 
-/// Starts a service with envoyproxy/ratelimit keys in `redis` and a deny cache.
+/// Starts a service with a deny cache and envoyproxy/ratelimit's counter keys in `redis`.
 fn start_with_deny_cache(redis: &Redis, limits: &str, overrides: &str) -> Fixture {
     let backend = format!("redis+unix://{}", redis.socket().display());
     let store = ["--backend", &backend, "--backend-deadline", "20s"];
@@ -144,7 +144,7 @@ fn start_with_deny_cache(redis: &Redis, limits: &str, overrides: &str) -> Fixtur
 }
 
 #[test]
-fn denied_override_does_not_deny_other_checks() {
+fn cached_denial_of_an_override_denies_no_other_check() {
     let redis = Redis::start();
     let limits = format!("{SHARED}- {{key: k, rate_limit: {{unit: day, requests_per_unit: 1}}}}\n");
     let fixture = start_with_deny_cache(&redis, &limits, "max");
@@ -165,9 +165,9 @@ fn denied_override_does_not_deny_other_checks() {
     }
 }
 
-/// As in envoyproxy/ratelimit, the deny cache stores keys without their limits.
+/// As in envoyproxy/ratelimit, a cached denial has a key but no limit, so it applies to any limit.
 #[test]
-fn denied_replacing_override_denies_its_key_for_all() {
+fn cached_denial_of_a_replacing_override_denies_all_checks_of_its_key() {
     let redis = Redis::start();
     let fixture = start_with_deny_cache(&redis, LIMITS, "allow");
     assert_eq!(outcome(&fixture.check(vec![hits(k("v"), 5)])), (Code::Ok, 95));
@@ -196,12 +196,12 @@ fn full_store_applies_when_full_to_new_keys() {
 }
 
 #[test]
-fn near_limit_is_relative_to_the_burst() {
+fn near_limit_threshold_is_a_fraction_of_the_burst() {
     let limits = "domain: d\ndescriptors:\n\
                   - key: burst\n  rate_limit: {requests_per_unit: 60, unit: hour, strategy: gcra, burst: 10}\n\
                   - key: window\n  rate_limit: {requests_per_unit: 10, unit: year, strategy: fixed_window}\n";
     let near = "sluicegate_descriptors_near_limit_total";
-    // The ninth and the tenth hit are above 0.8 of ten.
+    // Hits 9 and 10 are above the near-limit threshold, 0.8 of ten.
     for key in ["burst", "window"] {
         let fixture = Fixture::with(limits, &["--near-limit-ratio", "0.8"]);
         for counted in [0, 0, 0, 0, 0, 0, 0, 0, 1, 2] {

@@ -1,4 +1,4 @@
-//! Presets and further cases that together use every value of the chart.
+//! Test cases of the Helm chart: its presets, and others, which together set every chart value.
 
 pub struct Case {
     pub name: &'static str,
@@ -13,7 +13,7 @@ macro_rules! preset {
     };
 }
 
-/// Each case has a golden file.
+/// Each test case has a golden file with its rendered objects.
 pub const CASES: &[Case] = &[
     Case { name: "default", flags: &[] },
     Case { name: "standalone", flags: &[preset!("standalone")] },

@@ -1,4 +1,4 @@
-//! Kubernetes objects and chart values in the documents.
+//! Tests of the Kubernetes objects and Helm chart values in `docs/`.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::valid::validate;
 use super::{chart, template};
 use crate::docs::blocks;
 
-/// The tests have no schemas of Emissary objects, as documented on its page.
+/// Emissary objects have no schema in these tests; the page about Emissary says so.
 const UNKNOWN: &str = "apiVersion: getambassador.io/";
 
 #[test]

@@ -1,4 +1,5 @@
-//! Rendered settings and limits as the service reads them, and values that the chart refuses.
+//! Tests that the service accepts rendered settings and limits, and the chart refuses invalid
+//! values.
 
 use std::fs;
 
@@ -19,7 +20,7 @@ fn settings_of(objects: &Objects) -> LoadedSettings {
     loaded
 }
 
-/// Environment variables from secrets, with sample values.
+/// The pod's environment variables that come from secrets, with sample values.
 fn secrets_of(objects: &Objects) -> Vec<(String, String)> {
     let variables = objects.container()["env"].as_array().into_iter().flatten();
     let secret = |variable: &Value| {
@@ -32,7 +33,7 @@ fn secrets_of(objects: &Objects) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_service_accepts_the_settings_of_every_case() {
+fn the_service_accepts_rendered_settings_of_every_test_case() {
     for case in CASES {
         let objects = rendered(case.flags);
         let loaded = settings_of(&objects);
@@ -42,7 +43,7 @@ fn the_service_accepts_the_settings_of_every_case() {
 }
 
 #[test]
-fn check_accepts_the_limits_of_every_case() {
+fn validation_accepts_rendered_limits_of_every_test_case() {
     let mut checked = 0;
     for case in CASES {
         let objects = rendered(case.flags);
@@ -129,13 +130,13 @@ fn assert_peer_access(objects: &Objects) {
     assert!(!objects.server_yaml().contains("ours"), "the secret is no setting");
 }
 
-/// Maximum shutdown time after the drain, in seconds.
+/// Longest time from the end of draining to the exit of the service, in seconds:
 ///
-/// - 2.0: return of leases
-/// - 0.5: forwarded releases
-/// - 1.6: leaving the fleet
-/// - 4.0: export of spans and metrics, 2 each
-/// - 1.9: reserve for a slow machine
+/// - 2.0: leases are returned
+/// - 0.5: forwarded releases are sent
+/// - 1.6: the store is told that this replica leaves the fleet
+/// - 4.0: spans and metrics are exported, 2.0 each
+/// - 1.9: allowance for a slow machine
 const SHUTDOWN_SECONDS: u64 = 10;
 
 #[test]
@@ -166,7 +167,7 @@ fn a_custom_grace_period_must_cover_the_drain() {
     assert!(output.contains(&format!("Set at least {least}")), "{output}");
 }
 
-/// The grace period includes the hook. Kubernetes sends SIGTERM after the hook.
+/// Kubernetes starts the grace period before the preStop hook, and sends SIGTERM after it.
 #[test]
 fn pre_stop_sleep_extends_the_grace_period() {
     let (sleep, least) = (15, 15 + 5 + 20 + SHUTDOWN_SECONDS);
@@ -189,7 +190,7 @@ fn other_pre_stop_hooks_require_an_explicit_grace_period() {
     assert!(output.contains("set terminationGracePeriodSeconds to that and 35 s"), "{output}");
 }
 
-/// The service's own default is loopback, which other pods cannot reach.
+/// Without the chart, the default is a loopback address, which other pods cannot reach.
 #[test]
 fn syslog_host_defaults_to_all_pod_addresses() {
     let set =
@@ -205,7 +206,7 @@ fn syslog_host_defaults_to_all_pod_addresses() {
 }
 
 #[test]
-fn contradictory_values_are_refused_with_a_reason() {
+fn contradictory_chart_values_are_refused_with_a_reason() {
     for (set, words) in [
         ("replicaCount=2", "several replicas and no Redis"),
         ("autoscaling.enabled=true", "several replicas and no Redis"),
@@ -244,7 +245,7 @@ fn contradictory_values_are_refused_with_a_reason() {
         ("settings.syslog_port=5514", "takes settings.syslog_from"),
         ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=127.0.0.1", "lost"),
         ("settings.syslog_port=1,settings.syslog_from=::1,settings.syslog_host=::1", "lost"),
-        // Refused by the schema.
+        // `values.schema.json` refuses the values below.
         ("replicas=3", "'replicas' not allowed"),
         ("image.name=a", "'name' not allowed"),
         ("settings.max_kyes=1", "'max_kyes' not allowed"),
@@ -259,9 +260,9 @@ fn contradictory_values_are_refused_with_a_reason() {
     }
 }
 
-/// - The TLS settings may apply to the per-second Redis alone.
-/// - The chart cannot read a URL in a secret.
-/// - Environment variables override settings.
+/// - Redis TLS settings may apply to the Redis for per-second limits alone.
+/// - A Redis URL in a secret is unknown to the chart, so it cannot contradict.
+/// - An environment variable may override a contradictory setting.
 #[test]
 fn valid_redis_combinations_render() {
     let user = "redis.external.url=redis://user@host";
@@ -292,7 +293,7 @@ fn every_pod_uses_the_image_pull_secrets() {
 }
 
 #[test]
-fn admin_with_a_token_binds_all_addresses() {
+fn admin_port_with_a_token_binds_all_addresses() {
     for (set, host) in [("", "0.0.0.0"), (",settings.host=::", "::")] {
         let objects = rendered(&["--set", &format!("admin.existingSecret=a{set}")]);
         assert_eq!(settings_of(&objects).settings.admin_host.to_string(), host);
@@ -300,7 +301,7 @@ fn admin_with_a_token_binds_all_addresses() {
 }
 
 #[test]
-fn service_links_are_disabled() {
-    // A service named `sluicegate-grpc` would otherwise set `SLUICEGATE_GRPC_PORT`.
+fn kubernetes_service_links_are_disabled() {
+    // Service links of a Kubernetes service `sluicegate-grpc` would set `SLUICEGATE_GRPC_PORT`.
     assert_eq!(rendered(&[]).pod()["enableServiceLinks"], false);
 }

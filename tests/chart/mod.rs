@@ -1,10 +1,10 @@
-//! The Helm chart, rendered by the real Helm and validated by the Kubernetes schemas.
+//! Tests of the Helm chart, rendered by the real Helm and validated with the Kubernetes schemas.
 //!
 //! Guarantees:
-//! - Every preset and case renders and is valid.
+//! - Every preset and test case renders valid objects.
 //! - The service accepts the rendered settings and limits.
-//! - Contradictory values are refused with a reason.
-//! - An upgrade changes only the affected objects.
+//! - Contradictory chart values are refused with a reason.
+//! - An upgrade changes only the objects that depend on the changed values.
 //!
 //! Not covered:
 //! - Installation in a cluster.
@@ -32,7 +32,7 @@ fn chart() -> PathBuf {
     root().join("charts/sluicegate")
 }
 
-/// A tool that `scripts/chart.sh` installs.
+/// A command for a tool that `scripts/chart.sh` installs, such as `helm`.
 fn tool(name: &str) -> Command {
     let path = root().join(".tools/bin").join(name);
     assert!(path.exists(), "no {name} in .tools/bin: run scripts/chart.sh, which installs it");
@@ -60,7 +60,7 @@ impl Objects {
         Self(serde_saphyr::from_multiple(text).unwrap())
     }
 
-    /// `Kind/name` in render order.
+    /// The names of all objects as `Kind/name`, in the order of rendering.
     fn names(&self) -> Vec<String> {
         self.0.iter().map(name_of).collect()
     }
@@ -88,7 +88,7 @@ impl Objects {
         self.one("ConfigMap", "-settings")["data"]["server.yaml"].as_str().unwrap()
     }
 
-    /// Limits files in the chart's `ConfigMap`, if it has one.
+    /// Names and texts of the limits files in the chart's `ConfigMap`; empty without one.
     fn limits(&self) -> Vec<(&str, &str)> {
         let maps = self.0.iter().filter(|o| name_of(o) == "ConfigMap/edge-sluicegate-limits");
         let files = maps.filter_map(|map| map["data"].as_object()).flatten();
@@ -96,12 +96,12 @@ impl Objects {
     }
 }
 
-/// Settings of a pod for tests that control processes.
+/// A rendered pod, for tests that run its service as a local process.
 pub struct Installed {
-    /// `server.yaml`.
+    /// The rendered settings file `server.yaml`.
     pub settings: NamedTempFile,
     pub readiness_path: String,
-    /// `terminationGracePeriodSeconds`.
+    /// `terminationGracePeriodSeconds` of the pod.
     pub grace_seconds: u64,
 }
 

@@ -1,6 +1,7 @@
-//! `templates/NOTES.txt`, the chart's message after an installation.
+//! Tests of `templates/NOTES.txt`, the chart's message after an installation.
 //!
-//! `helm template` omits the notes and `helm install` needs a cluster, so an extra object has them.
+//! `helm template` omits NOTES.txt, and `helm install` needs a cluster, so the test renders
+//! NOTES.txt inside an extra object.
 
 use std::fs;
 
@@ -22,7 +23,7 @@ fn notes(set: &str) -> String {
 }
 
 #[test]
-fn notes_warn_only_without_any_limits() {
+fn chart_notes_warn_only_if_no_limits_are_configured() {
     for (set, is_limited) in [
         ("replicaCount=1", false),
         ("limits.inline.a=b", true),

@@ -1,4 +1,4 @@
-//! `values.schema.json` against the chart's default values and the settings of the service.
+//! Tests that `values.schema.json` has the chart's default values and the settings of the service.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use sluicegate::config::settings::schema;
 
 use super::chart;
 
-/// Settings that the chart controls: mounted files, bound addresses and values per replica.
+/// Settings that the chart itself sets: mounted files, bound addresses and values per replica.
 const CHART_SETTINGS: &[&str] = &[
     "admin_host",
     "admin_port",
@@ -50,7 +50,7 @@ fn read_schema() -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// `BLESS` rewrites the schema.
+/// The environment variable `BLESS` rewrites `values.schema.json`.
 #[test]
 fn shipped_values_schema_has_every_configurable_setting() {
     let mut wanted = read_schema();
@@ -77,12 +77,12 @@ fn shipped_values_schema_has_every_configurable_setting() {
 fn schema_and_default_values_have_equal_paths() {
     let text = fs::read_to_string(chart().join("values.yaml")).unwrap();
     let values: Value = serde_saphyr::from_str(&text).unwrap();
-    // Helm sets `global` for subcharts.
+    // Helm adds the value `global`, for subcharts.
     let helms = ["global".to_owned()].into();
     assert_eq!(&schema_paths(&read_schema()) - &helms, default_paths(&values, ""));
 }
 
-/// Paths of all values in the schema. Objects defined by Kubernetes or the service are leaves.
+/// Paths of all chart values in the schema, except inside objects of Kubernetes or the service.
 fn schema_paths(schema: &Value) -> BTreeSet<String> {
     let Some(properties) = schema["properties"].as_object() else { return BTreeSet::new() };
     let below = |(name, value): (&String, &Value)| {
@@ -96,7 +96,7 @@ fn schema_paths(schema: &Value) -> BTreeSet<String> {
     properties.iter().flat_map(below).collect()
 }
 
-/// Paths of all defaults, down to the depth of the schema.
+/// Paths of all default values, to the same depth as [`schema_paths`].
 fn default_paths(values: &Value, path: &str) -> BTreeSet<String> {
     let schema = read_schema();
     let pointer = match path {

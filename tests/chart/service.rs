@@ -1,4 +1,4 @@
-//! A real process with the rendered settings and limits.
+//! Tests of a real Sluicegate process with the settings and limits that the chart renders.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use crate::waiting::until;
 
 const PRESET: &str = "--values=charts/sluicegate/values/standalone.yaml";
 
-/// Starts the service with the rendered settings, but with ports and limits of the test.
+/// Starts the service with the chart's rendered settings, but with free ports and these limits.
 fn serve(settings: &str, limits: &Path, home: &Path) -> Service {
     let file = home.join("server.yaml");
     fs::write(&file, settings).unwrap();
@@ -44,7 +44,7 @@ fn standalone_preset_answers_probes_and_enforces_limits() {
 }
 
 #[test]
-fn the_check_of_helm_test_is_allowed() {
+fn the_check_that_helm_test_sends_is_allowed() {
     let objects = rendered(&[PRESET]);
     let script = objects.one("Pod", "-test")["spec"]["containers"][0]["args"][0].as_str().unwrap();
     let body = script.split('\'').find(|part| part.starts_with("{\"domain\"")).unwrap();
@@ -54,9 +54,9 @@ fn the_check_of_helm_test_is_allowed() {
     assert_eq!(reply.status, 200, "{}", reply.text());
 }
 
-/// git-sync writes a new directory and replaces one symlink.
+/// git-sync publishes a revision as a new directory and the replacement of one symlink.
 #[test]
-fn a_git_sync_revision_causes_one_reload() {
+fn one_git_sync_update_causes_one_reload() {
     let objects = rendered(&["--values=tests/chart/values/git.yaml"]);
     let settings: Value = serde_saphyr::from_str(objects.server_yaml()).unwrap();
     let named = settings["limits"][0].as_str().unwrap().strip_prefix("/limits/").unwrap();

@@ -1,4 +1,4 @@
-//! Objects that an upgrade changes, and upgrades that restart pods.
+//! Tests of the objects that a Helm upgrade changes, and of the upgrades that restart pods.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Rendered objects against golden files and the schemas of Kubernetes and the Prometheus operator.
+//! Tests of rendered objects against golden files and the schemas of Kubernetes and the Prometheus
+//! operator.
 
 use std::fs;
 use std::path::Path;
@@ -6,13 +7,13 @@ use std::path::Path;
 use super::cases::CASES;
 use super::{chart, root, template, tool};
 
-/// `BLESS` rewrites the golden files for review.
+/// The environment variable `BLESS` rewrites the golden files.
 #[test]
-fn every_case_renders_as_its_golden_file() {
+fn every_test_case_renders_as_its_golden_file() {
     let bless = std::env::var_os("BLESS").is_some();
     for case in CASES {
         let text = template(&chart(), case.flags).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-        // A golden file with dashboards would duplicate them.
+        // Dashboards are files of this repository, so golden files omit their copies.
         let kept = without_dashboards(&text);
         let golden = root().join("tests/golden/chart").join(format!("{}.yaml", case.name));
         if bless {
@@ -35,19 +36,19 @@ fn without_dashboards(text: &str) -> String {
 }
 
 #[test]
-fn every_case_passes_kubernetes_validation() {
+fn every_test_case_passes_kubernetes_validation() {
     let rendered = tempfile::tempdir().unwrap();
     for case in CASES {
         let text = template(&chart(), case.flags).unwrap();
         fs::write(rendered.path().join(format!("{}.yaml", case.name)), text).unwrap();
     }
-    // The random directory name may contain `OK`.
+    // The test searches for `OK`, which the random directory name may contain.
     let output = validate(rendered.path()).replace(rendered.path().to_str().unwrap(), "");
     assert_eq!(output.matches("OK").count(), CASES.len(), "{output}");
 }
 
 #[test]
-fn the_validator_rejects_broken_objects() {
+fn the_kubernetes_validator_rejects_invalid_objects() {
     let broken = tempfile::tempdir().unwrap();
     let text = template(&chart(), CASES[0].flags).unwrap();
     for (number, (from, to)) in [
@@ -65,7 +66,7 @@ fn the_validator_rejects_broken_objects() {
     assert_eq!((output.matches("OK").count(), output.matches("ERROR").count()), (0, 3), "{output}");
 }
 
-/// Output of the validator for the files of a directory.
+/// Returns the output of the Kubernetes validator for the files of a directory.
 pub fn validate(directory: &Path) -> String {
     let schemas = root().join(".tools/crds");
     assert!(schemas.is_dir(), "no .tools/crds: run scripts/chart.sh, which puts them there");

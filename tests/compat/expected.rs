@@ -1,12 +1,13 @@
-//! Compares a response with the recorded one, which has placeholders for clock-dependent numbers.
+//! Compares a response with the recording, which has placeholders for clock-dependent numbers.
 
 use std::ops::RangeInclusive;
 
 use serde_json::{Value, json};
 
-/// The first difference from the recording. `when` spans sending to receiving in Unix seconds.
+/// Returns the first difference from the recording. `when` has the Unix seconds in which the call
+/// ran.
 ///
-/// A single second of `when` must match the whole response.
+/// There is none if some second of `when` explains every number of the response.
 pub fn difference(recorded: &Value, came: &Value, when: RangeInclusive<u64>) -> Option<String> {
     let came = with_single_blanks(came.clone());
     let mut first = None;
@@ -18,7 +19,7 @@ pub fn difference(recorded: &Value, came: &Value, when: RangeInclusive<u64>) -> 
     first
 }
 
-/// Replaces the placeholders by their values at this Unix second.
+/// Replaces clock-dependent placeholders of the recording by their values at this Unix second.
 fn at(recorded: &Value, now: u64) -> Value {
     match recorded {
         Value::Array(items) => items.iter().map(|item| at(item, now)).collect(),
@@ -48,7 +49,7 @@ fn until_window_end(unit: &Value, now: u64) -> u64 {
     length - now % length
 }
 
-/// Length of an envoyproxy/ratelimit unit in seconds.
+/// Length in seconds of a limit unit of envoyproxy/ratelimit, such as `HOUR`.
 pub fn unit_seconds(name: &str) -> u64 {
     match name {
         "SECOND" => 1,
@@ -62,7 +63,8 @@ pub fn unit_seconds(name: &str) -> u64 {
     }
 }
 
-/// Dynamic metadata contains `limit` texts with an unstable number of spaces.
+/// Collapses spaces: Go prints the `limit` texts of dynamic metadata with one or two spaces at
+/// random.
 fn with_single_blanks(mut answer: Value) -> Value {
     let descriptors = answer.pointer_mut("/dynamicMetadata/descriptors");
     for descriptor in descriptors.and_then(Value::as_array_mut).into_iter().flatten() {
@@ -93,7 +95,7 @@ fn differs(recorded: &Value, came: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// Distinguishes an absent field from a null field, which metadata may contain.
+/// A field of an object. An absent field differs from a null field, which metadata may contain.
 fn field<'a>(object: &'a Value, key: &str) -> &'a Value {
     static ABSENT: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| json!("(absent)"));
     object.get(key).unwrap_or(&ABSENT)
@@ -108,7 +110,7 @@ fn shown(value: &Value) -> String {
 }
 
 #[test]
-fn a_reset_matches_any_second_of_the_call() {
+fn reset_time_may_match_any_second_of_the_call() {
     let recorded = json!({"statuses": [{"currentLimit": {"unit": "MINUTE"},
         "durationUntilReset": {"seconds_until_window_end": true}}]});
     let came = |reset: &str| json!({"statuses": [{"currentLimit": {"unit": "MINUTE"}, "durationUntilReset": reset}]});
@@ -126,7 +128,7 @@ fn header_placeholders_become_seconds_as_text() {
 }
 
 #[test]
-fn number_types_and_limit_spacing_are_ignored() {
+fn integer_or_float_and_limit_spacing_are_ignored() {
     let recorded = json!({"dynamicMetadata": {"n": 7, "descriptors": [{"limit": "a:1 unit:2"}]}});
     let came = json!({"dynamicMetadata": {"n": 7.0, "descriptors": [{"limit": "a:1   unit:2"}]}});
     assert_eq!(difference(&recorded, &came, 0..=0), None);

@@ -1,12 +1,13 @@
-//! Translates the recorded environment variables to command line flags.
+//! Translates recorded environment variables of envoyproxy/ratelimit to flags of `sluicegate
+//! serve`.
 
 use std::collections::BTreeMap;
 
-/// Descriptors share counters as in the recording. A refused first configuration leaves the
-/// process running without rules.
+/// Flags for every replay: counters are shared as in the recording, and the process keeps running
+/// without rules if its first configuration is refused.
 const ALWAYS: [&str; 4] = ["--counter-keys", "envoyproxy", "--start-without-config", "true"];
 
-/// Variable, flag, and conversion of the value.
+/// Each row is an environment variable, its flag, and the conversion of its value.
 const FLAGS: [(&str, &str, Value); 10] = [
     ("LIMIT_RESPONSE_HEADERS_ENABLED", "--response-headers", Value::Reference),
     ("LIMIT_LIMIT_HEADER", "--limit-header", Value::Text),
@@ -20,13 +21,13 @@ const FLAGS: [(&str, &str, Value); 10] = [
     ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "--healthy-with-config", Value::Bool),
 ];
 
-/// Variables that affect only key names and expiry in Redis.
+/// Environment variables that affect only key names and expiry in Redis.
 const STORE_ONLY: [&str; 2] = ["CACHE_KEY_PREFIX", "EXPIRATION_JITTER_MAX_SECONDS"];
 
 enum Value {
     Text,
     Bool,
-    /// A Boolean in envoyproxy/ratelimit, one of several choices here.
+    /// A Boolean variable whose flag accepts one of several names, such as `envoyproxy`.
     Reference,
 }
 
@@ -41,7 +42,7 @@ fn among(known: &[(&str, &str, Value)], env: &BTreeMap<String, String>) -> Vec<S
     set.flatten().collect()
 }
 
-/// Returns `true` if the replay in memory supports this variable.
+/// Returns `true` if the replay with the memory store supports this environment variable.
 pub fn is_mapped(variable: &str) -> bool {
     STORE_ONLY.contains(&variable) || FLAGS.iter().any(|(known, ..)| *known == variable)
 }

@@ -1,10 +1,10 @@
-//! Converts the proto3 JSON of the scenarios to and from Protobuf messages.
+//! Converts the proto3 JSON of recorded scenarios to and from Protobuf messages.
 //!
 //! Guarantees:
 //! - A request field without a conversion is an error.
 //!
 //! Not covered:
-//! - Other messages: a general library would hide which fields are compared.
+//! - Other messages. A general JSON library would hide the list of compared fields.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
@@ -18,10 +18,10 @@ use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::{Duration, Struct, UInt64Value, Value as Pb, value::Kind};
 use serde_json::{Map, Value, json};
 
-/// Converts a request.
+/// Converts the JSON of a rate limit request to its message.
 ///
 /// # Errors
-/// Names an unknown field: ignoring it would replay less than the recording.
+/// Names an unknown field. If it were ignored, the replay would omit a part of the recording.
 pub fn request(json: &Value) -> Result<RateLimitRequest, String> {
     known(json, &["domain", "descriptors", "hitsAddend"])?;
     Ok(RateLimitRequest {
@@ -60,7 +60,8 @@ fn limit_override(json: &Value) -> Result<RateLimitOverride, String> {
     Ok(RateLimitOverride { requests_per_unit, unit })
 }
 
-/// The response without its headers, then the headers. Default values are omitted.
+/// Converts a response to JSON: first the response without headers, then its headers. Omits default
+/// values.
 pub fn response(message: &RateLimitResponse) -> (Value, Value) {
     let mut json = Map::new();
     put(&mut json, "overallCode", code(message.overall_code));
@@ -87,7 +88,7 @@ pub fn response(message: &RateLimitResponse) -> (Value, Value) {
     (Value::Object(json), Value::Array(headers.collect()))
 }
 
-/// The same for a response of `/json`.
+/// Converts a response of `/json` to the same form as [`response`].
 pub fn response_of_json(mut json: Value) -> (Value, Value) {
     let headers = json.as_object_mut().and_then(|object| object.remove("responseHeadersToAdd"));
     (json, headers.unwrap_or_else(|| json!([])))
@@ -116,7 +117,7 @@ fn code(number: i32) -> Value {
     named(Code::try_from(number).ok().map(|code| code.as_str_name()), number)
 }
 
-/// An enum value: null for 0, otherwise its name, or its number if unknown.
+/// JSON of an enum value: null for 0, its number if it has no name, otherwise its name.
 fn named(name: Option<&str>, number: i32) -> Value {
     match (name, number) {
         (_, 0) => Value::Null,
@@ -185,7 +186,7 @@ fn number(json: &Value) -> Result<u64, String> {
 }
 
 #[test]
-fn a_request_keeps_its_override_and_both_addends() {
+fn a_request_keeps_its_override_and_both_hits_addends() {
     let json = json!({"domain": "d", "hitsAddend": 7, "descriptors": [
         {"entries": [{"key": "k"}], "hitsAddend": "18446744073709551615",
          "limit": {"requestsPerUnit": 2, "unit": "MONTH"}},

@@ -1,4 +1,4 @@
-//! Compares StatsD counters and Prometheus series after a scenario.
+//! Compares StatsD counters and Prometheus series after a scenario with the recording.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub fn compare(scenario: &Scenario, service: &Service) -> Result<(), String> {
     Ok(())
 }
 
-/// Successful loads and call counts are recorded only by the scenarios that test them.
+/// Returns `false` for metrics that only some recordings contain: successful loads and call counts.
 fn is_always_recorded(name: &str) -> bool {
     name.starts_with("ratelimit.service.") && !name.ends_with("config_load_success")
 }

@@ -2,10 +2,10 @@
 //!
 //! Guarantees:
 //! - Every scenario starts a new process, once with memory and once with Redis.
-//! - With Redis the process runs as `ratelimit` with the recorded variables.
-//! - Loads, responses, headers and statuses match the recording.
-//! - Counters in Redis and metrics match after the last call.
-//! - Passes per group never fall below `pinned.txt` and `pinned_redis.txt`.
+//! - With Redis, the process runs as `ratelimit` with the recorded environment variables.
+//! - Results of loads, responses, headers and statuses match the recording.
+//! - After the last call, metrics and the counters in Redis match the recording.
+//! - Passed scenarios per group never fall below `pinned.txt` and `pinned_redis.txt`.
 
 mod expected;
 mod flags;
@@ -32,7 +32,7 @@ use vectors::{Group, Scenario};
 use crate::support::redis::Redis;
 use crate::waiting::{for_a_day_with_a_minute_left, now};
 
-/// Groups that only test behavior with Redis.
+/// Scenario groups that only test behavior with Redis.
 const STORE_ONLY: [&str; 9] = [
     "generated_cache",
     "generated_metrics",
@@ -45,22 +45,22 @@ const STORE_ONLY: [&str; 9] = [
     "store_commands",
 ];
 
-/// The group that does not depend on a store.
+/// The scenario group that needs no store, so it is replayed only with memory.
 const MEMORY_ONLY: &str = "bad_configs";
 
-/// Timeout of the whole replay, which takes seconds unless every process hangs.
+/// Timeout of the whole replay, which normally takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Concurrent processes. More than the cores, because a starting process mostly waits.
+/// Number of concurrent processes: more than cores, because a starting process mostly waits.
 const WORKERS: usize = 4;
 
 #[test]
-fn recorded_answers_are_reproduced_in_memory() {
+fn recorded_responses_are_reproduced_with_the_memory_store() {
     replay_over(None, include_str!("pinned.txt"), "pinned.txt");
 }
 
 #[test]
-fn recorded_answers_and_counters_are_reproduced_in_redis() {
+fn recorded_responses_and_counters_are_reproduced_with_redis() {
     let redis = Redis::start();
     replay_over(Some(&redis), include_str!("pinned_redis.txt"), "pinned_redis.txt");
 }
@@ -74,7 +74,7 @@ fn replay_over(redis: Option<&Redis>, pinned: &str, pins: &str) {
         summary.add(group, scenario, report, differs.get(&scenario.id));
     }
     let text = summary.text();
-    // The test harness hides `print!` output of passed tests, and this table is always useful.
+    // Writes to stdout directly, because the test harness hides `print!` output of passed tests.
     std::io::stdout().lock().write_all(text.as_bytes()).unwrap();
     assert!(!reports.is_empty(), "COMPAT_ONLY names no group and no scenario");
     summary.assert_pins(pinned, pins);
@@ -112,8 +112,8 @@ fn work(
     store: Option<&Store>,
 ) {
     let began = now();
-    // A worker thread answers HTTP/2 pings between calls. The server closes a connection after two
-    // seconds without a reply.
+    // A worker thread answers HTTP/2 pings between calls, because the server closes a connection
+    // after two seconds without a ping reply.
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
     loop {
@@ -138,7 +138,8 @@ fn is_not_yet(group: &str, store: Option<&Store>) -> bool {
     }
 }
 
-/// Reads the reasons of `differs.txt`. Lines with `memory` apply only to the replay in memory.
+/// Reads the deliberate differences from `differs.txt`, each with its reason. Lines with `memory`
+/// apply only to the replay with the memory store.
 fn deliberate_differences(is_stored: bool) -> BTreeMap<String, String> {
     let lines = include_str!("differs.txt").lines().filter(|line| !line.starts_with('#'));
     let of_memory = lines.clone().filter_map(|line| line.strip_prefix("memory "));
@@ -150,7 +151,7 @@ fn deliberate_differences(is_stored: bool) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The printed results, and the data that decides the test.
+/// Results of a replay, for the printed summary and the assertion.
 #[derive(Default)]
 struct Summary {
     is_stored: bool,
@@ -228,14 +229,14 @@ impl Summary {
              (COMPAT_ADVICE=1 lists them)\n",
             self.advice
         );
-        // Failures come last, because readers of a long log start at its end.
+        // Failures are printed last, because readers of a long log start at its end.
         for failure in &self.failures {
             let _ = writeln!(text, "FAILED  {failure}");
         }
         text
     }
 
-    /// Other vector directories have no pins, so every failure counts.
+    /// Asserts the pinned numbers of passes; for other vector directories, asserts no failure.
     fn assert_pins(&self, pinned: &str, file: &str) {
         let is_ours = std::env::var_os("COMPAT_VECTORS").is_none();
         let is_all = std::env::var_os("COMPAT_ONLY").is_none();

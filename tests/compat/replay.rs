@@ -19,15 +19,15 @@ use crate::waiting::{unix_seconds, until};
 
 pub enum Outcome {
     Passed,
-    /// First difference.
+    /// The scenario failed. Contains the first difference from the recording.
     Failed(String),
-    /// Reason for skipping the scenario, always or only at this time.
+    /// The scenario was skipped. Contains the reason, which may be the time of day.
     NotYet(&'static str),
 }
 
 pub struct Report {
     pub outcome: Outcome,
-    /// Diagnostics that name the right file but another line or text.
+    /// Diagnostics that name the recorded file but another line or text; they fail no scenario.
     pub advice: Vec<String>,
 }
 
@@ -106,7 +106,7 @@ fn run(
     if service.is_alive() { Ok(()) } else { Err(format!("the process died:\n{}", service.log())) }
 }
 
-/// Starts `ratelimit` with the scenario's variables.
+/// Starts the binary as `ratelimit` with the scenario's environment variables.
 fn start_ratelimit(scenario: &Scenario, files: &Files, store: &Store) -> Result<Service, String> {
     let (root, url) = (files.root.path().display().to_string(), store.url());
     let places = [
@@ -136,7 +136,8 @@ fn compare_commands(
     differs.map_or(Ok(()), Err)
 }
 
-/// The limits directory in `root`. New files are prepared in `root` and renamed atomically.
+/// The limits directory inside `root`. New files are written in `root` and moved by an atomic
+/// rename.
 struct Files {
     root: TempDir,
     limits: PathBuf,
@@ -308,7 +309,8 @@ fn compare_load(
     }
 }
 
-/// The diagnostic must name the recorded file. Line and quoted text are only advice.
+/// Compares the diagnostic of a refused load: it must name the recorded file. Another line or text
+/// only adds to `advice`.
 fn compare_refusal(
     error: &Value,
     recorded: &Value,
@@ -357,14 +359,14 @@ fn base64(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn base64_of_every_length_is_decoded() {
+fn base64_of_every_padding_is_decoded() {
     assert_eq!(base64("CgF4Cg=="), [10, 1, 0x78, 10]);
     assert_eq!(base64("Zm9vYmE="), b"fooba");
     assert_eq!(base64("//+A"), [255, 255, 128]);
 }
 
 #[test]
-fn a_refusal_must_name_the_recorded_file() {
+fn a_refused_load_must_name_the_recorded_file() {
     let recorded = json!({"file": "a.yaml", "mentions": ["bogus"]});
     let error = |file: &str| json!({"diagnostics": [{"file": file, "line": 1, "message": "?"}]});
     let mut advice = Vec::new();

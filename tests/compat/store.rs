@@ -1,4 +1,4 @@
-//! The Redis of a scenario: initial counters, final counters and recorded commands.
+//! The Redis of a replayed scenario: its initial counters, final counters and commands.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -17,13 +17,13 @@ use crate::waiting::{unix_seconds, until};
 /// Default of `EXPIRATION_JITTER_MAX_SECONDS` in envoyproxy/ratelimit, in seconds.
 const JITTER: i64 = 300;
 
-/// Maximum seconds between a hit and the read of its TTL.
+/// Longest time in seconds between a charge and the read of the counter's TTL.
 const READ_DELAY: i64 = 60;
 
-/// Key of the fleet membership.
+/// Redis key of the fleet membership.
 const MEMBERSHIP: &str = "sluicegatesg:{fleet}:members";
 
-/// One Redis database per worker.
+/// The Redis of one worker, so that concurrent scenarios share no counters.
 pub struct Store {
     socket: PathBuf,
     database: usize,
@@ -49,7 +49,8 @@ impl Store {
     pub fn wait_until_ready(service: &Service) -> Result<(), String> {
         until("the store answers", || {
             let said = http1::get(service.http, "/readyz", &[]).map_err(|e| e.to_string())?.text();
-            // Without limits the service is not ready, but the body still reports the store.
+            // The status is ignored: without limits the service is not ready, but the body still
+            // reports the store.
             if said.contains("does not answer") { Err(said) } else { Ok(()) }
         })
     }
@@ -65,7 +66,8 @@ impl Store {
             (recorded != counters)
                 .then(|| format!("the store holds {counters:?} instead of {recorded:?}"))
         };
-        // A window may have started during the scenario, so both times are tried.
+        // Counter names contain the window start. A window may have started during the scenario, so
+        // names at its begin and end are tried.
         differs(began).map_or(Ok(()), |why| differs(ended).map_or(Ok(()), |_| Err(why)))?;
         let before = scenario.store_before.as_ref();
         let is_new = |name: &&String| before.is_none_or(|before| !before.contains_key(*name));
@@ -110,7 +112,7 @@ impl CommandMonitor {
         Self { monitor, marker: store.connect(), database: store.database, marks: 0 }
     }
 
-    /// Counter commands since the previous call.
+    /// Returns the commands on counters since the previous call of this function.
     pub fn take_commands(&mut self) -> Vec<Vec<String>> {
         self.marks += 1;
         let mark = format!("mark {}", self.marks);
@@ -122,9 +124,9 @@ impl CommandMonitor {
             match &command[..] {
                 _ if !from.starts_with(&format!("{} ", self.database)) => {}
                 [echo, text] if echo == "ECHO" && *text == mark => return taken,
-                // The service inspects its store once, at an arbitrary time.
+                // Skips the service's one-time inspection of its store, which happens at any time.
                 words if words.iter().any(|word| word.contains("}:doctor")) => {}
-                // Membership heartbeat.
+                // Skips the heartbeat for the fleet membership.
                 words if words.iter().any(|word| word == MEMBERSHIP) => {}
                 [name, ..] if COUNTER_COMMANDS.contains(&&**name) => taken.push(command),
                 _ => {}
@@ -133,10 +135,11 @@ impl CommandMonitor {
     }
 }
 
-/// Commands on counters. Other commands manage connections.
+/// Redis commands on counters. The service's other commands manage connections.
 const COUNTER_COMMANDS: [&str; 5] = ["INCRBY", "EXPIRE", "GET", "EVAL", "EVALSHA"];
 
-/// Splits `1700000000.1 [0 unix:x] "GET" "k"` into database with address, and command.
+/// Splits a `MONITOR` line such as `1700000000.1 [0 unix:x] "GET" "k"` into `0 unix:x` and the
+/// command's words.
 fn parts(line: &str) -> Option<(&str, Vec<String>)> {
     let (from, command) = line.split_once('[')?.1.split_once("] ")?;
     let words = command.trim_matches('"').split("\" \"");
@@ -169,7 +172,7 @@ fn matches_word(recorded: &Json, word: &str, when: [u64; 2]) -> bool {
     }
 }
 
-/// Range of TTLs that a counter may have.
+/// Range of TTLs, in seconds, that the counter `name` may have.
 fn expiry(scenario: &Scenario, name: &str) -> RangeInclusive<i64> {
     if let Some([least, most]) = scenario.store_ttl_between.as_ref().and_then(|it| it.get(name)) {
         return *least..=*most;
@@ -178,7 +181,7 @@ fn expiry(scenario: &Scenario, name: &str) -> RangeInclusive<i64> {
     let jitter = jitter.map_or(JITTER, |text| text.parse().unwrap());
     let unit = placeholder(name).map_or("", |(_, unit, _)| unit);
     let length = i64::try_from(unit_seconds(unit)).unwrap();
-    // `TTL` returns -2 if the counter of a one-second window has expired.
+    // The counter of a short window may have expired already; `TTL` then returns -2.
     if length < READ_DELAY {
         -2..=length + jitter
     } else {
@@ -197,7 +200,7 @@ fn counters(client: &mut Client) -> BTreeMap<String, String> {
     keys.map(one).collect()
 }
 
-/// Replaces the `window_start` placeholder.
+/// Replaces the placeholder `window_start` in a recorded counter name.
 fn name_at(name: &str, now: u64) -> String {
     let Some((before, unit, after)) = placeholder(name) else { return name.to_owned() };
     format!("{before}{}{after}", now - now % unit_seconds(unit))

@@ -1,4 +1,4 @@
-//! Counts passed scenarios per group and compares the counts with the pinned ones.
+//! Counts passed scenarios per group and compares them with `pinned.txt`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,11 +7,12 @@ use std::fmt::Write as _;
 pub struct Tally {
     pub passed: usize,
     pub failed: usize,
-    /// Cannot be replayed yet.
+    /// Scenarios that cannot be replayed yet.
     pub not_yet: usize,
-    /// Deliberate differences.
+    /// Scenarios with a deliberate difference from envoyproxy/ratelimit.
     pub differs: usize,
-    /// Replayed but not counted, because the recording shows a defect.
+    /// Scenarios that are replayed but cannot fail, because the recording shows a defect of
+    /// envoyproxy/ratelimit.
     pub information: usize,
 }
 
@@ -37,7 +38,8 @@ pub fn table(tallies: &BTreeMap<String, Tally>) -> String {
     format!("{:<24}{head}\n{text}", "group")
 }
 
-/// Parses lines of `group passes`. `#` starts a comment.
+/// Parses lines `group passes`: a scenario group and its pinned number of passes. `#` starts a
+/// comment.
 pub fn pins(text: &str) -> BTreeMap<String, usize> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     lines
@@ -49,7 +51,7 @@ pub fn pins(text: &str) -> BTreeMap<String, usize> {
         .collect()
 }
 
-/// Regressions, and groups with more passes than their pin.
+/// Returns the regressions, and the groups with more passes than pinned.
 pub fn compare(
     pins: &BTreeMap<String, usize>,
     tallies: &BTreeMap<String, Tally>,
@@ -70,7 +72,7 @@ pub fn compare(
 }
 
 #[test]
-fn missing_groups_and_lower_counts_are_regressions() {
+fn missing_groups_and_fewer_passes_are_regressions() {
     let tally = |passed| Tally { passed, ..Tally::default() };
     let tallies = [("a".to_owned(), tally(2)), ("b".to_owned(), tally(5))].into();
     let [regressions, improvements] = compare(&pins("# counts\na 3\nb 4\nc 1\n"), &tallies);

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub struct Group {
-    /// File name without extension.
+    /// Name of the scenario group: the file name without extension.
     pub name: String,
     pub scenarios: Vec<Scenario>,
 }
@@ -22,10 +22,10 @@ pub struct Scenario {
     pub files: BTreeMap<String, String>,
     #[serde(default)]
     pub files_base64: BTreeMap<String, String>,
-    /// `"ok"`, or an object that describes the load error.
+    /// Result of loading the first configuration: `"ok"`, or an object that describes the error.
     pub load: Value,
     pub steps: Vec<Step>,
-    /// Counters in the store at the start.
+    /// Counters in the store before the first step.
     pub store_before: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub distinct_windows: Vec<String>,
@@ -37,12 +37,13 @@ pub struct Scenario {
     pub store: Option<BTreeMap<String, String>>,
     /// Minimum and maximum TTL of the counters after the last step, in seconds.
     pub store_ttl_between: Option<BTreeMap<String, [i64; 2]>>,
-    // Compared only in the replay with Redis.
+    // StatsD counters and Prometheus series after the last step; compared only in the replay with
+    // Redis.
     pub metrics: Option<Value>,
     pub prometheus: Option<Value>,
 }
 
-/// One call and its response. The fields present determine the kind of call.
+/// One call and its recorded response. The fields that are present determine the kind of call.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
@@ -56,11 +57,11 @@ pub struct Step {
     /// Response of a gRPC or `/json` call without its headers.
     pub response: Option<Value>,
     pub headers: Option<Value>,
-    /// HTTP status or `"connection_lost"`.
+    /// HTTP status, or `"connection_lost"` if envoyproxy/ratelimit crashed.
     pub status: Option<Value>,
     pub body: Option<String>,
     pub content_type: Option<String>,
-    /// Health status.
+    /// Health status that a health check returned.
     pub answer: Option<Value>,
     /// Result of a reload, as in [`Scenario::load`].
     pub load: Option<Value>,
@@ -85,7 +86,7 @@ pub struct Reload {
     pub delete: Vec<String>,
 }
 
-/// `COMPAT_VECTORS`, by default the vectors of the repository.
+/// Directory of the scenarios: `COMPAT_VECTORS`, by default `vectors/` of this repository.
 pub fn directory() -> PathBuf {
     let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/compat/vectors");
     std::env::var_os("COMPAT_VECTORS").map_or_else(|| here.into(), PathBuf::from)

@@ -13,10 +13,10 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::waiting::PATIENCE;
 
-/// The method that Envoy calls.
+/// gRPC path of the method that Envoy calls.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Must be created and used on the same tokio runtime.
+/// A gRPC connection. It must be created and used on the same tokio runtime.
 #[derive(Clone)]
 pub struct Connection(Channel);
 
@@ -33,7 +33,7 @@ impl Connection {
         Ok(client.unary(Request::new(message), path, Bytes).await?.into_inner())
     }
 
-    /// Name of the health status.
+    /// Asks for the health of `service` and returns the name of the status.
     pub async fn health(&self, service: &str) -> Result<&'static str, Status> {
         let request = HealthCheckRequest { service: service.to_owned() };
         let answer = HealthClient::new(self.0.clone()).check(request).await?.into_inner();
@@ -41,7 +41,7 @@ impl Connection {
     }
 }
 
-/// A codec that passes bytes through.
+/// A gRPC codec that sends and receives message bytes without conversion.
 #[derive(Clone, Copy)]
 struct Bytes;
 

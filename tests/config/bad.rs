@@ -1,11 +1,11 @@
 //! Tests of the files under `bad/`, whose first lines list the expected findings.
 //!
 //! Guarantees:
-//! - Each file gives exactly the listed findings in the listed order.
-//! - Every code of the reader has a file.
+//! - Each file gives exactly the findings of its first line, in that order.
+//! - A file exists for every diagnostic code of the YAML reader.
 //!
 //! Not covered:
-//! - The codes of too large and too deep files, see [`super::hostile`].
+//! - Too large and too deep files: [`super::hostile`] generates them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use std::path::Path;
 use sluicegate::config::diagnostic::{Code, Diagnostics};
 use sluicegate::config::raw;
 
-/// Codes of files that [`super::hostile`] generates.
+/// Diagnostic codes whose files [`super::hostile`] generates.
 const GENERATED: [Code; 2] = [Code::TooLarge, Code::TooDeep];
 
 fn files() -> Vec<(String, Vec<u8>)> {
@@ -40,7 +40,8 @@ fn found(name: &str, bytes: &[u8]) -> Diagnostics {
     raw::read(name, bytes).map_or_else(|found| found, |(_, _, warnings)| warnings)
 }
 
-/// Returns `true` for a code of the reader. Codes from 20 depend on the meaning of fields.
+/// Returns `true` for a diagnostic code of the YAML reader, below 20. Codes from 20 depend on the
+/// meaning of fields.
 fn is_reader_code(code: &str) -> bool {
     code[1..3].parse::<u32>().unwrap() < 20
 }
@@ -61,7 +62,7 @@ fn files_give_exactly_the_expected_findings() {
 }
 
 #[test]
-fn every_reader_code_has_a_file() {
+fn every_diagnostic_code_of_the_yaml_reader_has_a_file() {
     let kept: BTreeSet<_> =
         files().iter().flat_map(|(name, bytes)| found(name, bytes)).map(|one| one.code).collect();
     for code in Code::ALL.iter().filter(|code| is_reader_code(code.name())) {
@@ -70,7 +71,7 @@ fn every_reader_code_has_a_file() {
 }
 
 #[test]
-fn messages_are_one_line_without_capital_or_period() {
+fn diagnostic_messages_are_one_line_without_capital_or_period() {
     for (name, bytes) in files() {
         for one in found(&name, &bytes) {
             assert!(!one.message.ends_with('.'), "{name}: {}", one.message);

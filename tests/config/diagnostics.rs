@@ -5,7 +5,7 @@ use sluicegate::config::{load, raw};
 use sluicegate::kernel::units::Revision;
 
 #[test]
-fn finding_shows_its_line_caret_and_fix() {
+fn finding_text_shows_line_caret_and_fix() {
     let text = "domain: d\ndescriptors:\n  - key: k\n    ratelimit: {}\n";
     let found = raw::read("limits/a.yaml", text.as_bytes()).unwrap_err();
     assert_eq!(
@@ -27,7 +27,7 @@ fn finding_json_has_stable_field_names() {
 }
 
 #[test]
-fn places_count_characters_and_every_line_ending() {
+fn line_and_column_count_characters_and_every_line_ending() {
     let source = SourceText::new("a", "é: x\r\nb\rccc\nd");
     for (at, line, column) in [(0, 1, 1), (4, 1, 4), (7, 2, 1), (9, 3, 1), (11, 3, 3), (13, 4, 1)] {
         let place = source.locate(Span { start: at, end: at + 1 });
@@ -36,7 +36,7 @@ fn places_count_characters_and_every_line_ending() {
 }
 
 #[test]
-fn invalid_spans_map_to_valid_places() {
+fn invalid_byte_spans_map_to_valid_lines_and_columns() {
     let source = SourceText::new("a", "x\né");
     let place = source.locate(Span { start: 99, end: 100 });
     assert_eq!((place.line, place.column, place.width), (2, 2, 1));
@@ -45,7 +45,7 @@ fn invalid_spans_map_to_valid_places() {
 }
 
 #[test]
-fn long_lines_are_cut_around_the_finding() {
+fn long_source_lines_are_truncated_around_the_finding() {
     let text = format!("{{domain: d, {}bogus: 1}}", "metadata: {}, ".repeat(10_000));
     let found = raw::read("a.json", text.as_bytes()).unwrap_err();
     let bogus = found.iter().find(|one| one.code == Code::UnknownKey).unwrap();
@@ -56,7 +56,7 @@ fn long_lines_are_cut_around_the_finding() {
 }
 
 #[test]
-fn shown_lines_contain_no_escape_characters() {
+fn displayed_source_lines_contain_no_escape_characters() {
     let found = raw::read("a.yaml", b"domain: \x1b[31md\n").unwrap_err();
     assert!(!found[0].to_string().contains('\u{1b}'));
 }
@@ -67,7 +67,7 @@ fn found(texts: &[&str]) -> Diagnostics {
 }
 
 #[test]
-fn messages_contain_no_control_characters() {
+fn diagnostic_messages_contain_no_control_characters() {
     let domain = r#"domain: "\e[2J\ad""#;
     for texts in [
         &[r#""\e[2J\e[H0 findings": 1"#][..],
@@ -91,7 +91,7 @@ fn messages_contain_no_control_characters() {
 }
 
 #[test]
-fn continued_text_errors_show_place_and_fix() {
+fn errors_in_multi_line_text_show_line_column_and_fix() {
     let fix = "keys of one block start in one column, and a colon is followed by a blank";
     let limit = "rate_limit:\n    unit:minute\n    requests_per_unit: 5";
     for (text, line, column, width) in [
@@ -113,7 +113,7 @@ fn continued_text_errors_show_place_and_fix() {
 }
 
 #[test]
-fn code_names_are_unique_and_encode_severity() {
+fn diagnostic_codes_are_unique_and_encode_severity() {
     let mut names: Vec<_> = Code::ALL.iter().map(|code| code.name()).collect();
     names.sort_unstable();
     names.dedup();
@@ -129,7 +129,7 @@ fn code_names_are_unique_and_encode_severity() {
 }
 
 #[test]
-fn misspelt_key_suggests_a_field_of_its_block() {
+fn misspelt_yaml_key_suggests_a_field_of_its_block() {
     for (text, word) in [("rate_limit: {pey: 1s}", "per"), ("pey: k", "key")] {
         let text = format!("domain: d\ndescriptors:\n- {text}\n");
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();

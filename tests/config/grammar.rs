@@ -60,7 +60,7 @@ fn comments_may_directly_follow_brackets_and_quotes() {
 }
 
 #[test]
-fn thousands_of_adjacent_comments_are_accepted() {
+fn thousands_of_consecutive_comments_are_accepted() {
     let lines =
         (0..5_000).map(|number| format!("- key: 'k{number}'#c [{{\n  value: \"]#v\"#c '\n"));
     let text = format!("domain: d\ndescriptors:\n{}", lines.collect::<String>());
@@ -70,7 +70,7 @@ fn thousands_of_adjacent_comments_are_accepted() {
     assert_eq!((last.key.value.as_str(), last.value.value.as_str()), ("k4999", "]#v"));
 }
 
-/// envoyproxy/ratelimit accepts these files; `docs/compat.md` documents the difference.
+/// Deliberate difference, documented in `docs/compat.md`: envoyproxy/ratelimit accepts these files.
 #[test]
 fn outdented_quoted_text_and_tabs_in_brackets_are_refused() {
     for text in [
@@ -80,7 +80,7 @@ fn outdented_quoted_text_and_tabs_in_brackets_are_refused() {
     ] {
         assert!(!is_read(text), "{text:?}");
     }
-    // The same texts with spaces and deeper indentation.
+    // With spaces instead of tabs, or deeper indentation, the same files are accepted.
     for text in [
         "domain: d\ndescriptors:\n  - key: \"a\n      b\"\n",
         "domain: d\ndescriptors: [\n  {key: k}]\n",
@@ -101,7 +101,7 @@ fn flow_text_refuses_question_marks_and_leading_colons() {
 }
 
 #[test]
-fn colon_before_a_comma_belongs_to_the_key() {
+fn colon_directly_before_a_comma_belongs_to_the_key() {
     let text = "domain: d\ndescriptors:\n- metadata: {a:, b: 1, c:}\n";
     let (mut file, ..) = raw::read("a.yaml", text.as_bytes()).unwrap();
     let metadata = file.descriptors.remove(0).metadata.unwrap().value;

@@ -1,7 +1,7 @@
-//! Tests of files that are meant to break the reader.
+//! Tests of limits files that are meant to crash or exhaust the YAML reader.
 //!
 //! Guarantees:
-//! - Any bytes give a result without a panic.
+//! - Any bytes give a configuration or findings, never a panic.
 //! - Time and memory are bounded by the length of the file.
 //! - A failing random test prints its input.
 
@@ -41,7 +41,7 @@ fn a_hundred_thousand_open_brackets_are_refused() {
 }
 
 #[test]
-fn nesting_through_aliases_counts_as_depth() {
+fn nesting_through_yaml_aliases_counts_as_depth() {
     let mut text = "domain: d\nmetadata:\n  a0: &a0 [x]\n".to_owned();
     let (open, close) = ("[".repeat(50), "]".repeat(50));
     for level in 1..12 {
@@ -51,7 +51,7 @@ fn nesting_through_aliases_counts_as_depth() {
 }
 
 #[test]
-fn exponential_aliases_are_refused() {
+fn exponentially_expanding_aliases_are_refused() {
     for (open, close) in [("[", "]"), ("{<<: [", "]}")] {
         let mut text = "domain: d\nmetadata:\n  a0: &a0 {x: y}\n".to_owned();
         for level in 1..60 {
@@ -63,7 +63,7 @@ fn exponential_aliases_are_refused() {
 }
 
 #[test]
-fn alias_budget_also_limits_the_converted_file() {
+fn alias_expansion_limit_also_applies_to_the_converted_file() {
     let mut text = "domain: d\nmetadata: [&a {key: k, descriptors: [".to_owned();
     text += &"{key: x, value: y}, ".repeat(200);
     text += "]}]\ndescriptors: [";
@@ -92,7 +92,7 @@ fn findings_are_capped_at_200_with_errors_first() {
     let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
     assert_eq!(found.len(), 200);
     assert_eq!(found.last().unwrap().code, Code::UnknownKey);
-    // The error and 199 of the warnings are shown.
+    // Of one error and 100,000 warnings, the error and 199 warnings are reported.
     let (all, more) = (SeverityCounts { errors: 1, warnings: 100_000, notes: 0 }, 100_000 - 199);
     assert_eq!(
         (found.counts(), found.not_shown()),
@@ -102,7 +102,7 @@ fn findings_are_capped_at_200_with_errors_first() {
 }
 
 #[test]
-fn omitted_findings_are_counted() {
+fn findings_beyond_200_are_only_counted() {
     for errors in [199, 200, 201, 999, 1_000, 1_001, 5_000] {
         let text = format!("domain: d\ndescriptors:\n{}", "- {bogus: 1}\n".repeat(errors));
         let found = raw::read("a.yaml", text.as_bytes()).unwrap_err();
@@ -210,7 +210,7 @@ proptest! {
     }
 }
 
-/// ASCII only, so that every byte index is a valid place to split.
+/// A valid limits file. It is ASCII, so that the random tests may split it at every byte index.
 const VALID_FILE: &str = "domain: d
 metadata: {parked: &rl {unit: day, requests_per_unit: 3}}
 descriptors:

@@ -1,4 +1,5 @@
-//! Tests of reading limits files: accepted input, refused input, and the form of findings.
+//! Tests of the YAML reader of limits files: accepted input, refused input, and the form of
+//! findings.
 
 mod bad;
 mod diagnostics;

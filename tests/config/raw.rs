@@ -1,4 +1,4 @@
-//! Tests of the values that the reader takes from the text of a limits file.
+//! Tests of the values that the YAML reader takes from the text of a limits file.
 
 use serde_json::{Value, json};
 use sluicegate::config::NON_FINITE_PREFIX;
@@ -21,7 +21,7 @@ fn refused(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Reads a file with one descriptor; `body` is indented by two spaces.
+/// Reads a file with one descriptor. `body` is its YAML, indented by two spaces.
 fn descriptor(body: &str) -> Descriptor {
     let mut file = read(&format!("domain: d\ndescriptors:\n- key: k\n{body}"));
     assert_eq!(file.descriptors.len(), 1);
@@ -68,7 +68,7 @@ fn requests_per_unit_refuses_non_u32_values() {
 }
 
 #[test]
-fn only_unquoted_yaml_1_1_booleans_are_accepted() {
+fn booleans_must_be_unquoted_yaml_1_1_words() {
     for text in ["y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"] {
         assert!(descriptor(&format!("  shadow_mode: {text}\n")).shadow_mode, "{text}");
     }
@@ -82,7 +82,7 @@ fn only_unquoted_yaml_1_1_booleans_are_accepted() {
 }
 
 #[test]
-fn unquoted_text_keeps_its_spelling() {
+fn unquoted_text_like_010_keeps_its_spelling() {
     for text in ["5", "on", "2020-01-01", "50.0.0.5", "010", "07", "0x0A", "1:30", "1e", "0b2"] {
         assert_eq!(descriptor(&format!("  value: {text}\n")).value.value, text);
     }
@@ -104,7 +104,7 @@ fn unquoted_text_keeps_its_spelling() {
 }
 
 #[test]
-fn fractions_and_oversized_integers_are_refused_everywhere() {
+fn fractions_and_oversized_integers_are_refused_in_every_field() {
     for text in ["1.5", "1e5", "1.", ".5", "08", "09", ".inf", ".NaN", "9223372036854775808"] {
         let file = format!("domain: d\ndescriptors:\n- value: {text}");
         assert_eq!(refused(&file), ["E12 3:10"], "{text}");
@@ -114,7 +114,7 @@ fn fractions_and_oversized_integers_are_refused_everywhere() {
 }
 
 #[test]
-fn last_repeated_key_wins_and_blocks_merge() {
+fn last_repeated_yaml_key_wins_and_blocks_merge() {
     let joined = descriptor("  rate_limit: {unit: day}\n  rate_limit: {requests_per_unit: 3}\n");
     let joined = joined.rate_limit.unwrap();
     assert_eq!((joined.unit.value.as_str(), joined.requests_per_unit.value), ("day", 3));
@@ -126,14 +126,14 @@ fn last_repeated_key_wins_and_blocks_merge() {
 }
 
 #[test]
-fn overwritten_block_is_merged_without_type_errors() {
+fn type_errors_in_an_overwritten_block_are_ignored() {
     let text = "  rate_limit: {bogus: 1, domain: 1.5, requests_per_unit: 7.9}\n";
     let joined = descriptor(&format!("{text}  rate_limit: {{unit: day}}\n"));
     assert_eq!(joined.rate_limit.unwrap().requests_per_unit.value, 7);
 }
 
 #[test]
-fn merge_keys_apply_in_text_order() {
+fn merge_keys_apply_in_file_order() {
     let text = |body: &str| {
         format!(
             "domain: d\nmetadata: [&x {{unit: day, requests_per_unit: 1}}, &y {{unit: hour, name: n}}]\n\
@@ -156,7 +156,7 @@ fn merge_keys_apply_in_text_order() {
 }
 
 #[test]
-fn only_unquoted_merge_keys_merge() {
+fn only_unquoted_yaml_merge_keys_merge() {
     let keys = ["\"<<\"", "'<<'", "!!str <<"];
     for key in keys {
         let text = format!("domain: d\n{key}: {{key: k}}\n");
@@ -207,7 +207,7 @@ fn non_finite_metadata_is_marked_with_a_warning() {
 }
 
 #[test]
-fn all_errors_are_reported_in_text_order() {
+fn all_errors_are_reported_in_file_order() {
     let text = "domain: [d]\n\
                 descriptors:\n\
                 - key: k\n  shadow_mode: maybe\n  bogus: 1\n  rate_limit: {requests_per_unit: x}\n\
@@ -217,12 +217,12 @@ fn all_errors_are_reported_in_text_order() {
 }
 
 #[test]
-fn syntax_error_is_reported_alone() {
+fn syntax_error_hides_all_other_findings() {
     assert_eq!(refused("domain: d\nbogus: 1\ndescriptors: *none\n"), ["E01 3:14"]);
 }
 
 #[test]
-fn sluicegate_fields_are_read_in_their_places() {
+fn sluicegate_fields_are_read_in_their_blocks() {
     let file = read(
         "domain: d\ncharge: all_or_nothing\n\
          defaults: {strategy: gcra, on_backend_failure: local, mode: strict, max_overshoot: 2%}\n\
@@ -249,7 +249,7 @@ fn sluicegate_fields_are_read_in_their_places() {
 }
 
 #[test]
-fn spans_cover_exactly_the_value() {
+fn byte_spans_cover_exactly_the_value() {
     let text = "domain: d\ndescriptors:\n  - key: \"k\"\n    value: a b # why\n";
     let file = read(text);
     let of = |span: sluicegate::config::diagnostic::Span| &text[span.start..span.end];
@@ -260,7 +260,7 @@ fn spans_cover_exactly_the_value() {
 }
 
 #[test]
-fn ignored_document_warns_unless_it_is_empty() {
+fn second_yaml_document_warns_unless_it_is_empty() {
     let found = |text: &str| {
         let (_, _, findings) = raw::read("a.yaml", text.as_bytes()).unwrap();
         findings.iter().map(|one| one.code.name()).collect::<Vec<_>>()
@@ -284,7 +284,7 @@ fn ignored_document_warns_unless_it_is_empty() {
 }
 
 #[test]
-fn only_the_first_document_is_read() {
+fn only_the_first_yaml_document_is_read() {
     for text in ["domain: d\n---\n: : : [\n", "domain: d\n...\nbogus: [\n", "{domain: d}\n--- x"] {
         assert_eq!(read(text).domain.value, "d");
     }

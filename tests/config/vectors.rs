@@ -1,7 +1,8 @@
-//! Tests that recorded files are accepted or refused as in envoyproxy/ratelimit.
+//! Tests that the YAML reader accepts and refuses recorded files as envoyproxy/ratelimit does.
 //!
 //! Guarantees:
-//! - All files of both groups are checked, except one with a field of Sluicegate.
+//! - All files of the groups `bad_configs` and `odd_configs` are read, except one with a field of
+//!   Sluicegate.
 //!
 //! Not covered:
 //! - Refusals that depend on the meaning of a field.
@@ -11,7 +12,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 use sluicegate::config::raw;
 
-/// Kinds of refusal that the reader finds. The other kinds depend on the meaning of fields.
+/// Kinds of refusal that the YAML reader finds. The other kinds depend on the meaning of fields.
 const READER_KINDS: [&str; 6] = [
     "yaml_syntax",
     "type_mismatch",
@@ -21,7 +22,7 @@ const READER_KINDS: [&str; 6] = [
     "leaf_type",
 ];
 
-/// Contains `burst`, a field that only Sluicegate has.
+/// A recorded file with `burst`, a field that only Sluicegate has.
 const SLUICEGATE_ONLY: &str = "bad_configs-059";
 
 #[test]

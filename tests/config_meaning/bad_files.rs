@@ -11,13 +11,13 @@ fn assert_findings(descriptors: &str, expected: &[&str]) {
 }
 
 #[test]
-fn a_descriptor_needs_a_key() {
+fn descriptor_without_a_key_is_refused() {
     assert_findings("- value: x\n", &["3:3 E22 descriptor has an empty key"]);
     assert_findings("- key:\n  value: x\n", &["3:"]);
 }
 
 #[test]
-fn duplicate_composite_keys_in_a_level_are_refused() {
+fn equal_key_and_value_twice_in_one_level_are_refused() {
     assert_findings(
         "- {key: a, value: b}\n- {key: a, value: b}\n",
         &["4:9 E23 duplicate descriptor composite key `d.a_b`, first in a.yaml:3:9"],
@@ -26,7 +26,7 @@ fn duplicate_composite_keys_in_a_level_are_refused() {
         "- key: x\n  descriptors:\n  - key: a\n  - key: a\n",
         &["6:10 E23 duplicate descriptor composite key `d.x.a`, first in a.yaml:5:10"],
     );
-    // The joined strings are equal, although key and value are split differently.
+    // The joined strings `key_value` are equal, although key and value are split differently.
     assert_findings(
         "- {key: a, value: b_c}\n- {key: a_b, value: c}\n",
         &["4:9 E23 duplicate descriptor composite key `d.a_b_c`"],
@@ -38,7 +38,7 @@ fn duplicate_composite_keys_in_a_level_are_refused() {
 }
 
 #[test]
-fn composite_key_may_repeat_across_levels_and_parents() {
+fn key_and_value_may_repeat_across_levels_and_parents() {
     assert_findings(
         "- key: a\n  descriptors:\n  - key: a\n- key: b\n  descriptors:\n  - key: a\n",
         &[],
@@ -46,7 +46,7 @@ fn composite_key_may_repeat_across_levels_and_parents() {
 }
 
 #[test]
-fn children_of_a_refused_descriptor_are_checked() {
+fn children_of_a_refused_descriptor_are_validated() {
     assert_findings(
         "- {key: a}\n- key: a\n  descriptors:\n  - {value: x}\n",
         &["4:8 E23", "6:6 E22"],
@@ -82,12 +82,12 @@ fn unlimited_excludes_other_fields() {
         "- key: k\n  rate_limit: {unlimited: true, unit: Day}\n",
         &["4:39 E25 `unit: Day` beside `unlimited: true`"],
     );
-    // envoyproxy/ratelimit ignores these fields; Sluicegate reports them.
+    // envoyproxy/ratelimit ignores these fields beside `unlimited`; Sluicegate reports them.
     assert_findings(
         "- key: k\n  rate_limit: {unlimited: true, unit: foo, requests_per_unit: 3}\n",
         &["4:", "4:"],
     );
-    // Fields that only Sluicegate has are never ignored.
+    // Fields that only Sluicegate has are refused beside `unlimited`, too.
     assert_findings(
         "- key: k\n  rate_limit: {unlimited: true, burst: 3, per: 5s}\n",
         &["4:40 E25 `burst`", "4:48 E25 `per`"],
@@ -112,7 +112,7 @@ fn replaces_must_name_another_rule() {
 }
 
 #[test]
-fn share_threshold_needs_a_star() {
+fn share_threshold_needs_a_star_in_the_value() {
     assert_findings(
         "- {key: k, value: v, share_threshold: true}\n",
         &["3:39 E28 `share_threshold` is only for wildcard values, and `k_v` has no `*`"],
@@ -145,7 +145,8 @@ fn domain_is_required_and_unique_across_files() {
     );
 }
 
-/// The unreadable file may define the names and defaults that the other file lacks.
+/// Files are merged, so the unreadable file may define names and defaults that the other file
+/// lacks.
 #[test]
 fn unreadable_merged_file_suppresses_findings_that_depend_on_it() {
     let readable = |defaults: &str, fields: &str| {
@@ -168,7 +169,7 @@ fn unreadable_merged_file_suppresses_findings_that_depend_on_it() {
             findings.iter().map(|one| (&*one.location.file, one.code.name())).collect();
         assert_eq!(findings, [("b.yaml", "E01")], "{defaults} {fields}");
     }
-    // Without merging, the other file cannot define missing names, so they are reported.
+    // Without merging, an unreadable file cannot define the missing names, so they are reported.
     let alone = readable("", "");
     let findings = load(&[("a.yaml", &alone), ("b.yaml", unread)], false).unwrap_err();
     let findings: Vec<_> = findings.iter().map(|one| one.code.name()).collect();
@@ -176,7 +177,7 @@ fn unreadable_merged_file_suppresses_findings_that_depend_on_it() {
 }
 
 #[test]
-fn merged_files_share_one_top_level() {
+fn descriptors_of_merged_files_share_one_top_level() {
     let file = |rules: &str| format!("domain: d\ndescriptors:\n{rules}");
     let (one, two) = (
         file("- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n"),
@@ -185,7 +186,7 @@ fn merged_files_share_one_top_level() {
     let (config, _) = load(&[("a.yaml", &one), ("b.yaml", &two)], true).unwrap();
     assert_eq!(super::requests(&config, "a="), Some(1));
     assert_eq!(super::requests(&config, "b="), Some(2));
-    // A composite key in both files is a duplicate, even if only the children differ.
+    // The same key and value in both files is a duplicate, even if only the children differ.
     let (one, two) = (
         file("- key: a\n  descriptors: [{key: x}]\n"),
         file("- key: a\n  descriptors: [{key: y}]\n"),

@@ -21,9 +21,9 @@ fn assert_starts(calendar: &Calendar, now: &str, expected: [&str; 4]) {
 }
 
 #[test]
-fn days_of_clock_changes_have_23_or_25_hours() {
+fn days_of_daylight_saving_changes_have_23_or_25_hours() {
     let berlin = calendar("Europe/Berlin", WindowStartDay::Day);
-    // From +01 to +02 at 02:00 on 2026-03-29, back at 03:00 on 2026-10-25.
+    // Berlin changes from +01 to +02 at 02:00 on 2026-03-29, and back at 03:00 on 2026-10-25.
     assert_starts(
         &berlin,
         "2026-03-29T12:00:00Z",
@@ -47,8 +47,8 @@ fn days_of_clock_changes_have_23_or_25_hours() {
 }
 
 #[test]
-fn day_with_skipped_midnight_starts_after_the_gap() {
-    // From -03 to -02 at 00:00 on 2018-11-04: the day's first instant is 01:00.
+fn day_whose_midnight_is_skipped_starts_after_the_skipped_hour() {
+    // São Paulo changed from -03 to -02 at 00:00 on 2018-11-04: that day began at 01:00.
     let sao_paulo = calendar("America/Sao_Paulo", WindowStartDay::Day);
     assert_starts(
         &sao_paulo,
@@ -63,8 +63,8 @@ fn day_with_skipped_midnight_starts_after_the_gap() {
 }
 
 #[test]
-fn midnight_inside_a_gap_moves_to_its_end() {
-    // From -03 to -02 at 23:30 on 10 April: 23:30 to 00:30 is skipped.
+fn midnight_inside_skipped_time_moves_to_its_end() {
+    // This zone changes from -03 to -02 at 23:30 on 10 April, which skips 23:30 to 00:30.
     let zone = TimeZone::posix("AAA3BBB,J100/23:30,J300").unwrap();
     assert_starts(
         &Calendar::new(zone, WindowStartDay::Day),
@@ -79,8 +79,8 @@ fn midnight_inside_a_gap_moves_to_its_end() {
 }
 
 #[test]
-fn day_with_repeated_midnight_starts_at_the_first() {
-    // From -04 to -05 at 01:00 on 2025-11-02: 00:00 to 01:00 happens twice.
+fn day_with_two_midnights_starts_at_the_first() {
+    // Havana changed from -04 to -05 at 01:00 on 2025-11-02: 00:00 to 01:00 happened twice.
     let havana = calendar("America/Havana", WindowStartDay::Day);
     let expected = [
         "2025-11-01T04:00:00Z",
@@ -93,8 +93,8 @@ fn day_with_repeated_midnight_starts_at_the_first() {
 }
 
 #[test]
-fn repeated_hour_before_midnight_belongs_to_the_old_day() {
-    // From -02 to -03 at 24:00 on 2018-02-17: 23:00 to 24:00 happens twice.
+fn repeated_hour_before_midnight_belongs_to_the_earlier_day() {
+    // São Paulo changed from -02 to -03 at 24:00 on 2018-02-17: 23:00 to 24:00 happened twice.
     let sao_paulo = calendar("America/Sao_Paulo", WindowStartDay::Day);
     assert_starts(
         &sao_paulo,
@@ -125,7 +125,7 @@ fn skipped_calendar_day_has_no_window() {
 }
 
 #[test]
-fn offset_of_5_hours_45_minutes_is_applied() {
+fn utc_offset_of_5_hours_45_minutes_is_applied() {
     let kathmandu = calendar("Asia/Kathmandu", WindowStartDay::Day);
     assert_starts(
         &kathmandu,
@@ -140,7 +140,7 @@ fn offset_of_5_hours_45_minutes_is_applied() {
 }
 
 #[test]
-fn starts_on_31_means_last_day_of_month() {
+fn month_window_from_day_31_starts_on_the_last_day() {
     let berlin = calendar("Europe/Berlin", WindowStartDay::Month(31));
     assert_starts(
         &berlin,
@@ -189,7 +189,7 @@ fn week_window_starts_on_the_configured_day() {
 }
 
 #[test]
-fn year_from_29_february_starts_on_28th_in_common_years() {
+fn year_window_from_29_february_starts_on_28_in_common_years() {
     let utc = calendar("UTC", WindowStartDay::Year { month: 2, day: 29 });
     assert_starts(
         &utc,
@@ -214,7 +214,7 @@ fn year_from_29_february_starts_on_28th_in_common_years() {
 }
 
 #[test]
-fn bundled_database_knows_the_tested_zones() {
+fn bundled_time_zone_database_has_the_tested_zones() {
     let bundled = jiff::tz::TimeZoneDatabase::bundled();
     for zone in ["Europe/Berlin", "America/Sao_Paulo", "Asia/Kathmandu", "Pacific/Apia", "UTC"] {
         assert!(bundled.get(zone).is_ok(), "{zone}");
@@ -246,17 +246,17 @@ fn any_calendar() -> impl Strategy<Value = Calendar> {
 }
 
 proptest! {
-    // A failing case is printed in full, so a seed file is unnecessary.
+    // proptest prints a failing input in full, so no seed file is written.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn windows_are_contiguous_and_contain_now(
+    fn calendar_windows_are_contiguous_and_contain_now(
         calendar in any_calendar(), second in 86_400 * 800..4_000_000_000u64,
     ) {
         let now = Nanos::from_secs(second);
         let [previous, current, next, after] = calendar.starts_around(now);
         prop_assert!(previous < current && current <= now && now < next && next < after);
-        // The first and the last instant of a window yield the same windows.
+        // The calendar gives the same four windows at the first and the last instant of a window.
         prop_assert_eq!(calendar.starts_around(current), [previous, current, next, after]);
         let end = Nanos(next.0 - 1);
         prop_assert_eq!(calendar.starts_around(end), [previous, current, next, after]);

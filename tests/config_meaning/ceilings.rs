@@ -1,4 +1,4 @@
-//! Tests of the `concurrency` block: the meaning of its fields and its refused values.
+//! Tests of the block `concurrency` in limits files: the meaning of its fields, and refused values.
 
 use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
 use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig};
@@ -7,7 +7,8 @@ use sluicegate::kernel::units::Nanos;
 
 use super::{find, findings, load_clean};
 
-/// Adds a `max_duration` unless it or a mode is set, to avoid warning W30 in unrelated tests.
+/// Adds a `max_duration` unless `fields` sets it or a mode, to avoid warning W30 in unrelated
+/// tests.
 fn with_max_duration(fields: &str) -> String {
     let is_complete = fields.contains("max_duration") || fields.contains("mode: ");
     if is_complete { fields.to_owned() } else { format!("{fields}, max_duration: 60s") }
@@ -19,7 +20,7 @@ fn ceiling(fields: &str) -> ConcurrencyLimit {
     config.domains["d"].tree.lookup_concurrency_limit([("k", "v")]).unwrap().limit.clone()
 }
 
-/// Asserts the start of every finding of a node with these fields and a `max_duration`.
+/// Asserts how each finding starts for a `concurrency` block with `fields` and a `max_duration`.
 fn assert_findings(fields: &str, expected: &[&str]) {
     assert_raw_findings(&with_max_duration(fields), expected);
 }
@@ -66,7 +67,7 @@ fn concurrency_block_sets_limit_queue_and_rejection() {
 }
 
 #[test]
-fn concurrency_only_node_exempts_its_value_from_rate_limits() {
+fn rule_with_only_a_concurrency_limit_has_no_rate_limit() {
     let config = load_clean(
         "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n\
          - key: k\n  value: v\n  concurrency: {limit: 2, max_duration: 60s}\n\
@@ -139,7 +140,7 @@ fn invalid_concurrency_fields_are_reported() {
 }
 
 #[test]
-fn mode_unsuited_to_the_limit_size_warns() {
+fn concurrency_mode_unsuited_to_the_limit_size_warns() {
     let leased =
         |limit: u32, more: &str| format!("limit: {limit}, mode: leased, max_duration: 5m{more}");
     assert_findings(&leased(10, ""), &["W31 `limit: 10` in shares"]);

@@ -10,14 +10,14 @@ use sluicegate::clock::Clock;
 use sluicegate::config::descriptor_text::{format_entries, parse_entries};
 use sluicegate::kernel::units::Nanos;
 
-/// 2025-11-20T09:52:25Z.
+/// The time of the commands: 2025-11-20T09:52:25Z.
 const NOW: Nanos = Nanos::from_secs(1_763_632_345);
 
 fn run(line: &[&str]) -> (CommandOutcome, String, String) {
     let argv: Vec<OsString> = ["sluicegate"].iter().chain(line).map(OsString::from).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut terminal = Terminal { out: &mut out, err: &mut err };
-    // The output of `explain` depends on the time, so it gets a manual clock.
+    // The output of `explain` depends on the time, so the command gets a manual clock.
     let outcome = match parse(argv.clone()) {
         Ok(cli) => match cli.command {
             Command::Explain(options) => {
@@ -67,7 +67,7 @@ fn warnings_fail_only_with_warnings_as_errors() {
     assert_eq!(run(&["check", SOUND, "--warnings-as-errors"]).0, CommandOutcome::Negative);
 }
 
-/// A file with 7 warnings followed by 300 errors.
+/// A directory with a limits file that has 7 warnings and then 300 errors.
 fn faulty() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let (warnings, errors) = ("- {key: a, key: b}\n".repeat(7), "- {bogus: 1}\n".repeat(300));
@@ -77,7 +77,7 @@ fn faulty() -> tempfile::TempDir {
 }
 
 #[test]
-fn text_output_counts_omitted_findings() {
+fn text_output_counts_findings_that_it_omits() {
     let directory = faulty();
     let path = directory.path().to_str().unwrap();
     let (outcome, out, _) = run(&["check", path]);
@@ -89,7 +89,7 @@ fn text_output_counts_omitted_findings() {
 }
 
 #[test]
-fn json_and_sarif_count_omitted_findings() {
+fn json_and_sarif_count_findings_that_they_omit() {
     let directory = faulty();
     let path = directory.path().to_str().unwrap();
     let read = |format: &str| -> serde_json::Value {
@@ -167,13 +167,13 @@ fn explain_shows_why_nothing_matches() {
 }
 
 #[test]
-fn explain_rounds_times_above_one_second_up() {
+fn explain_rounds_times_above_one_second_up_to_seconds() {
     let directory = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n\
                 - key: k\n  rate_limit: {per: 10s, requests_per_unit: 7, strategy: gcra}\n";
     std::fs::write(directory.path().join("a.yaml"), text).unwrap();
     let limits = directory.path().to_str().unwrap();
-    // One hit is restored after 10/7 s = 1.428571… s.
+    // Seven hits per 10 s restore one hit in 10/7 s = 1.428571… s.
     let line = ["explain", "--limits", limits, "--domain", "d", "--descriptor", "k=v"];
     let (outcome, out, err) = run(&line);
     assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
@@ -225,7 +225,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn written_descriptors_parse_back(
+    fn printed_descriptors_parse_to_the_same_descriptors(
         wanted in prop::collection::vec(("[a,=\\\\]{0,4}", "[a,=\\\\]{0,4}"), 1..4),
     ) {
         let text = format_entries(wanted.iter().map(|(key, value)| (&**key, &**value)));

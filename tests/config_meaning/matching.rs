@@ -1,4 +1,5 @@
-//! Tests of rule lookup against examples from envoyproxy/ratelimit and a simple model.
+//! Tests of rule lookup for a descriptor, against examples from envoyproxy/ratelimit and a simple
+//! model.
 
 use std::collections::HashMap;
 
@@ -27,7 +28,7 @@ fn assert_requests(config: &sluicegate::config::Config, table: &[(&str, Option<u
 }
 
 #[test]
-fn lookup_prefers_exact_then_first_pattern_then_bare_key() {
+fn lookup_prefers_exact_value_then_first_pattern_then_bare_key() {
     let text = rules(&[("p", "a*", 11), ("p", "a*b", 22), ("p", "abc", 33), ("p", "", 44)]);
     let (config, _) =
         super::load(&[("a.yaml", &format!("domain: d\ndescriptors:\n{text}"))], false).unwrap();
@@ -38,7 +39,7 @@ fn lookup_prefers_exact_then_first_pattern_then_bare_key() {
 }
 
 #[test]
-fn lone_star_matches_every_value_including_empty() {
+fn value_of_one_star_matches_every_value_including_empty() {
     let text = rules(&[("w", "*", 4), ("w", "", 5)]);
     let (config, _) =
         super::load(&[("a.yaml", &format!("domain: d\ndescriptors:\n{text}"))], false).unwrap();
@@ -46,7 +47,7 @@ fn lone_star_matches_every_value_including_empty() {
 }
 
 #[test]
-fn stars_match_anywhere_in_a_value() {
+fn stars_in_a_pattern_match_anywhere_in_a_value() {
     let config = load_clean(&rules(&[("k", "a*c", 1), ("k", "bar*b", 2), ("k", "foo*bar*baz", 3)]));
     assert_requests(
         &config,
@@ -64,14 +65,14 @@ fn stars_match_anywhere_in_a_value() {
             ("k=foobaz", None),
             ("k=bar1baz", None),
             ("k=foobarXbazY", None),
-            // Literals do not overlap: `bar*b` needs at least `barb`.
+            // The texts before and after the star do not overlap: `bar*b` needs at least `barb`.
             ("k=bar", None),
         ],
     );
 }
 
 #[test]
-fn literals_around_a_star_do_not_overlap() {
+fn texts_around_a_star_do_not_overlap_in_the_value() {
     let config = load_clean(&rules(&[("k", "aba*aba", 1)]));
     assert_requests(
         &config,
@@ -80,7 +81,7 @@ fn literals_around_a_star_do_not_overlap() {
 }
 
 #[test]
-fn lookup_does_not_backtrack_from_an_exact_match() {
+fn lookup_does_not_try_a_pattern_after_an_exact_match() {
     let config = load_clean(
         "- key: n\n  value: x\n  descriptors:\n  - {key: c, value: '1', rate_limit: {unit: day, requests_per_unit: 5}}\n\
          - key: n\n  descriptors:\n  - {key: c, rate_limit: {unit: day, requests_per_unit: 6}}\n\
@@ -99,7 +100,7 @@ fn lookup_does_not_backtrack_from_an_exact_match() {
 }
 
 #[test]
-fn rules_match_only_their_depth_and_order() {
+fn rules_match_entries_only_at_their_depth_and_in_order() {
     let config = load_clean(
         "- key: par\n  rate_limit: {unit: day, requests_per_unit: 8}\n  descriptors:\n\
         \x20 - {key: kid, rate_limit: {unit: day, requests_per_unit: 9}}\n",
@@ -118,7 +119,7 @@ fn rules_match_only_their_depth_and_order() {
 }
 
 #[test]
-fn node_without_limit_exempts_its_value() {
+fn rule_without_a_limit_exempts_its_value() {
     let config = load_clean(&format!("- {{key: k, value: w}}\n{}", rules(&[("k", "", 2)])));
     assert_requests(&config, &[("k=w", None), ("k=v", Some(2))]);
 }
@@ -130,7 +131,7 @@ fn keys_and_values_are_case_sensitive() {
 }
 
 #[test]
-fn key_and_value_match_as_one_string() {
+fn key_and_value_match_as_one_joined_string() {
     let config = load_clean(&rules(&[("a", "b_c", 9)]));
     assert_requests(
         &config,
@@ -161,13 +162,14 @@ fn patterns_match_across_the_key_value_boundary() {
 
 #[test]
 fn names_differing_in_one_character_are_distinguished() {
-    // One-byte and two-byte letters, so that a letter can cross any split of a name.
+    // Names of one-byte and two-byte letters, so that any byte index at which the lookup splits a
+    // name may fall inside a letter.
     let text = |letter: char, odd: usize, len: usize| -> String {
         (0..len).map(|at| if at == odd { 'x' } else { letter }).collect()
     };
     let letters =
         || ['a', 'é'].into_iter().flat_map(|letter| (1..40).map(move |len| (letter, len)));
-    // Every value is at the top level; every second one is also below the node `p`.
+    // Every value has a rule at the top level; every second one also has a rule below the rule `p`.
     let values: Vec<String> = letters().map(|(letter, len)| text(letter, len, len)).collect();
     let named =
         |value: &String| node("k", value, Some(u32::try_from(value.len()).unwrap()), Vec::new());
@@ -195,22 +197,23 @@ fn shared(descriptor: &str, rule: &str) -> Vec<(usize, String)> {
 }
 
 #[test]
-fn share_threshold_replaces_values_with_the_pattern() {
+fn share_threshold_counts_all_values_under_the_pattern() {
     let rule = |key: &str, value: &str| {
         format!(
             "- {{key: '{key}', value: '{value}', share_threshold: true, rate_limit: {{unit: day, requests_per_unit: 3}}}}\n"
         )
     };
     assert_eq!(shared("f=f/1", &rule("f", "f/*")), [(0, "f/*".to_owned())]);
-    // The pattern does not start with the request's key, so the whole pattern is used.
+    // The pattern does not start with the request's key, so the counter key has the whole pattern.
     assert_eq!(shared("qqq=x", &rule("q*", "")), [(0, "q*".to_owned())]);
     assert_eq!(shared("f_y=z", &rule("f", "*")), [(0, "f_*".to_owned())]);
-    // The value is the text of the pattern: an exact match, which is not shared.
+    // The request's value equals the text of the pattern: an exact match, whose counter is not
+    // shared.
     assert_eq!(shared("f=f/*", &rule("f", "f/*")), []);
 }
 
 #[test]
-fn share_threshold_applies_per_level() {
+fn share_threshold_applies_to_each_level_separately() {
     let rule = "- key: n\n  value: x*\n  share_threshold: true\n  descriptors:\n\
                 \x20 - {key: l, value: 'y*z', rate_limit: {unit: day, requests_per_unit: 1}}\n";
     assert_eq!(shared("n=xx,l=y1z", rule), [(0, "x*".to_owned())]);
@@ -225,7 +228,7 @@ fn lookup_handles_ten_thousand_levels() {
     for _ in 1..10_000 {
         node = self::node("k", "", None, vec![node]);
     }
-    // Dropping the raw tree is recursive, and this test only covers the lookup.
+    // Never drops the parsed tree: dropping it is recursive and would overflow the stack.
     let file = std::mem::ManuallyDrop::new(vec![node]);
     let config = resolve_descriptors(std::mem::ManuallyDrop::into_inner(file)).unwrap();
     let tree = &config.domains["d"].tree;
@@ -235,7 +238,7 @@ fn lookup_handles_ten_thousand_levels() {
 }
 
 #[test]
-fn trace_lists_every_candidate_with_its_verdict() {
+fn match_trace_lists_every_candidate_rule_with_its_result() {
     let config = load_clean(&rules(&[("p", "b*", 1), ("p", "a*", 2), ("p", "", 3)]));
     let trace = config.domains["d"].tree.trace_lookup(&[("p", "abc")]);
     let tried: Vec<_> =
@@ -252,7 +255,7 @@ fn trace_lists_every_candidate_with_its_verdict() {
     assert!(matches!(trace.outcome, LookupOutcome::Found(_)));
 }
 
-/// A rule without a limit charges no hits, so replacing it would have no effect.
+/// A rule without a limit charges no hits, so the field `replaces` has no effect on it.
 #[test]
 fn unlimited_rule_is_never_replaced_but_replaces_others() {
     let config = load_clean(
@@ -270,7 +273,8 @@ fn unlimited_rule_is_never_replaced_but_replaces_others() {
     assert_eq!(replacements(&["b", "c"]), [Some("d.c".to_owned()), None]);
 }
 
-// ---- the model: one map per level with joined strings, as envoyproxy/ratelimit documents ----
+// ---- the model: one map for each level, with keys `key_value`, as envoyproxy/ratelimit documents
+// ----
 
 fn spanned<T>(value: T) -> Spanned<T> {
     Spanned { value, span: sluicegate::config::diagnostic::Span { start: 0, end: 1 } }
@@ -293,7 +297,7 @@ fn composite(node: &Descriptor) -> String {
     }
 }
 
-/// Tries every split of `subject`, because `*` matches any text.
+/// Returns `true` if `pattern` matches `subject`. Tries every split, because `*` matches any text.
 fn model_matches(pattern: &str, subject: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == subject,
@@ -320,7 +324,7 @@ fn model_lookup(level: &[Descriptor], entries: &[(String, String)]) -> Option<u3
     }
 }
 
-/// Removes duplicate composite keys from a level and numbers the limits.
+/// Removes descriptors with an equal `key_value` from each level, and numbers the limits.
 fn sound_level(level: Vec<Descriptor>, next: &mut u32) -> Vec<Descriptor> {
     let mut seen = std::collections::HashSet::new();
     let level = level.into_iter().filter(|node| seen.insert(composite(node)));
@@ -336,7 +340,8 @@ fn sound_level(level: Vec<Descriptor>, next: &mut u32) -> Vec<Descriptor> {
         .collect()
 }
 
-/// Keys and values share prefixes and suffixes. Some are longer than the end that a slot stores.
+/// Pattern of random keys, with shared prefixes and suffixes. Some are longer than the suffix that
+/// a slot of the lookup table stores.
 const KEY: &str = "(long-key)?[ab_*]{1,3}";
 const VALUE: &str = "[ab_*]{0,3}(-of-customer)?[ab*]{0,1}";
 
@@ -357,11 +362,11 @@ fn any_entries() -> impl Strategy<Value = Vec<(String, String)>> {
 }
 
 proptest! {
-    // A failing case is printed in full, so a seed file is unnecessary.
+    // proptest prints a failing input in full, so no seed file is written.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn lookup_and_trace_agree_with_the_model(
+    fn rule_lookup_and_match_trace_agree_with_the_model(
         level in any_level(),
         lookups in prop::collection::vec(any_entries(), 64),
     ) {

@@ -22,7 +22,7 @@ fn load(files: &[(&str, &str)], merge: bool) -> Result<(Config, Diagnostics), Di
     sluicegate::config::load(files, Revision(1), merge)
 }
 
-/// Loads `descriptors` as one file of domain `d`, which may have notes but no other findings.
+/// Loads `descriptors` as one file of domain `d`, which may have findings of severity note only.
 fn load_clean(descriptors: &str) -> Config {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
     let (config, findings) = load(&[("a.yaml", &text)], false).unwrap();
@@ -31,7 +31,8 @@ fn load_clean(descriptors: &str) -> Config {
     config
 }
 
-/// Loads the same file and returns each finding as `line:column code message`.
+/// Loads `descriptors` as one file of domain `d`. Returns each finding as `line:column code
+/// message`.
 fn findings(descriptors: &str) -> Vec<String> {
     let text = format!("domain: d\ndescriptors:\n{descriptors}");
     let findings = match load(&[("a.yaml", &text)], false) {
@@ -61,7 +62,7 @@ fn requests(config: &Config, descriptor: &str) -> Option<u32> {
     find(config, descriptor)?.rule.limit.as_ref().map(|limit| limit.requests)
 }
 
-/// Loads a file with one rule that has these `rate_limit` fields, and returns its limit.
+/// Loads a file with one rule, whose `rate_limit` block has `fields`, and returns its limit.
 fn limit(fields: &str) -> Limit {
     let config = load_clean(&format!("- key: k\n  rate_limit: {{{fields}}}\n"));
     find(&config, "k=v").unwrap().rule.limit.clone().unwrap()

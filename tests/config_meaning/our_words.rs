@@ -29,7 +29,7 @@ fn limits_default_to_strict_fixed_windows() {
 }
 
 #[test]
-fn per_accepts_whole_durations_instead_of_unit() {
+fn field_per_accepts_whole_durations_instead_of_unit() {
     let per = |text: &str| limit(&format!("per: {text}, requests_per_unit: 5")).window;
     assert_eq!(per("250ms"), LimitWindow::Per(Nanos(250_000_000)));
     assert_eq!(per("30s"), LimitWindow::Per(Nanos::from_secs(30)));
@@ -43,7 +43,7 @@ fn per_accepts_whole_durations_instead_of_unit() {
         &["E32 `unit: minute` and `per: 90s`"],
     );
     assert_findings("per: 0s, requests_per_unit: 5", &["E31 `per: 0s` is shorter than 1ms"]);
-    // 2^64 nanoseconds are 213,503.98 days.
+    // Durations must be below 2^64 nanoseconds, which are 213,503.98 days.
     for long in ["213504d", "99999999999999999999s", "213503d24h"] {
         let expected = format!("E31 `per: {long}` is longer than 584 years");
         assert_findings(&format!("per: {long}, requests_per_unit: 5"), &[&expected]);
@@ -60,7 +60,7 @@ fn per_accepts_whole_durations_instead_of_unit() {
 }
 
 #[test]
-fn strategy_accepts_four_names() {
+fn strategy_field_accepts_the_four_strategies() {
     let strategy = |word: &str| {
         limit(&format!("unit: minute, requests_per_unit: 60, strategy: {word}")).strategy
     };
@@ -92,7 +92,7 @@ fn burst_requires_gcra_and_defaults_to_requests() {
 }
 
 #[test]
-fn zero_requests_require_fixed_window() {
+fn limit_of_zero_requests_requires_fixed_window() {
     assert_eq!(limit("unit: minute, requests_per_unit: 0").strategy.max_at_once(), 0);
     for strategy in ["gcra", "sliding_window", "sliding_log"] {
         assert_findings(
@@ -103,10 +103,10 @@ fn zero_requests_require_fixed_window() {
 }
 
 #[test]
-fn inexact_numbers_are_refused_with_the_largest_valid_one() {
-    // The law: (burst + 1) · P < 2^53, with the period P in seconds at best. 4,294,967,291 is
-    // prime, so the rate is in lowest terms and P stays 31,536,000 s, a year.
-    // 2^53 / 31,536,000 = 285,616,414.7, minus one for the hit itself.
+fn burst_too_large_for_exact_gcra_names_the_largest_valid_one() {
+    // GCRA is exact if (burst + 1) · P < 2^53, with the period P in the coarsest ticks, here
+    // seconds. 4,294,967,291 is prime, so the rate cannot be reduced and P stays one year,
+    // 31,536,000 s. 2^53 / 31,536,000 = 285,616,414.7, minus one for the hit itself.
     assert_findings(
         "unit: year, requests_per_unit: 4294967291, strategy: gcra",
         &[
@@ -135,7 +135,7 @@ fn on_backend_failure_accepts_four_values() {
 }
 
 #[test]
-fn domain_defaults_yield_to_limit_fields() {
+fn fields_of_a_limit_override_domain_defaults() {
     let text = "domain: d\ncharge: all_or_nothing\ndefaults: {strategy: gcra, on_backend_failure: local, mode: cached_deny}\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: b, rate_limit: {unit: day, requests_per_unit: 1, strategy: sliding_log, on_backend_failure: deny, mode: strict}}\n";
@@ -153,7 +153,7 @@ fn domain_defaults_yield_to_limit_fields() {
 }
 
 #[test]
-fn mode_names_are_checked_and_leased_needs_max_overshoot() {
+fn mode_must_be_known_and_leased_needs_max_overshoot() {
     assert_findings("unit: day, requests_per_unit: 1, mode: strict", &[]);
     assert_findings("unit: day, requests_per_unit: 1, mode: cached_deny", &[]);
     assert_findings("unit: day, requests_per_unit: 1, mode: lased", &["E29 `mode: lased`"]);
@@ -177,7 +177,7 @@ fn leased_overshoot(strategy: &str, overshoot: &str) -> Overshoot {
 }
 
 #[test]
-fn max_overshoot_is_hits_or_a_floored_percentage() {
+fn max_overshoot_is_hits_or_a_percentage_rounded_down() {
     for strategy in ["fixed_window", "gcra", "sliding_window", "sliding_log"] {
         let at_most = |hits| Overshoot::AtMost(Hits(hits));
         assert_eq!(leased_overshoot(strategy, "1"), at_most(1));
@@ -299,8 +299,9 @@ fn lease_hits_sets_a_fixed_lease_size() {
     }
 }
 
-/// Worked numbers: 60,000 per minute is a demand of 10,000 in the window of 10 s.
-/// A lease lasts 30 s, so a replica borrows three times its demand, up to a tenth of the limit.
+/// Worked numbers: 60,000 hits per minute are a demand of 10,000 in the 10 s over which a replica
+/// measures its demand. A lease lasts 30 s, so a replica borrows three times that demand, up to a
+/// tenth of the limit.
 ///
 /// | replicas | demand of each | hits of a lease | part of `max_overshoot` = 600 |
 /// |---|---|---|---|
@@ -344,7 +345,7 @@ fn calendar(unit: &str, starts_on: &str) -> WindowStartDay {
 }
 
 #[test]
-fn starts_on_depends_on_the_unit() {
+fn valid_values_of_starts_on_depend_on_the_unit() {
     use jiff::civil::Weekday;
     assert_eq!(calendar("day", ""), WindowStartDay::Day);
     assert_eq!(calendar("week", ""), WindowStartDay::Week(Weekday::Monday));
@@ -387,9 +388,9 @@ fn codes(findings: &[String]) -> Vec<&str> {
     findings.iter().map(|line| line.split(' ').nth(1).unwrap()).collect()
 }
 
-/// The intended value is unknown, so the fields that depend on it are not checked.
+/// The intended value is unknown, so fields that depend on it are not validated.
 #[test]
-fn misspelt_value_suppresses_dependent_errors() {
+fn misspelt_value_suppresses_errors_that_depend_on_it() {
     for fields in [
         "unit: minute, requests_per_unit: 60, strategy: gcraa, burst: 50",
         "unit: day, requests_per_unit: 0, strategy: gcraa",

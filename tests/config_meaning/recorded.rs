@@ -1,4 +1,4 @@
-//! Tests against recordings of envoyproxy/ratelimit: loaded files, matched limits, store keys.
+//! Tests against recordings of envoyproxy/ratelimit: accepted files, matched limits, counter keys.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -63,7 +63,7 @@ fn load(scenario: &Value) -> Result<Config, Diagnostics> {
 }
 
 #[test]
-fn file_acceptance_matches_the_recording() {
+fn limits_files_are_accepted_or_refused_as_recorded() {
     let mut wrong = Vec::new();
     for (group, scenario) in scenarios() {
         let (id, expected) = (scenario["id"].as_str().unwrap(), &scenario["load"]);
@@ -79,7 +79,7 @@ fn file_acceptance_matches_the_recording() {
 }
 
 #[test]
-fn refusals_name_the_recorded_file() {
+fn errors_of_refused_limits_name_the_recorded_file() {
     for (group, scenario) in scenarios() {
         let (expected, Err(findings)) = (&scenario["load"], load(&scenario)) else { continue };
         let one = expected["file"].as_str().into_iter();
@@ -135,7 +135,7 @@ impl Matched<'_> {
         self.found.as_ref()?.rule.name.as_deref()
     }
 
-    /// The `currentLimit` of the status: requests, unit and name.
+    /// The `currentLimit` of the response for this descriptor: requests, unit and name.
     fn current_limit(&self) -> Option<Value> {
         let rule = self.found.as_ref()?.rule;
         let limit = rule.limit.as_ref()?;
@@ -150,7 +150,7 @@ impl Matched<'_> {
         Some(current_limit)
     }
 
-    /// The key of the counter in the store of envoyproxy/ratelimit.
+    /// The key under which envoyproxy/ratelimit stores this counter.
     fn counter(&self, domain: &str) -> Option<String> {
         let found = self.found.as_ref()?;
         let limit = found.rule.limit.as_ref()?;
@@ -164,7 +164,7 @@ impl Matched<'_> {
     }
 }
 
-/// The match of each descriptor, or `None` if another rule of the request replaces it.
+/// The match of each descriptor of a request, or `None` if another matched rule replaces it.
 fn counted<'c>(config: &'c Config, request: &Value) -> Vec<Option<Matched<'c>>> {
     let domain = request["domain"].as_str().unwrap_or_default();
     let list = request["descriptors"].as_array().unwrap();
@@ -178,7 +178,7 @@ fn counted<'c>(config: &'c Config, request: &Value) -> Vec<Option<Matched<'c>>> 
     matched.into_iter().map(|matched| (!dropped(&matched)).then_some(matched)).collect()
 }
 
-/// The calls of a scenario, or `None` if it overrides limits or changes files.
+/// The calls of a scenario, or `None` if the scenario overrides limits or changes files.
 fn plain_calls(scenario: &Value) -> Option<Vec<&Value>> {
     let steps = scenario["steps"].as_array()?;
     let plain = |step: &&Value| {

@@ -9,7 +9,7 @@ use sluicegate::config::schema::limits_schema;
 use super::{findings, load};
 
 #[test]
-fn shipped_schema_matches_the_types() {
+fn shipped_limits_schema_matches_the_rust_types() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("config/schema/sluicegate-limits.schema.json");
     let wanted = format!("{:#}\n", limits_schema());
@@ -20,7 +20,7 @@ fn shipped_schema_matches_the_types() {
     assert_eq!(kept, wanted, "stale: write it with UPDATE=1");
 }
 
-/// Validates `value` with the subset of JSON Schema that this schema uses.
+/// Validates `value` with the subset of JSON Schema that the schema of limits files uses.
 fn fits(root: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     let known = [
         "$defs",
@@ -143,7 +143,7 @@ fn validate(text: &str) -> Result<(), String> {
 }
 
 #[test]
-fn shipped_examples_match_the_schema() {
+fn shipped_limits_files_match_the_schema() {
     for folder in ["config/limits", "tests/golden/limits/sound"] {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(folder);
         for entry in std::fs::read_dir(folder).unwrap() {

@@ -28,10 +28,10 @@ fn pattern_shadowed_by_an_earlier_one_warns() {
         ],
     );
     assert_findings(&keys(&[("p", "a*c"), ("p", "ab*bc")]), &["W20"]);
-    // In the reverse order each pattern has values of its own.
+    // In the reverse order, each pattern matches values that the other does not take.
     assert_findings(&keys(&[("p", "ab*"), ("p", "a*")]), &[]);
     assert_findings(&keys(&[("p", "a*c"), ("p", "a*d"), ("p", "*a"), ("q", "a*")]), &[]);
-    // `a*a` needs two characters, so `a` is left for `a*`.
+    // `a*a` needs two characters, so the value `a` matches only `a*`.
     assert_findings(&keys(&[("p", "a*a"), ("p", "a*")]), &[]);
 }
 
@@ -47,7 +47,7 @@ fn bare_key_shadowed_by_a_pattern_warns() {
 }
 
 #[test]
-fn value_that_captures_another_key_warns() {
+fn joined_key_and_value_equal_to_another_key_warns() {
     assert_findings(
         &keys(&[("a", "b_c"), ("a_b", "")]),
         &["3:9 W22 an entry `a_b`: `c` finds this rule of key `a`, not `a_b` (a.yaml:4)"],
@@ -74,8 +74,9 @@ fn burst_above_ten_units_warns() {
 }
 
 #[test]
-fn tick_above_one_percent_of_burst_warns() {
-    // 3,000,001 per second is 3.000001 hits per microsecond, the finest tick; 1 % of 300 is 3.
+fn more_than_one_percent_of_burst_per_tick_warns() {
+    // 3,000,001 hits per second are 3.000001 per microsecond, the shortest tick. 1 % of a burst of
+    // 300 is 3.
     let burst = |burst: u32| {
         limit_findings(&format!(
             "unit: second, requests_per_unit: 3000001, strategy: gcra, burst: {burst}"
@@ -157,7 +158,7 @@ fn default_max_overshoot_without_leased_limits_warns() {
 }
 
 #[test]
-fn all_or_nothing_without_full_colocation_gets_a_note() {
+fn all_or_nothing_without_colocated_counters_gets_a_note() {
     let rules = "descriptors:\n\
                  - key: tenant\n  rate_limit: {unit: day, requests_per_unit: 1}\n  \
                  descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n\
@@ -167,7 +168,8 @@ fn all_or_nothing_without_full_colocation_gets_a_note() {
     assert_eq!(findings("charge: each\ncolocate: user\n"), [] as [&str; 0]);
     let found = findings("charge: all_or_nothing\n");
     assert!(found.len() == 1 && found[0].contains("2:9 N40"), "{found:?}");
-    // The rule `user` has no entry `tenant`, so its counters are not colocated.
+    // Counters of the rule `user` are not in the slot of their tenant, because it has no entry
+    // `tenant`.
     let found = findings("charge: all_or_nothing\ncolocate: tenant\n");
     assert!(found.len() == 1 && found[0].contains("8:8 N40"), "{found:?}");
     assert_eq!(findings("charge: all_or_nothing\ncolocate: user\n").len(), 1, "tenant has no user");

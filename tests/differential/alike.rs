@@ -1,7 +1,7 @@
-//! Tests batches: charges to several keys of one limit in one call.
+//! Tests batches: charges to several keys of one limit in one script call.
 //!
 //! Guarantees:
-//! - Each key decides and expires as if it were charged alone.
+//! - Each counter of a batch decides and expires as if it were charged alone.
 
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
@@ -28,7 +28,7 @@ struct KeyState {
     rest: ExpiryTracker,
 }
 
-/// Keys of one limit, and the client that charges them.
+/// Counters of one limit, and the client that charges them.
 struct Family {
     kind: Kind,
     name: String,
@@ -51,15 +51,15 @@ impl Family {
         Self { kind, name, limit, client, keys: Default::default() }
     }
 
-    /// Charges some keys in random order, each with the same cost. Sometimes a key is charged
-    /// twice.
+    /// Draws charges to some keys in random order, each with the same cost. Sometimes a key is
+    /// charged twice.
     fn next_charges(&mut self, now: Nanos) -> Vec<ExpectedCharge> {
         let dice = &mut self.client.dice;
         if self.kind == Kind::Calendar || dice.once_in(15) {
             self.limit = self.kind.limit(dice, now, Some(&self.limit));
         }
         let mut places: Vec<usize> = (0..KEYS).filter(|_| !dice.once_in(4)).collect();
-        // An empty call is never sent.
+        // A script call without charges is never sent.
         if places.is_empty() {
             places.push(0);
         }
@@ -100,7 +100,7 @@ fn checks(asked: &[ExpectedCharge]) -> Vec<Charges> {
 }
 
 #[test]
-fn batched_keys_behave_like_single_keys() {
+fn batched_charges_behave_like_single_charges() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     for trace in 0..TRACES {
@@ -114,7 +114,7 @@ fn batched_keys_behave_like_single_keys() {
         let mut families: Vec<Family> = kinds[..count].iter().enumerate().map(family).collect();
         let mut trail = Vec::new();
         for _ in 0..STEPS {
-            // The client of the first family sets the time.
+            // All families of a trace use the clock of the first family's client.
             let limit = families[0].limit;
             families[0].client.wait(&limit);
             let now = families[0].client.now;
@@ -154,7 +154,7 @@ fn batched_keys_behave_like_single_keys() {
 }
 
 #[test]
-fn foreign_value_affects_no_other_key() {
+fn foreign_value_in_a_batch_affects_no_other_key() {
     let (redis, seed) = (Redis::start(), seed());
     let mut scripted = Scripted::new(&redis);
     for trace in 0..TRACES {

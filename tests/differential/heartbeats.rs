@@ -1,4 +1,4 @@
-//! Compares the heartbeat script with the kernel's coordinator.
+//! Compares the Lua script of share rounds with the coordinator in the kernel crate.
 
 mod crowded;
 
@@ -97,7 +97,7 @@ fn law(dice: &mut Dice) -> CoordinatorConfig {
     }
 }
 
-/// The grants of one limit to one replica, and its last heartbeat.
+/// The grants for one limit to one replica, and the replica's last heartbeat.
 #[derive(Clone, Debug, Default)]
 struct GrantHistory {
     number: u64,
@@ -105,7 +105,7 @@ struct GrantHistory {
     last: Option<Heartbeat>,
 }
 
-/// Generates random rounds of unreliable replicas.
+/// Generates random share rounds of replicas that lose, repeat and delay messages.
 struct TraceGenerator {
     dice: Dice,
     now: Nanos,
@@ -115,9 +115,9 @@ struct TraceGenerator {
     lives: Vec<u64>,
     histories: HashMap<(u64, u64, u64), GrantHistory>,
     life: Option<Incarnation>,
-    /// The instant of the last reply to each incarnation of each replica.
+    /// The instant of the store's last reply to each replica and incarnation.
     answered: HashMap<(u64, u64), Nanos>,
-    /// The factor by which delays, leaves and changes are rarer.
+    /// The factor by which delays, departures and configuration changes are rarer in this trace.
     calm: u64,
 }
 
@@ -156,8 +156,8 @@ impl TraceGenerator {
             let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
             self.laws[at] = law(&mut self.dice);
         }
-        // More often than the other changes, because requests admitted under the old terms
-        // continue.
+        // Timing changes more often than the rest, to test requests that continue under an old
+        // timing.
         if self.dice.once_in(20 * self.calm) {
             let at = usize::try_from(self.dice.up_to(CEILINGS - 1)).unwrap();
             self.laws[at].timing = any_terms(&mut self.dice);
@@ -174,7 +174,7 @@ impl TraceGenerator {
         let history = self.histories.entry((ceiling, replica, life)).or_default();
         let bucket = bucket(ceiling);
         if let Some(said) = history.last.filter(|_| dice.once_in(10)) {
-            // Repeated.
+            // Repeats the last heartbeat.
             return ShareReport { bucket, law, heartbeat: said };
         }
         history.number += dice.up_to(3).min(1) + u64::from(dice.once_in(9));
@@ -272,8 +272,8 @@ impl Tally {
     }
 }
 
-/// Returns `true` if recovery ended early. The number of an incarnation is its first instant in
-/// microseconds, and no share lifetime here is below 3 s.
+/// Returns `true` if the store's recovery ended early: less than 3 s, the shortest share lifetime
+/// here, after the store's incarnation began. Its number is that instant in microseconds.
 fn settled_early(heard: &ShareRoundReply) -> bool {
     let is_young = heard.store_time.0 / Nanos::MICRO.0 < heard.incarnation.0 + 3_000_000;
     let is_sure = |reply: &HeartbeatReply| matches!(reply, HeartbeatReply::Grant(grant) if !grant.is_recovering);
@@ -336,7 +336,7 @@ fn join_round(replica: u64) -> ShareRound {
 }
 
 #[test]
-fn new_store_grants_no_unproven_share() {
+fn new_store_grants_only_shares_that_replicas_report() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let heard = reporter.send(&join_round(1));
@@ -345,7 +345,8 @@ fn new_store_grants_no_unproven_share() {
     assert_eq!(grant.coordinator_incarnation, heard.incarnation);
 }
 
-/// It may be the first caller of a store without state, before replicas with shares report.
+/// A leaving replica may be the first to call a store without state, before replicas with shares
+/// report.
 #[test]
 fn leaving_replica_does_not_end_the_recovery() {
     let redis = Redis::start();
@@ -368,12 +369,13 @@ fn leaving_replica_does_not_end_the_recovery() {
     }
 }
 
-/// Milliseconds since the first replica joined, the incarnation, and the instant of its last reply.
+/// A report: milliseconds since the first one, the replica's incarnation, and the time of its last
+/// reply.
 type ReportTimes = (u64, u64, Option<u64>);
 
-/// Returns `true` if a store is recovering after its name changed. Under the first name, a replica
-/// of incarnation 1 reports at 0 and at 16 s, perhaps to leave. Under the second name, the given
-/// replica reports twice, a second apart. The longest share lifetime with its requests is 15 s.
+/// Returns `true` if a store is recovering after a failover changed its name. Before, incarnation 1
+/// reports at 0 and 16 s, and with `leaves` leaves at 16 s. Afterwards, incarnation `life` reports
+/// at `from` and one second later. A share and its requests last up to 15 s.
 fn is_recovering(leaves: bool, (from, life, answered): ReportTimes) -> bool {
     let redis = Redis::start();
     let (mut reporter, mut coordinators) = (Reporter::new(&redis), Coordinators::default());
@@ -406,7 +408,7 @@ fn is_recovering(leaves: bool, (from, life, answered): ReportTimes) -> bool {
     is_recovering.unwrap()
 }
 
-/// Replicas that joined after the restored state are missing in its table, and may have shares.
+/// A restored state may lack replicas that joined after it was saved and that have shares.
 #[test]
 fn store_that_lost_recent_replies_starts_recovery() {
     let is_recovering = |answered| is_recovering(false, (25_000, 1, answered));
@@ -417,15 +419,16 @@ fn store_that_lost_recent_replies_starts_recovery() {
     assert!(!is_recovering(None), "one that was never answered shows nothing");
 }
 
-/// It has no line in the table.
+/// A replica that left is not in the restored membership. If it got a later reply, that reply is
+/// lost.
 #[test]
-fn former_replica_reveals_lost_state() {
+fn reply_to_a_former_replica_reveals_lost_state() {
     assert!(!is_recovering(true, (25_000, 1, Some(16_000))), "it left, and nobody else came");
     assert!(is_recovering(true, (25_000, 1, Some(24_000))));
 }
 
-/// All listed replicas have ended or rejoined, and others may have joined since. The incarnation of
-/// the first caller makes no difference.
+/// All replicas of the restored membership have expired or left. Replicas that joined later may be
+/// missing in it, whatever the incarnation of the first caller.
 #[test]
 fn store_without_live_replicas_starts_recovery() {
     for (life, leaves) in [(1, false), (2, false), (2, true)] {
@@ -462,7 +465,7 @@ fn call_without_a_store_name_keeps_the_incarnation() {
 }
 
 #[test]
-fn documented_script_ends_the_recovery() {
+fn command_in_fleet_docs_ends_the_recovery() {
     let docs = include_str!("../../docs/fleet.md");
     let script = docs.split_once("EVAL \"").unwrap().1.split_once("\" 1 '").unwrap().0;
     let redis = Redis::start();
@@ -474,12 +477,13 @@ fn documented_script_ends_the_recovery() {
     assert_eq!(reporter.client.call(&eval).text(), "settled");
     let heard = reporter.send(&join_round(2));
     let [Some(HeartbeatReply::Grant(grant))] = heard.replies[..] else { panic!("{heard:?}") };
-    // Half of the limit: each replica wants one permit, and the rest is divided.
+    // The grant is half of the limit: each of two replicas demands one permit, and the rest is
+    // split evenly.
     assert_eq!((grant.share, grant.is_recovering), (Share(4), false));
 }
 
-/// Sends `round`. Returns the shortest and the longest possible lifetime of each key after it, in
-/// milliseconds.
+/// Sends `round`. Returns the shortest and longest remaining TTL of each key afterwards, in
+/// milliseconds, because the store's clock is read before and after.
 fn expires<const N: usize>(
     reporter: &mut Reporter,
     round: &ShareRound,
@@ -488,7 +492,7 @@ fn expires<const N: usize>(
     let millis = |reporter: &mut Reporter| micros(&reporter.client.call(&["TIME"])) / 1_000;
     let before = millis(reporter);
     reporter.send(round);
-    // An expiry is rounded up.
+    // The script rounds an expiry up.
     let after = millis(reporter) + 3;
     keys.map(|key| {
         let at = reporter.client.call(&[b"PEXPIRETIME".to_vec(), key]);
@@ -505,7 +509,7 @@ fn adaptive(mut round: ShareRound) -> ShareRound {
 }
 
 #[test]
-fn static_state_lives_one_minute_longer_adaptive_ten() {
+fn state_outlives_share_use_by_one_minute_adaptive_ten() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let in_use = 5_000 + 10_000;
@@ -522,9 +526,9 @@ fn static_state_lives_one_minute_longer_adaptive_ten() {
     assert!(least <= month && month <= most, "{least} to {most}");
 }
 
-/// Descriptor values may come and go without bound, so unused states must expire.
+/// The number of descriptor values is unbounded, so the states of unused limits must expire.
 #[test]
-fn unused_static_state_lives_one_minute_adaptive_ten() {
+fn state_of_unused_limit_lives_one_minute_adaptive_ten() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let mut after = |round: fn(u64) -> ShareRound, number: u64, in_flight: u64| {
@@ -541,22 +545,23 @@ fn unused_static_state_lives_one_minute_adaptive_ten() {
     assert!(75_000 <= most, "what it leaves in flight is in use: {most}");
     let (least, most) = after(join_round, 3, 0);
     assert!(least <= 60_000 && 60_000 <= most, "{least} to {most}");
-    // A late report is rejected, and is no sign of lost state.
+    // The delayed report is superseded, which is not a sign of lost state.
     let (_, most) = after(join_round, 1, 0);
     assert!(60_000 <= most, "{most}");
     let (_, most) = after(|number| adaptive(join_round(number)), 4, 0);
     assert!(615_000 <= most, "{most}");
 }
 
-/// Its share state is kept as long; see `docs/fleet.md`.
+/// The share state is kept until requests of the earlier `max_duration` have ended; see
+/// `docs/fleet.md`.
 #[test]
-fn state_outlives_requests_of_a_longer_max_duration() {
+fn share_state_outlives_requests_of_an_earlier_longer_max_duration() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let mut round = join_round(1);
     round.reports[0].law.timing = terms(600);
     reporter.send(&round);
-    // Resets the stored end of use, as if it had passed.
+    // Sets the stored end of use to 0, as if it had passed.
     let key = state_key(&bucket(0), b"test:");
     let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
     let Value::Text(mut head) = reporter.client.call(&get) else { panic!("no head") };
@@ -565,14 +570,14 @@ fn state_outlives_requests_of_a_longer_max_duration() {
     round.reports[0].law.timing = terms(10);
     round.reports[0].heartbeat.number = 2;
     let [(least, most)] = expires(&mut reporter, &round, [key]);
-    // Requests that are admitted until the share expires may last this long.
+    // Share lifetime, the earlier `max_duration`, and one minute, in milliseconds.
     let kept = 5_000 + 600_000 + 60_000;
     assert!(kept <= most && least <= kept + 60_000, "{least} to {most}");
 }
 
-/// One round reports for many limits, and each state has its own expiry.
+/// One share round reports for many limits, and the state of each limit has its own expiry.
 #[test]
-fn state_expiry_is_extended_only_when_too_early() {
+fn expiry_of_coordinator_state_is_extended_only_when_too_early() {
     let redis = Redis::start();
     let mut reporter = Reporter::new(&redis);
     let mut round = join_round(1);
@@ -585,7 +590,7 @@ fn state_expiry_is_extended_only_when_too_early() {
         })
     };
     let first = expiries(&round);
-    // The heartbeat of the second limit is repeated, so it is rejected.
+    // The second limit's heartbeat repeats its number, so it is superseded and changes no state.
     round.reports[0].law.timing = terms(60);
     round.reports[0].heartbeat.number = 2;
     assert_eq!(expiries(&round), first, "50 s later is within the minute");
@@ -602,7 +607,7 @@ fn leaving_idle_replica_deletes_its_share_state() {
     let mut reporter = Reporter::new(&redis);
     let mut seats = |round: &ShareRound| {
         reporter.send(round);
-        // All fields except the head are share states.
+        // Counts share states: all fields of the hash except `head`.
         reporter.client.call(&[b"HLEN".to_vec(), state_key(&bucket(0), b"test:")]).int() - 1
     };
     assert_eq!([seats(&join_round(1)), seats(&join_round(2))], [1, 2]);
@@ -618,13 +623,13 @@ fn foreign_value_stays_and_other_limits_succeed() {
     let mut reporter = Reporter::new(&redis);
     let key = state_key(&bucket(0), b"test:");
     let words = |words: &[&[u8]]| words.iter().map(|word| word.to_vec()).collect::<Vec<_>>();
-    // A string, as in earlier versions, and hashes that are no state.
+    // Foreign values: a string, as in earlier versions, and hashes that are no coordinator state.
     let one_string = [0; 56 + 80];
     let short = [0; 121];
     let (mut long, mut seats) = ([0; 122 + 4], [0; 122]);
     long[0] = 2;
     seats[0] = 1;
-    // A head and a share state of an earlier layout, in which a share state had no end of its own.
+    // A head and a share state in an earlier layout, whose share states had no end of use.
     let mut earlier = [0; 121 + 4];
     earlier[0] = 1;
     let foreign: [&[&[u8]]; 8] = [
@@ -662,7 +667,7 @@ fn corrupt_sums_never_exceed_the_limit() {
     let key = state_key(&bucket(0), b"test:");
     let get = [b"HGET".to_vec(), key.clone(), b"head".to_vec()];
     let Value::Text(mut sums) = reporter.client.call(&get) else { panic!("no head") };
-    // The need of all other replicas: above the limit, though each wants one of eight permits.
+    // Corrupts the stored need of all other replicas to 1e15, above the limit of eight permits.
     sums[86..94].copy_from_slice(&1e15_f64.to_le_bytes());
     reporter.client.call(&[b"HSET".to_vec(), key, b"head".to_vec(), sums]);
     let mut again = join_round(1);
@@ -673,7 +678,7 @@ fn corrupt_sums_never_exceed_the_limit() {
 }
 
 #[test]
-fn impossible_reply_is_rejected() {
+fn impossible_reply_of_the_heartbeat_script_is_rejected() {
     let round = join_round(1);
     for reply in [[7, 9, 0, 7, 1, 0, 8, 8, 1, 1], [7, 9, 1, 0, 0, 0, 0, 0, 0, 0]] {
         assert!(read(&round, &reply).unwrap().replies[0].is_some(), "{reply:?}");

@@ -1,4 +1,4 @@
-//! Compares reservations of one counter with the kernel: reserve, commit and cancel.
+//! Compares the scripts for reservations (reserve, commit, cancel) of one counter with the kernel.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const END: u64 = 8_900_000_000_000_000_000;
-/// 20,000 steps in all, with five kinds.
+/// Number of traces for each of the five kinds of limit, with 20,000 steps in all.
 const TRACES: usize = 40;
 const STEPS: usize = 100;
 
@@ -74,7 +74,7 @@ impl TraceGenerator {
             _ => dice.up_to(span),
         };
         self.now = Nanos(self.now.plus(Nanos(forward)).0.min(END));
-        // The model drops ended windows, so a clock with windows never steps back.
+        // The model drops ended windows, so the clock never steps back for strategies with windows.
         let has_windows =
             matches!(self.limit, Strategy::FixedWindow(_) | Strategy::SlidingWindow(_));
         if !has_windows && self.dice.once_in(40) {
@@ -87,7 +87,7 @@ impl TraceGenerator {
         let left = self.model.room(&self.limit, self.now).map_or(0, |room| room.remaining.0);
         let (most, dice) = (u64::from(self.limit.max_at_once()), &mut self.dice);
         let hits = dice.pick(&[0, 1, 1, 2, 5, left, left / 3, left / 2, left + 1, most + 1]);
-        // Few ids, so that the reservation is often open.
+        // Uses few ids, so that a call often meets an open reservation.
         let id = if dice.once_in(2) { self.last } else { id(dice.up_to(8)) };
         self.last = id;
         let asked = match dice.up_to(9) {
@@ -99,7 +99,7 @@ impl TraceGenerator {
         (asked, charge(name, self.limit, Cost::Charge(Hits(hits))))
     }
 
-    /// The kernel's reply.
+    /// The kernel's result of the same call.
     fn held(&mut self, asked: StoreCall, charge: &Charge) -> ReservationResult {
         let Cost::Charge(hits) = charge.cost else { unreachable!() };
         let (holds, now, term) = (&mut self.holds, self.now, self.term);
@@ -285,7 +285,7 @@ fn left(held: ReservationResult) -> u64 {
     }
 }
 
-/// Charges of ten hits to 100 per hour, one for each strategy.
+/// A charge of ten hits to a limit of 100 per hour, for each strategy.
 fn hours() -> [Charge; 4] {
     use sluicegate::kernel::rate::sliding_log::SlidingLog;
     use sluicegate::kernel::rate::sliding_window::SlidingWindow;
@@ -347,9 +347,9 @@ fn repeated_reserve_or_cancel_applies_once() {
     }
 }
 
-/// Without a maximum, the list could fill the store's memory.
+/// The reservations of a counter have a maximum number, or they could fill the store's memory.
 #[test]
-fn full_reservation_list_accepts_again_after_one_ends() {
+fn full_reservation_list_accepts_another_after_one_ends() {
     let redis = Redis::start();
     let mut reserver = Reserver::new(&redis);
     let window = FixedWindow::new(1_000_000, Windows::Every(Nanos::from_secs(3_600))).unwrap();
@@ -368,7 +368,7 @@ fn full_reservation_list_accepts_again_after_one_ends() {
 }
 
 #[test]
-fn foreign_value_under_either_key_is_reported_unchanged() {
+fn foreign_value_as_counter_or_reservations_is_reported_unchanged() {
     let redis = Redis::start();
     let mut reserver = Reserver::new(&redis);
     for (place, words) in [(0, ["SET", "x"]), (1, ["SET", "x"]), (1, ["SADD", "x"])] {
@@ -403,18 +403,18 @@ fn reservation_list_expires_when_its_counter_is_empty() {
     let list =
         pack(&debt, ReservationId(1, 1), ReservationAction::Commit, PREFIX, None).keys[1].clone();
     let left = reserver.client.call(&[b"PTTL".to_vec(), list]).int();
-    // Ten hits of 100 per hour drain in six minutes.
+    // Ten hits of a limit of 100 per hour drain in six minutes.
     assert!((355_000..=361_003).contains(&left), "{left}");
 }
 
 #[test]
-fn partly_refunded_debt_expires_when_drained() {
+fn partly_refunded_gcra_debt_expires_when_drained() {
     let redis = Redis::start();
     let mut reserver = Reserver::new(&redis);
-    // One hit drains in 7 ms, so only some acts move the expiry to another tenth of a second.
+    // One hit drains in 7 ms, so only some calls move the expiry to another tenth of a second.
     let limit = Gcra::new(50_000, Nanos::from_secs(350), 50_000).map(Strategy::Gcra).unwrap();
     for number in 0..100 {
-        // The first debt outlives the test.
+        // The hits of the first charge do not drain during the test.
         let hits = if number == 0 { 10_000 } else { 1 + number % 9 };
         let some = charge("a", limit, Cost::Charge(Hits(hits)));
         let name = counter_key(&some.key, Placement::ByKey, PREFIX);
@@ -434,7 +434,7 @@ fn partly_refunded_debt_expires_when_drained() {
 }
 
 #[test]
-fn impossible_reply_is_rejected() {
+fn impossible_reply_of_the_reservation_script_is_rejected() {
     let [debt, ..] = hours();
     let hold = ReservationAction::Reserve(TERM);
     for (act, reply) in [

@@ -1,4 +1,5 @@
-//! Compares leases of one key with the kernel's lease table: grants, returns and expiry.
+//! Compares the lease script for one counter with the kernel's lease table: grants, returns,
+//! expiry.
 
 use sluicegate::kernel::decision::{Cost, StoreFailure};
 use sluicegate::kernel::lease::counter::AnyCounter;
@@ -26,7 +27,7 @@ use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const END: u64 = 8_900_000_000_000_000_000;
-/// 20,000 steps in all, with five kinds.
+/// Number of traces for each of the five kinds of limit, with 20,000 steps in all.
 const TRACES: usize = 40;
 const STEPS: usize = 100;
 const MEMBERS: [ReplicaIncarnation; 4] = [
@@ -95,7 +96,7 @@ impl Lender {
     }
 }
 
-/// A replica's approximate view of its lease.
+/// What a simulated replica knows about its lease, approximately.
 #[derive(Clone, Debug, Default)]
 struct ReplicaView {
     last: Option<LeaseMessage>,
@@ -104,7 +105,7 @@ struct ReplicaView {
     held: u64,
 }
 
-/// Generates random messages of unreliable replicas.
+/// Generates random lease messages of replicas that lose, repeat and delay messages.
 struct TraceGenerator {
     dice: Dice,
     now: Nanos,
@@ -145,7 +146,7 @@ impl TraceGenerator {
         let (most, dice) = (u64::from(self.limit.max_at_once()), &mut self.dice);
         let view = &mut self.views[who];
         if let Some(last) = view.last.clone().filter(|_| dice.once_in(6)) {
-            // Repeated, or older than the last.
+            // Repeats the last message number, or sends an older one.
             let number = last.borrow.number.0 - u64::from(dice.once_in(3));
             let borrow = BorrowRequest { number: MessageNumber(number.max(1)), ..last.borrow };
             let (strategy, terms) = (self.limit, self.terms);
@@ -180,7 +181,7 @@ impl TraceGenerator {
         }
     }
 
-    /// The kernel's reply.
+    /// The result of the lease message in the kernel.
     fn lent(&mut self, message: &LeaseMessage) -> LeaseOutcome {
         let (book, LeaseMessage { terms, sender: member, borrow, .. }, now) =
             (&mut self.book, message, self.now);
@@ -200,8 +201,8 @@ impl TraceGenerator {
             view.held = answer.kept.0 + answer.granted.0;
             view.lease = if answer.granted.0 == 0 { view.lease } else { answer.number.0 };
         }
-        // The table does not record a stale message, and no replica repeats its number with other
-        // content.
+        // Stale messages are not remembered, because the lease table does not record their numbers,
+        // and a replica never repeats a number with other content.
         if !matches!(lent, LeaseOutcome::Stale(_)) {
             view.last = Some(message);
         }
@@ -268,7 +269,7 @@ fn batched_messages_of_mixed_limits_match_the_kernel() {
     let mut lender = Lender::new(&redis);
     for number in 0..TRACES as u64 {
         let mut dice = Dice::new(seed ^ number << 32);
-        // Two limits have the same kind, and several messages concern one key.
+        // Two of the limits have the same kind, and several messages of a batch are for one key.
         let kinds = [Kind::Gcra, Kind::Gcra, Kind::Fixed, Kind::Calendar, Kind::Sliding, Kind::Log];
         let mut generators = kinds.map(|kind| TraceGenerator::new(kind, Dice::new(dice.roll())));
         for step in 0..STEPS {
@@ -329,7 +330,7 @@ fn reply_with_a_wrong_length_is_rejected() {
     }
 }
 
-/// A limit of 100 per hour, with lease terms.
+/// A limit of 100 hits per hour, with the parameters of its leases.
 fn hour(kind: Kind) -> (Strategy, LeaseTerms) {
     let period = Nanos::from_secs(3_600);
     let limit = match kind {
@@ -370,12 +371,12 @@ fn borrows(limit: Strategy, terms: LeaseTerms, number: u64, hits: u64, want: u64
 }
 
 #[test]
-fn lease_list_lives_at_most_twice_its_longest_lease() {
+fn lease_table_key_lives_at_most_twice_its_longest_lease() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
-    // First one replica alone, then others beside it. Some leases outlast the current expiry of the
-    // list.
+    // First one replica has a lease, then others, too. Some leases outlast the current expiry of
+    // the lease table's key.
     let each = [
         (0, 60),
         (0, 61),
@@ -420,20 +421,21 @@ fn lease_list_lives_at_most_twice_its_longest_lease() {
 }
 
 #[test]
-fn partly_leased_debt_expires_when_drained() {
+fn gcra_debt_with_leased_hits_expires_when_drained() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (_, terms) = hour(Kind::Gcra);
     for number in 1..300 {
-        // One hit drains in 7 ms. For every 50th message it is 8 ms, which converts the debt.
+        // One hit drains in 7 ms. Every 50th message has a limit with 8 ms, which converts the
+        // stored debt.
         let period = Nanos::from_secs(if number % 50 == 0 { 400 } else { 350 });
         let limit = Gcra::new(50_000, period, 50_000).map(Strategy::Gcra).unwrap();
-        // The first debt outlives the test.
+        // The hits of the first message do not drain during the test.
         let own = if number == 1 { 20_000 } else { number % 4 };
         let mut message = borrows(limit, terms, number, own, number % 3);
         message.borrow.returned = Hits(number % 2);
         message.borrow.last_lease = MessageNumber(number - 1);
-        // Alone, and second in a call of two.
+        // Sends the message alone, or second in a batch of two.
         let before =
             LeaseMessage { key: charge("b", limit, Cost::Charge(Hits(0))).key, ..message.clone() };
         let said = match number % 5 {
@@ -448,9 +450,10 @@ fn partly_leased_debt_expires_when_drained() {
     }
 }
 
-/// Rows: replica, lease duration and instant of its message in seconds, records after it.
+/// Each row: replica, lease duration and time of the message in seconds, number of stored leases
+/// afterwards.
 #[test]
-fn next_message_drops_an_expired_record() {
+fn next_message_of_any_replica_deletes_an_expired_lease() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let rows = [(0, 10, 0, 1), (1, 60, 0, 2), (1, 60, 20, 1), (2, 90, 21, 2), (3, 90, 85, 2)];
@@ -469,13 +472,15 @@ fn next_message_drops_an_expired_record() {
     }
 }
 
-/// Each value has the length and the limit of a debt. Sent alone, and second in a call of two.
+/// Each foreign value has the length and the limit of a stored GCRA debt. Messages are sent alone,
+/// and second in a batch of two.
 #[test]
-fn impossible_debt_is_reported_unchanged() {
+fn impossible_gcra_debt_is_reported_and_left_unchanged() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (_, terms) = hour(Kind::Gcra);
-    // Seven hit-ticks drain per tick, so a debt of 2^53 from 2^53 / 7 ticks ago is almost zero now.
+    // GCRA stores debt in hits × ticks. Seven units drain in each tick, so a debt of 2^53 stored
+    // 2^53 / 7 ticks ago is almost zero now.
     let limit = Gcra::new(7, Nanos::SECOND, 700).map(Strategy::Gcra).unwrap();
     let asked = borrows(limit, terms, 1, 1, 10);
     let other =
@@ -515,13 +520,13 @@ fn impossible_debt_is_reported_unchanged() {
 }
 
 #[test]
-fn message_without_hits_deletes_a_drained_debt() {
+fn lease_message_without_hits_deletes_a_drained_debt() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
     let [counter, _] = pack(&borrows(limit, terms, 1, 1, 0), PREFIX, None).keys;
     lender.send(&borrows(limit, terms, 1, 1, 0), Some(START));
-    // One hit drains in 36 s.
+    // One hit drains in 36 s, so the debt is still stored after 35 s but not after 37 s.
     for (number, seconds, is_there) in [(2, 35, 1), (3, 37, 0)] {
         let at = START.plus(Nanos::from_secs(seconds));
         lender.send(&borrows(limit, terms, number, 0, 0), Some(at));
@@ -531,7 +536,7 @@ fn message_without_hits_deletes_a_drained_debt() {
 }
 
 #[test]
-fn batched_lease_lists_have_separate_expiries() {
+fn lease_tables_of_a_batch_have_separate_expiries() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, longer) = hour(Kind::Gcra);
@@ -549,7 +554,7 @@ fn batched_lease_lists_have_separate_expiries() {
 }
 
 #[test]
-fn foreign_value_under_either_key_is_reported_unchanged() {
+fn foreign_value_as_counter_or_lease_table_is_reported_unchanged() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (long, empty) = ("x".repeat(130), "");
@@ -574,9 +579,10 @@ fn foreign_value_under_either_key_is_reported_unchanged() {
     }
 }
 
-/// After a failover to a clock that is behind, a debt is at most one burst and drains from there.
+/// After a failover, the store's clock may be behind the stored debt. The debt is then at most one
+/// burst.
 #[test]
-fn future_debt_is_capped_at_the_burst() {
+fn gcra_debt_from_the_future_is_capped_at_the_burst() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
@@ -598,7 +604,7 @@ fn future_debt_is_capped_at_the_burst() {
     assert_eq!(later.into_iter().map(granted).collect::<Vec<_>>(), [(Hits(0), Hits(1)); 2]);
 }
 
-/// Alone, and after others of the same limit in one call.
+/// The foreign value is tested alone, and after other counters of the same limit in one batch.
 #[test]
 fn foreign_counter_in_a_batch_is_reported_unchanged() {
     let redis = Redis::start();
@@ -664,7 +670,7 @@ fn return_refunds_at_most_the_newest_charge() {
 }
 
 #[test]
-fn full_redis_rejects_messages_without_changes() {
+fn full_redis_rejects_lease_messages_without_changes() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     for kind in [Kind::Gcra, Kind::Log] {
@@ -687,7 +693,7 @@ fn full_redis_rejects_messages_without_changes() {
     }
 }
 
-/// A stored record without balance and demand that expires in the year 2255.
+/// A stored lease without balance and demand, which expires in the year 2255.
 fn idle(member: u64) -> Vec<u8> {
     const YEAR_2255: f64 = 9_007_199_254_740_991.0;
     let ends = [YEAR_2255, YEAR_2255].map(f64::to_le_bytes).concat();
@@ -696,7 +702,7 @@ fn idle(member: u64) -> Vec<u8> {
 }
 
 #[test]
-fn replica_beyond_the_record_limit_leases_nothing() {
+fn replica_beyond_the_maximum_of_leases_borrows_nothing() {
     let redis = Redis::start();
     let mut lender = Lender::new(&redis);
     let (limit, terms) = hour(Kind::Gcra);
@@ -720,7 +726,7 @@ fn replica_beyond_the_record_limit_leases_nothing() {
 }
 
 #[test]
-fn impossible_reply_is_rejected() {
+fn impossible_reply_of_the_lease_script_is_rejected() {
     let (limit, terms) = hour(Kind::Gcra);
     let message = borrows(limit, terms, 1, 1, 10);
     for reply in [[0, 89, 0, 1, 10, 0, 0, 9], [4, 0, 7, 1, 0, 3, 9, 9], [6, 0, 0, 0, 0, 0, 0, 0]] {

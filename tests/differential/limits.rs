@@ -23,13 +23,13 @@ impl Kind {
     pub(super) const ALL: [Self; 5] =
         [Self::Gcra, Self::Fixed, Self::Calendar, Self::Sliding, Self::Log];
 
-    /// Draws a limit for a counter that had `before`. Changes only fields that may change under one
-    /// key.
+    /// Draws a limit for a counter whose limit was `before`. Changes only fields that are not part
+    /// of the counter's key.
     pub(super) fn limit(self, dice: &mut Dice, now: Nanos, before: Option<&Strategy>) -> Strategy {
         loop {
             let drawn = match (self, before) {
                 (Self::Gcra, Some(Strategy::Gcra(limit))) if dice.once_in(3) => {
-                    // Changes only the burst.
+                    // Sometimes changes only the burst.
                     let (worth, tick) = (limit.refill_rate(), limit.tick());
                     Gcra::new(worth.hits, tick.nanos(worth.ticks.get()), count(dice))
                         .map(Strategy::Gcra)
@@ -69,7 +69,7 @@ pub(super) const fn is_calendar(limit: &Strategy) -> bool {
     }
 }
 
-/// The time scale of `limit`, such as its window or the drain time of its burst.
+/// The typical duration of `limit`: its window, or the time in which its burst drains.
 pub(super) fn span(limit: &Strategy) -> Nanos {
     match limit {
         Strategy::Gcra(limit) => {
@@ -88,7 +88,8 @@ pub(super) fn span(limit: &Strategy) -> Nanos {
 fn gcra(dice: &mut Dice) -> Result<Strategy, LimitError> {
     let (requests, period) = (requests(dice).max(1), period(dice));
     if dice.once_in(5) {
-        // The largest burst that fits, or nearly. All products are then close to 2^53.
+        // Uses the largest valid burst, or nearly. All products in the script are then close to
+        // 2^53.
         let largest = match Gcra::new(requests, period, u32::MAX) {
             Ok(limit) => return Ok(Strategy::Gcra(limit)),
             Err(LimitError::TooLarge { largest, .. }) => largest,
@@ -108,10 +109,11 @@ fn sliding(dice: &mut Dice, period: Nanos) -> Result<Strategy, LimitError> {
     .map(Strategy::SlidingWindow)
 }
 
-/// Four starts of windows of uneven length. `now` is usually inside, sometimes outside.
+/// The starts of four calendar windows of two lengths. `now` is usually inside them, sometimes
+/// outside.
 fn months(dice: &mut Dice, now: Nanos) -> [Nanos; 4] {
     const PAIR: u64 = 5_200_000;
-    // The calendar does not depend on `now`: windows of 2,680,000 s and 2,520,000 s alternate.
+    // The window starts do not depend on `now`: windows of 2,680,000 s and 2,520,000 s alternate.
     let start = |window: u64| Nanos::from_secs(window / 2 * PAIR + window % 2 * 2_680_000);
     let pair = now.0 / Nanos::from_secs(PAIR).0 * 2;
     let current = if now < start(pair + 1) { pair } else { pair + 1 };
@@ -119,7 +121,7 @@ fn months(dice: &mut Dice, now: Nanos) -> [Nanos; 4] {
     [start(first + 1), start(first + 2), start(first + 3), start(first + 4)]
 }
 
-/// A period from a microsecond to 41 years.
+/// A random period from a microsecond to 41 years.
 fn period(dice: &mut Dice) -> Nanos {
     let unit = dice.pick(&[1, 60, 3_600, 86_400, 604_800, 31_536_000]);
     match dice.up_to(7) {
@@ -135,7 +137,8 @@ fn requests(dice: &mut Dice) -> u32 {
     if dice.once_in(20) { 0 } else { count(dice) }
 }
 
-/// Mostly small numbers, which hit edge cases often. Large ones need coarse ticks.
+/// A random number of requests. Most are small, because these reach edge cases often; large ones
+/// need long ticks.
 fn count(dice: &mut Dice) -> u32 {
     let most = dice.pick(&[8, 8, 8, 8, 2_000, 2_000, 1_000_000, u64::from(u32::MAX) - 1]);
     1 + u32::try_from(dice.up_to(most)).unwrap()

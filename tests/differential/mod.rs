@@ -1,12 +1,12 @@
 //! Compares the store's Lua scripts with the kernel and the memory store on random traces.
 //!
 //! Guarantees:
-//! - The same calls at the same instants get the same replies, in every field.
-//! - The same keys expire at the same time.
-//! - A failure prints its seed; `SLUICEGATE_SEED` repeats the run.
+//! - The same calls at the same instants get the same replies, with equal fields.
+//! - Keys in Redis expire when the kernel's state is empty.
+//! - A failure prints its random seed; `SLUICEGATE_SEED` repeats the run.
 //!
-//! To prove that the tests can fail, the scripts were broken on purpose. Each test below failed for
-//! each of its mutations; other tests often failed, too.
+//! To prove that the tests can fail, bugs were put into the scripts on purpose. Each test below
+//! failed with each of the bugs after its name.
 //!
 //! - `gcra_script_matches_the_kernel`: ticks not converted, or rounded up. Debt not capped, or the
 //!   cap not stored. Unused credit accumulated. Retry or reset rounded down, or summed beyond 2^53.
@@ -25,7 +25,7 @@
 //!   Lowered limit keeps all entries, or does not rewrite the oldest. Refund of the wrong entry.
 //!   Search skips entries. Totals without their origin. Longer period not stored. No entry stored
 //!   under a limit of 0.
-//! - `log_stores_one_entry_per_instant`: entries of one instant not merged.
+//! - `sliding_log_stores_one_entry_per_instant`: entries of one instant not merged.
 //! - `…_leases_match_the_kernel`: budget ignores other replicas or expired leases. Report ignored.
 //!   Return of another lease, window or entry accepted. Superseded message applied. Demand not
 //!   capped. Lease outlives its window. Grant beside a denial. Record expires late. Repeated
@@ -33,20 +33,20 @@
 //! - `gcra_leases_match_the_kernel`: converted debt not stored.
 //! - `sliding_log_leases_match_the_kernel`, `return_refunds_at_most_the_newest_charge`: totals of
 //!   an entry not updated. Newest part merged across instants.
-//! - `full_redis_rejects_messages_without_changes`: refund before the list is written.
-//! - `lease_list_lives_at_most_twice_its_longest_lease`: no expiry.
+//! - `full_redis_rejects_lease_messages_without_changes`: refund before the list is written.
+//! - `lease_table_key_lives_at_most_twice_its_longest_lease`: no expiry.
 //! - `permit_scripts_match_the_kernel`: one permit too many. Deadline a microsecond late. Grace
 //!   ends early. Future deadlines kept. Grace beyond its length. Another store trusted. Report
 //!   without effect. Repeated acquire counted twice.
 //! - `multi_charge_check_matches_the_memory_store`: duplicates not summed. Refunds summed
 //!   or skipped. Denial by a shadow limit or a lone quota limit. Rescue or `quota_for_all` ignored.
 //!   Uncharged limit reported as charged. Read that charges.
-//! - `batched_keys_behave_like_single_keys`: one hit too few allowed. Denial by a full
+//! - `batched_charges_behave_like_single_charges`: one hit too few allowed. Denial by a full
 //!   window without its time. Large count not stored separately. Key omitted.
 //! - `key_expires_within_3_ms_after_its_counter_empties`: a millisecond early.
 //! - `gcra_key_expires_within_101_ms_of_its_debt`: expiry rounded down, or not moved to
 //!   another tenth of a second, also in a batch.
-//! - `partly_refunded_debt_expires_when_drained`: expiry rounded down.
+//! - `partly_refunded_gcra_debt_expires_when_drained`: expiry rounded down.
 //! - `foreign_value_in_a_batch_spares_its_neighbors`: reply has the time of the previous
 //!   key.
 //! - `foreign_value_stays_and_other_charges_succeed`: INCRBY not undone. Unaligned

@@ -13,11 +13,11 @@ use sluicegate::kernel::units::{Hits, Nanos, Unit};
 use sluicegate::store::redis::codec::ChargeResult;
 use sluicegate::store::{Charge, ChargeOutcome, Placement};
 
-/// The state of every strategy. A trace uses one of them.
+/// The kernel's state of a counter for each strategy. A trace uses only one of them.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     tat: Tat,
-    /// The limit under which the TAT was stored.
+    /// The GCRA limit under which the debt was stored.
     shape: Option<Gcra>,
     count: WindowCount,
     pair: WindowPair,
@@ -52,7 +52,7 @@ impl Model {
         step
     }
 
-    /// Applies `act`, such as a lease message, to the counter.
+    /// Applies `act`, such as a lease message, to the kernel's state of the counter.
     pub(super) fn with_counter<T>(
         &mut self,
         limit: &Strategy,
@@ -72,8 +72,8 @@ impl Model {
             }
             Strategy::SlidingLog(limit) => act(&mut AnyCounter::SlidingLog(limit, &mut self.log)),
         };
-        // A log that was only read keeps its entries, because a longer period may count them again.
-        // A step drops them.
+        // A peek keeps old entries of a sliding log, because a limit with a longer period counts
+        // them again. A charge drops them.
         if self.room(limit, now).is_some() && !matches!(limit, Strategy::SlidingLog(_)) {
             self.forget_rested(limit, now);
         }
@@ -84,7 +84,8 @@ impl Model {
         self.rested
     }
 
-    /// The hits left, or `None` if the calendar of `limit` does not cover `now`.
+    /// Remaining hits and reset-after, or `None` if the calendar windows of `limit` do not include
+    /// `now`.
     pub(super) fn room(&self, limit: &Strategy, now: Nanos) -> Option<Headroom> {
         let step = match limit {
             Strategy::Gcra(limit) => limit.peek(&self.tat, now, Hits(0)),
@@ -106,7 +107,7 @@ impl Model {
         }
     }
 
-    /// Resets an empty counter, which equals an unused one.
+    /// Resets the state of an empty counter, because it equals that of an unused one.
     fn forget_rested(&mut self, limit: &Strategy, now: Nanos) {
         self.rested = match limit {
             Strategy::Gcra(limit) => limit.is_empty(&self.tat, now),
@@ -120,7 +121,7 @@ impl Model {
     }
 }
 
-/// The result of a charge, or the hits of a refund as `Err`.
+/// The result of a charge as `Ok`, or the hits to refund as `Err`.
 fn charge_or_hits(
     cost: Cost,
     charge: impl FnOnce(Hits) -> CounterDecision,
@@ -131,7 +132,7 @@ fn charge_or_hits(
     }
 }
 
-/// The script's expected reply for the kernel's `step`.
+/// The script's expected reply, from the kernel's decision `step`.
 pub(super) fn expected(step: CounterDecision, cost: Cost, now: Nanos) -> ChargeResult {
     match (step, cost) {
         (CounterDecision::OutsideWindows, _) => {

@@ -13,19 +13,21 @@ use super::{PREFIX, Scripted, answers};
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 
-/// The start of each trace, which is no window boundary.
+/// The start of each trace. No window starts at this instant.
 pub(super) const START: Nanos = Nanos(1_763_632_345_678_912_345);
-/// Years 2001 to 2252, which cover all real clocks.
+/// Range of the trace clock: years 2001 to 2252, which include all real clocks.
 pub(super) const CLOCK: std::ops::Range<u64> = 1_000_000_000_000_000_000..8_900_000_000_000_000_000;
-/// The extra lifetime of a key if the call gives the instant, in milliseconds; see `lua/head.lua`.
+/// Milliseconds by which a key lives longer if the test sets the time of the call; see
+/// `lua/head.lua`.
 const LINGER: i64 = 86_400_000;
-/// The resolution of a GCRA key's expiry, in nanoseconds.
+/// Resolution of the expiry of a GCRA key: a tenth of a second, in nanoseconds.
 const TENTH: u64 = 100_000_000;
 
 const TRACES: usize = 250;
 const STEPS: usize = 120;
 
-/// A client with an unreliable clock. It retries at its retry-after, a tick sooner, or at random.
+/// A client whose clock may step back. After a denial, it retries at retry-after, a tick sooner, or
+/// at random.
 pub(super) struct Client {
     pub(super) dice: Dice,
     pub(super) now: Nanos,
@@ -87,13 +89,12 @@ struct ExpectedCheck {
     charges: Charges,
     now: Nanos,
     answer: ChargeResult,
-    /// The shortest and the longest valid lifetime of the key, for any possible instant of its last
-    /// write.
+    /// The shortest and longest valid TTL of the key, for any possible instant of its last write.
     lives: Option<[Nanos; 2]>,
 }
 
-/// Tracks the instant at which a counter is empty. A step that moves this instant writes the key.
-/// With GCRA, only a move to another tenth of a second does.
+/// Tracks when a counter will be empty. A charge that changes this instant writes the key's expiry.
+/// With GCRA, only a change to another tenth of a second does.
 #[derive(Default)]
 pub(super) struct ExpiryTracker {
     at: Nanos,
@@ -111,7 +112,7 @@ impl ExpiryTracker {
         let at = tick.nanos(tick.floor(now)).plus(reset_after);
         let is_gcra = matches!(charge.strategy, Strategy::Gcra(_));
         let at = if is_gcra { Nanos(at.0.div_ceil(TENTH).saturating_mul(TENTH)) } else { at };
-        // A read under a newer calendar may have another reset time, but it does not write the key.
+        // A peek under a newer calendar may have another reset time, but it does not write the key.
         let peeks = matches!(charge.cost, Cost::Charge(Hits(0)) | Cost::Refund(Hits(0)));
         let peeks = peeks && is_calendar(&charge.strategy);
         if at != self.at && !peeks {
@@ -183,14 +184,15 @@ fn assert_matches_kernel(kind: Kind) {
     }
 }
 
-/// Returns `true` if `ttl` fits: no key for an empty counter, else a lifetime within `lives`.
+/// Returns `true` if `ttl` is valid: no key for an empty counter, otherwise a TTL within `lives`.
 pub(super) fn is_valid_ttl(ttl: i64, lives: Option<[Nanos; 2]>, strategy: &Strategy) -> bool {
     /// The longest delay of PTTL on a busy machine, in milliseconds.
     const LATE: i64 = 60_000;
     let Some(lives) = lives else { return ttl == -2 };
     let [least, most] =
         lives.map(|nanos| i64::try_from(nanos.0.div_ceil(1_000_000)).unwrap() + LINGER);
-    // Nanoseconds end after 584 years; the store's numbers do not.
+    // Milliseconds that a key may live longer than its counter: up to a tenth of a second for GCRA.
+    // A lifetime of `u64::MAX` ns (584 years) stands for a longer one, so it has no maximum.
     let later = if matches!(strategy, Strategy::Gcra(_)) { 101 } else { 3 };
     least - LATE <= ttl && (ttl <= most + later || lives[1] == Nanos(u64::MAX))
 }

@@ -21,7 +21,7 @@ use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
 const START: Nanos = Nanos(1_763_632_345_678_912_000);
-/// 60,000 steps in all.
+/// Number of random traces, with 60,000 steps in all.
 const TRACES: u64 = 150;
 const STEPS: usize = 400;
 const CEILINGS: u64 = 3;
@@ -114,7 +114,7 @@ fn bucket(number: u64) -> BucketKey {
     CounterKey::concurrency_bucket("d", [("ceiling", &*number)].into_iter()).as_bytes().into()
 }
 
-/// Generates random calls of unreliable replicas.
+/// Generates random permit calls of replicas that lose, repeat and delay messages.
 struct TraceGenerator {
     dice: Dice,
     now: Nanos,
@@ -151,7 +151,7 @@ impl TraceGenerator {
         }
     }
 
-    /// A permit id of a random replica, usually a recent one.
+    /// A permit id of a random replica, usually a recently acquired one.
     fn id(&mut self) -> PermitId {
         let replica = self.dice.up_to(REPLICAS - 1);
         let newest = self.given[usize::try_from(replica).unwrap()];
@@ -212,7 +212,7 @@ impl TraceGenerator {
     }
 }
 
-/// Counts of acquired, full, closed, restored and freed permits.
+/// Counts of replies: acquired, limit reached, closed in the grace period, restored and released.
 #[derive(Debug, Default)]
 struct Tally([u64; 5]);
 
@@ -273,7 +273,7 @@ fn tell(held: &[(PermitId, Nanos)], over: &[PermitId]) -> Act {
 }
 
 #[test]
-fn new_store_counts_reports_but_admits_nothing() {
+fn new_store_counts_reported_permits_but_grants_none() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let ScriptReply::Answer(Some(first)) = scripted.ask(&acquire(0, GRACE)) else { panic!() };
@@ -308,14 +308,14 @@ fn call_without_a_store_name_keeps_the_incarnation() {
         }
     };
     let [none, second] = [Nanos(0), Nanos::from_secs(1)];
-    // The first call starts one incarnation for both names.
+    // The first call starts one incarnation, for calls with and without the store name.
     assert_eq!([closed(0, "a"), closed(2, ""), closed(2, "a")], [GRACE, second, second]);
     assert_eq!([closed(3, ""), closed(3, "a"), closed(4, ""), closed(4, "a")], [none; 4]);
     assert_eq!([closed(5, "b"), closed(7, ""), closed(8, "b")], [GRACE, second, none]);
 }
 
 #[test]
-fn first_call_with_a_store_name_restarts_the_grace() {
+fn first_call_with_a_store_name_restarts_the_grace_period() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let mut closed = |seconds: u64, store: &str| {
@@ -338,7 +338,7 @@ fn expires_at(scripted: &mut Scripted, key: Vec<u8>) -> u64 {
 }
 
 #[test]
-fn permits_expire_with_their_deadlines_incarnation_after_thirty_days() {
+fn permit_keys_expire_at_deadlines_incarnation_after_thirty_days() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let long = Nanos::from_secs(30);
@@ -347,7 +347,7 @@ fn permits_expire_with_their_deadlines_incarnation_after_thirty_days() {
     let after = micros(&scripted.client.call(&["TIME"])) / 1_000;
     let ceiling = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)));
     assert!(before + 30_000 <= ceiling && ceiling <= after + 30_000 + 3, "{ceiling}");
-    // A repeated acquire extends one of them.
+    // A repeated acquire extends the deadline of one permit.
     scripted.ask(&acquire(0, Nanos::from_secs(50)));
     let longer = expires_at(&mut scripted, PermitPartition::Only.limit_key(b"test:", &bucket(0)));
     assert!(before + 50_000 <= longer, "{longer}");
@@ -359,10 +359,10 @@ fn permits_expire_with_their_deadlines_incarnation_after_thirty_days() {
 }
 
 #[test]
-fn permit_key_never_expires_before_its_last_deadline() {
+fn permit_key_never_expires_before_the_last_deadline() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    // A deadline cut to milliseconds would fail in most rounds.
+    // An expiry rounded down to milliseconds would fail in most rounds of this loop.
     let keep = Nanos::from_secs(30).plus(Nanos(999_000));
     for _ in 0..20 {
         let before = micros(&scripted.client.call(&["TIME"]));
@@ -409,7 +409,7 @@ fn foreign_incarnation_key_is_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn each_partition_has_its_own_slot() {
+fn each_partition_of_a_strict_limit_has_its_own_slot() {
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut client = redis.connect();
     let mut slot =
@@ -427,7 +427,7 @@ fn each_partition_has_its_own_slot() {
 }
 
 #[test]
-fn impossible_reply_is_rejected() {
+fn impossible_reply_of_the_permit_script_is_rejected() {
     for reply in [[0, 1, 0], [1, 2, 0], [2, 0, 5], [3, 0, 0]] {
         assert!(read_acquire(&reply).is_ok(), "{reply:?}");
     }

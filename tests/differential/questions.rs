@@ -1,4 +1,4 @@
-//! Compares checks of several charges with the memory store.
+//! Compares the charge script with the memory store, for checks with several charges.
 
 use sluicegate::kernel::decision::{Cost, Enforcement, VoteGroup};
 use sluicegate::kernel::rate::gcra::Gcra;
@@ -21,7 +21,7 @@ const START: Nanos = Nanos(1_763_632_345_678_912_345);
 const TRACES: u64 = 100;
 const STEPS: usize = 100;
 
-/// The few counters that all checks of a trace use.
+/// Draws the limits of the few counters that all checks of a trace use.
 fn counters(dice: &mut Dice) -> Vec<Strategy> {
     let mut small = |kind: Kind| loop {
         let limit = kind.limit(dice, START, None);
@@ -59,7 +59,7 @@ fn question(dice: &mut Dice, trace: u64, counters: &[Strategy]) -> Charges {
     Charges { list: (0..=dice.up_to(4)).map(|_| one(dice)).collect(), mode: rule }
 }
 
-/// Adds `nanos` to `now`, but stays within [`CLOCK`]: a few periods of 41 years would leave it.
+/// Adds `nanos` to `now`, up to the end of [`CLOCK`], which a few periods of 41 years would exceed.
 fn later(now: Nanos, nanos: u64) -> Nanos {
     now.plus(Nanos(nanos)).min(Nanos(CLOCK.end))
 }
@@ -92,8 +92,7 @@ fn multi_charge_check_matches_the_memory_store() {
         let mut trail = Vec::new();
         for _ in 0..STEPS {
             let charges = question(&mut dice, trace, &counters);
-            // Only one of the two stores drops empty counters, so a clock that steps back would
-            // show a difference.
+            // The clock never steps back, because only one of the two stores drops empty counters.
             let limit = dice.pick(&counters);
             now = later(now, dice.pick(&[0, 0, 1_000, span(&limit).0 / 7]));
             let outcomes = memory_outcomes(&memory, now, &charges);
@@ -115,7 +114,7 @@ fn multi_charge_check_matches_the_memory_store() {
     }
 }
 
-/// Counters with two limits each, as while replicas use two revisions.
+/// Counters with two limits each, as when replicas have different configuration revisions.
 fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
     let mut small = |kind: Kind, before: Option<&Strategy>| loop {
         let limit = kind.limit(dice, START, before);
@@ -133,7 +132,7 @@ fn revised(dice: &mut Dice) -> Vec<[Strategy; 2]> {
     Kind::ALL.iter().chain(&Kind::ALL).map(&mut both).chain([ticks]).collect()
 }
 
-/// The checks of one call. Often most of them charge one key.
+/// Draws the checks of one batch. Often most of them charge one key.
 fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges> {
     let most = dice.pick(&[1, 3, 8, 40]);
     let hot = dice.once_in(2).then(|| dice.up_to(counters.len() as u64 - 1));
@@ -165,7 +164,8 @@ fn batch(dice: &mut Dice, trace: u64, counters: &[[Strategy; 2]]) -> Vec<Charges
     (0..=dice.up_to(most)).map(|_| question(dice)).collect()
 }
 
-/// The memory store's decisions in sequence: first the checks with `ChargeMode::Each`, then the others.
+/// The memory store's decisions one after another: first checks with `ChargeMode::Each`, then the
+/// others.
 fn sequential_decisions(
     memory: &MemoryStore,
     now: Nanos,

@@ -1,4 +1,4 @@
-//! Tests the stored keys: their names, their expiry, and foreign values under them.
+//! Tests the Redis keys of counters: their names, their expiry, and foreign values under them.
 
 use std::collections::HashSet;
 
@@ -19,7 +19,7 @@ use super::{PREFIX, Scripted, answers, call, decode};
 use crate::support::redis::Redis;
 use crate::support::resp::{Client, Value};
 
-/// 2025-11-20, in the middle of a minute.
+/// An instant on 2025-11-20, in the middle of a minute.
 const NOW: Nanos = Nanos::from_secs(1_763_632_345);
 
 fn strategies(limit: u32, period: Nanos) -> [Strategy; 5] {
@@ -44,14 +44,14 @@ fn admits(answer: ChargeResult) -> bool {
     matches!(answer, ChargeResult::Outcome(ChargeOutcome::Decided(CounterDecision::Allow(_))))
 }
 
-/// Converts a reply to `TIME`.
+/// Converts a reply to the Redis command `TIME` to microseconds.
 pub(super) fn micros(time: &Value) -> u64 {
     let parts: Vec<u64> = time.array().iter().map(|part| part.text().parse().unwrap()).collect();
     parts[0] * 1_000_000 + parts[1]
 }
 
-/// Charges by the store's clock. Returns the microseconds by which the first key outlives its
-/// counter, at least and at most. The clock is read before and after the charge.
+/// Charges by the store's clock. Returns the least and the most microseconds by which the first key
+/// outlives its counter, because the clock is read before and after the charge.
 fn outlives(scripted: &mut Scripted, charges: &Charges) -> [i64; 2] {
     let first = &charges.list[0];
     scripted.client.queue(&["MULTI"]);
@@ -71,12 +71,13 @@ fn outlives(scripted: &mut Scripted, charges: &Charges) -> [i64; 2] {
         panic!("{reply:?}")
     };
     let (reset, tick) = (room.reset_after.0 / 1_000, first.strategy.tick().size().0 / 1_000);
-    // The reset time counts from the tick of the charge.
+    // The reset-after counts from the tick in which the charge was made.
     let rests = |time| (micros(time) / tick * tick + reset).cast_signed();
     [after, before].map(|time| expires.int() * 1_000 - rests(time))
 }
 
-/// The microseconds by which a GCRA key outlives its stored debt. `None` without a key.
+/// The microseconds by which a GCRA key outlives its stored debt, or `None` if the key does not
+/// exist.
 #[expect(clippy::cast_possible_truncation, reason = "they are integers below 2^53")]
 pub(super) fn outlives_its_debt(client: &mut Client, key: &[u8]) -> Option<i64> {
     let Value::Text(state) = client.call(&[b"GET", key]) else { return None };
@@ -103,8 +104,8 @@ fn key_expires_within_3_ms_after_its_counter_empties() {
 fn gcra_key_expires_within_101_ms_of_its_debt() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
-    // Ticks of a microsecond, a millisecond and a second. The rates range from many hits in a tenth
-    // of a second to many tenths for one hit.
+    // Limits with ticks of a microsecond, a millisecond and a second, and rates from many hits per
+    // tenth of a second to one hit in many seconds.
     for (limit, period) in [
         (50_000, Nanos(700_000_001_000)),
         (50_000, Nanos::from_secs(700)),
@@ -116,7 +117,7 @@ fn gcra_key_expires_within_101_ms_of_its_debt() {
         scripted.client.call(&["FLUSHALL"]);
         for number in 0..300 {
             let (name, hits) = (["a", "b", "c"][number % 3], 1 + number as u64 % 4);
-            // Alone, and in a batch of one limit.
+            // Charges the key alone, or in a batch of one limit.
             let names = if number % 2 == 0 { vec![name] } else { vec![name, "d"] };
             if limit < 1_000 && 3 <= number {
                 break;
@@ -184,7 +185,8 @@ fn foreign_value_stays_and_other_charges_succeed() {
         let strange = charge("strange", strategy, cost);
         let name = counter_key(&strange.key, Placement::ByKey, PREFIX);
         for (number, stranger) in foreign_values(&name).into_iter().enumerate() {
-            // Value 6 has a window start within a minute, which only a calendar can have.
+            // Foreign value 6 has a window start within a minute, which is valid for a calendar
+            // window.
             if number == 6 && strategy == calendar {
                 continue;
             }
@@ -224,7 +226,7 @@ fn foreign_value_in_a_batch_spares_its_neighbors() {
             Placement::ByKey,
             PREFIX,
         );
-        // Value 6 has a window start within a minute, which only a calendar can have.
+        // Foreign value 6 has a window start within a minute, which is valid for a calendar window.
         let is_strange = |(number, _): &(usize, _)| *number != 6;
         for (number, stranger) in foreign_values(&name).into_iter().enumerate().filter(is_strange) {
             scripted.client.call(&["FLUSHALL"]);
@@ -246,7 +248,7 @@ fn foreign_value_in_a_batch_spares_its_neighbors() {
 }
 
 #[test]
-fn log_stores_one_entry_per_instant() {
+fn sliding_log_stores_one_entry_per_instant() {
     let redis = Redis::start();
     let mut scripted = Scripted::new(&redis);
     let limit = |hits| Strategy::SlidingLog(SlidingLog::new(hits, Nanos::SECOND).unwrap());
@@ -302,7 +304,7 @@ fn counter_keys_are_unique_and_optionally_colocated() {
         }
     }
     assert_eq!(beside.len(), 1);
-    // Twelve keys in 16,384 slots rarely collide.
+    // Twelve keys in 16,384 slots are rarely in one slot.
     assert!(6 < apart.len(), "{apart:?}");
 }
 
@@ -318,7 +320,7 @@ fn counter_key_is_equal_in_every_process() {
 }
 
 #[test]
-fn impossible_reply_is_rejected() {
+fn impossible_reply_of_the_charge_script_is_rejected() {
     let [gcra, window, calendar, ..] = strategies(7, Nanos::from_secs(60));
     let refund = |strategy| Charges {
         list: std::iter::once(charge("a", strategy, Cost::Refund(Hits(1)))).collect(),
@@ -361,7 +363,7 @@ fn impossible_reply_is_rejected() {
 }
 
 #[test]
-fn call_sends_each_key_and_record_once() {
+fn script_call_sends_each_key_and_limit_once() {
     let limits = strategies(7, Nanos::from_secs(60));
     let question = each(limits.map(|strategy| ("a", strategy, 1)));
     let call = call(&[question.clone(), question], None);
@@ -369,7 +371,7 @@ fn call_sends_each_key_and_record_once() {
 }
 
 #[test]
-fn charges_with_one_record_need_no_plan() {
+fn charges_of_one_limit_send_no_list_of_limits() {
     let [gcra, ..] = strategies(7, Nanos::from_secs(60));
     let questions = ["a", "b", "c"].map(|name| each([(name, gcra, 1)]));
     let call = call(&questions, None);

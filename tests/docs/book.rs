@@ -1,10 +1,10 @@
-//! The book that `scripts/book.sh` builds with the real mdBook.
+//! Tests of the book that `scripts/book.sh` builds from `docs/` with the real mdBook.
 //!
 //! Guarantees:
 //! - The build prints no warnings.
-//! - Every page of the summary exists.
-//! - Every link and picture resolves inside the book, including the heading.
-//! - The first page has the README's commands, which `scripts/walk.sh` runs.
+//! - Every page of `docs/SUMMARY.md` exists.
+//! - Every link and picture inside the book resolves, including the anchor.
+//! - The first page has the commands of the README, which `scripts/walk.sh` runs.
 //!
 //! Not covered:
 //! - Appearance.
@@ -51,7 +51,7 @@ fn every_book_page_exists_and_links_resolve() {
     assert!(1_000 < followed, "{followed} links");
 }
 
-/// Targets of links and pictures, without links to other hosts.
+/// Targets of all links and pictures of a page, without links to other hosts.
 fn links(text: &str) -> Vec<String> {
     let named = Regex::new(r#"(?:href|src)="([^"]*)""#).unwrap();
     let elsewhere = Regex::new(r"^[a-z]+:").unwrap();
@@ -59,7 +59,7 @@ fn links(text: &str) -> Vec<String> {
     found.filter(|link| !link.is_empty() && !elsewhere.is_match(link)).collect()
 }
 
-/// Anchors by file. `None` means that the file is missing.
+/// The anchors of each linked file, or `None` if the file is missing.
 #[derive(Default)]
 struct Targets(BTreeMap<PathBuf, Option<BTreeSet<String>>>);
 
@@ -93,7 +93,7 @@ fn anchors(path: &Path) -> Option<BTreeSet<String>> {
 }
 
 #[test]
-fn start_page_commands_match_the_readme() {
+fn commands_on_the_first_page_match_the_readme() {
     let (readme, start) = (page("README.md"), page("docs/start.md"));
     let mut open = false;
     let mut compared = 0;

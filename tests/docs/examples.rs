@@ -1,4 +1,4 @@
-//! Examples of limits, settings, commands and checks in the documents.
+//! Tests of the examples in `docs/` and the README: limits, settings, commands and checks.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,13 +15,13 @@ use super::{Block, bare, blocks, page, printed, root, rows};
 use crate::http1;
 use crate::service::Service;
 
-/// Findings that the first line of a block declares: `# check: E09, W01`.
+/// Findings that the first line of a code block declares, such as `# check: E09, W01`.
 fn expected(text: &str) -> &str {
     text.lines().next().and_then(|line| line.strip_prefix("# check: ")).unwrap_or_default()
 }
 
 #[test]
-fn limits_examples_have_exactly_their_stated_findings() {
+fn documented_limits_have_exactly_their_declared_findings() {
     let examples: Vec<_> = blocks("yaml").into_iter().filter(|b| is_limits(&b.text)).collect();
     assert!(5 < examples.len(), "{} examples", examples.len());
     for Block { place, text, .. } in examples {
@@ -43,7 +43,7 @@ fn is_limits(text: &str) -> bool {
 }
 
 #[test]
-fn descriptors_match_the_rules_in_the_table() {
+fn documented_descriptors_match_the_rules_in_their_table() {
     let text = page("docs/limits.md");
     let (above, below) = text.split_once("| asked | met |").unwrap();
     let example = above.rsplit("```yaml\n").next().unwrap().split("```").next().unwrap();
@@ -56,7 +56,7 @@ fn descriptors_match_the_rules_in_the_table() {
 }
 
 #[test]
-fn other_yaml_blocks_match_shipped_files_or_settings() {
+fn other_documented_yaml_matches_shipped_files_or_settings() {
     for Block { place, text, .. } in blocks("yaml").into_iter().filter(|b| !is_limits(&b.text)) {
         match text.lines().next() {
             Some(line) if line.starts_with("# config/envoy/") => {
@@ -71,7 +71,7 @@ fn other_yaml_blocks_match_shipped_files_or_settings() {
                 let problems = settings::read(&input).map_or_else(|p| p, |read| read.warnings);
                 assert_eq!(problems, [], "{place}");
             }
-            // `crate::chart` validates these with Helm and the Kubernetes schemas.
+            // Chart values and Kubernetes objects are validated in `crate::chart`.
             Some(line) if line == "# values.yaml" || line.starts_with("apiVersion:") => {}
             _ => panic!("{place}: a block that no test reads"),
         }
@@ -82,7 +82,7 @@ fn other_yaml_blocks_match_shipped_files_or_settings() {
 const BY_INGRESS: [&str; 2] = ["X-Original-Method", "X-Real-IP"];
 
 #[test]
-fn nginx_examples_override_every_client_controlled_header() {
+fn nginx_examples_override_every_header_that_clients_control() {
     let hooks = page("docs/hooks.md");
     let listed = rows(&hooks, "header").into_iter().map(|row| bare(&row[0]).to_owned());
     let ours: Vec<_> = listed.take_while(|name| name != "Host").collect();
@@ -111,7 +111,8 @@ fn ingress_nginx_page_names_both_snippet_options() {
     }
 }
 
-/// Shipped files and documented blocks that configure NGINX to call `/check`.
+/// Shipped files and documented code blocks that configure NGINX to call `/check`, with their
+/// names.
 fn examples_of_nginx() -> impl Iterator<Item = (String, String)> {
     let files = fs::read_dir(root().join("config/nginx")).unwrap().map(|entry| {
         let path = entry.unwrap().path();
@@ -131,7 +132,7 @@ fn every_documented_command_parses() {
     let consoles: Vec<_> = blocks("console").into_iter().chain(blocks("sh")).collect();
     let mut read = 0;
     for Block { place, text, .. } in consoles {
-        // The README uses cargo before the installation.
+        // The README runs commands with cargo before it installs `sluicegate`.
         let text = text.replace("\\\n", " ").replace("cargo run --release --", "sluicegate");
         for line in text.lines() {
             let words = words(line.strip_prefix("$ ").unwrap_or(line));
@@ -158,7 +159,7 @@ fn assert_parses(words: &[String], place: &str) {
 }
 
 #[test]
-fn documented_output_matches_real_output() {
+fn documented_command_output_matches_real_output() {
     let mut ran = 0;
     for Block { place, text, .. } in blocks("console") {
         let Some((command, shown)) = text.strip_prefix("$ ").and_then(|t| t.split_once('\n'))
@@ -166,7 +167,7 @@ fn documented_output_matches_real_output() {
             continue;
         };
         let words = words(command);
-        // Every test that starts a process checks the output of `serve`.
+        // Skips `serve`, whose output every test that starts a process verifies.
         if words[1] == "serve" {
             continue;
         }
@@ -205,7 +206,7 @@ fn every_documented_json_check_is_valid() {
     let mut checked = 0;
     let reporting = ReplyOptions { allow_negative_hits: true, ..ReplyOptions::default() };
     for Block { place, text, .. } in blocks("console") {
-        // A body may span several lines.
+        // The JSON body of a `curl` command may span several lines.
         let words = words(&text.replace('\n', " "));
         let bodies = words.iter().zip(&words[1..]).filter(|(flag, _)| *flag == "-d");
         for (_, body) in bodies {

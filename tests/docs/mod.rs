@@ -1,9 +1,9 @@
-//! Checks `docs/` and the README against the code.
+//! Tests that `docs/` and the README agree with the code.
 //!
 //! Guarantees:
-//! - Every example loads with exactly the findings that it declares.
-//! - The command line parses every command.
-//! - Every table lists exactly the items of the code.
+//! - Every limits example loads with exactly the findings that it declares.
+//! - The command line parser accepts every documented command.
+//! - Every reference table lists exactly the items of the code.
 //! - Every relative link resolves.
 //!
 //! Not covered:
@@ -25,7 +25,7 @@ pub struct Page {
     pub text: String,
 }
 
-/// A fenced code block. `place` is `page:line`.
+/// A fenced code block of a page. `place` is `page:line`.
 pub struct Block {
     pub place: String,
     language: String,
@@ -78,7 +78,7 @@ fn blocks_of(page: &Page) -> Vec<Block> {
     blocks
 }
 
-/// Rows with trimmed cells of the table with `head` as its first header cell.
+/// Rows of the Markdown table whose first header cell is `head`, as trimmed cells.
 fn rows(text: &str, head: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| {
         let inner = line.trim().trim_matches('|').replace("\\|", "\u{0}");

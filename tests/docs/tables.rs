@@ -1,4 +1,4 @@
-//! Tables, names and links of the documents.
+//! Tests of the reference tables, names and links in `docs/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,13 +20,13 @@ use sluicegate::telemetry::metrics::{
 
 use super::{Page, bare, page, pages, printed, root, rows};
 
-/// First cells of a table in order.
+/// First cells of a Markdown table, in order.
 fn names(text: &str, head: &str) -> Vec<String> {
     rows(text, head).iter().map(|row| bare(&row[0]).to_owned()).collect()
 }
 
 #[test]
-fn every_diagnostic_has_a_row_and_a_fix() {
+fn every_diagnostic_code_has_a_table_row_and_a_fix() {
     let rows = rows(&page("docs/limits.md"), "code");
     let documented: BTreeMap<_, _> = rows.iter().map(|row| (bare(&row[0]), &*row[1])).collect();
     let known: BTreeMap<_, _> = Code::ALL.iter().map(|c| (c.name(), c.title())).collect();
@@ -36,7 +36,7 @@ fn every_diagnostic_has_a_row_and_a_fix() {
 }
 
 #[test]
-fn metrics_table_has_every_type_and_label_bound() {
+fn metrics_table_has_type_and_label_count_of_every_metric() {
     let rows = rows(&page("docs/answers.md"), "metric");
     let documented: BTreeSet<_> =
         rows.iter().map(|row| (bare(&row[0]).to_owned(), row[1].clone(), row[3].clone())).collect();
@@ -44,7 +44,7 @@ fn metrics_table_has_every_type_and_label_bound() {
     assert_eq!(rows.len(), documented.len(), "a metric twice");
 }
 
-/// More concurrency limits than the maximum with individual series.
+/// Metrics with more concurrency limits than the maximum that get their own series.
 fn many_limits() -> Gauges {
     let some = Some(Nanos(1));
     let ceiling = |number: usize| ConcurrencyGauges {
@@ -59,7 +59,8 @@ fn many_limits() -> Gauges {
     Gauges { concurrency_limits: in_use, process, ..Gauges::default() }
 }
 
-/// Name, type and labels of every metric, for example `` `protocol` 2 × `outcome` 14 ``.
+/// Name, type and labels of every metric on `page`. Labels have their number of values, such as ``
+/// `protocol` 2 × `outcome` 14 ``.
 fn families(page: &str) -> BTreeSet<(String, String, String)> {
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let family =
@@ -89,7 +90,7 @@ fn labels(page: &str, name: &str) -> String {
 }
 
 #[test]
-fn every_outcome_reason_and_cause_has_a_row() {
+fn every_outcome_reason_and_failure_cause_has_a_table_row() {
     let page = page("docs/answers.md");
     let outcomes: Vec<_> = EdgeOutcome::ALL.iter().map(|one| one.as_str()).collect();
     assert_eq!(names(&page, "outcome"), outcomes);
@@ -100,7 +101,7 @@ fn every_outcome_reason_and_cause_has_a_row() {
 }
 
 #[test]
-fn every_refusal_has_its_documented_grpc_code() {
+fn every_refused_check_has_its_documented_grpc_code() {
     let (descriptor, got, most) = (0, 0, 0);
     let refusals = [
         (EdgeOutcome::EmptyDomain, CheckError::EmptyDomain),
@@ -124,7 +125,7 @@ fn every_refusal_has_its_documented_grpc_code() {
 }
 
 #[test]
-fn every_health_setting_has_a_column() {
+fn every_health_setting_has_a_table_column() {
     let page = page("docs/answers.md");
     let head = page.lines().find(|line| line.starts_with("| asked | ready |")).unwrap();
     let moves = table().iter().filter(|row| row.name.starts_with("healthy_with_"));
@@ -165,13 +166,13 @@ fn every_documented_flag_and_variable_exists() {
     }
 }
 
-/// Texts after `opening` up to a backtick, a space or `=`.
+/// Texts that follow `opening`, each up to a backtick, a space or `=`.
 fn coded<'t>(text: &'t str, opening: &str) -> Vec<&'t str> {
     text.split(opening).skip(1).filter_map(|rest| rest.split(['`', ' ', '=']).next()).collect()
 }
 
 #[test]
-fn every_served_path_is_documented() {
+fn every_served_http_path_is_documented() {
     let rows = rows(&page("docs/operating.md"), "port");
     for (port, files) in [("http_port", &["mod.rs"][..]), ("admin_port", &["admin.rs"][..])] {
         let served: BTreeSet<_> = files.iter().flat_map(|file| routes(file)).collect();
@@ -182,7 +183,7 @@ fn every_served_path_is_documented() {
     }
 }
 
-/// Routes of a file in `src/edge/http`. `/debug/pprof` is excluded because it serves no data.
+/// HTTP routes in a source file of `src/edge/http`, without `/debug/pprof`, which serves no data.
 fn routes(file: &str) -> BTreeSet<String> {
     let text = fs::read_to_string(root().join("src/edge/http").join(file)).unwrap();
     let quoted = [".route(\"", "const PATH: &str = \""].map(|opening| {
@@ -192,7 +193,7 @@ fn routes(file: &str) -> BTreeSet<String> {
     found.map(str::to_owned).collect()
 }
 
-/// Paths in backticks.
+/// HTTP paths in backticks.
 fn paths(text: &str) -> BTreeSet<String> {
     let coded = text.split('`').skip(1).step_by(2).filter(|word| word.starts_with('/'));
     coded.map(str::to_owned).collect()
@@ -206,7 +207,7 @@ fn documented_fleet_key_uses_the_default_prefix() {
     assert!(page.lines().any(|line| line.ends_with(&format!(" 1 '{key}'"))), "{key}");
 }
 
-/// Shutdown time after the drain. Source: docs/operating.md.
+/// Longest time from the end of draining to the exit. Source: docs/operating.md.
 const AFTER_THE_DRAIN: Nanos = Nanos::from_secs(10);
 
 #[test]
@@ -257,7 +258,7 @@ fn properties(schema: &serde_json::Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn book_summary_lists_every_page_once() {
+fn docs_summary_lists_every_page_once() {
     let listed = coded_links(&page("docs/SUMMARY.md"));
     let own = ["docs/SUMMARY.md", "README.md", "SECURITY.md"];
     let pages: BTreeSet<_> = pages().into_iter().map(|page| page.name).collect();
@@ -294,7 +295,7 @@ fn resolves(from: &str, file: &str, anchor: &str) -> bool {
     path.exists() && (anchor.is_empty() || fs::read_to_string(path).is_ok_and(headings))
 }
 
-/// The anchor of a heading by GitHub's rules.
+/// The anchor of a Markdown heading by GitHub's rules.
 fn slug(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
     let text = heading.trim_start_matches('#').trim().to_lowercase();

@@ -1,8 +1,9 @@
-//! `docs/words.md`, the list of all YAML fields, generated from the JSON Schema of the limits.
+//! Tests of `docs/words.md`, the list of all YAML fields, generated from the JSON Schema of limits
+//! files.
 //!
 //! Guarantees:
-//! - The page is up to date. `UPDATE=1` regenerates it.
-//! - The page lists every field of the schema.
+//! - `docs/words.md` is up to date. `UPDATE=1` regenerates it.
+//! - `docs/words.md` lists every field of the schema.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,7 +14,8 @@ use sluicegate::config::schema::limits_schema;
 
 use super::root;
 
-/// Schema definitions in reading order, the field that contains each, and the page with details.
+/// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
+/// the page with details.
 const BLOCKS: [(&str, &str, &str); 9] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
@@ -57,7 +59,7 @@ fn required(block: &Value) -> BTreeSet<&str> {
     block["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// Describes the accepted values.
+/// Describes the accepted values of a field.
 fn takes(property: &Value) -> String {
     if let Some(words) = property["enum"].as_array() {
         let words: Vec<_> =
@@ -96,7 +98,7 @@ fn takes(property: &Value) -> String {
     }
 }
 
-/// A pattern that accepts other letter cases of the same keywords.
+/// Returns `true` for a pattern that only accepts keywords in other letter cases.
 fn is_spelling(one: &Value) -> bool {
     one["pattern"].as_str().is_some_and(|pattern| pattern.starts_with("^([Ss]"))
 }

@@ -1,8 +1,8 @@
-//! `SLUICEGATE_*` variables together with envoyproxy/ratelimit's variables.
+//! Tests of `SLUICEGATE_*` environment variables together with envoyproxy/ratelimit's variables.
 //!
 //! Guarantees:
-//! - A `SLUICEGATE_*` variable wins.
-//! - The other variables apply where they still have a meaning.
+//! - A `SLUICEGATE_*` variable overrides envoyproxy/ratelimit's variable of the same meaning.
+//! - Other variables of envoyproxy/ratelimit still apply if their setting is in use.
 
 use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
 use sluicegate::config::settings::{
@@ -51,10 +51,11 @@ fn load_both(ours: Pairs, theirs: Pairs) -> (RatelimitSettings, LoadedSettings) 
     (read, loaded)
 }
 
-/// Our variables, envoyproxy/ratelimit's, settings without effect, and variables with a warning.
+/// `SLUICEGATE_*` variables, envoyproxy/ratelimit's variables, settings without effect, and
+/// variables with a warning.
 type UnusedCase = (Pairs, Pairs, &'static [&'static str], &'static [&'static str]);
 
-/// Variables that only apply to envoyproxy/ratelimit's counter keys.
+/// Environment variables that only apply to envoyproxy/ratelimit's counter keys.
 const KEYS: Pairs = &[
     ("BACKEND_TYPE", "memcache"),
     ("LOCAL_CACHE_SIZE_IN_BYTES", "1048576"),
@@ -103,7 +104,7 @@ const UNUSED: &[UnusedCase] = &[
         &["backend_tls_ca_file", "backend_tls_system_roots", "backend_tls_cert_file"],
         &["REDIS_TLS_CACERT", "REDIS_TLS_CLIENT_CERT"],
     ),
-    // Without the per-second Redis its TLS settings are unused, too.
+    // If the Redis for per-second limits is unused, so are its TLS settings.
     (
         &[("BACKEND", "memory")],
         &[
@@ -132,7 +133,7 @@ const UNUSED: &[UnusedCase] = &[
 ];
 
 #[test]
-fn an_override_drops_dependent_variables_with_one_warning_each() {
+fn overriding_a_setting_warns_once_for_each_variable_without_effect() {
     let defaults = Settings::default();
     for (ours, theirs, settings, variables) in UNUSED {
         let (_, loaded) = load_both(ours, theirs);
@@ -149,7 +150,8 @@ fn an_override_drops_dependent_variables_with_one_warning_each() {
     }
 }
 
-/// Our variables, envoyproxy/ratelimit's, a setting, and its printed value.
+/// `SLUICEGATE_*` variables, envoyproxy/ratelimit's variables, a setting, and its value in
+/// `--print-config`.
 type CombinedCase = (Pairs, Pairs, &'static str, &'static str);
 
 const OUR_TLS: Pairs =
@@ -217,7 +219,7 @@ const COMBINED: &[CombinedCase] = &[
 ];
 
 #[test]
-fn sluicegate_settings_are_completed_by_envoyproxy_variables() {
+fn envoyproxy_variables_complete_sluicegate_settings() {
     for (ours, theirs, setting, shown) in COMBINED {
         let (read, loaded) = load_both(ours, theirs);
         let row = table().iter().find(|row| row.name == *setting).unwrap();
@@ -228,7 +230,7 @@ fn sluicegate_settings_are_completed_by_envoyproxy_variables() {
 }
 
 #[test]
-fn an_overridden_memcached_backend_notes_only_its_address() {
+fn overridden_memcached_backend_logs_only_its_unused_address() {
     let theirs = &[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "m:11211")];
     let (read, _) = load_both(&[("BACKEND", "memory")], theirs);
     let [note] = &read.notes[..] else { panic!("{:?}", read.notes) };

@@ -1,4 +1,4 @@
-//! The commands `sluicegate ask`, `sluicegate explain` and `sluicegate check --merge`.
+//! Tests of the commands `sluicegate ask`, `sluicegate explain` and `sluicegate check --merge`.
 
 use std::fs;
 use std::process::Output;
@@ -21,7 +21,7 @@ fn run_with(token: Option<&str>, args: &[&str]) -> (Option<i32>, String, String)
 }
 
 #[test]
-fn ask_charges_peeks_and_resets_a_counter() {
+fn ask_command_charges_peeks_and_resets_a_counter() {
     for_a_day_with_a_minute_left();
     let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
@@ -77,7 +77,7 @@ fn ask_charges_peeks_and_resets_a_counter() {
 }
 
 #[test]
-fn ask_with_server_rejects_hits_and_peek() {
+fn ask_with_flag_server_rejects_flags_hits_and_peek() {
     for_a_day_with_a_minute_left();
     let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
     let (address, admin) = (service.grpc.to_string(), format!("http://{}", service.admin));
@@ -122,7 +122,7 @@ fn bad_admin_tokens_and_addresses_are_reported() {
 }
 
 #[test]
-fn explain_reports_a_forced_decision() {
+fn explain_command_reports_a_forced_decision() {
     let (_root, service) = process::start(&[("SLUICEGATE_BACKEND", "memory")]);
     let admin = format!("http://{}", service.admin);
     let check_args = ["--server", &admin, "--domain", "d", "--descriptor", "k=v"];
@@ -146,7 +146,7 @@ fn explain_reports_a_forced_decision() {
 }
 
 #[test]
-fn ask_prints_no_unit_for_a_custom_period() {
+fn ask_command_prints_no_unit_for_a_custom_period() {
     let directory = tempfile::tempdir().unwrap();
     let text = "domain: d\ndescriptors:\n\
                 - key: k\n  rate_limit: {per: 36h, requests_per_unit: 600, strategy: gcra}\n";
@@ -159,7 +159,7 @@ fn ask_prints_no_unit_for_a_custom_period() {
 }
 
 #[test]
-fn ask_connects_over_mutual_tls() {
+fn ask_command_connects_over_mutual_tls() {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let own = authority.sign(&["own.test"]);
     for (file, from) in [("tls.crt", &own.certificate), ("tls.key", &own.key)] {

@@ -1,4 +1,4 @@
-//! The two file layouts of envoyproxy/ratelimit, selected by `RUNTIME_WATCH_ROOT`.
+//! Tests of the two directory layouts of envoyproxy/ratelimit, selected by `RUNTIME_WATCH_ROOT`.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn start(root: &TempDir, more: &[(&str, &str)]) -> Service {
 }
 
 #[test]
-fn watched_root_selects_files_by_app_directory_prefix() {
+fn watched_runtime_root_loads_files_by_app_directory_prefix() {
     let root = tempfile::tempdir().unwrap();
     let tree = root.path().join("v1/ratelimit");
     put(&tree, "config/a.yaml", "a");
@@ -45,7 +45,7 @@ fn watched_root_selects_files_by_app_directory_prefix() {
 }
 
 #[test]
-fn watched_root_starts_empty_and_follows_a_new_symlink() {
+fn watched_runtime_root_may_be_missing_until_its_symlink_is_created() {
     let root = tempfile::tempdir().unwrap();
     let service = start(&root, &[]);
     assert_eq!(domains(&service), Vec::<String>::new());
@@ -61,7 +61,7 @@ fn watched_root_starts_empty_and_follows_a_new_symlink() {
 }
 
 #[test]
-fn unwatched_root_loads_every_file_in_the_app_directory() {
+fn unwatched_runtime_root_loads_every_file_in_the_app_directory() {
     let root = tempfile::tempdir().unwrap();
     let tree = root.path().join("current/ratelimit");
     put(&tree, "config/a.yaml", "a");

@@ -1,4 +1,4 @@
-//! The environment and the probes of Envoy Gateway's rate limit Deployment.
+//! Tests with the environment variables and probes of Envoy Gateway's rate limit Deployment.
 
 use std::time::Duration;
 
@@ -36,17 +36,17 @@ fn check(service: &Service) -> u16 {
     http1::call(service.http, "POST", "/json", &[], Some(body)).unwrap().status
 }
 
-/// Minimum duration of the Redis outage, after at least 50 rounds of checks.
-/// `scripts/long.sh gateway` sets it to the documented 60 seconds.
+/// Minimum duration of the Redis outage; `scripts/long.sh gateway` sets it to the documented 60
+/// seconds. The outage also lasts until each probe ran 50 times.
 fn without_redis() -> Duration {
     let seconds = std::env::var("SLUICEGATE_GATEWAY_SECONDS").ok();
     Duration::from_secs(seconds.map_or(0, |seconds| seconds.parse().unwrap()))
 }
 
-/// All three probes are `GET /healthcheck` on `PORT`, and none may fail while Redis is down.
-/// The startup probe allows 300 s but must pass at once.
+/// All three Kubernetes probes are `GET /healthcheck` on `PORT`. None may fail while Redis is down.
+/// The startup probe must pass at once, although Kubernetes would wait 300 s.
 #[test]
-fn environment_starts_without_redis_and_probes_stay_healthy() {
+fn envoy_gateway_probes_pass_while_redis_is_down() {
     for_a_day_with_a_minute_left();
     let authority = Authority::new();
     let (gateway, own) = (authority.sign(&["envoy-gateway"]), authority.sign(&["envoy-ratelimit"]));
@@ -58,7 +58,7 @@ fn environment_starts_without_redis_and_probes_stay_healthy() {
         client_name: None,
     });
     xds.tell("1", &[limits()]);
-    // The port refuses connections until Redis restarts.
+    // Reserves a port that refuses connections until Redis starts there.
     let mut redis = Process::redis(&[]);
     redis.kill();
     let (server, redis_url) = (xds.address.to_string(), redis.address());
@@ -106,7 +106,7 @@ fn environment_starts_without_redis_and_probes_stay_healthy() {
     .unwrap();
     assert_eq!([check(&service), check(&service)], [200, 429]);
     let page = http1::get(service.metrics, "/metrics", &[]).unwrap().text();
-    // Series that the dashboard queries.
+    // Prometheus series that Envoy Gateway's dashboard queries.
     for series in [
         "ratelimit_service_rate_limit_total_hits{domain=\"default/eg/http\",key1=\"rule-0-match-0_rule-0-match-0\"}",
         "ratelimit_service_rate_limit_over_limit{domain=\"default/eg/http\",",
@@ -119,7 +119,7 @@ fn environment_starts_without_redis_and_probes_stay_healthy() {
 }
 
 #[test]
-fn active_connection_health_check_follows_redis() {
+fn health_check_with_active_redis_connection_follows_redis() {
     let mut redis = Process::redis(&[]);
     redis.kill();
     let url = redis.address();

@@ -1,4 +1,4 @@
-//! Statistics of Redis connections, the deny cache, TLS files and response times.
+//! Tests of statistics about Redis connections, the deny cache, TLS files and response times.
 
 use std::fs;
 
@@ -51,7 +51,7 @@ fn redis_connections_are_counted_per_pool() {
         let names = [name("active"), name("total"), name("local_close")];
         wait_for_values(&service, &[(&names[0], active), (&names[1], total), (&names[2], close)]);
     };
-    // As in envoyproxy/ratelimit, a zero counter is absent.
+    // As in envoyproxy/ratelimit, a counter that is zero is not exported.
     pool("pool", Some(1), Some(1), None);
     pool("per_second_pool", Some(1), Some(1), None);
     redis.kill();
@@ -75,7 +75,7 @@ fn deny_cache_lookups_are_counted() {
     wait_for_redis(&service);
     let cache_stat = |page: &str, name: &str| value(page, &format!("ratelimit_localcache_{name}"));
     let (before, began) = (page(&service), unix_seconds());
-    // Redis denies the fifth of these checks, the deny cache the last two.
+    // Redis denies the fifth of these seven checks, and the deny cache denies the last two.
     let statuses: Vec<_> = (0..7).map(|_| process::ask(&service)).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 429, 429, 429]);
     let after = page(&service);
@@ -109,7 +109,7 @@ fn certificate_loads_and_failures_are_counted() {
         let values = [Some(attempts), failures, Some(2)];
         let wanted: Vec<_> = names.into_iter().zip(values).collect();
         until("the next client", || {
-            // The service reloads changed files on a new connection.
+            // The service reloads changed certificate files when a client connects.
             drop(std::net::TcpStream::connect(service.grpc));
             let page = page(&service);
             let found: Vec<_> = names.iter().map(|&name| (name, value(&page, name))).collect();
@@ -117,7 +117,7 @@ fn certificate_loads_and_failures_are_counted() {
         })
         .unwrap();
     };
-    // Atomic, because a partial file would count as another failure.
+    // Replaces the file atomically, because a partial file would count as another failure.
     let replace_certificate = |text: &[u8]| {
         fs::write(at("new"), text).unwrap();
         fs::rename(at("new"), &certificate).unwrap();
@@ -130,7 +130,7 @@ fn certificate_loads_and_failures_are_counted() {
 }
 
 #[test]
-fn unmapped_timers_are_summaries_with_quantiles() {
+fn timers_without_a_mapping_are_summaries_with_quantiles() {
     let mapper = tempfile::NamedTempFile::new().unwrap();
     fs::write(mapper.path(), "mappings: []\n").unwrap();
     let path = mapper.path().display().to_string();

@@ -1,8 +1,9 @@
-//! Compatibility mode: the binary started as `ratelimit` with envoyproxy/ratelimit's environment.
+//! Tests of the compatibility mode: the binary runs as `ratelimit` with envoyproxy/ratelimit's
+//! environment variables.
 //!
 //! Guarantees:
-//! - Variables, file layouts, ports and Redis keys match envoyproxy/ratelimit.
-//! - `SLUICEGATE_*` variables override them.
+//! - Environment variables, directory layouts, ports and Redis keys match envoyproxy/ratelimit.
+//! - `SLUICEGATE_*` environment variables override envoyproxy/ratelimit's.
 
 mod beside;
 mod client;

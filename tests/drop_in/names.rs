@@ -1,9 +1,10 @@
-//! Every statistic of envoyproxy/ratelimit in StatsD, DogStatsD and Prometheus.
+//! Tests that every statistic of envoyproxy/ratelimit exists in StatsD, DogStatsD and Prometheus.
 //!
-//! Sources: `reference` §6.2, §6.4 for Prometheus, and `users-and-peers` F4.
+//! Sources: README of envoyproxy/ratelimit, "Statistics"; its default statsd-exporter mapping for
+//! Prometheus.
 //!
 //! Guarantees:
-//! - A service that exercises all features reports exactly these names.
+//! - A service that uses all features reports exactly the names listed here.
 //!
 //! Not covered:
 //! - `ratelimit.go.*`, `ratelimit.memcache.*` and `reserved_tag`: Sluicegate has no equivalent.
@@ -45,7 +46,7 @@ descriptors:
   rate_limit: {unit: second, requests_per_unit: 1000000}
 ";
 
-/// Counters below `ratelimit.service.rate_limit`.
+/// Names of the counters of one rule, below `ratelimit.service.rate_limit`.
 const RULES: [&str; 14] = [
     "nodom.domain_not_found",
     "z.a_b.c.total_hits",
@@ -63,7 +64,7 @@ const RULES: [&str; 14] = [
     "z.shade.total_hits",
 ];
 
-/// All other names and their StatsD types.
+/// Names of all other statistics, with their StatsD types.
 const OTHERS: [&str; 29] = [
     "certs.load_attempts|c",
     "certs.load_failures|c",
@@ -96,7 +97,7 @@ const OTHERS: [&str; 29] = [
     "runtime.num_values|g",
 ];
 
-/// Prometheus series without histogram buckets.
+/// Names of all Prometheus series, without histogram buckets.
 const SERIES: &[&str] = &[
     "certs_load_attempts",
     "certs_load_failures",
@@ -145,7 +146,7 @@ const SERIES: &[&str] = &[
     "runtime_num_values",
 ];
 
-/// Maximum datagram in bytes, so that it fits one Ethernet frame.
+/// Maximum size of a StatsD datagram in bytes: it must fit into one Ethernet frame.
 const LONGEST: usize = 1_432;
 
 /// A service that has already produced every statistic.
@@ -195,7 +196,7 @@ impl ExercisedService {
         exercised
     }
 
-    /// Loads valid, invalid and unreadable files.
+    /// Loads valid, invalid and unreadable limits files, for the statistics of loads.
     fn load_files(&self, files: &Path) {
         let wait_for_loads = |loaded, refused| {
             let wanted = |loads: crate::service::Loads| match (loads.loaded, loads.refused) {
@@ -228,11 +229,12 @@ impl ExercisedService {
         .unwrap();
     }
 
-    /// Sends checks for every verdict, and one for an unknown domain.
+    /// Sends checks that change every counter of a rule, and one for an unknown domain.
     fn send_checks(&self) {
         self.wait_for_status("an answer", "z", r#"{"key":"a","value":"b"},{"key":"c"}"#, 200);
         self.wait_for_status("an answer", "z", r#"{"key":"sec"}"#, 200);
-        // Within the limit, then over it, then over it by the deny cache. Shadow mode allows all.
+        // The first check is within the limit, Redis denies the second, and the deny cache denies
+        // the third. In shadow mode, all are allowed.
         for _ in 0..3 {
             assert_eq!(self.check("z", r#"{"key":"k"}"#, r#","hitsAddend":7"#), 200);
         }
@@ -266,7 +268,7 @@ impl ExercisedService {
         fs::write(&prepared, "no certificate").unwrap();
         fs::rename(prepared, certificate).unwrap();
         until("the files are looked at", || {
-            // The service reloads changed files on a new connection.
+            // The service reloads changed certificate files when a client connects.
             drop(std::net::TcpStream::connect(self.service.grpc));
             match self.service.log() {
                 log if log.contains("keeping the previous one") => Ok(()),
@@ -277,7 +279,7 @@ impl ExercisedService {
     }
 }
 
-/// A StatsD server on a UDP port. It collects lines without their values.
+/// Starts a StatsD server on a UDP port, which collects the received lines without their values.
 fn statsd_listener() -> (String, Arc<Mutex<BTreeSet<String>>>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -292,7 +294,7 @@ fn statsd_listener() -> (String, Arc<Mutex<BTreeSet<String>>>) {
             let mut received = Mutex::lock(&received).unwrap();
             received.extend(lines.lines().map(without_value));
             if LONGEST < length {
-                // Not a statistic, so the comparison fails.
+                // Records an oversized datagram as a name, so that the comparison of names fails.
                 received.insert(format!("a datagram of {length} bytes"));
             }
         }
@@ -300,7 +302,7 @@ fn statsd_listener() -> (String, Arc<Mutex<BTreeSet<String>>>) {
     (port, received)
 }
 
-/// `a.b:17|c|#t:v` as `a.b|c|#t:v`.
+/// Removes the value from a StatsD line: `a.b:17|c|#t:v` becomes `a.b|c|#t:v`.
 fn without_value(line: &str) -> String {
     let (name, rest) = line.split_once(':').unwrap();
     format!("{name}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
@@ -356,7 +358,7 @@ fn dogstatsd_receives_every_name_with_its_tags() {
         Some((keys, what)) => {
             format!("ratelimit.{what}|c|#env:prod,domain:z,descriptor:{keys}")
         }
-        // The pattern does not match a name without a descriptor.
+        // The mapping pattern does not match a name without a descriptor, so it gets no tags.
         None => format!("ratelimit.service.rate_limit.{name}|c|#env:prod"),
     };
     let wanted =

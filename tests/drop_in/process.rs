@@ -1,4 +1,4 @@
-//! Startup, ports, logs, overrides and shutdown of the process in compatibility mode.
+//! Tests of startup, ports, logs, overrides and shutdown of the process in compatibility mode.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::waiting::{for_a_day_with_a_minute_left, unix_seconds, until};
 const LIMITS: &str =
     "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 5}\n";
 
-/// A directory with one domain, and the variables that select it.
+/// Creates a runtime directory with the limits of one domain, and the variables that select it.
 fn tree() -> (TempDir, [(&'static str, String); 4]) {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir_all(root.path().join("s/config")).unwrap();
@@ -34,19 +34,19 @@ pub fn start(more: &[(&str, &str)]) -> (TempDir, Service) {
     (root, service)
 }
 
-/// Exit code and output of a process that fails to start.
+/// Starts `ratelimit`, which must fail. Returns its exit code and output.
 pub fn refused(variables: &[(&str, &str)]) -> (Option<i32>, String) {
     service::refused(as_ratelimit().envs(variables.iter().copied()))
 }
 
-/// HTTP status of a check against the only limit.
+/// Sends a check for the only limit and returns the HTTP status.
 pub fn ask(service: &Service) -> u16 {
     let body = br#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#;
     http1::call(service.http, "POST", "/json", &[], Some(body)).unwrap().status
 }
 
 #[test]
-fn every_bad_variable_is_reported_with_exit_code_2() {
+fn every_invalid_variable_is_reported_with_exit_code_2() {
     let (code, output) = refused(&[("PORT", ""), ("BACKEND_TYPE", "memcache")]);
     assert_eq!(code, Some(2), "{output}");
     assert!(
@@ -77,7 +77,7 @@ fn json_logs_use_envoyproxy_field_names() {
 }
 
 #[test]
-fn both_services_share_counters_in_redis() {
+fn sluicegate_and_envoyproxy_ratelimit_share_counters_in_redis() {
     for_a_day_with_a_minute_left();
     let redis = Redis::start();
     let socket = redis.socket().display().to_string();
@@ -87,7 +87,7 @@ fn both_services_share_counters_in_redis() {
         other => Err(other.to_string()),
     })
     .unwrap();
-    // Key format of envoyproxy/ratelimit: domain, key, value and start of the day.
+    // Redis key of envoyproxy/ratelimit: domain, key, value and start of the day's window.
     let now = unix_seconds();
     let key = format!("p:d_k_v_{}", now - now % 86_400);
     let mut client = redis.connect();
@@ -143,7 +143,7 @@ fn sluicegate_variables_override_envoyproxy_variables() {
 
 #[test]
 fn sluicegate_backend_overrides_memcached() {
-    // The error for `BACKEND_TYPE=memcache` recommends this.
+    // The error message for `BACKEND_TYPE=memcache` recommends to set `SLUICEGATE_BACKEND`.
     let (_root, service) = start(&[("BACKEND_TYPE", "memcache"), ("SLUICEGATE_BACKEND", "memory")]);
     assert_eq!(ask(&service), 200);
 }
@@ -163,7 +163,7 @@ fn startup_succeeds_with_unused_envoyproxy_variables() {
     assert!(log.contains("warning: LOCAL_CACHE_SIZE_IN_BYTES: `local_deny_cache` is"), "{log}");
 }
 
-/// `SLUICEGATE_LIMITS` beside envoyproxy/ratelimit's `RUNTIME_ROOT`.
+/// Environment with `SLUICEGATE_LIMITS` and envoyproxy/ratelimit's `RUNTIME_ROOT`.
 fn with_limits<'v>(root: &'v str, limits: &'v str) -> [(&'static str, &'v str); 4] {
     let ours = [("SLUICEGATE_LIMITS", limits), ("SLUICEGATE_BACKEND", "memory")];
     [ours[0], ours[1], ("RUNTIME_ROOT", root), ("USE_STATSD", "false")]
@@ -185,7 +185,8 @@ fn sluicegate_limits_ignore_the_runtime_layout() {
     let service = Service::start_as_ratelimit(&with_limits(&at, &limits)).unwrap();
     assert_eq!(ask(&service), 200);
     assert!(!service.log().contains("nothing is limited"), "{}", service.log());
-    // `limits_prefix` of the `RUNTIME_ROOT` layout does not apply either.
+    // The file name prefix of the `RUNTIME_ROOT` layout does not apply to `SLUICEGATE_LIMITS`
+    // either.
     let service = Service::start_as_ratelimit(
         &[&with_limits(&at, &limits)[..], &[("RUNTIME_SUBDIRECTORY", "s")]].concat(),
     );
@@ -193,7 +194,7 @@ fn sluicegate_limits_ignore_the_runtime_layout() {
 }
 
 #[test]
-fn missing_sluicegate_limits_stop_startup() {
+fn missing_path_in_sluicegate_limits_stops_startup() {
     let (root, _) = tree();
     let (at, limits) = (root.path().join("current"), root.path().join("s/confg"));
     let (at, limits) = (at.display().to_string(), limits.display().to_string());
@@ -203,7 +204,7 @@ fn missing_sluicegate_limits_stop_startup() {
 }
 
 #[test]
-fn settings_without_an_override_come_from_variables() {
+fn settings_without_an_override_come_from_envoyproxy_variables() {
     let ours = [
         ("SLUICEGATE_GRPC_TLS_CERT_FILE", "/ours/tls.crt"),
         ("SLUICEGATE_GRPC_TLS_KEY_FILE", "/theirs/tls.key"),

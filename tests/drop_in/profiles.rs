@@ -1,4 +1,4 @@
-//! `/debug/pprof/*`, where envoyproxy/ratelimit serves Go profiles.
+//! Tests of the paths `/debug/pprof/*`, where envoyproxy/ratelimit serves Go profiles.
 
 use super::process;
 use crate::http1;

@@ -1,4 +1,4 @@
-//! Trusted CAs for Redis and the xDS server.
+//! Tests of the trusted CAs for Redis and the xDS server.
 //!
 //! Guarantees:
 //! - As `ratelimit`, a configured CA bundle extends the system CAs.
@@ -16,7 +16,7 @@ use crate::support::process::Process;
 use crate::support::xds::Xds;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
-/// A TLS-only Redis with a certificate signed by `by`.
+/// Starts a Redis that only accepts TLS, with a certificate signed by `by`.
 fn redis(by: &Authority) -> Process {
     let (ca, own) = (by.ca(), by.sign(&["127.0.0.1"]));
     let files = ["--tls-ca-cert-file", &*ca, "--tls-cert-file", &own.certificate];
@@ -24,7 +24,8 @@ fn redis(by: &Authority) -> Process {
     Process::redis(&[&files[..], &more].concat())
 }
 
-/// Starts `ratelimit` with the CA bundle `named` on a system that trusts `system`.
+/// Starts `ratelimit` with the configured CA bundle `named`. `system` is the file with the system
+/// CAs.
 fn start_with_cas(redis: &Process, named: &str, system: &str) -> (tempfile::TempDir, Service) {
     let at = redis.address();
     process::start(&[
@@ -50,7 +51,7 @@ fn wait_for_log(service: &Service, what: &str) {
 }
 
 #[test]
-fn redis_tls_trusts_the_named_and_system_cas() {
+fn redis_tls_trusts_configured_and_system_cas() {
     for_a_day_with_a_minute_left();
     let (named, system, other) = (Authority::new(), Authority::new(), Authority::new());
     for by in [&named, &system] {
@@ -64,7 +65,7 @@ fn redis_tls_trusts_the_named_and_system_cas() {
 }
 
 #[test]
-fn sluicegate_serve_trusts_only_the_named_ca() {
+fn sluicegate_serve_trusts_only_the_configured_ca() {
     let (named, system) = (Authority::new(), Authority::new());
     let redis = redis(&system);
     let limits = tempfile::tempdir().unwrap();
@@ -78,7 +79,7 @@ fn sluicegate_serve_trusts_only_the_named_ca() {
 }
 
 #[test]
-fn xds_tls_trusts_the_named_and_system_cas() {
+fn xds_tls_trusts_configured_and_system_cas() {
     let (named, system) = (Authority::new(), Authority::new());
     for by in [&named, &system] {
         let own = by.sign(&["management.test"]);

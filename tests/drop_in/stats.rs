@@ -1,4 +1,5 @@
-//! Statistics under envoyproxy/ratelimit's names: counting, StatsD lines and the Prometheus page.
+//! Tests of statistics with envoyproxy/ratelimit's names: counting, StatsD lines and Prometheus
+//! metrics.
 
 use std::io::Read as _;
 use std::net::{TcpListener, UdpSocket};
@@ -20,7 +21,7 @@ fn stats(most: u32) -> Stats {
     Stats::new(most, StatMapping::built_in(false))
 }
 
-/// Limit 10, near limit above 8. `held` is the counter value after the charge.
+/// A charge to a limit of 10, with a near limit of 8. `held` is the counter value after the charge.
 fn verdict(hits: u64, held: u64) -> RuleCharge {
     RuleCharge {
         hits,
@@ -32,7 +33,7 @@ fn verdict(hits: u64, held: u64) -> RuleCharge {
     }
 }
 
-/// Three checks of seven hits with a limit of ten. Source: example in `reference` §6.2.
+/// Records three checks of seven hits with a limit of ten, an example from envoyproxy/ratelimit.
 fn worked(stats: &Stats) {
     let rule = stats.rule_stats(RuleStatsKey::FromFile("d.k"));
     for held in [7, 14, 21] {
@@ -72,7 +73,7 @@ fn counters_are_sent_as_increments() {
 }
 
 #[test]
-fn statsd_embeds_tags_in_names_dogstatsd_appends_them() {
+fn statsd_puts_tags_into_names_dogstatsd_appends_them() {
     let tags = [("env", "prod"), ("az", "eu:1.a")].map(|(n, t)| (n.to_owned(), t.to_owned()));
     let (stats, name) = (stats(10), "ratelimit.service.rate_limit.d.k.total_hits");
     stats.rule_stats(RuleStatsKey::FromFile("d.k")).hits(1);
@@ -96,7 +97,7 @@ fn statsd_embeds_tags_in_names_dogstatsd_appends_them() {
 }
 
 #[test]
-fn prometheus_page_matches_the_golden_file() {
+fn prometheus_metrics_match_the_golden_file() {
     let stats = stats(10);
     worked(&stats);
     let two = stats.rule_stats(RuleStatsKey::FromFile("d.a_x.b.c"));
@@ -122,13 +123,13 @@ fn millisecond_mapping_reports_response_times_in_milliseconds() {
 }
 
 #[test]
-fn names_beyond_the_maximum_share_an_overflow_counter() {
+fn rule_names_beyond_the_maximum_share_an_overflow_counter() {
     let stats = stats(3);
     for nth in 0..1_000 {
         stats.rule_stats(RuleStatsKey::FromRequest(&format!("d.user_{nth}"))).hits(1);
         stats.count_unknown_domain(&format!("domain {nth}"), 1);
     }
-    // The maximum does not apply to rules from files.
+    // The maximum number of names does not apply to rules from files.
     stats.rule_stats(RuleStatsKey::FromFile("d.k")).hits(5);
     let mut lines =
         StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()).next_lines(&stats, &[]);
@@ -144,7 +145,7 @@ fn names_beyond_the_maximum_share_an_overflow_counter() {
 }
 
 #[test]
-fn overlong_names_lose_no_hits() {
+fn hits_of_overlong_rule_names_are_sent() {
     let stats = stats(9);
     let long = "x".repeat(2_000);
     stats.rule_stats(RuleStatsKey::FromRequest(&long)).hits(4);
@@ -159,7 +160,7 @@ fn value(line: &str) -> u64 {
 }
 
 #[test]
-fn keys_with_equal_sanitized_names_share_a_counter() {
+fn rules_with_equal_sanitized_names_share_a_counter() {
     let stats = stats(10);
     stats.rule_stats(RuleStatsKey::FromRequest("d.k_a:b")).hits(1);
     stats.rule_stats(RuleStatsKey::FromRequest("d.k_a|b")).hits(2);
@@ -168,7 +169,7 @@ fn keys_with_equal_sanitized_names_share_a_counter() {
 }
 
 #[test]
-fn unknown_domains_with_equal_names_share_a_counter() {
+fn unknown_domains_with_equal_sanitized_names_share_a_counter() {
     for (one, other, name) in [("a:b", "a|b", "a_b"), ("10.0.0.1", "10_0_0_1", "10_0_0_1")] {
         let (stats, mut lines) =
             (stats(10), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
@@ -193,7 +194,7 @@ fn a_rule_named_overflow_shares_the_overflow_counter() {
 }
 
 #[test]
-fn a_decreased_counter_sends_nothing_until_it_grows() {
+fn decreased_counter_sends_nothing_to_statsd_until_it_grows() {
     let (stats, mut lines) =
         (stats(1), StatLineFormatter::new(LineFormat::Statsd, &[], Vec::new()));
     let mut next = |count| lines.next_lines(&stats, &[ExternalStat::Counter("c", count)]);
@@ -203,8 +204,9 @@ fn a_decreased_counter_sends_nothing_until_it_grows() {
 }
 
 #[test]
-fn near_over_and_within_counts_match_envoyproxy() {
-    // Hits, counter value after them, and the three expected counts. Source: `reference` §6.2.
+fn near_over_and_within_limit_counts_match_envoyproxy() {
+    // Hits, counter value after them, and expected counts near, over and within the limit, as in
+    // envoyproxy/ratelimit.
     for (hits, held, near, over, within) in [
         (1, 8, 0, 0, 1),
         (1, 9, 1, 0, 1),
@@ -231,7 +233,8 @@ fn near_over_and_within_counts_match_envoyproxy() {
 
 #[test]
 fn shadow_mode_counts_over_limit_hits_twice() {
-    // Five hits raise the counter to 13 of 10, so three are over. Source: `reference` §6.2.
+    // Five hits raise the counter to 13 of 10, so three are over the limit, as in
+    // envoyproxy/ratelimit.
     let stats = stats(1);
     stats
         .rule_stats(RuleStatsKey::FromFile("d.k"))
@@ -245,7 +248,7 @@ fn shadow_mode_counts_over_limit_hits_twice() {
 }
 
 #[test]
-fn the_first_matching_rewrite_applies() {
+fn first_matching_rewrite_of_a_statistic_name_applies() {
     let rewrite = |pattern: &str, name: &str| NameRewrite {
         pattern: Regex::new(pattern).unwrap(),
         name: name.to_owned(),
@@ -289,7 +292,7 @@ mappings:
 }
 
 #[test]
-fn summaries_report_scaled_quantiles_from_their_rule() {
+fn summary_mapping_sets_quantiles_and_scale() {
     let text = "\
 mappings:
 - {match: 'ratelimit_server.*.response_time', name: took, labels: {method: '$1'}, scale: 0.001,
@@ -319,7 +322,7 @@ took_count{method=\"Check\"} 100
 }
 
 #[test]
-fn statistics_arrive_over_udp() {
+fn statistics_arrive_at_statsd_over_udp() {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let port = socket.local_addr().unwrap().port().to_string();
@@ -347,8 +350,8 @@ fn statistics_arrive_over_udp() {
 }
 
 #[test]
-fn statistics_default_to_tcp_and_survive_refused_connections() {
-    // The port refuses connections at first.
+fn statsd_defaults_to_tcp_and_reconnects_after_refused_connections() {
+    // Reserves a port that refuses connections at first.
     let port = ports::free().port();
     let text = port.to_string();
     let (_root, service) = process::start(&[
@@ -382,7 +385,7 @@ fn statistics_default_to_tcp_and_survive_refused_connections() {
 }
 
 #[test]
-fn prometheus_path_serves_both_sets_of_metrics() {
+fn metrics_path_serves_envoyproxy_and_sluicegate_metrics() {
     let (_root, service) = process::start(&[
         ("USE_PROMETHEUS", "true"),
         ("PROMETHEUS_PATH", "/m"),

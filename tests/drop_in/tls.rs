@@ -1,4 +1,4 @@
-//! TLS, the Unix socket and the maximum connection age of the gRPC listener.
+//! Tests of TLS, the Unix socket and the maximum connection age of the gRPC listener.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -26,7 +26,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Sends an empty check, which the service rejects with gRPC code 2.
+/// Sends an empty check. Returns `Ok` if the service rejects it with gRPC code 2, which proves that
+/// the check arrived.
 async fn is_reached(channel: Channel) -> Result<(), String> {
     let mut client = RateLimitServiceClient::new(channel);
     let asked = client.should_rate_limit(RateLimitRequest::default());
@@ -74,12 +75,13 @@ fn put(directory: &Path, file: &str, from: &str) {
 }
 
 #[test]
-fn replaced_certificates_are_served_once_the_key_matches() {
+fn replaced_certificates_are_served_when_the_key_matches() {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let (one, two) = (authority.sign(&["one.test"]), authority.sign(&["two.test"]));
     put(directory.path(), "tls.crt", &one.certificate);
     put(directory.path(), "tls.key", &one.key);
-    // Envoy Gateway sets this variable, which does not enable client certificates.
+    // Envoy Gateway sets `GRPC_SERVER_TLS_CA_CERT`, which alone does not require client
+    // certificates.
     let (_root, service) = start(directory.path(), &[("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt")]);
     let ca = authority.ca();
     call(&service, &ca, "one.test", None).unwrap();
@@ -96,7 +98,7 @@ fn replaced_certificates_are_served_once_the_key_matches() {
 }
 
 #[test]
-fn client_certificates_must_match_ca_and_name() {
+fn client_certificates_must_match_configured_ca_and_name() {
     let (authority, other) = (Authority::new(), Authority::new());
     let directory = tempfile::tempdir().unwrap();
     let own = authority.sign(&["own.test"]);
@@ -139,7 +141,7 @@ fn mismatched_certificate_and_key_exit_with_code_2() {
     assert!(output.contains("tls.crt"), "{output}");
 }
 
-/// Serves at the socket `path` and drains without delay.
+/// Environment to serve gRPC at the Unix socket `path`, without a drain delay.
 fn socket_without_drain_delay(path: &str) -> [(&str, &str); 3] {
     [("GRPC_UDS", path), ("SLUICEGATE_BACKEND", "memory"), ("SLUICEGATE_DRAIN_DELAY", "0s")]
 }
@@ -167,7 +169,8 @@ fn grpc_replaces_a_stale_unix_socket() {
     assert!(!socket.exists(), "it goes with its listener");
 }
 
-/// Starts a call that ends when the sender is dropped. `runtime` must run in the background.
+/// Starts a gRPC call that ends when the returned sender is dropped. `runtime` needs a worker
+/// thread.
 fn open_call(
     runtime: &tokio::runtime::Runtime,
     socket: &Path,
@@ -207,7 +210,7 @@ fn assert_reachable(socket: &Path) {
 }
 
 #[test]
-fn a_draining_process_keeps_its_successors_socket() {
+fn a_draining_process_does_not_remove_its_successors_socket() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rl.sock");
     let text = socket.display().to_string();
@@ -230,7 +233,7 @@ fn a_draining_process_keeps_its_successors_socket() {
 }
 
 #[test]
-fn shutdown_keeps_a_socket_rebound_by_another_process() {
+fn shutdown_does_not_remove_a_socket_of_another_process() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("rl.sock");
     let text = socket.display().to_string();
@@ -260,7 +263,7 @@ fn a_file_at_the_socket_path_stops_startup() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
 }
 
-/// Connects to the socket and ignores the requested address.
+/// Connector to the Unix socket `path`, which ignores the requested address.
 fn tower_fn(path: std::path::PathBuf) -> Unix {
     Unix(path)
 }
@@ -294,18 +297,18 @@ fn old_connections_get_goaway_and_close_after_grace() {
         ("SLUICEGATE_BACKEND", "memory"),
     ];
     let (_root, service) = process::start(&variables);
-    // HTTP/2 preface and empty SETTINGS; afterwards this client ignores GOAWAY.
+    // Sends the HTTP/2 preface and empty SETTINGS. Afterwards, this client ignores GOAWAY.
     let mut stream = std::net::TcpStream::connect(service.grpc).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
     let mut received = Vec::new();
-    // A read timeout fails the test.
+    // A read timeout means that the service did not close the connection, and fails the test.
     match stream.read_to_end(&mut received) {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
     }
     assert!(frames(&received).contains(&7), "no GOAWAY among {:?}", frames(&received));
-    // New connections are still accepted.
+    // Another connection is still accepted.
     let again = || {
         let runtime = runtime();
         runtime.block_on(async {
@@ -317,7 +320,7 @@ fn old_connections_get_goaway_and_close_after_grace() {
     until("an answer", again).unwrap();
 }
 
-/// The HTTP/2 frame types.
+/// The types of the HTTP/2 frames in `bytes`.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
     let mut types = Vec::new();
     while let [a, b, c, kind, rest @ ..] = bytes {

@@ -1,4 +1,4 @@
-//! Effect of every environment variable of envoyproxy/ratelimit.
+//! Tests of the effect of every environment variable of envoyproxy/ratelimit.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,17 +8,17 @@ use sluicegate::cli::ratelimit::{RatelimitSettings, read_environment};
 use sluicegate::config::settings::{LoadedSettings, SettingsInput, read as settle, table};
 
 enum Effect {
-    /// Setting and its printed value.
+    /// The variable sets a setting: its name, and its value in `--print-config`.
     Is(&'static str, &'static str),
-    /// Startup logs a note with this text.
+    /// Startup logs a note that contains this text.
     Notes(&'static str),
-    /// Startup fails with this text.
+    /// Startup fails with an error that contains this text.
     Stops(&'static str),
 }
 
 use Effect::{Is, Notes, Stops};
 
-/// Variable, value, other variables that it needs, and its effect.
+/// A variable, its value, other variables that it needs, and its effect.
 type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)], Effect);
 
 type Variables = &'static [(&'static str, &'static str)];
@@ -320,7 +320,7 @@ const CASES: &[Case] = &[
     ("TRACING_SAMPLING_RATE", "2", TRACED, Is("otlp_sampled", "1")),
 ];
 
-/// The variables of a case plus a `RUNTIME_ROOT` that exists.
+/// The environment variables of a test case, with a `RUNTIME_ROOT` that exists.
 pub fn environment(variable: &str, text: &str, others: &[(&str, &str)]) -> HashMap<String, String> {
     let places = [("RUNTIME_ROOT", "/"), ("RUNTIME_SUBDIRECTORY", "tmp")];
     let all = places.into_iter().chain(others.iter().copied()).chain([(variable, text)]);
@@ -379,7 +379,7 @@ fn every_variable_has_its_expected_effect() {
 }
 
 #[test]
-fn every_variable_has_a_case_and_known_settings() {
+fn every_variable_has_a_test_case_and_known_settings() {
     let tested: BTreeSet<_> = CASES.iter().map(|case| case.0).collect();
     let known: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
     assert_eq!(known, tested);
@@ -398,7 +398,7 @@ fn every_variable_has_a_case_and_known_settings() {
 }
 
 #[test]
-fn defaults_match_envoyproxy_without_notes() {
+fn defaults_match_envoyproxy_ratelimit_and_log_no_notes() {
     let environment = environment("UNKNOWN_VARIABLE", "anything", &[]);
     let read = read_environment(environment, &BTreeSet::new())
         .unwrap_or_else(|sentences| panic!("{sentences:?}"));
@@ -425,7 +425,7 @@ fn all_startup_errors_are_reported_together() {
 }
 
 #[test]
-fn values_parse_by_envoyproxy_rules() {
+fn variable_values_parse_as_in_envoyproxy_ratelimit() {
     let int = |text| parse_variable(VariableKind::Int, text);
     assert_eq!(int("010"), Some(VariableValue::Int(8)));
     assert_eq!(int("0b11"), Some(VariableValue::Int(3)));

@@ -1,4 +1,4 @@
-//! Limits from an xDS management server.
+//! Tests of limits from an xDS management server.
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
@@ -32,7 +32,8 @@ fn domain(name: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitConfig 
     RateLimitConfig { name: format!("resource {name}"), domain: name.to_owned(), descriptors }
 }
 
-/// Counters are in memory, because these tests cover only the source of limits.
+/// Starts `ratelimit` with limits from `xds`. Counters are in memory, because only the limits are
+/// tested.
 fn start(xds: &Xds, more: &[(&str, &str)]) -> Service {
     let url = xds.address.to_string();
     let variables = [
@@ -73,7 +74,7 @@ fn wait_for_limit(service: &Service, domain: &str, key: &str, limit: usize) {
 }
 
 #[test]
-fn requests_carry_the_node_and_limits_are_acked() {
+fn xds_requests_have_the_node_and_valid_limits_are_acked() {
     for_a_day_with_a_minute_left();
     let xds = Xds::start();
     let service = start(
@@ -111,7 +112,7 @@ fn requests_carry_the_node_and_limits_are_acked() {
 }
 
 #[test]
-fn bad_limits_are_nacked_and_old_ones_stay() {
+fn invalid_limits_are_nacked_and_old_ones_stay_in_force() {
     let xds = Xds::start();
     let service = start(&xds, &[]);
     xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
@@ -152,7 +153,7 @@ fn bad_limits_are_nacked_and_old_ones_stay() {
 }
 
 #[test]
-fn an_undecodable_response_counts_as_a_refused_load() {
+fn undecodable_xds_response_counts_as_a_refused_load() {
     let xds = Xds::start();
     let service = start(&xds, &[("USE_PROMETHEUS", "true")]);
     let assert_metrics = |refused: u64, stale: u64| {
@@ -191,7 +192,7 @@ fn an_undecodable_response_counts_as_a_refused_load() {
 }
 
 #[test]
-fn each_response_replaces_all_limits() {
+fn each_xds_response_replaces_all_limits() {
     let xds = Xds::start();
     let service = start(&xds, &[("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true")]);
     let health = || http1::get(service.http, "/healthcheck", &[]).unwrap().status;
@@ -203,7 +204,7 @@ fn each_response_replaces_all_limits() {
     xds.tell("1", &[domain("d", vec![descriptor("k", 2)]), domain("e", vec![descriptor("k", 4)])]);
     wait_for_limit(&service, "e", "k", 4);
     becomes(200);
-    // A renamed domain.
+    // Version 2 removes the domains `d` and `e`, and adds `f`.
     xds.tell("2", &[domain("f", vec![descriptor("k", 5)])]);
     wait_for_limit(&service, "f", "k", 5);
     assert!(!http1::get(service.admin, "/rlconfig", &[]).unwrap().text().contains("d.k"));
@@ -213,7 +214,7 @@ fn each_response_replaces_all_limits() {
 }
 
 #[test]
-fn rapid_updates_end_with_the_last_response() {
+fn after_rapid_updates_the_last_xds_response_is_in_force() {
     let xds = Xds::start();
     let service = start(&xds, &[]);
     let one = vec![domain("d", vec![descriptor("k", 1)])];
@@ -238,7 +239,7 @@ fn rapid_updates_end_with_the_last_response() {
 }
 
 #[test]
-fn a_lost_stream_keeps_limits_and_resumes_its_version() {
+fn lost_xds_stream_keeps_limits_and_resumes_with_their_version() {
     let xds = Xds::start_at(ports::free(), None);
     let service = start(&xds, &[]);
     xds.tell("1", &[domain("d", vec![descriptor("k", 2)])]);
@@ -253,7 +254,7 @@ fn a_lost_stream_keeps_limits_and_resumes_its_version() {
     });
     let again = again.unwrap().request;
     assert_eq!((again.version_info.as_str(), again.response_nonce.as_str()), ("1", ""));
-    // Restart the server at the same address.
+    // Restarts the xDS server at the same address.
     let address = xds.address;
     drop(xds);
     assert_eq!(check(&service, "d", "k").0, 200);
@@ -264,7 +265,7 @@ fn a_lost_stream_keeps_limits_and_resumes_its_version() {
 }
 
 #[test]
-fn reconnect_delays_double_and_reset_after_a_response() {
+fn xds_reconnect_delays_double_and_reset_after_a_response() {
     let xds = Xds::start();
     let service = start(
         &xds,
@@ -283,7 +284,7 @@ fn reconnect_delays_double_and_reset_after_a_response() {
     };
     for stream in 1..=2 {
         wait_for_requests(stream);
-        // The first call sends the response headers, the second closes the stream.
+        // The first `hang_up` sends the response headers, the second closes the stream.
         xds.hang_up();
         xds.hang_up();
     }
@@ -340,7 +341,7 @@ fn ports_stay_closed_until_the_first_limits_arrive() {
     assert!(service.said.contains("domain d: 1 rules"), "{}", service.said);
 }
 
-/// A process and its log. The process is killed on drop.
+/// A process that waits for its first limits, and its log. The process is killed on drop.
 struct WaitingProcess(Child, tempfile::NamedTempFile);
 
 impl Drop for WaitingProcess {
@@ -377,7 +378,7 @@ impl WaitingProcess {
 }
 
 #[test]
-fn waiting_for_limits_is_live_but_not_ready() {
+fn process_without_limits_is_live_but_not_ready() {
     let (http, grpc, server) = (ports::free(), ports::free(), ports::free());
     let waiting = WaitingProcess::start(http, grpc, server);
     let status = |path: &str| match http1::get(http, path, &[]) {
@@ -393,8 +394,8 @@ fn waiting_for_limits_is_live_but_not_ready() {
     };
     becomes("/livez", 200);
     assert_eq!(["/readyz", "/healthcheck"].map(status), [Ok(503), Ok(500)]);
-    // The connection closes without a response: a proxy then tries another replica, but may not
-    // retry an error.
+    // Until limits arrive, connections close without a response: a proxy then tries another
+    // replica, but it may not retry an error.
     for path in ["/check", "/json", "/hold", "/"] {
         assert!(status(path).is_err(), "{path}: {:?}", status(path));
     }
@@ -408,7 +409,7 @@ fn waiting_for_limits_is_live_but_not_ready() {
 }
 
 #[test]
-fn an_idle_connection_does_not_block_startup() {
+fn idle_client_connection_does_not_block_startup() {
     let (http, server) = (ports::free(), ports::free());
     let _waiting = WaitingProcess::start(http, ports::free(), server);
     let silent = until("the port", || TcpStream::connect(http).map_err(|error| error.to_string()));
@@ -425,9 +426,9 @@ fn an_idle_connection_does_not_block_startup() {
 }
 
 #[test]
-fn sighup_during_startup_reconnects_at_once() {
+fn sighup_during_startup_reconnects_to_xds_at_once() {
     let (http, server) = (ports::free(), ports::free());
-    // Without the signal the next attempt would come after the test.
+    // Without SIGHUP, the next connection attempt would be an hour later.
     let mut waiting = WaitingProcess::with_backoff(["1h", "1h"], http, ports::free(), server);
     let called = || match waiting.log() {
         log if log.contains("xDS stream failed") => Ok(()),
@@ -500,7 +501,7 @@ fn block(of: &[(&str, Value)]) -> Value {
 }
 
 #[test]
-fn message_fields_match_the_yaml_fields() {
+fn xds_message_fields_match_the_yaml_fields() {
     for_a_day_with_a_minute_left();
     let xds = Xds::start();
     let service = start(&xds, &[("RESPONSE_DYNAMIC_METADATA", "true")]);
@@ -547,7 +548,7 @@ fn message_fields_match_the_yaml_fields() {
 }
 
 #[test]
-fn sluicegate_fields_are_read_from_metadata_and_removed() {
+fn sluicegate_fields_in_xds_metadata_are_applied_and_removed() {
     for_a_day_with_a_minute_left();
     let xds = Xds::start();
     let service = start(&xds, &[("RESPONSE_DYNAMIC_METADATA", "true")]);
@@ -575,7 +576,7 @@ fn sluicegate_fields_are_read_from_metadata_and_removed() {
 }
 
 #[test]
-fn backoff_doubles_to_its_maximum_and_resets() {
+fn xds_backoff_doubles_to_its_maximum_and_resets() {
     let second = Duration::from_secs(1);
     let bounds = BackoffBounds { min: second, max: 5 * second, jitter: false, seed: 0 };
     let mut backoff = Backoff::new(bounds);

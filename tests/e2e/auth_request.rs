@@ -1,4 +1,4 @@
-//! Rate limits through `auth_request` on a real NGINX with the shipped configuration.
+//! Tests of rate limits through `auth_request` on a real NGINX with the shipped configuration.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::support::ports;
 use crate::support::proxy::{Proxy, Upstream};
 use crate::waiting::for_a_day_with_a_minute_left;
 
-/// `edge` is the hook of the shipped configurations. `first` has a domain without limits.
+/// Two hooks: `edge` is used by the shipped configurations; `first` has a domain without limits.
 pub(super) const HOOKS: &str = r#"[
     {"name": "first", "domain": "other", "descriptors": [[{"remote_address": {}}]]},
     {"name": "edge", "domain": "shop", "descriptors":
@@ -32,7 +32,7 @@ fn status(ingress: SocketAddr, headers: &[(&str, &str)]) -> u16 {
 }
 
 #[test]
-fn limit_is_exact_and_headers_reach_the_client() {
+fn nginx_rate_limit_is_exact_and_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(2);
     let service = serve_hooks(&limits);
@@ -52,7 +52,7 @@ fn limit_is_exact_and_headers_reach_the_client() {
         assert_eq!(denied.header("x-deny-status"), None, "{denied:?}");
     }
     assert_eq!(super::ask(nginx.ingress, "another").status, 200);
-    // No limit matches.
+    // This request has no API key, so no limit matches.
     assert_eq!(status(nginx.ingress, &[]), 200);
 }
 
@@ -153,7 +153,7 @@ fn failure_mode_applies_when_the_store_is_unavailable() {
 }
 
 #[test]
-fn missing_hooks_fail_requests_despite_allow_mode() {
+fn service_without_hooks_fails_requests_despite_failure_mode_allow() {
     let limits = Limits::per_key(5);
     let service = serve(limits.path(), &[]);
     let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Allow);
@@ -162,14 +162,14 @@ fn missing_hooks_fail_requests_despite_allow_mode() {
 }
 
 #[test]
-fn checks_share_a_connection_and_survive_its_loss() {
+fn nginx_checks_share_a_connection_and_survive_its_loss() {
     let limits = Limits::per_key(1_000_000);
     let service = serve_hooks(&limits);
     let between = Proxy::before(Upstream::Tcp(service.http));
     let nginx = Nginx::start(upstream::start(), between.address(), WhenDown::Deny);
     assert_eq!(statuses(nginx.ingress, "k", 50), [(200, 50)].into(), "{}", nginx.log());
     assert_eq!(between.accepted(), 1, "connections for 50 questions, one after another");
-    // A connection that broke while idle fails no request.
+    // A connection to the service that broke while idle fails no request.
     for method in ["GET", "POST"] {
         between.cut();
         let reply = http1::call(nginx.ingress, method, "/", &[("x-api-key", "k")], None).unwrap();
@@ -191,7 +191,7 @@ fn shipped_settings_and_limits_match_shipped_nginx_configuration() {
 }
 
 #[test]
-fn excess_headers_do_not_bypass_the_limit() {
+fn too_many_headers_do_not_bypass_the_limit() {
     let limits = Limits::per_key(0);
     let service = serve_hooks(&limits);
     let nginx = Nginx::start(upstream::start(), service.http, WhenDown::Allow);

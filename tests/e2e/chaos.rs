@@ -1,10 +1,10 @@
-//! Envoy clients that disconnect when the decision arrives leak no permit.
+//! Tests that clients of Envoy that disconnect just when the decision arrives leak no permit.
 //!
 //! Guarantees:
-//! - All hooks are covered.
-//! - Acquires reach the service 20 ms late, so some releases overtake them.
+//! - All three Envoy integrations are covered: `ext_proc`, `ext_authz` and two rate limit filters.
+//! - Acquires are delayed by 20 ms, so some releases arrive before their acquires.
 //! - Clients disconnect within 3 ms of their measured median response time.
-//! - Known-bad variants leak: one rate limit filter, or a service without early releases.
+//! - Two wrong setups leak permits: one rate limit filter, or a service without early releases.
 #![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::io::{Read as _, Write as _};
@@ -27,8 +27,8 @@ use crate::waiting::until;
 
 const REQUESTS: usize = 4_000;
 const CLIENTS: usize = 32;
-/// Minimum of acquired permits. Half of the requests are answered after each client has calibrated
-/// its timing, which is slow on a busy machine.
+/// Minimum number of acquired permits, a tenth of the requests. About half acquire one after each
+/// client has measured its response time, which is slow on a busy machine.
 const MIN_ACQUIRED: u64 = REQUESTS as u64 / 10;
 const ACQUIRE_DELAY: Duration = Duration::from_millis(20);
 const LIMIT: &str = "limit: 100000, max_duration: 10m";
@@ -36,7 +36,7 @@ const LIMIT: &str = "limit: 100000, max_duration: 10m";
 const HOOKS: &str = r#"[{"name": "edge", "domain": "edge", "descriptors": [
     [{"generic_key": {"descriptor_key": "upstream", "descriptor_value": "all"}}]]}]"#;
 
-/// The service, as a cluster behind the delaying proxy.
+/// An Envoy cluster that reaches the service through the delaying proxy.
 fn delayed_cluster(proxy: SocketAddr) -> String {
     format!(
         r#"
@@ -58,7 +58,7 @@ fn delayed_cluster(proxy: SocketAddr) -> String {
     )
 }
 
-/// Routes acquires through the delaying proxy. The last filter that names the service acquires.
+/// Sends acquires through the delaying proxy: the last filter that names the service makes them.
 fn delay_acquires(text: &mut String, proxy: SocketAddr) {
     const TO_SERVICE: &str = "{cluster_name: sluicegate}";
     let at = text.rfind(TO_SERVICE).unwrap();
@@ -69,8 +69,8 @@ fn delay_acquires(text: &mut String, proxy: SocketAddr) {
 /// Moves the release into the acquiring filter. Envoy cancels that filter on disconnect, which
 /// loses the release.
 fn with_one_filter(text: &mut String) {
-    let start = text.find("                  # Gives the place back.").unwrap();
-    let end = text.find("                  # Takes the place, or waits for one.").unwrap();
+    let start = text.find("                  # Releases the permit. A separate filter").unwrap();
+    let end = text.find("                  # Acquires the permit, or waits for it.").unwrap();
     text.replace_range(start..end, "");
     let acquire =
         "- request_headers: {header_name: x-sluicegate-id, descriptor_key: sluicegate.acquire}";
@@ -82,7 +82,7 @@ fn with_one_filter(text: &mut String) {
     replace_once(text, acquire, &[acquire, release].concat());
 }
 
-/// Requests that `ext_proc` allowed. Their permits have no id.
+/// Metric for requests that `ext_proc` allowed. Their permits have no request id.
 const STREAMS: &str = r#"sluicegate_edge_requests_total{protocol="ext_proc",outcome="admit"}"#;
 
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Client {
     }
 }
 
-/// A finished run. Envoy must live until all its releases have arrived.
+/// The processes and counts after a run. Envoy must stay alive until all its releases have arrived.
 struct FinishedRun {
     seed: u64,
     _envoy: Envoy,

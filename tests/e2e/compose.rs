@@ -1,4 +1,5 @@
-//! The processes of `docker-compose.yml`: two replicas with one Redis, an Envoy and an upstream.
+//! Tests of the processes of `docker-compose.yml`: two replicas with one Redis, Envoy and an
+//! upstream.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ fn compose_replicas_share_one_limit() {
     for name in ["replica-1", "replica-2"] {
         let command = names(&composed["services"][name], "command");
         assert_eq!(command[..2], ["serve", "--settings"]);
-        // Maps the container path to the repository path.
+        // Maps a path in the container to the path in the repository.
         let settings = command[2].strip_prefix("/etc/sluicegate/").unwrap();
         assert_eq!(command[3..], ["--backend", "redis://redis:6379"]);
         let limits = root().join("config/limits");
@@ -56,8 +57,8 @@ fn compose_replicas_share_one_limit() {
     let at = format!("{{address: 127.0.0.1, port_value: {port}}}");
     replace_once(&mut text, "{address: upstream, port_value: 80}", &at);
     let envoy = Envoy::start_with(text, 2);
-    // The shipped limit has a burst of 10 and refills one hit per second (60 per minute). A slow
-    // run repeats with another key.
+    // The shipped limit has a burst of 10 and restores one hit per second. If the requests take too
+    // long, the test repeats with another key.
     let exact = |key: &str| {
         let statuses: Vec<_> = (0..11).map(|_| ask(envoy.ingress, key).status).collect();
         statuses == [&[200; 10][..], &[429]].concat()
@@ -86,7 +87,7 @@ fn every_compose_mount_exists() {
     assert_eq!(provider["providers"][0]["options"]["path"], dashboards["target"]);
 }
 
-/// Also checks the alert rules with `promtool`.
+/// Also validates the alert rules with `promtool`.
 #[test]
 fn prometheus_scrapes_every_replica() {
     let text = fs::read_to_string(root().join("deploy/prometheus.yml")).unwrap();

@@ -1,4 +1,4 @@
-//! Latency measurement of truncated responses with two rate limit filters.
+//! Tests of the latency that two rate limit filters measure for truncated responses.
 
 use std::io::Read as _;
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use super::in_flight::{Scene, limit_all_requests};
 use super::visits::Visit;
 use crate::http1;
 
-/// Client and upstream of a partially sent response.
+/// Sends a request and a part of its response. Returns the client and the upstream connection.
 fn answered_in_part(scene: &Scene) -> (TcpStream, Visit) {
     let mut client = scene.connect();
     let mut visit = scene.upstream.next();
@@ -28,7 +28,7 @@ fn has_measured(scene: &Scene) -> bool {
     shown["busiest"][0]["rtt_us"].is_u64()
 }
 
-/// A truncated response already has its status. It ends early and would otherwise count as fast.
+/// A truncated response has a good status and ends early, so its latency would wrongly be short.
 #[test]
 fn only_complete_responses_are_measured() {
     let scene = Scene::changed(Shipped::RlsConcurrency, &limit_all_requests("limit: 9"), |_| {});

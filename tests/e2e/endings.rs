@@ -1,9 +1,9 @@
-//! Every request on a real Envoy releases its permit within the documented time.
+//! Tests that every request on a real Envoy releases its permit within the documented time.
 //!
 //! Guarantees:
-//! - All ways to end a request are covered, with each hook.
-//! - `max_duration` is 60 s, except where only it can free the permit.
-//! - A lost release therefore fails the test.
+//! - All ways to end a request are covered, with each Envoy integration.
+//! - `max_duration` is 60 s, unless nothing else can free the permit.
+//! - A lost release fails the test, because 60 s exceed every documented time.
 //! - The output is the table of `docs/reliability.md`.
 
 use std::cell::Cell;
@@ -26,13 +26,13 @@ use crate::waiting::{PATIENCE, now, until};
 const HOOKS: [Shipped; 3] =
     [Shipped::ExtProc, Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency];
 
-/// Documented bound for a broken stream.
+/// Documented time until a broken `ext_proc` stream frees its permits.
 const AT_ONCE: Duration = Duration::from_millis(3);
 
 const ROUTE: &str = "- match: {prefix: /}
                           route: {cluster: upstream}";
 
-/// Routes for endings that Envoy causes, placed before the shipped route.
+/// Routes for requests that Envoy itself ends, placed before the shipped route.
 const ROUTES: &str = r#"- match: {prefix: /late}
                           route: {cluster: upstream, timeout: 0.3s}
                         - match: {prefix: /again}
@@ -60,7 +60,7 @@ const REJECTING_FILTER: &str = r#"                  - name: envoy.filters.http.r
 const UPSTREAM: &str = "    - name: upstream
       type: STATIC";
 
-/// A cluster without a listener: nothing uses port 1.
+/// A cluster whose upstream refuses connections, because nothing listens on port 1.
 const UNREACHABLE_CLUSTER: &str = r"    - name: nobody
       type: STATIC
       connect_timeout: 1s
@@ -95,14 +95,15 @@ fn status(mut stream: &TcpStream) -> u16 {
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// One permit and one queue position.
+/// A concurrency limit with one permit and one queue position.
 const LIMIT: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
 
 fn release_time(scene: &Scene, at: Instant) -> Duration {
     time_until_idle(scene.service.metrics, at)
 }
 
-/// A request that reached the upstream, and its client.
+/// Sends a request and waits until it reaches the upstream. Returns the client and the upstream
+/// connection.
 fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
     let client = open(scene, "/", headers);
     let visit = scene.upstream.next();
@@ -110,7 +111,7 @@ fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
     (client, visit)
 }
 
-/// [`start_request`] with the first part of its response sent and read.
+/// As [`start_request`], with the first part of the response sent and read.
 fn start_response(scene: &Scene) -> (TcpStream, Visit) {
     let (client, mut visit) = start_request(scene, "");
     visit.begin();
@@ -157,7 +158,7 @@ fn client_leaves_mid_body(scene: &Scene) -> Duration {
     release_time(scene, at)
 }
 
-/// Another request keeps the permit. This measures the queue position.
+/// Another request keeps the permit. Returns the time until the queue position is free.
 fn client_leaves_the_queue(scene: &Scene) -> Duration {
     let (_client, visit) = start_request(scene, "");
     let queued = open(scene, "/", "");
@@ -201,7 +202,7 @@ fn upstream_closes_websocket(scene: &Scene) -> Duration {
     release_time(scene, at)
 }
 
-/// Measured from the arrival at the upstream. The route timeout is 300 ms.
+/// Returns the time from the request's arrival at the upstream; the route timeout is 300 ms.
 fn upstream_times_out(scene: &Scene) -> Duration {
     let client = open(scene, "/late", "");
     let _visit = scene.upstream.next();
@@ -224,8 +225,8 @@ fn upstream_retry(scene: &Scene) -> Duration {
     took
 }
 
-/// A response from Envoy itself, measured from its arrival at the client. The request had acquired
-/// a permit.
+/// Gets a response of Envoy itself to a request that had acquired a permit. Returns the time from
+/// its arrival at the client.
 fn response_from_envoy(scene: &Scene, path: &str, want: u16) -> Duration {
     let before = admitted(scene);
     assert_eq!(status(&open(scene, path, "")), want, "{path}");
@@ -234,7 +235,7 @@ fn response_from_envoy(scene: &Scene, path: &str, want: u16) -> Duration {
     took
 }
 
-/// The rate limit filter makes no check for a direct response.
+/// Gets a direct response of Envoy, for which the rate limit filters make no check.
 fn direct_response(scene: &Scene) -> Duration {
     let Shipped::RlsConcurrency = scene.hook else {
         return response_from_envoy(scene, "/local", 204);
@@ -249,8 +250,8 @@ fn admitted(scene: &Scene) -> u64 {
     gauge(scene.service.metrics, r#"sluicegate_checks_total{verdict="admit"}"#)
 }
 
-/// Name, documented release times in ms, and action. The times are for `ext_proc`, two rate limit
-/// filters, and `ext_authz` with access log.
+/// One way to end a request: its name, documented release times in ms, and action. The times are
+/// for `ext_proc`, two rate limit filters, and `ext_authz` with access log.
 type Row = (&'static str, [u64; 3], fn(&Scene) -> Duration);
 
 const ENDINGS: [Row; 14] = [
@@ -291,8 +292,8 @@ const fn name(hook: Shipped) -> &'static str {
     }
 }
 
-/// `max_duration`, plus 1 s in which the service finds expired permits. An exiting Envoy closes its
-/// streams, but may lose all other releases.
+/// Longest time until `max_duration` frees a permit: 2 s, and 1 s in which the service finds
+/// expired permits. It applies when an exiting Envoy loses releases that are not stream ends.
 const DEADLINE: Duration = Duration::from_secs(2 + 1);
 
 const fn limit_for(hook: Shipped) -> &'static str {
@@ -302,8 +303,8 @@ const fn limit_for(hook: Shipped) -> &'static str {
     }
 }
 
-/// Applies a failure to an Envoy with two requests in flight. `at_once` applies to `ext_proc`,
-/// whose stream breaks.
+/// Makes an Envoy with two requests in flight fail. `at_once` is the documented time for
+/// `ext_proc`, whose stream breaks.
 fn check_failure(what: &str, at_once: Duration, fail: fn(&mut Scene, &Proxy) -> Instant) {
     for hook in HOOKS {
         retry_disturbed(|| {
@@ -320,7 +321,7 @@ fn check_failure(what: &str, at_once: Duration, fail: fn(&mut Scene, &Proxy) -> 
     }
 }
 
-/// Puts a proxy between Envoy and the service.
+/// Starts a scene with a network proxy between Envoy and the service.
 fn scene_with_proxy(hook: Shipped, limit: &str) -> (Scene, Proxy) {
     let slot = Cell::new(None);
     let listen = |service| {
@@ -345,7 +346,8 @@ fn id_events(scene: &Scene, event: &str) -> u64 {
     gauge(scene.service.metrics, &name)
 }
 
-/// An exiting Envoy worker may drop unsent releases. No setting of Envoy prevents this.
+/// An Envoy that exits without a drain may drop unsent releases, and no setting of Envoy prevents
+/// this.
 #[test]
 fn drained_envoy_loses_no_release() {
     for hook in [Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency] {
@@ -362,7 +364,7 @@ fn drained_envoy_loses_no_release() {
             }
             scene.envoy.signal("TERM");
             scene.expect_in_flight(0);
-            // An expired permit is free immediately and counted slightly later.
+            // An expired permit is free immediately, but the metrics count it slightly later.
             let all_counted = || match ["released", "expired"].map(|event| id_events(&scene, event))
             {
                 [released, expired] if released + expired == 20 => Ok([released, expired]),
@@ -378,15 +380,15 @@ fn drained_envoy_loses_no_release() {
 
 #[test]
 fn envoy_sigkill_frees_permits_within_documented_time() {
-    // The duration of the kill itself is not part of the bound.
+    // The measurement starts after the kill, whose duration is not part of the documented time.
     check_failure("SIGKILL to Envoy", AT_ONCE, |scene, _| {
         scene.envoy.kill();
         now()
     });
 }
 
-/// A stopped Envoy and a network loss are both silent. `ext_proc` detects them by server pings, the
-/// other hooks by `max_duration`.
+/// A stopped Envoy closes no connection. For `ext_proc`, the service detects it by HTTP/2 pings;
+/// otherwise `max_duration` frees the permits.
 #[test]
 fn envoy_sigstop_frees_permits_within_documented_time() {
     check_failure("SIGSTOP to Envoy", PING_INTERVAL + PERMIT_STREAM_PONG_TIMEOUT, |scene, _| {
@@ -402,7 +404,7 @@ fn network_loss_frees_permits_within_documented_time() {
     });
 }
 
-/// Requests in flight continue without a permit. The next service counts only new requests.
+/// Requests in flight continue without a permit. The restarted service counts only new requests.
 #[test]
 fn service_restart_fails_no_request_and_leaks_nothing() {
     for hook in HOOKS {

@@ -60,7 +60,7 @@ pub struct Envoy {
     process: Child,
     home: TempDir,
     admin: SocketAddr,
-    /// Address for clients.
+    /// Address on which Envoy accepts clients.
     pub ingress: SocketAddr,
 }
 
@@ -70,7 +70,7 @@ impl Envoy {
         Self::start_with(configured(Shipped::Rls, upstream, replicas, when_down), replicas.len())
     }
 
-    /// [`Envoy::start`] with a text from [`configured`].
+    /// As [`Envoy::start`], with an edited configuration from [`configured`].
     pub fn start_with(text: String, replicas: usize) -> Self {
         let home = tempfile::tempdir().unwrap();
         let config = home.path().join("envoy.yaml");
@@ -89,7 +89,7 @@ impl Envoy {
         }
     }
 
-    /// Checks sent to this replica.
+    /// Number of checks that Envoy sent to this replica.
     pub fn checks_sent_to(&self, replica: SocketAddr) -> u64 {
         let clusters = http1::get(self.admin, "/clusters", &[]).unwrap().text();
         let prefix = format!("sluicegate::{replica}::rq_total::");
@@ -97,17 +97,17 @@ impl Envoy {
         count.and_then(|count| count.parse().ok()).unwrap_or_default()
     }
 
-    /// Checks that exceeded the timeout of the filter.
+    /// Number of checks that exceeded the timeout of Envoy's filter.
     pub fn timeouts(&self) -> u64 {
         self.statistic("upstream_rq_timeout")
     }
 
-    /// Open checks and streams to all replicas.
+    /// Number of open checks and streams from Envoy to all replicas.
     pub fn active_requests(&self) -> u64 {
         self.statistic("upstream_rq_active")
     }
 
-    /// A statistic of the replicas' cluster.
+    /// Value of a statistic of Envoy's cluster of replicas.
     fn statistic(&self, stat: &str) -> u64 {
         let stats = format!("/stats?filter=cluster.sluicegate.{stat}$");
         let page = http1::get(self.admin, &stats, &[]).unwrap().text();
@@ -123,7 +123,7 @@ impl Envoy {
         signals::send(self.process.id(), name);
     }
 
-    /// Sends a POST to the admin interface.
+    /// Sends a POST to Envoy's admin interface and returns the status.
     pub fn post(&self, path: &str) -> u16 {
         http1::call(self.admin, "POST", path, &[], Some(b"")).unwrap().status
     }
@@ -175,13 +175,13 @@ fn address(it: SocketAddr) -> String {
     format!("{{address: {{socket_address: {{address: {}, port_value: {}}}}}}}", it.ip(), it.port())
 }
 
-/// Replaces the only occurrence of `from`.
+/// Replaces the only occurrence of `from`, and panics if there is not exactly one.
 pub fn replace_once(text: &mut String, from: &str, to: &str) {
     assert_eq!(text.matches(from).count(), 1, "{from} in a shipped configuration");
     *text = text.replace(from, to);
 }
 
-/// `SLUICEGATE_ENVOY`, or the binary that `scripts/test.sh` installs.
+/// Path of the Envoy binary: `SLUICEGATE_ENVOY`, or the one that `scripts/test.sh` installs.
 fn binary() -> PathBuf {
     let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/.tools/bin/envoy");
     let path = std::env::var_os("SLUICEGATE_ENVOY").map_or_else(|| installed.into(), PathBuf::from);

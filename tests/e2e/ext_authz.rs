@@ -1,4 +1,4 @@
-//! Rate limits through `ext_authz` on a real Envoy with the shipped configuration.
+//! Tests of rate limits through `ext_authz` on a real Envoy with the shipped configuration.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ fn envoy(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> Envo
     Envoy::start_with(with_long_timeout(upstream, replica, when_down), 1)
 }
 
-/// A long timeout makes the test independent of machine load.
+/// The shipped configuration with a long `ext_authz` timeout, so that machine load fails no test.
 fn with_long_timeout(upstream: SocketAddr, replica: SocketAddr, when_down: WhenDown) -> String {
     let mut text = configured(Shipped::ExtAuthz, upstream, &[replica], when_down);
     replace_once(
@@ -24,7 +24,7 @@ fn with_long_timeout(upstream: SocketAddr, replica: SocketAddr, when_down: WhenD
 }
 
 #[test]
-fn limit_is_exact_and_headers_reach_the_client() {
+fn ext_authz_rate_limit_is_exact_and_headers_reach_the_client() {
     for_a_day_with_a_minute_left();
     let limits = Limits::per_key(2);
     let service = serve_hooks(&limits);
@@ -59,8 +59,8 @@ fn forged_headers_have_no_effect() {
     assert_eq!(statuses, [200, 200, 429, 429, 429, 429], "{}", envoy.log());
 }
 
-/// Envoy's own descriptor action also uses the first value. Joined values would create a counter
-/// for each combination.
+/// As in Envoy's descriptor action. If values were joined, each combination would have its own
+/// counter.
 #[test]
 fn repeated_header_counts_by_its_first_value() {
     for_a_day_with_a_minute_left();
@@ -100,7 +100,7 @@ fn failure_mode_applies_when_the_hook_is_missing() {
     }
 }
 
-/// `ext_authz` receives the direct peer of Envoy, here the load balancer.
+/// `ext_authz` sends Envoy's direct peer, here a load balancer, so the address comes from a header.
 #[test]
 fn client_address_is_used_behind_a_trusted_balancer() {
     for_a_day_with_a_minute_left();

@@ -1,5 +1,5 @@
-//! Permits are released with two replicas behind one Envoy or NGINX, even if the release reaches
-//! the other replica.
+//! Tests with two replicas behind one Envoy or NGINX: a release that reaches the other replica
+//! frees the permit, too.
 #![expect(clippy::print_stdout, reason = "what was seen is part of the proof")]
 
 use std::io::Write as _;
@@ -30,7 +30,7 @@ struct Fleet {
 impl Fleet {
     fn start(flags: &[&str]) -> Self {
         let (store, limits) = (Redis::start(), tempfile::tempdir().unwrap());
-        // Mode `shared` would wait first, because a new store may have forgotten earlier shares.
+        // Uses mode `local`: in mode `shared`, a new store first waits for a grace period.
         let limit = limit_all_requests("limit: 1000, mode: local, max_duration: 300s");
         let text = format!("domain: edge\ndescriptors:\n{limit}");
         std::fs::write(limits.path().join("edge.yaml"), text).unwrap();
@@ -64,7 +64,7 @@ fn wait_for_both_replicas(service: &Service) {
     .unwrap();
 }
 
-/// Runs many clients. Every third one disconnects within 3 ms.
+/// Runs many clients of the proxy. Every third client disconnects within 3 ms.
 fn run_clients(ingress: SocketAddr) {
     let seed = seed();
     println!("SLUICEGATE_SEED={seed}");
@@ -123,7 +123,7 @@ fn ext_authz_with_access_log_leaks_no_permit() {
     check_for_leaks(Shipped::ExtAuthzConcurrency);
 }
 
-/// Known-bad variant: about half of the permits would last until `max_duration`.
+/// Wrong setup: without a peer port, about half of the permits would last until `max_duration`.
 #[test]
 fn replicas_without_peer_port_leak_permits() {
     let fleet = Fleet::start(&["--peer-port", ""]);

@@ -1,8 +1,9 @@
-//! Concurrency limits through `ext_proc`, two rate limit filters, or `ext_authz` with access log.
+//! Tests of concurrency limits through `ext_proc`, two rate limit filters, or `ext_authz` with
+//! access log.
 //!
 //! Guarantees:
-//! - Each request acquires its permit once.
-//! - Every way to end a request releases it.
+//! - Each request acquires exactly one permit.
+//! - Every way to end a request releases its permit.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -32,7 +33,7 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// Uses these descriptors in the domain of the hook.
+    /// Starts a scene whose limits file has these descriptors, in the domain of the hook.
     fn with(descriptors: &str) -> Self {
         Self::of(Shipped::ExtProc, descriptors)
     }
@@ -41,7 +42,7 @@ impl Scene {
         Self::changed(shipped, descriptors, |_| {})
     }
 
-    /// Edits the shipped configuration.
+    /// Starts a scene with an edited shipped configuration of Envoy.
     pub(super) fn changed(
         shipped: Shipped,
         descriptors: &str,
@@ -50,7 +51,7 @@ impl Scene {
         Self::through(shipped, descriptors, change, |service| service)
     }
 
-    /// `proxy` maps the service address to the upstream address in Envoy.
+    /// Starts a scene; `proxy` maps the service's address to the address that Envoy uses for it.
     pub(super) fn through(
         shipped: Shipped,
         descriptors: &str,
@@ -74,17 +75,17 @@ impl Scene {
         self.service = serve(&self.limits);
     }
 
-    /// One concurrency limit for all requests.
+    /// Starts a scene with one concurrency limit for all requests, through `ext_proc`.
     fn with_limit(limit: &str) -> Self {
         Self::with(&limit_all_requests(limit))
     }
 
-    /// [`Scene::with_limit`] with two rate limit filters.
+    /// As [`Scene::with_limit`], through two rate limit filters.
     fn with_rls_limit(limit: &str) -> Self {
         Self::of(Shipped::RlsConcurrency, &limit_all_requests(limit))
     }
 
-    /// [`Scene::with_limit`] with `ext_authz` and access log.
+    /// As [`Scene::with_limit`], through `ext_authz` and access log.
     fn with_ext_authz_limit(limit: &str) -> Self {
         Self::of(Shipped::ExtAuthzConcurrency, &limit_all_requests(limit))
     }
@@ -177,7 +178,7 @@ fn streamed_response_keeps_its_permit_until_the_end() {
     scene.expect_in_flight(0);
 }
 
-/// Envoy also sends response headers to the service.
+/// As [`Scene::with_limit`]; Envoy also sends response headers to the service.
 fn with_response_headers(limit: &str) -> Scene {
     Scene::changed(Shipped::ExtProc, &limit_all_requests(limit), |text| {
         replace_once(text, "response_header_mode: SKIP", "response_header_mode: SEND");
@@ -197,10 +198,11 @@ fn response_header_mode_send_keeps_the_permit_until_the_end() {
     scene.expect_in_flight(0);
 }
 
-/// A concurrency limit for [`lower_limit`].
+/// An adaptive concurrency limit for [`lower_limit`], which lowers it by failed requests.
 pub(super) const FALLING_LIMIT: &str = "limit: 4, adaptive: {policy: aimd, min: 1, max: 4}";
 
-/// Fails requests until the limit reaches its minimum. Failures must not count as latency.
+/// Fails requests until the adaptive limit reaches its minimum. Asserts that failures are not
+/// measured as latency.
 pub(super) fn lower_limit(
     service: &Service,
     upstream: &Visits,
@@ -223,7 +225,7 @@ pub(super) fn lower_limit(
     }
 }
 
-/// Otherwise an upstream that fails immediately would look fastest.
+/// If failures were measured, an upstream that fails immediately would look fast.
 #[test]
 fn failed_responses_lower_the_limit_and_are_not_measured() {
     let scene = with_response_headers(FALLING_LIMIT);
@@ -236,7 +238,8 @@ fn failed_responses_lower_the_limit_and_are_not_measured() {
     assert!(page.contains("sluicegate_concurrency_rtt_seconds{"), "of one that succeeded:\n{page}");
 }
 
-/// The service uses a mode override if Envoy permits it, and otherwise ends the stream.
+/// If Envoy permits a mode override, the service turns off later messages; otherwise it ends the
+/// stream.
 #[test]
 fn request_without_concurrency_limit_closes_its_stream() {
     const UNLIMITED: &str = "- key: api_key\n  rate_limit: {unlimited: true}\n";
@@ -257,7 +260,7 @@ fn request_without_concurrency_limit_closes_its_stream() {
     }
 }
 
-/// A race inside Envoy decides how the stream ends, independent of the request.
+/// A race inside Envoy decides how the `ext_proc` stream ends, even after a successful request.
 #[test]
 fn every_completed_request_is_measured() {
     const EACH: &str = "- key: api_key\n  concurrency: {limit: 2}\n";
@@ -367,8 +370,7 @@ fn queued_request_starts_on_release_and_leaves_on_disconnect() {
     scene.expect_in_flight(0);
 }
 
-/// The queue timeout is five times the `message_timeout` of Envoy. The service must extend that
-/// timeout.
+/// The queue timeout is five times Envoy's `message_timeout`, so the service must extend it.
 #[test]
 fn envoy_waits_for_the_queue_timeout() {
     let scene = Scene::with_limit("limit: 1, queue: {size: 1, timeout: 1s}, reject: {status: 429}");
@@ -394,7 +396,7 @@ fn replica_shutdown_fails_no_request() {
 }
 
 #[test]
-fn requests_pass_without_a_replica() {
+fn requests_succeed_without_a_replica() {
     let mut scene = Scene::with_limit("limit: 1");
     scene.service.terminate();
     scene.service.ended().unwrap();
@@ -408,7 +410,7 @@ fn requests_pass_without_a_replica() {
 }
 
 #[test]
-fn rls_limit_is_exact_and_permits_are_released() {
+fn limit_of_two_rate_limit_filters_is_exact_and_permits_are_released() {
     let scene = Scene::with_rls_limit("limit: 2, reject: {retry_after: 1500ms, body: busy}");
     let clients = [scene.send(), scene.send()];
     let [first, second] = [scene.upstream.next(), scene.upstream.next()];
@@ -428,7 +430,7 @@ fn rls_limit_is_exact_and_permits_are_released() {
 }
 
 #[test]
-fn rls_releases_permits_on_disconnect_and_reset() {
+fn two_rate_limit_filters_release_permits_on_disconnect_and_reset() {
     let scene = Scene::with_rls_limit("limit: 1, queue: {size: 1, timeout: 9s}");
     let client = scene.connect();
     let visit = scene.upstream.next();
@@ -457,9 +459,9 @@ fn max_duration_frees_permits_of_a_killed_envoy() {
     scene.expect_in_flight(0);
 }
 
-/// Clients must not choose a permit id or a hook.
+/// Clients must not be able to choose a request id or a hook.
 #[test]
-fn forged_ids_and_hooks_have_no_effect() {
+fn forged_request_ids_and_hooks_have_no_effect() {
     let limit = "limit: 2, reject: {status: 503}";
     for scene in
         [Scene::with_limit(limit), Scene::with_rls_limit(limit), Scene::with_ext_authz_limit(limit)]
@@ -469,7 +471,7 @@ fn forged_ids_and_hooks_have_no_effect() {
 }
 
 fn forged_headers_have_no_effect(scene: &Scene) {
-    // The domain of the hook `other` has no limits, so it would allow every request.
+    // The hook `other` has a domain without limits, so it would allow every request.
     let forged = [
         ("x-sluicegate-id", "0123456789abcdef"),
         ("x-request-id", "0123456789abcdef"),
@@ -546,7 +548,7 @@ fn ext_authz_queues_and_releases_on_disconnect_and_reset() {
     }
 }
 
-/// The request lasts three times as long as `max_duration`.
+/// The request of this test lasts three times as long as `max_duration`.
 #[test]
 fn periodic_access_logs_renew_the_permit() {
     let limit = limit_all_requests("limit: 1, max_duration: 1s");

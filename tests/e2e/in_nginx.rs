@@ -1,8 +1,9 @@
-//! Concurrency limits on a real NGINX, through syslog datagrams or its Lua module.
+//! Tests of concurrency limits on a real NGINX, released by syslog datagrams or by OpenResty Lua
+//! code.
 //!
 //! Guarantees:
-//! - Each request acquires its permit once.
-//! - Every way to end a request releases it.
+//! - Each request acquires exactly one permit.
+//! - Every way to end a request releases its permit.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -44,7 +45,7 @@ fn service(limits: &TempDir) -> Service {
 }
 
 impl Scene {
-    /// Uses these descriptors in the domain of the hook.
+    /// Starts a scene whose limits file has these descriptors, in the domain of the hook.
     fn with(by: Integration, descriptors: &str) -> Self {
         Self::before(by, descriptors, Visits::listen())
     }
@@ -53,7 +54,7 @@ impl Scene {
         Self::changed(by, descriptors, upstream, |_| {})
     }
 
-    /// Edits the shipped configuration.
+    /// Starts a scene with an edited shipped configuration of NGINX.
     pub(super) fn changed(
         by: Integration,
         descriptors: &str,
@@ -70,7 +71,7 @@ impl Scene {
         Self { _limits: limits, service, nginx, upstream }
     }
 
-    /// One concurrency limit for all requests.
+    /// Starts a scene with one concurrency limit for all requests.
     pub(super) fn with_limit(by: Integration, limit: &str) -> Self {
         Self::with(by, &limit_all_requests(limit))
     }
@@ -262,11 +263,11 @@ fn rate_limit_denial_returns_429_and_releases_the_permit() {
     }
 }
 
-/// `error_page` also catches this 403, after the request acquired its permit.
+/// NGINX's `error_page`, which handles denials, must pass on a 403 that is not from a check.
 #[test]
 fn nginx_403_reaches_the_client_and_releases_the_permit() {
     let files = tempfile::tempdir().unwrap();
-    // Directory listing is disabled, so NGINX answers 403.
+    // Directory listing is disabled, so NGINX itself responds with 403.
     let serves = format!("root {};", files.path().display());
     for by in INTEGRATIONS {
         let limit = limit_all_requests("limit: 1, reject: {status: 503}");
@@ -283,7 +284,7 @@ fn nginx_403_reaches_the_client_and_releases_the_permit() {
 }
 
 #[test]
-fn forged_ids_and_headers_have_no_effect() {
+fn forged_request_ids_and_headers_have_no_effect() {
     for by in INTEGRATIONS {
         let scene = Scene::with_limit(by, "limit: 2");
         let ingress = scene.nginx.ingress;
@@ -309,7 +310,8 @@ fn forged_ids_and_headers_have_no_effect() {
 fn nginx_exit_frees_permits_immediately_or_by_max_duration() {
     for by in INTEGRATIONS {
         for signal in ["KILL", "TERM"] {
-            // A dead NGINX sends no datagrams, so only `max_duration` frees the permits.
+            // After its exit, NGINX sends no syslog datagrams, so only `max_duration` frees the
+            // permits.
             let max_duration = if by == Integration::Lua { "60s" } else { "1s" };
             let scene = Scene::with_limit(by, &format!("limit: 9, max_duration: {max_duration}"));
             let _clients: Vec<_> = (0..5).map(|_| scene.connect()).collect();
@@ -336,7 +338,7 @@ fn max_duration_frees_permits_of_a_stopped_nginx() {
         for client in clients {
             assert_eq!(status_of(client), 200);
         }
-        // The releases of expired permits release nothing else.
+        // Late releases of the expired permits release no other permit.
         scene.expect_in_flight(0);
         let client = scene.send();
         let visit = scene.upstream.next();
@@ -348,7 +350,7 @@ fn max_duration_frees_permits_of_a_stopped_nginx() {
 }
 
 #[test]
-fn service_exit_fails_no_request() {
+fn exit_of_the_service_fails_no_nginx_request() {
     for by in INTEGRATIONS {
         for signal in ["KILL", "TERM"] {
             let mut scene = Scene::with_limit(by, "limit: 1");
@@ -371,8 +373,8 @@ fn service_exit_fails_no_request() {
     }
 }
 
-/// NGINX keeps its sockets, because the ports stay the same. Requests in flight continue without a
-/// permit.
+/// The service restarts on the same ports, which NGINX continues to use. Requests in flight
+/// continue without a permit.
 #[test]
 fn restarted_service_counts_only_new_requests() {
     for by in INTEGRATIONS {
@@ -390,7 +392,7 @@ fn restarted_service_counts_only_new_requests() {
         expect_gauge(first.metrics, "sluicegate_requests_in_flight", 1);
         first.kill();
         let second = restart_on(&limits, http, syslog);
-        // The release of the old request matches no permit here.
+        // The release of the old request matches no permit of the restarted service.
         let after = send();
         let later = upstream.next();
         expect_gauge(second.metrics, "sluicegate_requests_in_flight", 1);
@@ -419,7 +421,7 @@ fn restart_on(limits: &TempDir, http: SocketAddr, syslog: SocketAddr) -> Service
 }
 
 #[test]
-fn forged_datagrams_release_no_permit() {
+fn forged_syslog_datagrams_release_no_permit() {
     let scene = Scene::with_limit(Integration::Datagrams, "limit: 1");
     let client = scene.send();
     let visit = scene.upstream.next();

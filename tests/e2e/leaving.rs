@@ -1,8 +1,8 @@
-//! NGINX clients that disconnect when the decision arrives leak no permit.
+//! Tests that clients of NGINX that disconnect just when the decision arrives leak no permit.
 //!
 //! Guarantees:
 //! - Clients disconnect before the check, before the decision, and after it.
-//! - Some releases overtake their acquires.
+//! - Some releases arrive before their acquires.
 //! - The same clients leak permits if the service keeps no early releases.
 
 use std::net::{SocketAddr, UdpSocket};
@@ -40,7 +40,7 @@ const CLIENTS: usize = 4_000;
 const MAX_CONCURRENT: usize = 64;
 /// Latency in each direction between NGINX and the service.
 const ONE_WAY_DELAY: Duration = Duration::from_millis(10);
-/// Requests that complete, to measure the response time under this load.
+/// Number of requests that complete, to measure the response time under the load of this test.
 const PROBES: usize = 256;
 /// Each round measures the response time again, because the load of the machine varies.
 const ROUNDS: usize = 4;
@@ -48,16 +48,17 @@ const ROUNDS: usize = 4;
 /// Allows every request. `max_duration` is too long to hide a leak.
 const LIMIT: &str = "limit: 1000, max_duration: 10m";
 
-/// Attempts to hit the window on a busy machine.
+/// Maximum number of attempts until enough clients disconnect during their check; a busy machine
+/// needs more.
 const MAX_ATTEMPTS: u64 = 4;
 
-/// Minimum number of clients that disconnect before, in and after the window.
+/// Minimum number of clients that disconnect before, during and after their check.
 const MIN_PER_PHASE: u64 = 100;
 
-/// Datagrams that fit into a socket buffer: each takes under 1 kB of 200 kB.
+/// Number of syslog datagrams that fit into a socket buffer: each takes under 1 kB of 200 kB.
 const MAX_PENDING_DATAGRAMS: usize = 150;
 
-/// Forwards and counts the release datagrams of NGINX.
+/// Forwards and counts the syslog datagrams with which NGINX releases permits.
 struct Relay {
     address: SocketAddr,
     passed: Arc<AtomicUsize>,
@@ -66,8 +67,8 @@ struct Relay {
 impl Relay {
     fn to(service: SocketAddr) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        // On a busy machine, many datagrams arrive before this thread runs. The kernel may grant
-        // less.
+        // On a busy machine, many datagrams arrive before this thread runs. The operating system
+        // may allow a smaller buffer.
         SockRef::from(&socket).set_recv_buffer_size(8 << 20).unwrap();
         let (address, passed) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
         let counts = Arc::clone(&passed);
@@ -81,7 +82,7 @@ impl Relay {
         Self { address, passed }
     }
 
-    /// Waits until the datagrams in flight fit into a socket buffer.
+    /// Waits until the datagrams that have not arrived yet fit into a socket buffer.
     async fn wait_for_capacity(&self, requests: usize) {
         let behind = async {
             while self.passed.load(Relaxed) + MAX_PENDING_DATAGRAMS < requests {
@@ -121,7 +122,7 @@ fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sent: usize) -> 
                     .await;
             took.sort_unstable();
             let median: u64 = took[PROBES_PER_ROUND / 2].as_micros().try_into().unwrap();
-            // Up to twice the measured time, because the load may rise.
+            // Clients stay up to twice the measured response time, because the load may rise.
             let stays: Vec<_> =
                 (0..LEAVING_PER_ROUND).map(|_| median / 8 + dice.up_to(2 * median)).collect();
             let abandon =
@@ -137,7 +138,7 @@ fn leave(ingress: SocketAddr, relay: Option<&Relay>, seed: u64, sent: usize) -> 
     sent + PROBES + CLIENTS
 }
 
-/// Runs `count` clients with bounded concurrency. `pace` delays the start of each one.
+/// Runs `count` clients with bounded concurrency. `pace` delays the start of each client.
 async fn run_concurrently<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     count: usize,
     pace: impl AsyncFn(usize),
@@ -190,7 +191,7 @@ fn disconnects_during_the_check_leak_no_permit() {
         let shipped = if lua { Shipped::Lua } else { Shipped::Concurrency(relay.address) };
         let (upstream, came) = upstream::counting();
         let nginx = Nginx::start_as(shipped, upstream, between.address(), WhenDown::Deny);
-        // Lua sends no datagrams.
+        // With Lua, NGINX sends no syslog datagrams.
         let datagrams = (!lua).then_some(&relay);
         let ids = |event: &str| {
             gauge(service.metrics, &format!("sluicegate_permit_ids_total{{event=\"{event}\"}}"))
@@ -208,8 +209,8 @@ fn disconnects_during_the_check_leak_no_permit() {
             );
             let (admitted, came) = (gauge(service.metrics, ADMITTED), came.load(Relaxed) as u64);
             println!("lua {lua}: {admitted} of {sent} were admitted, {came} came to the upstream");
-            // A client that left before the check is missing in `admitted`. A client that left
-            // before the decision is missing in `came`.
+            // A client that disconnected before its check is not counted in `admitted`; before its
+            // decision, not in `came`.
             let counts = [attempt * PROBES as u64, came, admitted, sent as u64];
             let is_met = counts.is_sorted_by(|fewer, more| fewer + MIN_PER_PHASE <= *more);
             is_met && (lua || (MIN_PER_PHASE < held && 0 < over))

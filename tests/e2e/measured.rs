@@ -1,13 +1,13 @@
-//! Latency that adaptive concurrency limits measure with real proxies.
+//! Tests of the latency that adaptive concurrency limits measure with real proxies.
 //!
 //! Guarantees:
-//! - The latency is the time of the upstream.
+//! - The measured latency is the response time of the upstream.
 //! - Queue time and slow clients are not part of it.
 //! - A failed request lowers the limit and is not measured.
-//! - The test clock sets the bounds, so a busy machine shifts both.
+//! - The tests time the upstream themselves, so a busy machine shifts the expected latency, too.
 //!
 //! Not covered:
-//! - `ext_proc` and Lua connections, which measure the lifetime of the permit.
+//! - `ext_proc` and NGINX with Lua, where the latency is the lifetime of the permit.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -28,10 +28,10 @@ use super::visits::Visit;
 use crate::http1;
 use crate::waiting::{now, soon};
 
-/// Hooks that report a latency separate from the lifetime of the permit.
+/// Envoy integrations that report a latency other than the lifetime of the permit.
 const HOOKS: [Shipped; 2] = [Shipped::RlsConcurrency, Shipped::ExtAuthzConcurrency];
 
-/// One permit and one queue position.
+/// An adaptive concurrency limit with one permit and one queue position.
 const LIMIT: &str =
     "limit: 1, adaptive: {policy: aimd, min: 1, max: 1}, queue: {size: 1, timeout: 9s}";
 
@@ -39,7 +39,7 @@ const QUEUE_WAIT: Duration = Duration::from_millis(100);
 
 const UPSTREAM_TIME: Duration = Duration::from_millis(50);
 
-/// NGINX reports whole milliseconds. The service adds half a millisecond.
+/// Tolerance: NGINX reports whole milliseconds, and the service adds half a millisecond.
 const ROUNDING: Duration = Duration::from_millis(2);
 
 /// A POST without the last byte of its body.
@@ -87,7 +87,7 @@ impl SlowClient {
     }
 }
 
-/// Answers after a delay. Returns the lower bound of the upstream time.
+/// Sends the response after a delay. Returns a lower bound of the upstream's response time.
 fn answer_after_delay(visit: Visit) -> Duration {
     let began = now();
     sleep(UPSTREAM_TIME);
@@ -96,7 +96,7 @@ fn answer_after_delay(visit: Visit) -> Duration {
     took
 }
 
-/// Checks the latency of the only bucket.
+/// Asserts that the measured latency of the only bucket is from `least` to `most`.
 fn check_latency(by: &str, admin: SocketAddr, least: Duration, most: Duration) {
     let shown = http1::get(admin, "/permits", &[]).unwrap().text();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
@@ -121,7 +121,7 @@ fn envoy_latency_excludes_queue_and_slow_download() {
         let least = answer_after_delay(scene.upstream.next());
         let body = client.begin();
         let most = freed.elapsed();
-        // Long enough to violate the upper bound if it counted.
+        // The client waits long enough to exceed `most` if its download time counted.
         sleep(most);
         assert_eq!(gauge(scene.service.metrics, "sluicegate_requests_in_flight"), 1, "{hook:?}");
         client.end(body);
@@ -132,7 +132,7 @@ fn envoy_latency_excludes_queue_and_slow_download() {
 }
 
 #[test]
-fn datagram_latency_excludes_queue_and_slow_upload() {
+fn nginx_latency_excludes_queue_and_slow_upload() {
     let scene = in_nginx::Scene::with_limit(Integration::Datagrams, LIMIT);
     let first = scene.send();
     let held = scene.upstream.next();
@@ -149,8 +149,8 @@ fn datagram_latency_excludes_queue_and_slow_upload() {
     client.read_to_string(&mut answer).unwrap();
     let most = whole.elapsed();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    // After a request with a body, NGINX waits up to 5 s for the client to close. It reports the
-    // end afterwards.
+    // After a request with a body, NGINX waits up to 5 s for the client to close, and then reports
+    // the end.
     drop(client);
     scene.expect_in_flight(0);
     assert_eq!(first.join().unwrap().unwrap().status, 503);

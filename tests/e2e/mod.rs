@@ -35,7 +35,7 @@ use crate::service::Service;
 use crate::support::watchers::{Disturbed, Watchers, retry_disturbed};
 use crate::waiting::{Ends, for_a_day_with_a_minute_left, now, unix_seconds, until};
 
-/// Limits in the domain of the shipped configurations: hits per day for each API key.
+/// A limits file for the domain of the shipped configurations: hits per day for each API key.
 struct Limits(TempDir);
 
 impl Limits {
@@ -56,7 +56,7 @@ impl Limits {
         std::fs::rename(prepared, self.path().join("shop.yaml")).unwrap();
     }
 
-    /// Hits per day for each value of this key.
+    /// A limits file with hits per day for each value of `key`.
     fn per(key: &str, requests: u64) -> Self {
         let limits = Self(tempfile::tempdir().unwrap());
         let text = format!(
@@ -143,8 +143,8 @@ fn ratelimit_headers_reach_the_client() {
     assert!(retry_after.is_some_and(is_until_midnight), "{denied:?}");
 }
 
-/// Checks the quota, the window, the remaining hits and the reset time. Day windows end at midnight
-/// UTC.
+/// Asserts quota, window, remaining hits (`left`) and reset time in the response headers. Day
+/// windows end at midnight UTC.
 fn assert_headers(reply: &Reply, left: u64) {
     assert_eq!(reply.header("ratelimit-policy"), Some("\"per-key\";q=2;w=86400"), "{reply:?}");
     let limit = reply.header("ratelimit").unwrap_or_else(|| panic!("{reply:?}"));
@@ -154,7 +154,7 @@ fn assert_headers(reply: &Reply, left: u64) {
     assert!(is_until_midnight(reset), "{limit}");
 }
 
-/// Allows 5 s between the response and this call.
+/// Returns `true` if midnight UTC is in `seconds`. Allows 5 s between the response and this call.
 fn is_until_midnight(seconds: u64) -> bool {
     let now = 86_400 - unix_seconds() % 86_400;
     (now..=now + 5).contains(&seconds)
@@ -216,7 +216,7 @@ impl Traffic {
     /// Returns [`Disturbed`] if every failed check timed out in Envoy while the machine paused for
     /// most of the timeout.
     fn run_during(&self, envoy: &Envoy, key: &str, work: impl FnOnce()) -> Result<(), Disturbed> {
-        /// The filter has a timeout of 250 ms.
+        /// Pauses that disturb: longer than this in total, of the 250 ms timeout of Envoy's filter.
         const MOST: Duration = Duration::from_millis(150);
         let watchers = Watchers::start();
         std::thread::scope(|scope| {
@@ -280,7 +280,8 @@ fn replica_shutdown_fails_no_request() {
         let mut leaving = serve(limits.path(), &flags);
         let staying = serve(limits.path(), &flags);
         let replicas = [leaving.grpc, staying.grpc];
-        // An unanswered check is visible only in deny mode, as a 500.
+        // Denies when no replica answers, because only then an unanswered check is visible, as a
+        // 500.
         let envoy = Envoy::start(upstream::start(), &replicas, WhenDown::Deny);
         let traffic = Traffic::new();
         traffic.run_during(&envoy, "busy", || {

@@ -20,10 +20,10 @@ use crate::waiting::until;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shipped {
     RateLimit,
-    /// With the address of the syslog listener.
+    /// The shipped concurrency configuration, with the address of the syslog listener.
     Concurrency(SocketAddr),
     Lua,
-    /// The snippets of `docs/with/ingress-nginx.md`.
+    /// The ingress-nginx snippets of `docs/with/ingress-nginx.md`.
     Ingress,
 }
 
@@ -38,7 +38,7 @@ impl Shipped {
     }
 }
 
-/// Places the documented snippets into the relevant parts of the ingress-nginx template.
+/// Inserts the documented snippets where the ingress-nginx template puts them.
 fn ingress() -> String {
     let shown =
         blocks("yaml").into_iter().find(|b| b.place.starts_with("docs/with/ingress-nginx.md"));
@@ -99,7 +99,7 @@ impl Nginx {
         Self::start_changed(shipped, upstream, replica, when_down, |_| {})
     }
 
-    /// [`Nginx::start_as`] with an edited configuration.
+    /// As [`Nginx::start_as`], with an edited configuration.
     pub fn start_changed(
         shipped: Shipped,
         upstream: SocketAddr,
@@ -108,13 +108,13 @@ impl Nginx {
         change: impl Fn(&mut String),
     ) -> Self {
         let home = tempfile::tempdir().unwrap();
-        // NGINX cannot report a port of its own choice, and another process may take this one.
+        // Tries again, because another process may take the free port before NGINX listens on it.
         for _ in 0..5 {
             let ingress = ports::free();
             let own = home.path().display().to_string();
             let mut config = configured(shipped, upstream, replica, when_down);
             change(&mut config);
-            // Identifies this NGINX. The location makes no check.
+            // Identifies this NGINX by a location that makes no check.
             let begins = format!("listen {ingress}; location = /own {{ return 404 {own}; }}");
             replace_once(&mut config, "listen 8000;", &begins);
             std::fs::write(home.path().join("nginx.conf"), config).unwrap();
@@ -155,7 +155,7 @@ pub struct Processes(Vec<u32>);
 impl Processes {
     pub fn signal(&self, name: &str) {
         for &process in &self.0 {
-            // A worker may have exited with its master.
+            // Ignores errors: a worker may have exited with its master process.
             let _ = signals::try_send(process, name);
         }
     }
@@ -167,12 +167,12 @@ impl Drop for Nginx {
     }
 }
 
-/// Uses SIGTERM, because a killed master leaves its workers behind.
+/// Uses SIGTERM, because workers survive a master process that is killed.
 fn stop(master: &mut Child) {
     if !matches!(master.try_wait(), Ok(None)) {
         return;
     }
-    // A stopped process receives SIGTERM only after SIGCONT.
+    // A stopped process handles SIGTERM only after SIGCONT.
     for name in ["TERM", "CONT"] {
         let _ = signals::try_send(master.id(), name);
     }
@@ -252,7 +252,7 @@ fn spawn(home: &Path) -> Child {
     spawned.unwrap_or_else(|error| panic!("no nginx on PATH: run scripts/test.sh: {error}"))
 }
 
-/// Waits for the pid file, which NGINX writes after it listens. An earlier connection to a free
+/// Waits for the pid file, which NGINX writes after it listens. Before, a connection to the free
 /// port could connect to itself.
 fn first_response(home: &Path, ingress: SocketAddr, master: &mut Child) -> Result<Reply, String> {
     until("NGINX", || match master.try_wait() {

@@ -1,8 +1,8 @@
-//! Every request on a real NGINX releases its permit within the documented time.
+//! Tests that every request on a real NGINX releases its permit within the documented time.
 //!
 //! Guarantees:
-//! - All ways to end a request are covered, with datagrams and with Lua.
-//! - `max_duration` is 60 s, except where only it can free the permit.
+//! - All ways to end a request are covered, with syslog datagrams and with Lua.
+//! - `max_duration` is 60 s, unless nothing else can free the permit.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,17 +18,18 @@ use super::visits::{Visit, Visits};
 use crate::support::watchers::retry_disturbed;
 use crate::waiting::{PATIENCE, now};
 
-/// One permit and one queue position.
+/// A concurrency limit with one permit and one queue position.
 const LIMIT: &str = "limit: 1, queue: {size: 1, timeout: 9s}";
 
-/// Documented bound for a broken connection.
+/// Documented time until a broken connection of Lua frees its permit.
 const AT_ONCE: Duration = Duration::from_millis(3);
 
-/// `max_duration`, plus 1 s in which the service finds expired permits.
+/// Longest time until `max_duration` frees a permit: 1 s, and 1 s in which the service finds
+/// expired permits.
 const DEADLINE: Duration = Duration::from_secs(1 + 1);
 
-/// Adds an upstream for each ending, a short timeout, and WebSocket support. The path selects the
-/// upstream.
+/// Adds an upstream for each way to end a request, a short timeout, and WebSocket support. The path
+/// selects the upstream.
 fn with_endings(text: &mut String, app: SocketAddr) {
     let servers = format!(
         "upstream app {{ server {app}; }}
@@ -69,7 +70,8 @@ fn status(mut stream: &TcpStream) -> u16 {
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// A request that reached the upstream, and its client.
+/// Sends a request and waits until it reaches the upstream. Returns the client and the upstream
+/// connection.
 fn start_request(scene: &Scene, headers: &str) -> (TcpStream, Visit) {
     let client = open(scene, "/", headers);
     let visit = scene.upstream.next();
@@ -111,7 +113,7 @@ fn client_leaves_before_response(scene: &Scene) -> Duration {
     release_time(scene, at)
 }
 
-/// The body exceeds the buffers of NGINX, so NGINX notices the disconnect.
+/// Disconnects during a body that exceeds the buffers of NGINX, so NGINX notices the disconnect.
 fn client_leaves_mid_body(scene: &Scene) -> Duration {
     let (client, mut visit) = start_request(scene, "");
     visit.stream();
@@ -122,7 +124,7 @@ fn client_leaves_mid_body(scene: &Scene) -> Duration {
     release_time(scene, at)
 }
 
-/// Another request keeps the permit. This measures the queue position.
+/// Another request keeps the permit. Returns the time until the queue position is free.
 fn client_leaves_the_queue(scene: &Scene) -> Duration {
     let (_client, visit) = start_request(scene, "");
     let queued = open(scene, "/", "");
@@ -169,7 +171,7 @@ fn upstream_closes_websocket(scene: &Scene) -> Duration {
     release_time(scene, at)
 }
 
-/// Measured from the arrival at the upstream. The read timeout is 300 ms.
+/// Returns the time from the request's arrival at the upstream; the read timeout is 300 ms.
 fn upstream_times_out(scene: &Scene) -> Duration {
     let client = open(scene, "/", "");
     let _visit = scene.upstream.next();
@@ -192,7 +194,8 @@ fn upstream_retry(scene: &Scene) -> Duration {
     took
 }
 
-/// Measured from the arrival of the response. The request had acquired a permit.
+/// The upstream refuses a request that has a permit. Returns the time from the arrival of the
+/// response.
 fn upstream_refuses(scene: &Scene) -> Duration {
     const ADMITTED: &str = r#"sluicegate_checks_total{verdict="admit"}"#;
     let admitted = || gauge(scene.service.metrics, ADMITTED);
@@ -203,7 +206,7 @@ fn upstream_refuses(scene: &Scene) -> Duration {
     took
 }
 
-/// New workers accept requests, and the old worker finishes its own.
+/// Reloads NGINX during a request: the old worker process finishes it.
 fn reload(scene: &Scene) -> Duration {
     let (client, visit) = start_request(scene, "");
     scene.nginx.reload();
@@ -219,8 +222,9 @@ fn reload(scene: &Scene) -> Duration {
     took
 }
 
-/// Name, documented release times in ms, and action. The times are for datagrams and Lua
-/// connections. Endings without a documented time (WebSocket, retry, reload) use that of an answer.
+/// One way to end a request: its name, documented release times in ms (syslog datagrams, Lua), and
+/// action. Without a documented time (WebSocket, retry, reload), the time of a normal response
+/// applies.
 type Row = (&'static str, [u64; 2], fn(&Scene) -> Duration);
 
 const ENDINGS: [Row; 13] = [
@@ -257,7 +261,8 @@ fn permits_are_released_within_documented_times() {
     }
 }
 
-/// Sends a signal to an NGINX with two requests in flight.
+/// Sends a signal to an NGINX with two requests in flight, and asserts the time until none is in
+/// flight.
 fn check_failure(signal: &str, promised: [Duration; 2]) {
     let what = format!("SIG{signal} to NGINX");
     for (column, by) in INTEGRATIONS.into_iter().enumerate() {

@@ -1,14 +1,15 @@
-//! Compares the time until a permit is free with the documented time of the ending.
+//! Compares the time until a permit is free with the documented time for this way to end a request.
 //!
 //! Guarantees:
-//! - An ending repeats until one attempt takes the documented time plus polling.
-//! - A slower release path fails, because load can only add time.
+//! - A way to end a request is repeated until an attempt takes at most the documented time plus
+//!   polling.
+//! - A release that is always slower fails the test, because machine load can only add time.
 //! - Three of four counted attempts are late by at most [`ALLOWANCE`].
-//! - A path that loses every other release fails that rule.
+//! - Losing every other release fails the rule of three in four.
 //! - No attempt is late enough to suggest that `max_duration` freed the permit.
-//! - A failure of the proxy runs once and must be within [`ALLOWANCE`].
+//! - A failure of the proxy is tested once and must be within [`ALLOWANCE`].
 //! - A late attempt does not count if [`Watchers`] recorded equally long pauses.
-//! - An uncounted failure of the proxy repeats with a new proxy.
+//! - An uncounted failure of the proxy is repeated with a new proxy.
 #![expect(clippy::print_stdout, reason = "the table is part of the proof")]
 
 use std::net::SocketAddr;
@@ -20,16 +21,16 @@ use crate::waiting::{PATIENCE, now};
 
 /// Poll interval of the metrics page.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Documented times are truncated to milliseconds and come from another machine. Includes the
-/// wake-up of a process.
+/// Tolerance: documented times are truncated to milliseconds and come from another machine, and a
+/// process must wake up.
 const ROUNDING: Duration = Duration::from_millis(2);
-/// Delay of processes that compete for two cores.
+/// Tolerated delay of processes that compete for two cores.
 pub const ALLOWANCE: Duration = Duration::from_millis(50);
-/// Longest read of the metrics page that counts as polling. On a slower machine the attempt
-/// repeats.
+/// Longest read of the metrics page that counts as polling. If a read is slower, the attempt is
+/// repeated.
 const SLOW_LOOK: Duration = Duration::from_millis(10);
-/// Minimum of counted attempts. If every other release is lost at random, one run in nine sees at
-/// most one loss in six.
+/// Minimum number of counted attempts. If half of the releases are lost at random, at most one of
+/// six is lost in one run of nine.
 const MIN_ATTEMPTS: usize = 6;
 const MAX_ATTEMPTS: usize = 50;
 /// Maximum delay beyond the documented time, far below the `max_duration` of 60 s.
@@ -38,7 +39,7 @@ const MAX_DELAY: Duration = Duration::from_secs(3);
 /// One way to end a request. `end` returns the time until the permit was free.
 pub struct Ending<S> {
     pub what: &'static str,
-    /// Documented time in ms.
+    /// Documented time until the permit is free, in ms.
     pub promised: u64,
     pub end: fn(&S) -> Duration,
 }
@@ -53,7 +54,7 @@ impl<S> Ending<S> {
 struct Attempt {
     /// Time until the permit was free.
     took: Duration,
-    /// Total scheduling pause of the machine meanwhile.
+    /// Total pause of the machine in this time, as recorded by [`Watchers`].
     paused: Duration,
 }
 
@@ -64,13 +65,15 @@ impl Attempt {
         Self { took, paused: watchers.stop().altogether((began, now())) }
     }
 
-    /// True if the delay exceeds the pause of the machine.
+    /// True if the delay is so long that the release was lost, and the pauses of the machine do not
+    /// explain it.
     fn is_lost(&self, promised: Duration) -> bool {
         self.paused < self.took.saturating_sub(promised + ALLOWANCE)
     }
 }
 
-/// True if one attempt is in time and three of four counted attempts are prompt.
+/// True if one attempt took at most `in_time`, and three of four counted attempts are late by at
+/// most [`ALLOWANCE`].
 fn is_acceptable(attempts: &[Attempt], promised: Duration, in_time: Duration) -> bool {
     let lost = attempts.iter().filter(|it| it.is_lost(promised)).count();
     let prompt = attempts.iter().filter(|it| it.took <= promised + ALLOWANCE).count();
@@ -78,10 +81,10 @@ fn is_acceptable(attempts: &[Attempt], promised: Duration, in_time: Duration) ->
     one_in_time && MIN_ATTEMPTS <= prompt + lost && 3 * lost <= prompt
 }
 
-/// Repeats an ending, prints its times and checks them.
+/// Repeats a way to end a request, prints the measured times and asserts them.
 pub fn check_ending<S>(by: &str, metrics: SocketAddr, scene: &S, ending: &Ending<S>) {
     let (promised, mut attempts, mut look) = (ending.promised(), Vec::new(), Duration::MAX);
-    // The permit may become free just after a read, so two reads count.
+    // The permit may become free just after a read of the metrics page, so two reads are added.
     let in_time = |look: Duration| promised + PAUSE + 2 * look.min(SLOW_LOOK) + ROUNDING;
     while attempts.len() < MAX_ATTEMPTS && !is_acceptable(&attempts, promised, in_time(look)) {
         attempts.push(Attempt::make(scene, ending.end));
@@ -104,15 +107,15 @@ fn print_row(by: &str, what: &str, promised: Duration, took: &[Duration]) {
     println!("| {what} | {by} | {want} ms | {least} to {most} ms of {attempts} |");
 }
 
-/// Duration of one read of the metrics page.
+/// Returns the duration of one read of the metrics page.
 fn empty_look(metrics: SocketAddr) -> Duration {
     let began = now();
     gauge(metrics, "sluicegate_requests_in_flight");
     began.elapsed()
 }
 
-/// Runs `fail` once and waits until nothing is in flight. `fail` returns the start of the
-/// measurement.
+/// Runs `fail` once, waits until nothing is in flight, and asserts the time. `fail` returns the
+/// start of the measurement.
 pub fn check_failure(
     by: &str,
     what: &str,
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn alternating_losses_never_pass() {
+    fn losing_every_other_release_never_passes() {
         let turn =
             [repeated(1, IN_TIME, ALLOWANCE), repeated(1, Duration::from_secs(1), ALLOWANCE)]
                 .concat();
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn three_of_four_counted_attempts_must_be_prompt() {
+    fn three_of_four_counted_attempts_must_be_within_the_allowance() {
         let excess = LATE.saturating_sub(PROMISED + ALLOWANCE);
         let prompt = |count| repeated(count, IN_TIME, Duration::ZERO);
         let (excused, lost) =
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn one_attempt_must_be_in_time() {
+    fn one_attempt_must_take_the_documented_time() {
         let slower = repeated(50, IN_TIME + Duration::from_millis(1), Duration::ZERO);
         assert!(!accepts(&[&slower]));
         assert!(accepts(&[&slower, &repeated(1, IN_TIME, Duration::ZERO)]));

@@ -1,4 +1,4 @@
-//! A rolling update of the chart behind a real Envoy, under load.
+//! Tests a rolling update with the Helm chart's settings behind a real Envoy, under load.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::service::Service;
 use crate::support::watchers::{Disturbed, retry_disturbed};
 use crate::waiting::{now, until};
 
-/// Endpoints file of Envoy, in place of a headless Kubernetes service.
+/// The endpoint discovery file of Envoy, in place of a headless Kubernetes service.
 struct Endpoints(PathBuf);
 
 impl Endpoints {
@@ -31,7 +31,7 @@ impl Endpoints {
         std::fs::rename(next, &self.0).unwrap();
     }
 
-    /// The shipped configuration with endpoint discovery from this file.
+    /// The shipped configuration of Envoy, with endpoint discovery from this file.
     fn configured(&self, upstream: SocketAddr) -> String {
         let any = SocketAddr::from(([127, 0, 0, 1], 1));
         let mut text = configured(Shipped::Rls, upstream, &[any], WhenDown::Deny);
@@ -91,7 +91,7 @@ fn rolled_out(chart: &Installed, limits: &Path) -> Result<(), Disturbed> {
             wait_for_traffic(&envoy, pods[3].grpc, 50);
             let mut leaving = pods.remove(0);
             wait_for_traffic(&envoy, leaving.grpc, 50);
-            // Kubernetes does both at the same time.
+            // Kubernetes removes the endpoint and stops the pod at the same time.
             leaving.terminate();
             endpoints.set_replicas(&addresses(&pods));
             let began = now();

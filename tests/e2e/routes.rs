@@ -1,11 +1,11 @@
-//! Routes of one `ext_proc` filter on a real Envoy select their hooks by metadata.
+//! Tests that routes of one `ext_proc` filter on a real Envoy select their hooks by metadata.
 
 use super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::{Limits, serve, upstream};
 use crate::http1;
 use crate::waiting::for_a_day_with_a_minute_left;
 
-/// Each hook sends its own name as a descriptor.
+/// Hooks that each build a descriptor with their own name.
 const HOOKS: &str = r#"[
     {"name": "first", "domain": "shop", "descriptors":
         [[{"generic_key": {"descriptor_key": "hook", "descriptor_value": "first"}}]]},
@@ -14,7 +14,7 @@ const HOOKS: &str = r#"[
     {"name": "third", "domain": "shop", "descriptors":
         [[{"generic_key": {"descriptor_key": "hook", "descriptor_value": "third"}}]]}]"#;
 
-/// A route with this hook in its metadata, placed before all others.
+/// A route with this hook in its metadata, placed before all other routes.
 fn route(path: &str, hook: &str) -> String {
     let metadata = format!("{{filter_metadata: {{sluicegate: {{hook: {hook}}}}}}}");
     let indent = " ".repeat(24);

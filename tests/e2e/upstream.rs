@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Starts on a free port and runs until the test binary exits.
+/// Starts the upstream on a free port, until the test binary exits.
 pub fn start() -> SocketAddr {
     counting().0
 }
 
-/// Also counts the requests.
+/// As [`start`], and counts the requests.
 pub fn counting() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();

@@ -11,7 +11,7 @@ pub struct Visits {
     arrived: Receiver<Visit>,
 }
 
-/// A request without a complete response.
+/// A request at the upstream, without a complete response.
 pub struct Visit(TcpStream);
 
 impl Visits {
@@ -29,7 +29,7 @@ impl Visits {
         Self { address, arrived }
     }
 
-    /// Waits for the next request.
+    /// Waits for the next request to the upstream.
     pub fn next(&self) -> Visit {
         self.arrived.recv_timeout(PATIENCE).expect("no request arrived")
     }
@@ -46,8 +46,8 @@ fn read(mut stream: TcpStream, arrive: &Sender<Visit>) {
     let _ = arrive.send(Visit(stream));
 }
 
-/// True if the headers and the announced body have arrived. Unread bytes would reset the
-/// connection.
+/// True if the headers and the announced body have arrived. Closing a connection with unread bytes
+/// would reset it.
 fn is_whole(request: &[u8]) -> bool {
     let Some(end) = request.windows(4).position(|four| four == b"\r\n\r\n") else {
         return false;
@@ -72,7 +72,7 @@ impl Visit {
         self.0.write_all(answer.as_bytes()).unwrap();
     }
 
-    /// Sends the headers and the first part of the body.
+    /// Sends the headers and the first part of the response body.
     pub fn begin(&mut self) {
         let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
         self.0.write_all(format!("{head}2\r\nok\r\n").as_bytes()).unwrap();
@@ -83,7 +83,7 @@ impl Visit {
         let mut stream = self.0.try_clone().unwrap();
         std::thread::spawn(move || {
             let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
-            // Ends when a connection on the way closes.
+            // Sends until the client or the proxy closes its connection.
             let mut sent = stream.write_all(head.as_bytes());
             while sent.is_ok() {
                 sent = stream.write_all(&[b'x'; 16 * 1024]);
@@ -97,12 +97,12 @@ impl Visit {
         self.0.write_all(format!("{head}\r\n\r\nhello").as_bytes()).unwrap();
     }
 
-    /// Sends the end of the body.
+    /// Sends the rest of the response body.
     pub fn end(mut self) {
         self.0.write_all(b"0\r\n\r\n").unwrap();
     }
 
-    /// Closes the connection without another byte.
+    /// Closes the connection without sending more.
     pub fn reset(self) {
         drop(self.0);
     }

@@ -1,4 +1,5 @@
-//! Envoy's access log: parsing of entries, and releases over a real connection.
+//! Tests of permits that Envoy's gRPC access log releases: parsing of entries, and real
+//! connections.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -43,7 +44,7 @@ fn millis(ms: i32) -> Duration {
     Duration { seconds: 1, nanos: ms * 1_000_000 }
 }
 
-/// An entry of a request whose upstream responded with `code` after 5 ms.
+/// An access log entry of a request whose upstream responded with `code` after 5 ms.
 fn entry(kind: AccessLogType, code: u32) -> HttpAccessLogEntry {
     let common_properties = Some(AccessLogCommon {
         access_log_type: kind.into(),
@@ -67,7 +68,7 @@ fn ended(code: u32, change: impl FnOnce(&mut AccessLogCommon)) -> (RequestOutcom
 }
 
 #[test]
-fn entries_are_decoded_one_at_a_time() {
+fn access_log_entries_are_decoded_one_at_a_time() {
     let [end, periodic] = [AccessLogType::DownstreamEnd, AccessLogType::DownstreamPeriodic];
     let log_entry = vec![entry(end, 200), entry(periodic, 0), entry(end, 503)];
     let logs = HttpAccessLogEntries { log_entry: log_entry.clone() };
@@ -76,7 +77,7 @@ fn entries_are_decoded_one_at_a_time() {
     let read: Result<Vec<_>, _> = decode_entries(&message.encode_to_vec()).collect();
     assert_eq!(read.unwrap(), log_entry);
 
-    // Field 2 of a message, with 4,000,000 bytes: two million empty entries.
+    // Field 2 of an access log message, with 4,000,000 bytes: two million empty entries.
     let empty = [b"\x12\x80\x92\xf4\x01".to_vec(), b"\n\0".repeat(2_000_000)].concat();
     let made =
         allocation_counter::measure(|| assert_eq!(decode_entries(&empty).count(), 2_000_000));
@@ -86,7 +87,7 @@ fn entries_are_decoded_one_at_a_time() {
 }
 
 #[test]
-fn ext_authz_metadata_overrides_the_owner_header() {
+fn owner_in_ext_authz_metadata_overrides_the_owner_header() {
     let mut entry = entry(AccessLogType::DownstreamEnd, 200);
     assert_eq!(entry_owner(&entry), None);
     let headers = &mut entry.response.as_mut().unwrap().response_headers;
@@ -107,7 +108,7 @@ fn flagged(code: u32, set: impl FnOnce(&mut ResponseFlags)) -> RequestOutcome {
 }
 
 #[test]
-fn a_final_entry_has_latency_and_outcome() {
+fn final_access_log_entry_has_latency_and_request_outcome() {
     let rtt = Some(Nanos(5_000_000));
     assert_eq!(ended(200, |_| {}), (RequestOutcome::Success, rtt));
     assert_eq!(ended(404, |_| {}), (RequestOutcome::Success, rtt));
@@ -116,7 +117,7 @@ fn a_final_entry_has_latency_and_outcome() {
 }
 
 #[test]
-fn requests_without_an_upstream_response_are_ignored() {
+fn latency_without_an_upstream_response_is_ignored() {
     let local = |common: &mut AccessLogCommon| {
         common.time_to_first_upstream_tx_byte = None;
         common.time_to_last_upstream_rx_byte = None;
@@ -154,7 +155,7 @@ fn upstream_failure_flags_override_the_status_code() {
 }
 
 #[test]
-fn only_final_entries_end_a_request() {
+fn only_final_access_log_entries_end_a_request() {
     let kind = |kind| entry_event(&entry(kind, 200));
     assert!(
         matches!(kind(AccessLogType::NotSet), EntryEvent::Ended { .. }),
@@ -196,7 +197,7 @@ async fn acquire_as(engine: &Engine, id: &str) {
     engine.acquire((id, 0), &asked, &asked, None).await.unwrap();
 }
 
-/// A gRPC message with the final entry of request `id`.
+/// A gRPC message with the final access log entry of the request `id`.
 fn framed(id: &str) -> Vec<u8> {
     let log_entry = vec![with_id(id, entry(AccessLogType::DownstreamEnd, 200))];
     let log_entries = Some(LogEntries::HttpLogs(HttpAccessLogEntries { log_entry }));
@@ -205,7 +206,7 @@ fn framed(id: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_draining_replica_reads_entries_in_transit() {
+async fn draining_replica_reads_access_log_entries_in_transit() {
     let engine = engine_with_concurrency("limit: 101");
     let ids: Vec<_> = (0..101).map(|number| format!("{ID}{number}")).collect();
     for id in &ids {
@@ -231,7 +232,7 @@ async fn a_draining_replica_reads_entries_in_transit() {
 }
 
 #[tokio::test]
-async fn only_a_final_entry_releases_the_permit() {
+async fn only_a_final_access_log_entry_releases_the_permit() {
     let engine = engine_with_concurrency("limit: 1");
     let served = served_with(Arc::clone(&engine), Readiness::Ready, Hooks::default()).await;
     let send_entries = async |entries: Vec<HttpAccessLogEntry>| {
@@ -255,12 +256,12 @@ async fn only_a_final_entry_releases_the_permit() {
 }
 
 #[tokio::test]
-async fn an_invalid_entry_ends_the_stream_after_the_others() {
+async fn invalid_access_log_entry_ends_the_stream_after_valid_ones() {
     let engine = engine_with_concurrency("limit: 1");
     let served = served_with(Arc::clone(&engine), Readiness::Ready, Hooks::default()).await;
     acquire(&engine).await;
     let end = with_id(ID, entry(AccessLogType::DownstreamEnd, 200)).encode_to_vec();
-    // Each entry is field 1. The user agent of the first one is not UTF-8.
+    // Entries are field 1 of the message. The first entry has a user agent that is not UTF-8.
     let broken = b"\x1a\x03\x2a\x01\xff".to_vec();
     assert!(HttpAccessLogEntry::decode(&*broken).is_err());
     let logs = [broken, end].map(|entry| field(1, &entry)).concat();
@@ -285,6 +286,6 @@ async fn an_open_log_stream_does_not_delay_shutdown() {
     });
     tokio::task::yield_now().await;
     served.shut_down().await.unwrap();
-    // The stream ended normally or never started.
+    // Ignores the result: the stream ended normally or was never accepted.
     let _ended = soon("the end", open).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! The admin port: access, configuration, explanations, counters and permits.
+//! Tests of the admin port: access token, configuration, explanations, counters and permits.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ async fn get_json(path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn all_pages_require_the_token() {
+async fn all_admin_pages_require_the_token() {
     let router = admin(Some("open-sesame"));
     let wrong = [
         None,
@@ -104,7 +104,7 @@ async fn only_the_debug_pages_need_no_token() {
 }
 
 #[tokio::test]
-async fn unknown_paths_list_all_pages() {
+async fn unknown_admin_paths_list_all_pages() {
     for path in ["/", "/nothing", "/config/"] {
         let (status, body) = get(&admin(None), path, None).await;
         assert_eq!(status, 200);
@@ -131,7 +131,7 @@ async fn unknown_paths_list_all_pages() {
 }
 
 #[tokio::test]
-async fn config_is_empty_before_the_first_load() {
+async fn config_page_is_empty_before_the_first_load() {
     let loads = Arc::new(ConfigLoads::default);
     let router = router(Admin {
         token: None,
@@ -147,7 +147,7 @@ async fn config_is_empty_before_the_first_load() {
 }
 
 #[test]
-fn config_shows_active_limits_and_the_last_error() {
+fn config_page_shows_limits_in_force_and_the_last_error() {
     let diagnostic = json!({"code": "E01", "line": 7});
     let loads = ConfigLoads {
         successful: 4,
@@ -182,7 +182,7 @@ fn limit(requests: u32, unit: &str, per: &str) -> raw::RateLimit {
 }
 
 #[test]
-fn rlconfig_uses_the_envoyproxy_format() {
+fn rlconfig_page_uses_the_envoyproxy_ratelimit_format() {
     let mut shadow = node("s", limit(1, "week", ""));
     shadow.shadow_mode = true;
     let mut quota = node("q", limit(2, "second", ""));
@@ -204,7 +204,7 @@ d.s: unit=WEEK requests_per_unit=1, shadow_mode: true, quota_mode: false
 }
 
 #[tokio::test]
-async fn explain_shows_the_rule_and_its_match_steps() {
+async fn explain_page_shows_the_rule_and_its_match_steps() {
     let shown = get_json("/explain?domain=d&descriptor=k%3Dv&hits=3").await;
     assert_eq!(shown["known"], true);
     let descriptor = &shown["descriptors"][0];
@@ -217,7 +217,7 @@ async fn explain_shows_the_rule_and_its_match_steps() {
 }
 
 #[tokio::test]
-async fn explain_gives_the_reason_for_no_match() {
+async fn explain_page_shows_why_no_rule_matches() {
     let shown = get_json("/explain?domain=d&descriptor=zz=1&descriptor=k=v,k2=v2").await;
     for (descriptor, why) in [(0, "this level has nothing"), (1, "has no descriptors below it")] {
         let outcome = shown["descriptors"][descriptor]["outcome"].as_str().unwrap();
@@ -228,7 +228,7 @@ async fn explain_gives_the_reason_for_no_match() {
 }
 
 #[tokio::test]
-async fn explain_names_missing_and_invalid_parameters() {
+async fn explain_page_names_missing_and_invalid_parameters() {
     let wrong = [
         ("/explain", "domain"),
         ("/explain?domain=d", "descriptor"),
@@ -244,7 +244,7 @@ async fn explain_names_missing_and_invalid_parameters() {
 }
 
 #[tokio::test]
-async fn usage_errors_do_not_mention_other_paths() {
+async fn usage_errors_of_admin_pages_mention_no_other_page() {
     let router = admin(Some("open-sesame"));
     for (method, path) in [
         ("GET", "/explain"),
@@ -263,7 +263,7 @@ async fn usage_errors_do_not_mention_other_paths() {
 
 const KEY: &str = "?domain=d&descriptor=k=me";
 
-/// Calls with the token. A body that is not JSON becomes a string.
+/// Calls an admin page with the access token. A body that is not JSON becomes a JSON string.
 pub(super) async fn call(router: &Router, method: &str, path: &str) -> (u16, Value) {
     let request = Request::builder().method(method).uri(path);
     let request = request.header("authorization", "Bearer open-sesame");
@@ -285,7 +285,7 @@ pub(super) async fn spend(engine: &Engine, hits: u64) -> Verdict {
 }
 
 #[tokio::test]
-async fn counters_can_be_read_granted_and_reset() {
+async fn admin_port_reads_refunds_and_resets_counters() {
     let engine = engine(two_a_minute());
     let (token, loads) = (SecretText::new("open-sesame"), Arc::new(ConfigLoads::default));
     let router = router(Admin {
@@ -316,7 +316,7 @@ async fn counters_can_be_read_granted_and_reset() {
 }
 
 #[tokio::test]
-async fn changes_are_forbidden_if_no_token_is_configured() {
+async fn admin_changes_are_forbidden_if_no_token_is_configured() {
     for path in ["grant", "reset", "freeze", "thaw"] {
         let (status, body) = call(&admin(None), "POST", &format!("/{path}{KEY}&hits=1")).await;
         assert!(status == 403 && body.as_str().unwrap().contains("admin_token"), "{path}: {body}");
@@ -353,7 +353,7 @@ async fn reset_rejects_uncounted_descriptors_and_accepts_empty_counters() {
 }
 
 #[tokio::test]
-async fn permits_and_explain_show_requests_in_flight() {
+async fn permits_and_explain_pages_show_requests_in_flight() {
     let engine = super::engine_with_concurrency("limit: 3, adaptive: {policy: gradient2}");
     let held = super::acquire_permits(&engine, "first").await;
     let Clock::Manual(clock) = engine.clock() else { panic!() };

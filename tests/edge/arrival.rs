@@ -1,4 +1,4 @@
-//! Decoding of incoming checks: size limits and memory bounds.
+//! Tests of the decoding of incoming checks: size limits and memory bounds.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -41,7 +41,7 @@ fn decoding_a_message_takes_bounded_memory() {
     let empty = filled(b"\n\x01d", b"\x12\0");
     let in_one = descriptor_of(&b"\n\0".repeat(2_000_000));
     let in_many = filled(b"\n\x01d", &descriptor_of(&b"\n\0".repeat(2_000)));
-    // Field 99 as a group that contains an unknown string.
+    // Unknown field 99 as a group that contains a string.
     let behind_a_group = filled(b"\x9b\x06\x0a\x01x\x9c\x06", b"\x12\0");
     let cut_off = [&empty[..], b"\x12\x7f"].concat();
     for (what, message) in [
@@ -87,7 +87,7 @@ fn descriptors_and_entries_above_the_limit_are_rejected() {
     assert_eq!(read(one_more), Err(CheckError::TooManyEntries { got: 10_001, most: 10_000 }));
 }
 
-/// Valid and invalid pieces of messages.
+/// Valid and invalid pieces of Protobuf messages, which the random test concatenates.
 const PIECES: &[&[u8]] = &[
     b"\n\x01d",
     b"\x12\0",
@@ -95,13 +95,15 @@ const PIECES: &[&[u8]] = &[
     b"\x12\x08\n\x06\n\x01k\x12\x01v",
     b"\x12\x08\n\0\n\0\n\0\n\0",
     b"\x18\x05",
-    // Field 99 as a varint, a string, a group start and a group end; the end of another group.
+    // Unknown field 99 as a varint, a string, a group start and a group end; then the end of
+    // another group.
     b"\x98\x06\x01",
     b"\x9a\x06\x02\x12\0",
     b"\x9b\x06",
     b"\x9c\x06",
     b"\xa4\x06",
-    // A varint for descriptors, field number 0, wire type 7, a length beyond the end.
+    // Invalid: the field of descriptors as a varint, field number 0, wire type 7, a length beyond
+    // the end.
     b"\x10\x01",
     b"\x02\0",
     b"\x17",
@@ -112,7 +114,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
     #[test]
-    fn decoding_matches_prost_up_to_the_limits(
+    fn decoding_matches_prost_up_to_the_size_limits(
         pieces in prop::collection::vec((prop::sample::select(PIECES), prop::sample::select(&[1, 1, 1, 999, 2_700])), 0..6),
     ) {
         let message: Vec<u8> = pieces.iter().flat_map(|(piece, times)| piece.repeat(*times)).collect();
@@ -135,7 +137,8 @@ proptest! {
 #[test]
 fn unknown_fields_do_not_count_as_descriptors() {
     let good = request(vec![with_entries(1)]).encode_to_vec();
-    // Field 99 as a varint, 8 bytes, 4 bytes, a string, and a group that contains descriptors.
+    // Unknown field 99 as a varint, 8 bytes, 4 bytes, a string, and a group that contains
+    // descriptors.
     let group = [&b"\x9b\x06"[..], &b"\x12\0".repeat(2_000), b"\x9c\x06"].concat();
     let unknown: [&[u8]; 5] =
         [b"\x98\x06\xff\x01", b"\x99\x0612345678", b"\x9d\x061234", b"\x9a\x06\x02\x12\0", &group];

@@ -1,4 +1,5 @@
-//! The NGINX endpoints `/check` and `/hold`.
+//! Tests of the HTTP endpoints for NGINX: `/check`, and `/hold`, which keeps a permit while it is
+//! open.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use crate::waiting::PATIENCE;
 const SET: [(&str, &str); 3] =
     [("x-original-uri", "/a?q=1"), ("x-original-method", "GET"), ("x-real-ip", "192.0.2.7")];
 
-/// `edge` counts by the header `x-key`; `other` uses the given action.
+/// Two hooks: `edge` counts by the header `x-key`, and `other` uses the given action.
 pub(super) fn hooks(other: &str) -> Hooks {
     let json = format!(
         r#"[{{"name": "edge", "domain": "d", "descriptors":
@@ -58,7 +59,7 @@ fn limited(other: &str) -> Router {
     port(engine(two_a_minute()), hooks(other))
 }
 
-/// Returns status, headers and body.
+/// Calls `/check` and returns status, headers and body of the response.
 async fn check(router: &Router, headers: &[(&str, &[u8])]) -> (u16, HeaderMap, String) {
     let mut request = Request::builder().uri("/check");
     for &(name, value) in headers {
@@ -97,7 +98,7 @@ async fn denials_return_403_with_headers_for_the_client() {
 #[tokio::test]
 async fn the_first_hook_is_the_default() {
     let router = limited(r#"{"remote_address": {}}, {"generic_key": {"descriptor_value": "x"}}"#);
-    // An empty name selects the first hook. The shipped Lua script sends one.
+    // An empty hook name selects the first hook. The shipped Lua script sends an empty name.
     for name in ["", "edge"] {
         assert_eq!(status(&router, &[("x-key", "v"), ("x-hook", name)]).await, 200);
     }
@@ -131,9 +132,10 @@ async fn hooks_see_the_original_request() {
     }
 }
 
-/// Same as Envoy's action. If all lines counted, a client could invent lines to get new counters.
+/// As in Envoy's descriptor action. If all header lines counted, a client could add lines to get
+/// new counters.
 #[tokio::test]
-async fn the_first_line_of_a_repeated_header_counts() {
+async fn only_the_first_line_of_a_repeated_header_counts() {
     let router = limited("");
     for second in ["b", "c"] {
         assert_eq!(status(&router, &[("x-key", "a"), ("x-key", second)]).await, 200);
@@ -158,7 +160,7 @@ async fn matchers_see_repeated_headers_joined_by_a_comma() {
 }
 
 #[tokio::test]
-async fn non_utf8_header_values_are_limited() {
+async fn requests_with_non_utf8_header_values_are_limited() {
     let router = limited("");
     let mut headers = with(&[]);
     headers.push(("x-key", b"\xff\xfe"));
@@ -190,7 +192,7 @@ async fn an_unchecked_request_stores_no_early_release() {
 }
 
 #[tokio::test]
-async fn duplicate_control_headers_are_rejected_and_count_nothing() {
+async fn duplicate_control_headers_are_rejected_and_charge_nothing() {
     let router = limited("");
     for (name, value) in SET.into_iter().chain([("x-hook", "edge")]) {
         let twice = [("x-key", "v"), ("x-hook", "edge"), (name, value)];
@@ -249,7 +251,7 @@ async fn configuration_and_request_errors_have_distinct_statuses() {
 
 const ID: (&str, &str) = ("x-sluicegate-id", "0123456789abcdef");
 
-/// The concurrency limit is one; `rest` adds fields to it.
+/// An engine and its router with a concurrency limit of one. `rest` adds fields to the limit.
 fn with_concurrency_limit(rest: &str) -> (Arc<Engine>, Router) {
     let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{limit: 1{rest}}}\n");
     let (config, _) =
@@ -285,7 +287,7 @@ async fn requests_without_an_id_acquire_no_permit() {
 }
 
 #[tokio::test]
-async fn invalid_duplicate_and_active_ids_are_rejected() {
+async fn invalid_duplicate_and_active_request_ids_are_rejected() {
     let (engine, router) = with_concurrency_limit(", reject: {body: \"two\\nlines\"}");
     let long = "x".repeat(129);
     for bad in ["", "0123456789abcde", "0123456789abcde!", &long] {
@@ -297,13 +299,14 @@ async fn invalid_duplicate_and_active_ids_are_rejected() {
     assert_eq!(engine.concurrency_limits().totals().in_flight, 0);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 400, "in flight already");
-    // A body of two lines cannot be sent in a header.
+    // A rejection body of two lines cannot be sent in a header.
     let other = (ID.0, "another-0123456789");
     let (status, headers, _) = check(&router, &with(&[("x-key", "v"), other])).await;
     assert_eq!((status, headers.contains_key("x-deny-body")), (403, false));
 }
 
-/// At most `most` requests may be held or queued at a time. The concurrency limit is one.
+/// As [`with_concurrency_limit`]; at most `most` requests may have a `/hold` response or wait in
+/// the queue.
 fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
     let (engine, _) = with_concurrency_limit(", queue: {size: 9, timeout: 10m}");
     let (reporting, hooks) = (ReplyOptions::default(), Arc::new(hooks("")));
@@ -313,7 +316,7 @@ fn with_pending_limit(most: usize) -> (Arc<Engine>, Router) {
     (engine, router_with_slots(ask, most))
 }
 
-/// Starts a check and returns when it is in the queue.
+/// Starts a check and returns when it waits in the queue.
 async fn queued_check(engine: &Engine, router: &Router, id: &'static str) -> JoinHandle<u16> {
     let (router, before) = (router.clone(), engine.concurrency_limits().totals().waiting);
     let asks = async move { status(&router, &[("x-key", "v"), (ID.0, id)]).await };
@@ -323,7 +326,7 @@ async fn queued_check(engine: &Engine, router: &Router, id: &'static str) -> Joi
 }
 
 #[tokio::test]
-async fn queued_and_held_requests_share_one_bound() {
+async fn queued_requests_and_open_hold_responses_share_one_maximum() {
     let (engine, router) = with_pending_limit(1);
     let waiting = || engine.concurrency_limits().totals().waiting;
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
@@ -351,7 +354,7 @@ async fn queued_and_held_requests_share_one_bound() {
 }
 
 #[tokio::test]
-async fn held_requests_at_the_bound_prevent_queueing() {
+async fn maximum_of_open_hold_responses_prevents_queueing() {
     let (engine, router) = with_pending_limit(1);
     let held = hold(&router, "GET").await;
     assert_eq!(held.status().as_u16(), 200);
@@ -362,7 +365,8 @@ async fn held_requests_at_the_bound_prevent_queueing() {
     assert_eq!(status(&router, &[("x-key", "v"), ID]).await, 200);
 }
 
-/// The concurrency limit is one. The returned sender starts the drain, which ends held responses.
+/// As [`with_concurrency_limit`]. The returned sender starts the drain, which ends open `/hold`
+/// responses.
 fn with_drain_signal(rest: &str) -> (Arc<Engine>, Router, watch::Sender<bool>) {
     let (engine, _) = with_concurrency_limit(rest);
     let (leave, leaving) = watch::channel(false);
@@ -388,7 +392,7 @@ async fn hold(router: &Router, method: &str) -> Response<Body> {
 }
 
 #[tokio::test]
-async fn closing_releases_a_held_permit_but_draining_does_not() {
+async fn closing_a_hold_response_releases_its_permit_but_draining_does_not() {
     let (engine, router, leave) = with_drain_signal("");
     let in_flight = || engine.concurrency_limits().totals().in_flight;
     let first = hold(&router, "GET").await;
@@ -398,7 +402,7 @@ async fn closing_releases_a_held_permit_but_draining_does_not() {
     assert_eq!(denied.headers()["connection"], "close");
     drop(first);
     assert_eq!(in_flight(), 0);
-    // Draining ends the held response. The request continues, so it still counts.
+    // Draining ends the open `/hold` response. The request continues, so it is still in flight.
     let first = hold(&router, "GET").await;
     assert_eq!(in_flight(), 1);
     leave.send_replace(true);
@@ -407,7 +411,7 @@ async fn closing_releases_a_held_permit_but_draining_does_not() {
 }
 
 #[tokio::test]
-async fn hold_accepts_only_get() {
+async fn hold_endpoint_accepts_only_get() {
     let (engine, router, _leave) = with_drain_signal("");
     for method in ["HEAD", "POST", "DELETE"] {
         let refused = hold(&router, method).await;
@@ -425,7 +429,7 @@ async fn served(router: Router) -> SocketAddr {
     address
 }
 
-/// Connects and sends a GET with the headers `more`, followed by the bytes `rest`.
+/// Connects and sends a GET request with the headers `more`, followed by the bytes `rest`.
 async fn send_get(address: SocketAddr, path: &str, more: &str, rest: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let set = SET.map(|(name, value)| format!("{name}: {value}\r\n")).concat();
@@ -444,7 +448,7 @@ async fn until(what: &str, is: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn closing_releases_the_permit_despite_extra_bytes() {
+async fn closing_the_connection_releases_the_permit_despite_extra_bytes() {
     let (engine, router, _leave) = with_drain_signal("");
     let address = served(router).await;
     let in_flight = || engine.concurrency_limits().totals().in_flight;
@@ -473,9 +477,9 @@ async fn closing_releases_the_permit_despite_extra_bytes() {
     }
 }
 
-/// The engine's clock is stopped, so nothing else can release the permit.
+/// The engine's clock is stopped, so only the end of the `/hold` response can release the permit.
 #[tokio::test]
-async fn a_hold_ends_after_max_duration() {
+async fn hold_response_ends_after_max_duration() {
     let (engine, router, _leave) = with_drain_signal(", max_duration: 20ms");
     let mut held = send_get(served(router).await, "/hold", "", "").await;
     let mut text = String::new();

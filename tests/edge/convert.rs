@@ -1,4 +1,4 @@
-//! Conversion of requests to checks, and of decisions to responses.
+//! Tests of the conversion of requests to checks, and of decisions to responses.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -42,7 +42,7 @@ fn an_empty_domain_is_reported_before_missing_descriptors() {
 }
 
 #[test]
-fn entries_keep_order_and_duplicates() {
+fn descriptor_entries_keep_order_and_duplicates() {
     let mut written = descriptor("b", "1");
     written.entries.extend(descriptor("a", "").entries);
     written.entries.extend(descriptor("b", "1").entries);
@@ -83,7 +83,7 @@ fn negative_hits_are_refunds_only_if_enabled() {
 }
 
 #[test]
-fn override_units_are_numbers_from_one_to_seven() {
+fn override_units_are_enum_numbers_from_one_to_seven() {
     let units = [
         (1, Unit::Second),
         (2, Unit::Minute),
@@ -131,7 +131,7 @@ fn a_check_has_at_most_10000_entries() {
 }
 
 #[test]
-fn keys_and_values_of_64_kib_are_rejected() {
+fn entry_keys_and_values_of_64_kib_are_rejected() {
     let (just, over) = ("x".repeat(MAX_ENTRY_BYTES - 1), "x".repeat(64 * 1024));
     let want = CheckError::EntryTooLong { descriptor: 0, got: 65_536, most: 65_536 };
     assert_eq!(refused(descriptor("k", &over)), want);
@@ -141,14 +141,14 @@ fn keys_and_values_of_64_kib_are_rejected() {
 }
 
 #[test]
-fn errors_name_the_invalid_descriptor() {
+fn check_errors_name_the_invalid_descriptor() {
     let request = request(vec![descriptor("k", "v"), overridden(1, 42)]);
     let refused = convert::to_check(&request, &ReplyOptions::default()).unwrap_err();
     assert_eq!(refused, CheckError::UnknownUnit { descriptor: 1, got: 42 });
 }
 
 #[test]
-fn errors_map_to_their_grpc_codes() {
+fn check_errors_map_to_their_grpc_codes() {
     use tonic::Code::{InvalidArgument, Unknown};
     let table = [
         (CheckError::EmptyDomain, Unknown, "domain"),
@@ -210,7 +210,7 @@ fn each_descriptor_has_one_status_in_order() {
 }
 
 #[test]
-fn reset_rounds_up_and_remaining_saturates() {
+fn reset_after_rounds_up_and_remaining_hits_saturate() {
     let finding = admitted(per_minute(1, ""), u64::MAX, Nanos(1_000_000_001));
     let answer = answer(Verdict::Allow, vec![finding]);
     let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());
@@ -219,7 +219,7 @@ fn reset_rounds_up_and_remaining_saturates() {
 }
 
 #[test]
-fn units_keep_their_number_and_custom_periods_are_unknown() {
+fn units_keep_their_enum_number_custom_periods_become_unknown() {
     let units = [
         (Some(Unit::Second), rate_limit::Unit::Second, 1),
         (Some(Unit::Minute), rate_limit::Unit::Minute, 2),
@@ -245,7 +245,7 @@ fn units_keep_their_number_and_custom_periods_are_unknown() {
 }
 
 #[test]
-fn global_shadow_mode_changes_only_the_overall_code() {
+fn setting_shadow_mode_changes_only_the_overall_code() {
     let over = denied(per_minute(1, ""), Nanos::SECOND, ENFORCED);
     let answer = answer(Verdict::Allow, vec![over]);
     let reply = convert::to_response(&request(vec![]), &answer, &ReplyOptions::default());

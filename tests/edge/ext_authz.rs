@@ -1,4 +1,4 @@
-//! Envoy's `Authorization/Check` over a real connection.
+//! Tests of Envoy's gRPC method `Authorization/Check` (`ext_authz`) over a real connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,7 +53,8 @@ async fn check(served: &Served, context: AttributeContext) -> Result<CheckRespon
     reply.map(tonic::Response::into_inner)
 }
 
-/// Builds the hook `other` from `action` and returns its entries as `key=value`.
+/// Builds the hook `other` from `action`. Returns the descriptor entries that it builds, as
+/// `key=value`.
 fn entries(action: &str, context: &AttributeContext) -> Vec<String> {
     match rate_limit_request(&hooks(action), context) {
         Ok(request) => {
@@ -84,7 +85,7 @@ async fn the_third_hit_is_denied_with_429() {
 }
 
 #[tokio::test]
-async fn only_the_route_selects_the_hook() {
+async fn only_the_envoy_route_selects_the_hook() {
     let served = served_with(engine(two_a_minute()), Readiness::Ready, hooks(KEY)).await;
     let code = async |extensions: &[(&str, &str)]| {
         let http = request(&[("x-key", "v"), ("x-hook", "edgy"), ("hook", "edgy")]);
@@ -95,7 +96,7 @@ async fn only_the_route_selects_the_hook() {
 }
 
 #[tokio::test]
-async fn missing_configuration_and_long_values_are_errors() {
+async fn missing_hook_or_configuration_and_long_values_are_errors() {
     let none = served_with(engine(two_a_minute()), Readiness::Ready, Hooks::default()).await;
     let http = request(&[("x-key", "v")]);
     let status = check(&none, context(http.clone(), &[])).await.unwrap_err();
@@ -150,8 +151,8 @@ fn matched(exact: &str) -> String {
     )
 }
 
-/// Like Envoy, an action uses the first line and a matcher uses all lines. Joined lines cannot
-/// be separated again.
+/// As in Envoy, a descriptor action uses the first line of a header, and a header matcher all
+/// lines. Lines that Envoy has joined cannot be separated again.
 #[test]
 fn joined_and_separate_header_lines_are_read() {
     let raw = |value: &[u8]| HeaderValue {
@@ -173,7 +174,7 @@ fn joined_and_separate_header_lines_are_read() {
     }
 }
 
-/// A join that copies all earlier lines each time would allocate 4 MB.
+/// If each join copied all earlier lines, it would allocate 4 MB.
 #[test]
 fn joining_header_lines_takes_linear_memory() {
     let one = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
@@ -192,7 +193,7 @@ fn query_parameters_come_from_the_path() {
 }
 
 #[test]
-fn remote_address_is_the_peer_or_the_configured_header() {
+fn client_address_is_the_peer_or_the_configured_header() {
     let action = r#"{"remote_address": {}}"#;
     let headers = [("x-real-ip", "203.0.113.9"), ("x-word", "somebody")];
     let address = |more: &[(&str, &str)]| {
@@ -206,7 +207,7 @@ fn remote_address_is_the_peer_or_the_configured_header() {
 }
 
 #[test]
-fn metadata_action_reads_strings_by_namespace_and_path() {
+fn metadata_action_reads_envoy_metadata_by_namespace_and_path() {
     let value = |kind| Value { kind: Some(kind) };
     let fields = |pairs: Vec<(&str, Value)>| Struct {
         fields: pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
@@ -240,7 +241,7 @@ fn metadata_action_reads_strings_by_namespace_and_path() {
 const ID: &str = "0123456789abcdef";
 
 #[tokio::test]
-async fn concurrency_needs_a_valid_id_and_denies_as_configured() {
+async fn concurrency_limit_needs_a_request_id_and_denies_as_configured() {
     let engine = super::engine_with_concurrency(
         "limit: 2, reject: {status: 503, retry_after: 1500ms, body: busy}",
     );
@@ -270,7 +271,7 @@ async fn concurrency_needs_a_valid_id_and_denies_as_configured() {
     );
 }
 
-/// 500,000 empty headers take 1 MB on the wire and 36 MB decoded.
+/// 500,000 empty headers take 1 MB in the Protobuf message and 36 MB decoded.
 #[test]
 fn a_queued_request_does_not_retain_its_headers() {
     let header = |key: &str, value: &str| HeaderValue {

@@ -1,4 +1,4 @@
-//! Envoy's `ExternalProcessor/Process` over a real connection.
+//! Tests of Envoy's gRPC method `ExternalProcessor/Process` (`ext_proc`) over a real connection.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ async fn reply_to(
 }
 
 #[tokio::test]
-async fn invalid_streams_are_rejected_with_a_reason() {
+async fn invalid_ext_proc_streams_are_rejected_with_a_reason() {
     let headers = || Message::RequestHeaders(HttpHeaders::default());
     let (none, some) =
         (served_with_hooks(Hooks::default()).await, served_with_hooks(hooks(ADDRESS)).await);
@@ -71,14 +71,14 @@ async fn invalid_streams_are_rejected_with_a_reason() {
     let refused = reply_to_message(&some, None, body).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("request_header_mode"), "{refused}");
-    // The first hook finds no header to check, so Envoy can skip the later phases.
+    // The first hook builds no descriptor from this request, so Envoy can skip the later phases.
     let passes = reply_to_message(&some, None, headers()).await.unwrap();
     let rest = passes.mode_override.expect("nothing is held");
     let skip = i32::from(HeaderSendMode::Skip);
     assert_eq!([rest.response_header_mode, rest.response_trailer_mode], [skip, skip]);
 }
 
-/// Returns `true` if a request with these lines of the header `x-key` is allowed.
+/// Returns `true` if a request whose header `x-key` has these lines is allowed.
 async fn is_allowed(served: &Served, hook: &'static str, lines: &[&str]) -> bool {
     let line = |value: &&str| HeaderValue {
         key: "x-key".into(),
@@ -91,9 +91,10 @@ async fn is_allowed(served: &Served, hook: &'static str, lines: &[&str]) -> bool
     matches!(reply.response, Some(Reply::RequestHeaders(_)))
 }
 
-/// Same as Envoy's action. If all lines counted, a client could invent lines to get new counters.
+/// As in Envoy's descriptor action. If all header lines counted, a client could add lines to get
+/// new counters.
 #[tokio::test]
-async fn the_first_line_of_a_repeated_header_counts() {
+async fn only_the_first_line_of_a_repeated_header_counts() {
     let served = served_with_hooks(hooks(ADDRESS)).await;
     assert!(is_allowed(&served, "edge", &["a", "b"]).await);
     assert!(is_allowed(&served, "edge", &["a", "c"]).await);
@@ -115,7 +116,7 @@ async fn matchers_see_repeated_headers_joined_by_a_comma() {
     assert!(is_allowed(&served, "other", &["a"]).await, "there is nothing to ask");
 }
 
-/// The attribute in which Envoy sends the hook from the route's metadata.
+/// The attribute in which Envoy sends the hook name from the metadata of a route.
 const ROUTE: &str = "xds.route_metadata.filter_metadata.sluicegate.hook";
 
 fn with_attribute(name: &str, value: Kind) -> ProcessingRequest {
@@ -125,8 +126,8 @@ fn with_attribute(name: &str, value: Kind) -> ProcessingRequest {
     ProcessingRequest { request, attributes, ..ProcessingRequest::default() }
 }
 
-/// Returns the selected hook. `edge` is the first hook and allows without a check; `other` denies.
-/// `stream` is the hook in the stream's metadata.
+/// Returns the selected hook: `edge`, the first one, which allows without a check, or `other`,
+/// which denies. `stream` is the hook in the gRPC metadata of the stream.
 async fn selected_hook(
     served: &Served,
     stream: Option<&'static str>,
@@ -146,7 +147,7 @@ async fn served_with_denying_hook() -> Served {
 }
 
 #[tokio::test]
-async fn the_hook_comes_from_the_stream_then_the_route() {
+async fn grpc_metadata_then_the_route_selects_the_hook() {
     let served = served_with_denying_hook().await;
     let text = |name: &str| Kind::StringValue(name.to_owned());
     for (stream, route, hook) in [
@@ -182,7 +183,7 @@ async fn a_route_with_an_invalid_hook_is_rejected() {
 }
 
 #[tokio::test]
-async fn an_idle_stream_does_not_delay_shutdown() {
+async fn idle_ext_proc_stream_does_not_delay_shutdown() {
     let served = served_with_hooks(hooks(ADDRESS)).await;
     let mut client = ExternalProcessorClient::new(served.channel.clone());
     let silent = tokio_stream::pending::<ProcessingRequest>();
@@ -218,7 +219,7 @@ async fn a_queued_request_gets_a_permit_during_drain() {
     soon("one who waits", waiting).await;
     let mut left = Box::pin(served.shut_down());
     assert!(poll_immediate(&mut left).await.is_none());
-    // The server drains while the first request still has its permit. Then that request ends.
+    // The server drains while the first request still has its permit. Then the first request ends.
     let release_and_wait = async {
         for _ in 0..1_000 {
             tokio::task::yield_now().await;
@@ -232,7 +233,7 @@ async fn a_queued_request_gets_a_permit_during_drain() {
     left.unwrap();
 }
 
-/// 500,000 empty headers take 1 MB on the wire and 36 MB decoded.
+/// 500,000 empty headers take 1 MB in the Protobuf message and 36 MB decoded.
 #[test]
 fn a_request_in_flight_does_not_retain_its_headers() {
     let key = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };

@@ -1,4 +1,4 @@
-//! Forced decisions: an operator makes a limit allow or deny everything for a while.
+//! Tests of forced decisions: an operator makes a rule allow or deny everything for a while.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ async fn a_forced_decision_is_returned_and_not_counted() {
         listed.as_object().unwrap().iter().all(|(name, value)| reply[name] == *value),
         "{shown}"
     );
-    // The new forced decision replaces the old one.
+    // This forced decision replaces the earlier forced decision for the same rule.
     assert_eq!(call(&admin, "POST", &format!("/freeze{KEY}&as=allow&for=10m")).await.0, 200);
     assert_eq!(spend(&engine, 100).await, Verdict::Allow);
     assert_eq!(engine.forced_decisions().len(), 1);
@@ -73,7 +73,7 @@ fn descriptor(key: &'static str, hits: u64, limit: Option<LimitOverride>) -> Des
 }
 
 #[tokio::test]
-async fn headers_ignore_a_limit_that_is_forced_to_allow() {
+async fn response_headers_omit_a_limit_forced_to_allow() {
     let engine = engine(two_limits());
     engine.force_decision(ME, Verdict::Allow, Nanos::from_secs(60)).unwrap();
     let asked = [descriptor("k", 1, None), descriptor("other", 5, None)].into();
@@ -94,8 +94,8 @@ async fn headers_ignore_a_limit_that_is_forced_to_allow() {
     assert_eq!(sent, wanted);
 }
 
-/// Returns the decisions for the first two hits of a request whose own limit is one a minute. The
-/// rule's decision is forced to `held`.
+/// Returns the decisions for the first two hits of a request that overrides the limit with one hit
+/// a minute. The rule has the forced decision `held`.
 async fn decisions_with_own_limit(
     overrides: OverridePolicy,
     held: Verdict,
@@ -116,7 +116,7 @@ async fn decisions_with_own_limit(
 }
 
 #[tokio::test]
-async fn only_a_replacing_override_bypasses_a_forced_decision() {
+async fn only_an_override_that_replaces_the_rule_bypasses_a_forced_decision() {
     for held in [Verdict::Deny, Verdict::Allow] {
         for overrides in [OverridePolicy::Max, OverridePolicy::Deny] {
             let answers = decisions_with_own_limit(overrides, held).await;
@@ -153,7 +153,7 @@ async fn forced_decisions_survive_reloads_and_removed_rules() {
 }
 
 #[tokio::test]
-async fn a_forced_limit_can_be_reset() {
+async fn counter_of_a_forced_rule_can_be_reset() {
     let engine = engine(two_a_minute());
     assert_eq!(spend(&engine, 2).await, Verdict::Allow);
     engine.force_decision(ME, Verdict::Deny, Nanos::from_secs(10)).unwrap();
@@ -162,8 +162,8 @@ async fn a_forced_limit_can_be_reset() {
     assert_eq!(spend(&engine, 2).await, Verdict::Allow);
 }
 
-/// Checks two limits; the first one is forced to deny. Returns the reasons, and the remaining hits
-/// of the second limit.
+/// Checks two limits, and forces the first to deny. Returns the reason of each limit, and the
+/// remaining hits of the second.
 async fn check_after_forced_denial(charge: &str) -> (Vec<Reason>, u64) {
     let text = format!(
         "domain: d\ncharge: {charge}\ndescriptors:\n- key: k\n  rate_limit: {{unit: day, requests_per_unit: 9}}\n\
@@ -195,9 +195,9 @@ async fn a_forced_denial_charges_nothing_under_all_or_nothing() {
     assert_eq!(check_after_forced_denial("all_or_nothing").await.1, 9);
 }
 
-/// Charges one hit to each of `keys` in an all-or-nothing domain. The quota limit `a` is forced to
-/// `held`, the quota limit `b` is used up, and `c` is enforced with nine hits. Returns the verdict
-/// and the remaining hits of `c`.
+/// Charges one hit to each of `keys` in an all-or-nothing domain. The quota limit `a` has the
+/// forced decision `held`, the quota limit `b` is used up, and `c` has nine remaining hits. Returns
+/// the verdict and the remaining hits of `c`.
 async fn check_with_forced_quota_limit(held: Verdict, keys: &[&'static str]) -> (Verdict, u64) {
     let text = "domain: d\ncharge: all_or_nothing\ndescriptors:\n\
                 - {key: a, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
@@ -221,10 +221,10 @@ async fn check_with_forced_quota_limit(held: Verdict, keys: &[&'static str]) -> 
 
 #[tokio::test]
 async fn a_forced_quota_limit_votes_under_all_or_nothing() {
-    // One quota limit that allows is enough, and the check is charged.
+    // A single quota limit that allows is enough, so the check is allowed and charged.
     let admitted = check_with_forced_quota_limit(Verdict::Allow, &["a", "b", "c"]).await;
     assert_eq!(admitted, (Verdict::Allow, 8));
-    // All quota limits deny, so nothing is charged.
+    // All quota limits of the check deny, so the check is denied and nothing is charged.
     for keys in [&["a", "b", "c"][..], &["a", "c"]] {
         assert_eq!(
             check_with_forced_quota_limit(Verdict::Deny, keys).await,
@@ -269,7 +269,7 @@ async fn invalid_or_excess_forced_decisions_are_rejected() {
 }
 
 #[tokio::test]
-async fn explain_shows_the_forced_decision_and_its_end() {
+async fn explain_page_shows_the_forced_decision_and_its_end() {
     let engine = engine(two_a_minute());
     let admin = admin(&engine);
     let explained = async || {
@@ -281,7 +281,7 @@ async fn explain_shows_the_forced_decision_and_its_end() {
     for (verdict, word, answer) in
         [(Verdict::Deny, "deny", "denied"), (Verdict::Allow, "allow", "admitted")]
     {
-        // The end is rounded up to a whole second.
+        // The shown end of the forced decision is rounded up to a whole second.
         engine.force_decision(ME, verdict, Nanos(600 * Nanos::SECOND.0 - 1)).unwrap();
         let held = explained().await;
         let outcome = held[0]["outcome"].as_str().unwrap();
@@ -298,7 +298,7 @@ async fn explain_shows_the_forced_decision_and_its_end() {
     assert_eq!(explained().await, free);
 }
 
-/// One of two replicas with a shared store, before it has read the membership.
+/// The engine of one of two replicas with a shared store, before it has read the membership.
 fn first_of_two_replicas() -> Arc<Engine> {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
     let membership = Arc::new(Membership::new("a", 1, NonZeroU32::MIN));
@@ -311,7 +311,7 @@ fn first_of_two_replicas() -> Arc<Engine> {
 }
 
 #[tokio::test]
-async fn replicas_are_not_counted_while_the_store_is_silent() {
+async fn forced_decision_reply_counts_only_this_replica_while_store_is_silent() {
     let engine = first_of_two_replicas();
     let admin = admin(&engine);
     let announced = async || {
@@ -326,7 +326,7 @@ async fn replicas_are_not_counted_while_the_store_is_silent() {
     let fleet = MembershipReply { replicas: ["a", "b"].map(member).into(), previous_record: None };
     engine.membership().unwrap().apply_reply(fleet, engine.clock().now());
     assert_eq!(announced().await, both);
-    // After five seconds, the last list of members does not count any more.
+    // Five seconds after the last reply, the known membership is too old to count replicas.
     advance(&engine, Nanos::from_secs(5));
     assert_eq!(announced().await, both);
     advance(&engine, Nanos(1));

@@ -1,4 +1,5 @@
-//! The gRPC port over a real connection: status codes, message limits, health and shutdown.
+//! Tests of the gRPC port over a real connection: status codes, message limits, health and
+//! shutdown.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -84,7 +85,7 @@ pub(crate) async fn served_with(engine: Arc<Engine>, ready: Readiness, hooks: Ho
         Box::pin(async move { drop(stopped.await) });
     let server = tokio::spawn(serve(GrpcListener::Tcp(listener), grpc, until));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    // Long enough for a caller that waits in a queue.
+    // The call timeout is long enough for a request that waits in a concurrency queue.
     let endpoint = endpoint.timeout(3 * PATIENCE);
     Served { channel: endpoint.connect().await.unwrap(), address, health, stop, server }
 }
@@ -131,7 +132,7 @@ impl Served {
         replies.map(tonic::Response::into_inner)
     }
 
-    /// Returns the status of the first reply to a stream with this message.
+    /// Opens a stream with this message. Returns the status code of the first reply.
     async fn first_reply_code(&self, path: &'static str, message: Vec<u8>) -> Code {
         let reply = match self.open(path, tokio_stream::once(message)).await {
             Ok(mut replies) => soon("an answer", replies.message()).await.map(drop),
@@ -140,7 +141,7 @@ impl Served {
         reply.map_or_else(|status| status.code(), |()| Code::Ok)
     }
 
-    /// Sends `bytes`, never finishes the request, and returns the status of the call.
+    /// Sends `bytes` without finishing the request, and returns the status of the call.
     async fn send_unfinished(&self, path: &'static str, bytes: Vec<u8>) -> Status {
         let frame = Ok::<_, Infallible>(Frame::data(hyper::body::Bytes::from(bytes)));
         let body = StreamBody::new(tokio_stream::once(frame).chain(tokio_stream::pending()));
@@ -166,7 +167,7 @@ impl Served {
     }
 }
 
-/// A codec for messages that are already encoded.
+/// A gRPC codec that sends and receives message bytes without conversion.
 #[derive(Clone, Copy)]
 struct Bytes;
 
@@ -217,7 +218,7 @@ async fn the_third_hit_is_over_limit() {
 }
 
 #[tokio::test]
-async fn rejected_requests_have_known_codes_and_count_nothing() {
+async fn rejected_requests_have_documented_codes_and_charge_nothing() {
     let served = limited().await;
     let mut nameless = request(vec![descriptor("k", "v")]);
     nameless.domain.clear();
@@ -294,7 +295,7 @@ fn padded(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     message
 }
 
-/// A message of the maximum size, with only an unknown field, is decoded and then rejected.
+/// A message of the maximum size has only an unknown field: it is decoded and then rejected.
 #[tokio::test]
 async fn other_services_accept_at_most_one_mebibyte() {
     let served = limited().await;
@@ -305,7 +306,7 @@ async fn other_services_accept_at_most_one_mebibyte() {
         assert_eq!(refused.code(), Code::ResourceExhausted, "{path}: {refused}");
         assert!(refused.message().contains("1048576 bytes"), "{path}: {refused}");
     }
-    // On a `Hold` stream, a rejection is a normal reply.
+    // On a `Hold` stream, an invalid acquire gets a reply, not an error status.
     for (path, lacks) in [(PROCESS, Code::InvalidArgument), (HOLD, Code::Ok)] {
         assert_eq!(served.first_reply_code(path, most.clone()).await, lacks, "{path}");
         assert_eq!(
@@ -317,7 +318,7 @@ async fn other_services_accept_at_most_one_mebibyte() {
     }
 }
 
-/// The first `ext_proc` message of a request that the hook `edge` checks.
+/// The first `ext_proc` message of a request for which the hook `edge` makes a check.
 fn processed() -> Vec<u8> {
     let key = HeaderValue { key: "x-key".into(), value: "v".into(), ..HeaderValue::default() };
     let headers = Some(HeaderMap { headers: vec![key] });
@@ -325,9 +326,9 @@ fn processed() -> Vec<u8> {
     ProcessingRequest { request, ..ProcessingRequest::default() }.encode_to_vec()
 }
 
-/// The third stream ends without an invalid message.
+/// For comparison, the last of the three streams ends normally.
 #[tokio::test]
-async fn an_invalid_later_message_releases_the_permit() {
+async fn invalid_later_ext_proc_message_releases_the_permit() {
     let engine = engine_with_concurrency("limit: 1");
     let in_flight = || engine.concurrency_limits().totals().in_flight;
     let hooks = hooks(r#"{"remote_address": {}}"#);
@@ -369,7 +370,7 @@ async fn unknown_methods_and_services_are_unimplemented() {
 }
 
 #[tokio::test]
-async fn health_covers_four_names_and_follows_readiness() {
+async fn health_of_four_service_names_follows_readiness() {
     let served = served(empty_engine(), Readiness::NoConfig).await;
     let all = async || {
         let unknown = served.serving("other").await;
@@ -394,7 +395,7 @@ async fn health_covers_four_names_and_follows_readiness() {
     assert_eq!(served.serving("").await, yes);
     served.health.set_readiness(Readiness::Draining);
     assert_eq!(next().await, ServingStatus::NotServing);
-    // The names are updated one at a time; the empty name is the last.
+    // The health of service names is updated one at a time. The empty name is updated last.
     let mut unnamed = watch.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     let left = async {
         while unnamed.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
@@ -412,9 +413,9 @@ async fn a_health_watch_does_not_delay_shutdown() {
     served.shut_down().await.unwrap();
 }
 
-/// Takes 5 seconds, the timeout of the handshake.
+/// Takes 5 seconds, the timeout of the HTTP/2 handshake.
 #[tokio::test]
-async fn a_client_with_an_incomplete_preface_is_disconnected() {
+async fn client_with_an_incomplete_http2_preface_is_disconnected() {
     let served = limited().await;
     let mut slow = TcpStream::connect(served.address).await.unwrap();
     slow.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
@@ -425,7 +426,8 @@ async fn a_client_with_an_incomplete_preface_is_disconnected() {
     served.shut_down().await.unwrap();
 }
 
-/// With `ext_proc`, each request is an open call. The default limit in hyper is 200.
+/// With `ext_proc`, each request is an open call. By default, hyper allows only 200 calls on a
+/// connection.
 #[tokio::test]
 async fn one_connection_carries_a_thousand_concurrent_calls() {
     let served = limited().await;
@@ -441,7 +443,7 @@ async fn one_connection_carries_a_thousand_concurrent_calls() {
     tokio::time::timeout(PATIENCE, all).await.expect("all have to be answered");
 }
 
-/// Takes 15 seconds, the timeout of a message.
+/// Takes 15 seconds, the server's timeout for a complete message.
 #[tokio::test]
 async fn a_call_without_a_message_times_out() {
     let served = limited().await;
@@ -454,7 +456,7 @@ async fn a_call_without_a_message_times_out() {
     assert!(refused.message().contains("in time"), "{refused}");
 }
 
-/// Takes 15 seconds, the timeout of a message.
+/// Takes 15 seconds, the server's timeout for a complete message.
 #[tokio::test]
 async fn partial_messages_time_out_but_idle_streams_stay_open() {
     let served = limited().await;
@@ -468,7 +470,7 @@ async fn partial_messages_time_out_but_idle_streams_stay_open() {
     assert!(gets_reply().await);
     let mut cut = framed(&padded(vec![], 1_000));
     cut.pop();
-    // A complete message precedes the incomplete one.
+    // On the second stream, a complete message precedes the incomplete one.
     let second = [framed(&[]), cut.clone()].concat();
     let all = async {
         tokio::join!(
@@ -500,7 +502,7 @@ async fn a_rejected_acquire_stores_no_early_release() {
     served.shut_down().await.unwrap();
 }
 
-/// Takes 15 seconds, the timeout of a message.
+/// Takes 15 seconds, the server's timeout for a complete message.
 #[tokio::test]
 async fn an_unfinished_call_is_not_decoded() {
     let served = limited().await;
@@ -511,7 +513,7 @@ async fn an_unfinished_call_is_not_decoded() {
     assert!(refused.message().contains("in time"), "{refused}");
 }
 
-/// Adds gRPC's message prefix: a flag and the length.
+/// Adds the gRPC prefix of a message: the compression flag and the length.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0][..], &length.to_be_bytes(), message].concat()

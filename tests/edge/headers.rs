@@ -1,4 +1,5 @@
-//! Rate limit response headers. Expected values follow the IETF draft and RFC 9651.
+//! Tests of rate limit response headers. Expected values follow the IETF draft
+//! `draft-ietf-httpapi-ratelimit-headers` and RFC 9651.
 
 use sluicegate::config::settings::{ResponseHeaders, Settings};
 use sluicegate::edge::headers::{CompatHeaderNames, RateLimitHeaders};
@@ -61,7 +62,7 @@ fn never(standing: Enforcement) -> DescriptorDecision {
 }
 
 #[test]
-fn headers_are_off_by_default() {
+fn rate_limit_headers_are_off_by_default() {
     assert!(sent(&RateLimitHeaders::default(), &answer(Verdict::Deny, vec![over(9)])).is_empty());
 }
 
@@ -98,7 +99,7 @@ fn configured_header_names_are_sent_unchanged() {
 }
 
 #[test]
-fn draft_headers_list_every_counted_limit() {
+fn ietf_draft_headers_list_every_charged_limit() {
     let day = shown(1_000, Nanos::from_secs(86_400), Some(Unit::Day), "daily");
     let findings = vec![
         admitted(per_minute(100, "burst"), 50, Nanos::from_secs(30)),
@@ -111,7 +112,7 @@ fn draft_headers_list_every_counted_limit() {
 }
 
 #[test]
-fn periods_below_one_second_are_shown_as_one() {
+fn periods_below_one_second_are_shown_as_one_second() {
     let limit = shown(5, Nanos(250_000_000), None, "quick");
     let [policy, limit] = policy_and_limit(vec![admitted(limit, 4, Nanos(1))]);
     assert_eq!((&*policy, &*limit), (r#""quick";q=5;w=1"#, r#""quick";r=4;t=1"#));
@@ -127,9 +128,9 @@ fn unnamed_and_duplicate_limits_are_numbered_in_both_headers() {
     assert_eq!(limit, names.map(|name| format!("{name};r=1;t=7")).join(", "));
 }
 
-/// RFC 9651 allows a string twice in a list, but the draft uses it to match the two headers.
+/// The draft matches the items of its two headers by name, so each name must be unique.
 #[test]
-fn numbered_names_never_collide() {
+fn numbered_limit_names_are_unique() {
     let limit = |name: &&str| admitted(per_minute(2, name), 1, Nanos::from_secs(7));
     for (names, want) in [
         (&["a", "a", "a-2"][..], &["a", "a-3", "a-2"][..]),
@@ -148,7 +149,7 @@ fn numbered_names_never_collide() {
 }
 
 #[test]
-fn names_are_escaped_as_structured_field_strings() {
+fn limit_names_are_escaped_as_structured_field_strings() {
     let names = [
         (r#"say "hi" \o/"#, r#""say \"hi\" \\o/""#),
         ("für\tdich", r#""f%c3%bcr%09dich""#),
@@ -163,15 +164,15 @@ fn names_are_escaped_as_structured_field_strings() {
 }
 
 #[test]
-fn draft_headers_omit_shadow_limits() {
+fn ietf_draft_headers_omit_shadow_limits() {
     let shadow = denied(per_minute(1, "s"), Nanos::SECOND, SHADOW);
     let headers = sent(&draft(), &answer(Verdict::Allow, vec![shadow]));
     assert!(headers.is_empty());
 }
 
-/// A limit that allowed without counting has no remaining hits to report.
+/// A limit that allowed without charging has no remaining hits to report.
 #[test]
-fn an_uncounted_allow_is_neither_shown_nor_binding() {
+fn limit_that_allowed_uncharged_is_neither_shown_nor_binding() {
     for (reason, standing) in [
         (Reason::Forced, ENFORCED),
         (Reason::StoreFull, ENFORCED),
@@ -190,7 +191,7 @@ fn an_uncounted_allow_is_neither_shown_nor_binding() {
         let [policy, limit] = policy_and_limit(vec![uncounted.clone(), counted()]);
         assert_eq!(policy, r#""counted";q=10;w=60"#, "{reason:?}");
         assert_eq!(limit, r#""counted";r=5;t=7"#, "{reason:?}");
-        // A limit that denies is binding even if it did not count.
+        // A limit that denies is binding even if it was not charged.
         let denies =
             DescriptorDecision { verdict: Verdict::Deny, enforcement: ENFORCED, ..uncounted };
         assert_eq!(binding_index([&denies, &counted()].into_iter(), false), Some(0), "{reason:?}");
@@ -199,7 +200,7 @@ fn an_uncounted_allow_is_neither_shown_nor_binding() {
 
 /// The setting `shadow_mode` makes every limit a shadow limit.
 #[test]
-fn shadow_mode_disables_the_draft_headers() {
+fn setting_shadow_mode_disables_the_ietf_draft_headers() {
     let chosen = |shadow_mode| {
         let chosen = ResponseHeaders::All;
         RateLimitHeaders::from_settings(&Settings {
@@ -221,7 +222,7 @@ fn shadow_mode_disables_the_draft_headers() {
 }
 
 #[test]
-fn draft_headers_list_at_most_eight_limits_and_fifteen_digits() {
+fn ietf_draft_headers_list_eight_limits_with_fifteen_digits_at_most() {
     let findings = vec![admitted(per_minute(2, "n"), u64::MAX, Nanos::SECOND); 9];
     let [policy, limit] = policy_and_limit(findings);
     assert_eq!(policy.split(", ").count(), 8);
@@ -247,12 +248,12 @@ fn allowed_checks_have_no_retry_after() {
 }
 
 #[test]
-fn retry_after_waits_for_every_enforced_limit() {
+fn retry_after_is_when_every_enforced_limit_allows() {
     assert_eq!(retry_after(Verdict::Deny, vec![over(3), over(9), over(5)]).unwrap(), "9");
 }
 
 #[test]
-fn retry_after_waits_for_one_quota_limit() {
+fn retry_after_is_when_the_first_quota_limit_allows() {
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), quota(3)]).unwrap(), "3");
     assert_eq!(retry_after(Verdict::Deny, vec![quota(9), over(5)]).unwrap(), "9");
     let passing = DescriptorDecision::from_counter(

@@ -1,4 +1,4 @@
-//! The HTTP port: routes, bodies, health, connections.
+//! Tests of the HTTP port: routes, bodies, health, connections.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -44,7 +44,7 @@ fn default_router(engine: Arc<Engine>) -> Router {
     port(engine, ReplyOptions::default(), &Health::new(Readiness::Ready))
 }
 
-/// Returns status, content type and body.
+/// Sends a request and returns status, content type and body of the response.
 async fn call(router: &Router, request: Request<Body>) -> (u16, String, String) {
     let Ok(response) = router.clone().call(request).await;
     let status = response.status().as_u16();
@@ -93,7 +93,7 @@ async fn unlimited_and_unmatched_descriptors_omit_defaults() {
 }
 
 #[tokio::test]
-async fn headers_and_metadata_appear_in_the_body() {
+async fn rate_limit_headers_and_metadata_appear_in_the_body() {
     let reporting = ReplyOptions {
         headers: RateLimitHeaders {
             compat_names: Some(CompatHeaderNames::default()),
@@ -125,7 +125,7 @@ async fn any_method_is_accepted_but_paths_are_exact() {
 }
 
 #[tokio::test]
-async fn invalid_checks_return_400_and_count_nothing() {
+async fn invalid_checks_return_400_and_charge_nothing() {
     let router = default_router(engine(two_a_minute()));
     let over = (1_u64 << 63).to_string();
     let bodies = [
@@ -217,7 +217,7 @@ async fn health_follows_readiness_for_any_method() {
     }
 }
 
-/// Source: the column `healthy_with_backend` in docs/answers.md.
+/// With the setting `healthy_with_backend`; the expected statuses are in docs/answers.md.
 #[tokio::test]
 async fn an_unavailable_store_fails_readiness_but_not_liveness() {
     let health = Health::new(Readiness::Ready);
@@ -233,14 +233,14 @@ async fn an_unavailable_store_fails_readiness_but_not_liveness() {
 }
 
 #[test]
-fn draining_is_final() {
+fn a_draining_replica_never_becomes_ready_again() {
     let health = Health::new(Readiness::Ready);
     health.set_readiness(Readiness::Draining);
     health.set_readiness(Readiness::Ready);
     assert_eq!(health.readiness(), Readiness::Draining);
 }
 
-/// Returns a connection, the stop signal and the server task.
+/// Starts a server. Returns a connection to it, its stop signal and its task.
 async fn served() -> (TcpStream, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -252,7 +252,7 @@ async fn served() -> (TcpStream, oneshot::Sender<()>, tokio::task::JoinHandle<()
     (TcpStream::connect(address).await.unwrap(), stop, server)
 }
 
-/// Reads until the text contains `end`.
+/// Reads from the connection until the received text contains `end`.
 pub(super) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(end) {
@@ -281,7 +281,7 @@ async fn shutdown_finishes_requests_in_progress() {
         ONE_HIT.len()
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // The server requests the body, so the request has started.
+    // "100 Continue" asks for the body, so the server is processing the request.
     read_until(&mut stream, "100 Continue\r\n\r\n").await;
     stop.send(()).unwrap();
     let address = stream.peer_addr().unwrap();
@@ -302,7 +302,7 @@ async fn idle_connections_do_not_delay_shutdown() {
     soon("the end of the server", server).await.unwrap();
 }
 
-/// An endless page, and a receiver that fails when the connection of the page is dropped.
+/// A router with an endless response, and a receiver that fails when its connection is dropped.
 fn endless() -> (Router, oneshot::Receiver<()>) {
     let (alive, gone) = oneshot::channel();
     let alive = Arc::new(Mutex::new(Some(alive)));
@@ -317,8 +317,8 @@ fn endless() -> (Router, oneshot::Receiver<()>) {
     (Router::new().route("/endless", get(page)), gone)
 }
 
-/// Reads 16 KiB a second. Linux reports a socket as writable once a third of its buffer is free.
-/// Within the write timeout, this client frees far less.
+/// Reads 16 KiB a second. Linux reports a socket as writable when a third of its buffer is free,
+/// which this client does not reach within the write timeout.
 async fn read_slowly(mut stream: TcpStream, seconds: u32) -> TcpStream {
     let mut second = tokio::time::interval(Duration::from_secs(1));
     let mut little = vec![0; 16 * 1024];
@@ -331,7 +331,7 @@ async fn read_slowly(mut stream: TcpStream, seconds: u32) -> TcpStream {
 
 /// Takes 36 seconds: the write timeout of 30 seconds, and six more.
 #[tokio::test]
-async fn only_a_client_that_stops_reading_is_disconnected() {
+async fn slow_client_stays_connected_but_client_that_stops_reading_does_not() {
     let (router, gone) = endless();
     let (slow_router, mut slow_gone) = endless();
     let ready = Arc::new(Notify::new());
@@ -358,7 +358,8 @@ async fn only_a_client_that_stops_reading_is_disconnected() {
         tokio::time::timeout(4 * PATIENCE, both).await.expect("it has to be cut off");
     assert!(gone.is_err(), "the page is dropped with its connection");
     assert_eq!(slow_gone.try_recv(), Err(TryRecvError::Empty), "it reads on");
-    // Queued data is dropped, so the client gets a reset instead of an orderly close.
+    // The server drops the data that it has not sent, so the client gets a reset instead of an
+    // orderly close.
     let closed = async {
         stalled.ready(Interest::ERROR).await.unwrap();
         stalled.read_to_end(&mut Vec::new()).await

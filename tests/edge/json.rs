@@ -1,4 +1,5 @@
-//! Proto3 JSON requests and responses. Expected results were recorded from envoyproxy/ratelimit.
+//! Tests of proto3 JSON requests and responses. Expected results were recorded from
+//! envoyproxy/ratelimit.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
@@ -142,7 +143,7 @@ fn values_above_32_bits_are_rejected() {
 }
 
 #[test]
-fn units_are_enum_names_or_any_number() {
+fn override_units_are_enum_names_or_any_number() {
     let units = [
         (r#""UNKNOWN""#, 0),
         (r#""SECOND""#, 1),
@@ -167,7 +168,7 @@ fn units_are_enum_names_or_any_number() {
 }
 
 #[test]
-fn malformed_bodies_are_rejected() {
+fn malformed_json_bodies_are_rejected() {
     let entry = r#"{"entries":[{"key":"k"}]"#;
     let wrong = [
         ("an empty body", String::new()),
@@ -218,7 +219,7 @@ fn shown(reply: &RateLimitResponse) -> serde_json::Value {
 }
 
 #[test]
-fn responses_omit_default_values() {
+fn json_responses_omit_default_values() {
     assert_eq!(shown(&RateLimitResponse::default()), json!({}));
     let limit = RateLimit { name: "lim".into(), requests_per_unit: 3, unit: 4 };
     let full = DescriptorStatus {
@@ -251,7 +252,7 @@ fn responses_omit_default_values() {
 }
 
 #[test]
-fn headers_keep_their_order_and_omit_empty_names() {
+fn json_response_headers_keep_their_order_and_omit_empty_names() {
     let header = |key: &str, value: &str| HeaderValue {
         key: key.into(),
         value: value.into(),
@@ -284,7 +285,7 @@ fn whole_numbers_in_metadata_have_no_decimal_point() {
 }
 
 #[test]
-fn nested_non_finite_numbers_are_errors() {
+fn non_finite_numbers_inside_metadata_are_errors() {
     for number in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
         let deep = Kind::StructValue(Struct {
             fields: [("x".to_owned(), Value { kind: Some(Kind::NumberValue(number)) })].into(),

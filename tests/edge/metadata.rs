@@ -1,4 +1,5 @@
-//! Dynamic metadata of responses: format and merging, as recorded from envoyproxy/ratelimit.
+//! Tests of dynamic metadata in responses: format and merging, as recorded from
+//! envoyproxy/ratelimit.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use super::{
     request,
 };
 
-/// Converts to JSON, the format of the recordings from envoyproxy/ratelimit.
+/// Converts metadata to JSON, the format of the recordings from envoyproxy/ratelimit.
 fn to_json(value: &Value) -> serde_json::Value {
     match value.kind.as_ref().unwrap() {
         Kind::NullValue(_) => json!(null),
@@ -80,7 +81,7 @@ fn hits_addend_is_a_number_if_present() {
 }
 
 #[test]
-fn overrides_use_the_protobuf_text_format() {
+fn metadata_shows_limit_overrides_in_protobuf_text_format() {
     let texts = [
         (overridden(7, 5), "requests_per_unit:7 unit:MONTH"),
         (overridden(0, 6), "unit:YEAR"),
@@ -94,7 +95,7 @@ fn overrides_use_the_protobuf_text_format() {
 }
 
 #[test]
-fn the_first_rule_wins_and_objects_merge() {
+fn metadata_of_the_first_rule_wins_and_objects_merge() {
     let first = json!({"who": "a", "x": 1.0, "o": {"x": 1.0, "in": {"p": 1.0}}, "l": [1.0, 2.0]});
     let second = json!({"who": "b", "z": null, "o": {"x": 2.0, "z": 3.0, "in": {"p": 9.0, "q": 8.0}},
         "l": [3.0]});
@@ -104,7 +105,7 @@ fn the_first_rule_wins_and_objects_merge() {
 }
 
 #[test]
-fn conflicting_types_keep_the_first_value() {
+fn metadata_of_conflicting_types_keeps_the_first_value() {
     let (object, flat) =
         (json!({"o": {"x": 1.0}, "s": "text"}), json!({"o": "flat", "s": {"x": 1.0}}));
     assert_eq!(merged(vec![(ok(), object.clone()), (ok(), flat.clone())]), object);
@@ -112,7 +113,7 @@ fn conflicting_types_keep_the_first_value() {
 }
 
 #[test]
-fn merging_does_not_modify_the_rules() {
+fn merging_metadata_does_not_modify_the_rules() {
     let answer = answer_with_metadata(vec![
         (ok(), json!({"o": {"x": 1.0}})),
         (ok(), json!({"o": {"z": 3.0}})),
@@ -136,7 +137,7 @@ fn only_shadow_rules_attach_metadata_when_over_limit() {
 }
 
 #[test]
-fn all_json_types_are_sent() {
+fn metadata_of_all_json_types_is_sent() {
     let all = json!({"n": null, "t": true, "f": 2.5, "i": -3.0, "s": "", "l": [[], {}], "": 1.0});
     assert_eq!(merged(vec![(ok(), all.clone())]), all);
 }

@@ -1,4 +1,4 @@
-//! Metrics: counters, and the page in both exposition formats.
+//! Tests of metrics: counters, and the page `/metrics` in the Prometheus and OpenMetrics formats.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -28,7 +28,8 @@ fn page(metrics: &Metrics) -> String {
         .to_string()
 }
 
-/// Returns the samples by series. Panics on a line that is not in the exposition format.
+/// Returns the value of each series of the page. Panics on a line that is not in the exposition
+/// format.
 fn samples(page: &str) -> BTreeMap<String, f64> {
     let mut typed = HashSet::new();
     let mut samples = BTreeMap::new();
@@ -71,7 +72,7 @@ fn decided(verdict: Verdict, reasons: &[Reason]) -> CheckDecided<impl Iterator<I
 }
 
 #[test]
-fn a_new_page_is_valid_with_zero_counters() {
+fn first_metrics_page_is_valid_with_zero_counters() {
     let samples = samples(&page(&Metrics::new()));
     let mut non_zero: Vec<_> = samples.iter().filter(|(_, value)| **value != 0.0).collect();
     non_zero.sort_by(|a, b| a.0.cmp(b.0));
@@ -103,7 +104,7 @@ fn every_label_value_has_a_series() {
 }
 
 #[test]
-fn lists_are_in_discriminant_order() {
+fn lists_of_label_values_are_in_enum_order() {
     assert!(Reason::ALL.iter().enumerate().all(|(index, reason)| *reason as usize == index));
     assert!(EdgeOutcome::ALL.iter().enumerate().all(|(index, outcome)| *outcome as usize == index));
     assert!(Protocol::ALL.iter().enumerate().all(|(index, p)| *p as usize == index));
@@ -111,7 +112,7 @@ fn lists_are_in_discriminant_order() {
 }
 
 #[test]
-fn events_increment_their_own_series() {
+fn each_event_increments_only_its_own_series() {
     let metrics = Metrics::new();
     let reasons = [Reason::OverLimit, Reason::WithinLimit, Reason::WithinLimit];
     decided(Verdict::Deny, &reasons).count(&metrics);
@@ -169,7 +170,7 @@ fn events_increment_their_own_series() {
 }
 
 #[test]
-fn bucket_bounds_are_inclusive() {
+fn histogram_bucket_bounds_are_inclusive() {
     let metrics = Metrics::new();
     for nanos in [500, 501] {
         CheckAnswered { received_at: Nanos(0), replied_at: Nanos(nanos), queue_time: Nanos(0) }
@@ -182,7 +183,7 @@ fn bucket_bounds_are_inclusive() {
 }
 
 #[test]
-fn concurrent_counting_loses_nothing() {
+fn concurrent_counter_increments_are_not_lost() {
     let metrics = Metrics::new();
     std::thread::scope(|scope| {
         for _ in 0..100 {
@@ -219,7 +220,7 @@ async fn only_the_metrics_path_is_served() {
 }
 
 #[test]
-fn concurrency_limits_beyond_a_hundred_share_one_series() {
+fn metrics_of_concurrency_limits_beyond_a_hundred_share_one_series() {
     let ceiling = |number: u64| ConcurrencyGauges {
         path: format!("d.k{number:03}").into(),
         in_flight: number,

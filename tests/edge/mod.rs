@@ -92,7 +92,7 @@ fn free(reason: Reason) -> DescriptorDecision {
     DescriptorDecision::uncounted(reason, VoteGroup::Enforced)
 }
 
-/// The first finding with a limit is the binding one.
+/// A decision with these descriptor results. The first result with a limit is the binding one.
 fn answer(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
     let denied = verdict == Verdict::Deny;
     let waits =
@@ -112,7 +112,7 @@ fn answer(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
     }
 }
 
-/// An engine without limits. At time 0, a window of every unit starts.
+/// An engine without limits at time 0, where a window of every unit starts.
 fn empty_engine() -> Arc<Engine> {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
     Arc::new(Engine::new(Clock::manual(Nanos(0)), memory, DecisionPolicy::default()))
@@ -124,7 +124,7 @@ fn engine(config: Config) -> Arc<Engine> {
     engine
 }
 
-/// Domain `d` has this concurrency limit for each value of `k`.
+/// An engine with a concurrency limit in domain `d` for each value of `k`.
 fn engine_with_concurrency(fields: &str) -> Arc<Engine> {
     let text = format!("domain: d\ndescriptors:\n- key: k\n  concurrency: {{{fields}}}\n");
     engine(sluicegate::config::load([("d.yaml", text.as_bytes())], Revision(3), false).unwrap().0)
@@ -142,7 +142,8 @@ async fn acquire_permits(engine: &Engine, value: &str) -> sluicegate::engine::Re
     }
 }
 
-/// In domain `d`, `k` allows two hits a minute and is named `lim`; `u` is unlimited.
+/// A configuration: in domain `d`, the key `k` has a limit `lim` of two hits a minute, and `u` is
+/// unlimited.
 fn two_a_minute() -> Config {
     let limit = raw::RateLimit {
         requests_per_unit: spanned(2),

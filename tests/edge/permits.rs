@@ -1,4 +1,4 @@
-//! The gRPC service `sluicegate.v1.Permits` over a real connection.
+//! Tests of the gRPC service `sluicegate.v1.Permits` over a real connection.
 
 use std::sync::Arc;
 
@@ -114,7 +114,7 @@ async fn rate_limit_denials_return_429_and_retry_after() {
 }
 
 #[tokio::test]
-async fn invalid_calls_are_errors_and_acquire_no_permit() {
+async fn invalid_permit_calls_are_errors_and_acquire_no_permit() {
     let engine = engine_with_concurrency("limit: 9");
     let (_served, mut client) = serve(&engine).await;
     let mut code = async |asked| client.acquire(asked).await.unwrap_err().code();
@@ -142,7 +142,7 @@ async fn invalid_calls_are_errors_and_acquire_no_permit() {
 }
 
 #[tokio::test]
-async fn a_queued_call_that_ends_acquires_no_permit() {
+async fn canceled_queued_acquire_gets_no_permit() {
     let engine = engine_with_concurrency("limit: 1, queue: {size: 9, timeout: 1h}");
     let (_served, mut client) = serve(&engine).await;
     client.acquire(acquire(ONE)).await.unwrap();
@@ -267,7 +267,7 @@ async fn a_queued_acquire_blocks_nothing_and_can_be_released() {
 }
 
 #[tokio::test]
-async fn a_rejected_message_does_not_end_the_stream() {
+async fn rejected_acquire_does_not_end_the_stream() {
     let engine = engine_with_concurrency("limit: 1");
     let (_served, mut client) = serve(&engine).await;
     let mut hold = open(&mut client).await;

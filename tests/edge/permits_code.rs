@@ -1,7 +1,7 @@
-//! The generated code in `proto/sluicegate` matches the proto files.
+//! Tests that the generated Rust code in `proto/sluicegate` matches its proto files.
 //!
-//! It is committed, so a build needs no protobuf compiler. After an edit of a proto file, run
-//! `UPDATE_DESCRIPTORS=1 cargo test --test all permits_code`.
+//! The generated code is committed, so a build needs no Protobuf compiler. After editing a proto
+//! file, run `UPDATE_DESCRIPTORS=1 cargo test --test all permits_code`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,11 @@
-//! The decision duration of a real process excludes the wait in a concurrency queue.
+//! Tests that the decision duration metric of a real process excludes the wait in a concurrency
+//! queue.
 //!
 //! Guarantees:
-//! - No protocol counts the wait in the histogram of durations.
+//! - In every protocol, the histogram of decision durations excludes the wait.
 //!
 //! Not covered:
-//! - The length of the wait (see `concurrency`).
+//! - The length of the wait (see `tests/concurrency`).
 
 use std::net::SocketAddr;
 
@@ -72,7 +73,7 @@ async fn ext_proc(channel: Channel) -> bool {
     let mut reply =
         ExternalProcessorClient::new(channel).process(asked).await.unwrap().into_inner();
     loop {
-        // The first reply only extends Envoy's timeout.
+        // The first `ext_proc` reply only extends Envoy's timeout, so this reads the second one.
         match reply.message().await.unwrap().expect("an answer").response {
             Some(Reply::ImmediateResponse(_)) => return false,
             Some(_) => return true,

@@ -1,7 +1,7 @@
-//! gRPC server reflection and its committed descriptors.
+//! Tests of gRPC server reflection and its committed Protobuf descriptors.
 //!
-//! `proto/ratelimit.binpb` is a subset of the descriptors in the `envoy-types` crate. After an
-//! upgrade of that crate, run `UPDATE_DESCRIPTORS=1 cargo test --test all reflection`.
+//! `proto/ratelimit.binpb` is a subset of the descriptors in the crate `envoy-types`. After
+//! upgrading `envoy-types`, run `UPDATE_DESCRIPTORS=1 cargo test --test all reflection`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -24,7 +24,8 @@ const ROOTS: [&str; 4] = [
     "envoy/service/ext_proc/v3/external_processor.proto",
 ];
 
-/// Returns the host's target triple. Offline, crates of other platforms may be missing.
+/// Returns the host's target triple, to read the crates of this platform only: offline, others may
+/// be missing.
 fn host() -> String {
     let output = Command::new("rustc").arg("-vV").output().unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
@@ -45,12 +46,13 @@ fn published_descriptors() -> FileDescriptorSet {
     FileDescriptorSet::decode(&std::fs::read(descriptors).unwrap()[..]).unwrap()
 }
 
-/// Annotations and validation rules, which no message uses as a field.
+/// Returns `true` for a `.proto` file that only defines custom options, such as validation rules.
 fn only_annotates(file: &str) -> bool {
     file.contains("annotations/") || file.starts_with("validate/")
 }
 
-/// Returns the services' files and their dependencies, without comments and annotations.
+/// Returns the `.proto` files of the services and their imports, without comments and files of
+/// custom options.
 fn files_of_services(all: &FileDescriptorSet) -> FileDescriptorSet {
     let mut wanted = ROOTS.map(str::to_owned).to_vec();
     let mut seen = BTreeSet::new();
@@ -74,7 +76,7 @@ fn without_annotations(mut file: FileDescriptorProto) -> FileDescriptorProto {
 }
 
 #[test]
-fn committed_descriptors_match_envoy_types() {
+fn committed_protobuf_descriptors_match_the_crate_envoy_types() {
     let want = files_of_services(&published_descriptors()).encode_to_vec();
     if std::env::var_os("UPDATE_DESCRIPTORS").is_some() {
         std::fs::write(COMMITTED, &want).unwrap();
@@ -91,7 +93,7 @@ async fn reflect(served: &Served, query: MessageRequest) -> MessageResponse {
 }
 
 #[tokio::test]
-async fn all_services_are_listed() {
+async fn reflection_lists_all_services() {
     let served = limited().await;
     let query = MessageRequest::ListServices(String::new());
     let MessageResponse::ListServicesResponse(list) = reflect(&served, query).await else {
@@ -114,7 +116,7 @@ async fn all_services_are_listed() {
 }
 
 #[tokio::test]
-async fn request_fields_are_described_with_their_numbers() {
+async fn reflection_describes_request_fields_with_their_numbers() {
     let served = limited().await;
     let query = MessageRequest::FileContainingSymbol(SERVICE.into());
     let MessageResponse::FileDescriptorResponse(files) = reflect(&served, query).await else {

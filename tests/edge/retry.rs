@@ -1,4 +1,5 @@
-//! `Retry-After`: without other traffic, a denied check succeeds when it is repeated at that time.
+//! Tests of `Retry-After`: without other traffic, a denied check succeeds if it is repeated at that
+//! time.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use crate::support::dice::{Dice, seed};
 
 const STRATEGIES: [&str; 4] = ["fixed_window", "gcra", "sliding_window", "sliding_log"];
 
-/// `limits` is the YAML of the descriptors. The clock is at the start of a minute.
+/// An engine whose limits file has the descriptors `limits` (YAML). The clock is at the start of a
+/// minute.
 fn engine_of(limits: &str) -> Arc<Engine> {
     let text = format!("domain: d\ndescriptors:\n{limits}");
     engine(load([("f", text.as_bytes())], Revision(2), false).unwrap().0)
@@ -40,8 +42,8 @@ async fn hit(engine: &Engine, asked: &[(&str, u64)]) -> Decision {
     ask(engine, &costs.collect::<Vec<_>>()).await
 }
 
-/// `a` allows one hit a minute and `b` one a second. Another client uses up `b`, and 0.1 s later a
-/// check of both is denied.
+/// The limit `a` allows one hit a minute, and `b` one a second. Another client uses up `b`; 0.1 s
+/// later, a check of both is denied. Returns its decision.
 async fn after_a_is_charged_and_b_denies(strategy: &str) -> (Arc<Engine>, Decision) {
     let engine = engine_of(&format!(
         "- {{key: a, rate_limit: {{unit: minute, requests_per_unit: 1, strategy: {strategy}}}}}\n\
@@ -57,7 +59,8 @@ async fn after_a_is_charged_and_b_denies(strategy: &str) -> (Arc<Engine>, Decisi
 
 #[tokio::test]
 async fn retry_after_covers_hits_charged_by_the_denied_check() {
-    // The rest of the minute; 60 s; the rest of this minute and all of the next; 60 s.
+    // Retry-after of each strategy: the rest of the minute; 60 s; the rest of this minute and all
+    // of the next; 60 s.
     let waits = [59_900, 60_000, 119_900, 60_000].map(|millis: u64| Nanos(millis * 1_000_000));
     for (strategy, wait) in STRATEGIES.into_iter().zip(waits) {
         let (engine, denied) = after_a_is_charged_and_b_denies(strategy).await;
@@ -82,7 +85,7 @@ async fn hits_above_the_limit_have_no_retry_after() {
             let denied = hit(&engine_of(&limits), twins).await;
             assert_eq!((denied.verdict, denied.retry_after), (Verdict::Deny, None), "{strategy}");
         }
-        // These hits fit the limit, but not together with another client's hit.
+        // These hits are within the limit, but not together with another client's hit.
         let engine = engine_of(&limits);
         hit(&engine, &[("k", 1)]).await;
         let denied = hit(&engine, &[("k", 2), ("k", 1)]).await;
@@ -94,7 +97,7 @@ async fn hits_above_the_limit_have_no_retry_after() {
 }
 
 #[tokio::test]
-async fn retry_after_ignores_shadow_limits_and_needs_one_quota_limit() {
+async fn retry_after_ignores_shadow_limits_and_waits_for_one_quota_limit() {
     let minute = "rate_limit: {unit: minute, requests_per_unit: 1}";
     let engine = engine_of(&format!(
         "- {{key: quota, quota_mode: true, {minute}}}\n- {{key: shadow, shadow_mode: true, {minute}}}\n\
@@ -122,7 +125,7 @@ fn limits(dice: &mut Dice) -> String {
     text
 }
 
-/// One to three descriptors, possibly of the same counter.
+/// Draws a check with one to three descriptors, possibly of the same counter.
 fn question(dice: &mut Dice) -> Vec<(&'static str, Cost)> {
     let mut descriptor = || {
         let hits = Hits(dice.up_to(3));
@@ -148,7 +151,7 @@ async fn a_denied_check_succeeds_at_retry_after_or_never() {
             if answer.verdict == Verdict::Allow {
                 continue;
             }
-            // After ten minutes every one of these counters is empty.
+            // After ten minutes, all counters of this test are empty.
             let wait = answer.retry_after.unwrap_or(Nanos::from_secs(600));
             advance(&engine, wait);
             let again = ask(&engine, &asked).await.verdict;

@@ -1,8 +1,9 @@
-//! Idle timeouts of gRPC connections, tested with plain HTTP/2 clients that answer no ping.
+//! Tests of idle timeouts of gRPC connections, with plain HTTP/2 clients that answer no ping.
 //!
 //! Guarantees:
 //! - A client that sends frames stays connected.
-//! - A silent client with an open stream is disconnected sooner than one without.
+//! - A silent client with an open stream is disconnected sooner than a silent client without
+//!   streams.
 //! - A client that stops reading does not delay the shutdown.
 //! - A suspended server keeps idle connections when it resumes.
 
@@ -24,7 +25,7 @@ use crate::waiting::now;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// A PING frame without the ACK flag (RFC 9113, 6.7).
 const PING: [u8; 17] = *b"\0\0\x08\x06\0\0\0\0\0sluicing";
-/// The idle timeout of a client with an open stream of permits.
+/// The idle timeout of a client with an open `Hold` stream, which keeps permits.
 const SILENCE: Duration = PING_INTERVAL.saturating_add(PERMIT_STREAM_PONG_TIMEOUT);
 /// The interval between the frames of an active client.
 const PAUSE: Duration = SILENCE.checked_div(8).unwrap();
@@ -41,8 +42,8 @@ fn open_hold_stream() -> Vec<u8> {
     [&[0, 0, length, 0x01, 0x04, 0, 0, 0, 1], &*headers].concat()
 }
 
-/// Sends `hello`, then pings for the time `active`, then nothing. Returns the time from the last
-/// frame to the disconnect.
+/// Sends the frames `hello`, then PING frames for the duration `active`, then nothing. Returns the
+/// time from the last frame to the disconnect.
 async fn time_to_disconnect(hello: &[u8], active: Duration) -> Duration {
     let served = limited().await;
     let mut client = TcpStream::connect(served.address).await.unwrap();
@@ -79,14 +80,15 @@ async fn a_client_stays_connected_while_it_sends_frames() {
     assert!((SILENCE..PONG_TIMEOUT / 2).contains(&silent), "let go {silent:?} after its last word");
 }
 
-/// Without permits, a silent client blocks nobody, and a suspended machine can resume later.
+/// Without permits, a silent client blocks no other request, so a suspended machine may stay
+/// connected longer.
 #[tokio::test]
 async fn a_silent_client_without_streams_has_the_longer_timeout() {
     let silent = time_to_disconnect(PREFACE, Duration::ZERO).await;
     assert!(PONG_TIMEOUT <= silent, "let go {silent:?} after its last word");
 }
 
-/// The server's replies stay queued forever, so the server also stops reading the connection.
+/// The server cannot send its replies, so it also stops reading from this connection.
 #[tokio::test]
 async fn a_client_that_stops_reading_does_not_delay_shutdown() {
     let served = limited().await;
@@ -101,13 +103,13 @@ async fn a_client_that_stops_reading_does_not_delay_shutdown() {
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
         }
     }
-    // This bound is shorter than the ping timeout, which would also end the connection.
+    // The timeout is shorter than that of pings, which would also end the connection.
     timeout(PONG_TIMEOUT / 2, served.shut_down()).await.unwrap().unwrap();
     drop(client);
 }
 
-/// The client watches health, which does not change. A suspended server sent no pings, so it
-/// cannot conclude that the client is dead.
+/// The client watches health, which does not change. A suspended server has sent no pings, so a
+/// missing reply does not prove that the client is dead.
 #[tokio::test]
 async fn a_suspended_server_keeps_idle_connections_on_resume() {
     let limits = tempfile::tempdir().unwrap();

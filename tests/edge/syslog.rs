@@ -1,4 +1,4 @@
-//! Releases in NGINX's syslog datagrams: parsing, latency and trusted networks.
+//! Tests of releases of permits by NGINX's syslog datagrams: parsing, latency and trusted networks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn read(rest: &str) -> Option<(RequestOutcome, Option<Nanos>)> {
 }
 
 #[test]
-fn nginx_log_lines_are_parsed() {
+fn syslog_datagrams_of_nginx_are_parsed() {
     let whole = format!("{HEAD}id={ID} status=200 done=OK rtt=1.234");
     let rtt = Some(Nanos(1_234_000_000));
     let wanted = SyslogRelease { id: ID, owner: None, outcome: RequestOutcome::Success, rtt };
@@ -40,26 +40,26 @@ fn nginx_log_lines_are_parsed() {
             "{fields}"
         );
     }
-    // A day below ten is padded with a space.
+    // In syslog dates, a day below ten is padded with a space.
     let early = whole.replace("Nov 20", "Nov  2");
     assert_eq!(parse_release(early.as_bytes()), Some(wanted));
 }
 
 #[test]
-fn status_and_times_determine_the_outcome() {
+fn status_and_times_of_nginx_determine_the_request_outcome() {
     let ms = |n| Some(Nanos(n * Nanos::MILLI.0));
     for (fields, outcome, rtt) in [
         ("status=200 done=OK rtt=0.000", RequestOutcome::Success, ms(0)),
         ("status=404 done=OK rtt=0.012", RequestOutcome::Success, ms(12)),
-        // The client disconnected before or during the response.
+        // These clients disconnected before or during the response.
         ("status=499 done= rtt=0.012", RequestOutcome::Ignored, ms(12)),
         ("status=200 done= rtt=0.012", RequestOutcome::Ignored, ms(12)),
         ("status=502 done=OK rtt=0.000", RequestOutcome::Dropped, ms(0)),
         ("status=504 done=OK rtt=60.001", RequestOutcome::Dropped, ms(60_001)),
-        // NGINX responded without an upstream.
+        // NGINX responded without an upstream request.
         ("status=500 done=OK rtt=-", RequestOutcome::Ignored, None),
         ("status=499 done= rtt=-", RequestOutcome::Ignored, None),
-        // Several attempts: the last one was answered.
+        // NGINX tried several upstreams, and the last one responded.
         ("status=200 done=OK rtt=0.001, 0.250", RequestOutcome::Success, ms(250)),
         ("status=200 done=OK rtt=0.001, 0.002 : 0.003", RequestOutcome::Success, ms(3)),
         ("status=200 done=OK rtt=0.007 : -", RequestOutcome::Success, ms(7)),
@@ -113,9 +113,10 @@ fn malformed_datagrams_are_rejected() {
     assert_eq!(parse_release(&[good.as_bytes(), b"\xff"].concat()), None);
 }
 
-/// NGINX truncates to milliseconds: 7 means 7.0 to 7.999 ms. The datagram itself adds little delay.
+/// NGINX truncates latencies to milliseconds: 7 means 7.0 to 7.999 ms. The service measures more
+/// exactly, with the small delay of the datagram.
 #[test]
-fn own_latency_is_used_unless_far_above_nginx_latency() {
+fn latency_measured_by_service_is_used_unless_far_above_nginx_latency() {
     let us = |n: u64| Nanos(n * 1_000);
     for (nginx, own, wanted) in [
         (us(7_000), Some(us(7_300)), us(7_300)),
@@ -165,7 +166,8 @@ impl SyslogPort {
         self.engine.concurrency_limits().totals().in_flight
     }
 
-    /// Waits until `in_flight` requests are in flight. Datagrams of one socket arrive in order.
+    /// Waits until `in_flight` requests are in flight. Datagrams of a socket arrive in order, so
+    /// earlier ones have been read.
     async fn wait_for_in_flight(&self, in_flight: u64) {
         let comes = async {
             while self.in_flight() != in_flight {
@@ -181,7 +183,7 @@ fn release(id: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_datagram_releases_only_the_permits_of_its_id() {
+async fn a_datagram_releases_only_the_permits_of_its_request_id() {
     let port = SyslogPort::trusting("127.0.0.1").await;
     let other = "another-0123456789";
     port.acquire(ID).await;
@@ -191,7 +193,7 @@ async fn a_datagram_releases_only_the_permits_of_its_id() {
         release(ID)[..50].to_vec(),
         release("garbage"),
         release("unknown-0123456789"),
-        // It starts like a release, but is too long.
+        // A datagram that starts like a release but is too long.
         [release(ID), b", 0.001".repeat(MAX_DATAGRAM_BYTES / 7)].concat(),
         vec![0xff; 60_000],
     ] {

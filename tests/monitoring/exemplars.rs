@@ -1,8 +1,8 @@
-//! Exemplars that link a histogram bucket to a trace, checked with a real Prometheus.
+//! Tests of exemplars, which link a histogram bucket to a trace, with a real Prometheus.
 //!
 //! Guarantees:
 //! - Prometheus reads the OpenMetrics page and stores its exemplars.
-//! - Only checks whose trace is exported have exemplars.
+//! - Only rate limit checks whose trace is exported have exemplars.
 //! - `promtool` accepts the text format, which has no exemplars.
 
 use std::io::Write as _;
@@ -58,13 +58,13 @@ fn prometheus_links_a_bucket_to_the_sampled_trace() {
     let le: f64 = series["le"].as_str().unwrap().parse().unwrap();
     let took: f64 = exemplar["value"].as_str().unwrap().parse().unwrap();
     assert!(0.0 < took && took <= le, "{exemplar} in {series}");
-    // Exemplars appear before their samples, and a late scrape leaves a moment without samples.
+    // Prometheus stores exemplars before the samples of a scrape, so this waits for both.
     let both = || match prometheus.values(&format!("sum({BUCKETS}{{le='+Inf'}})"))?[..] {
         [2.0] => Ok(()),
         ref other => Err(format!("{other:?}")),
     };
     until("both questions are counted", both).unwrap();
-    // Check again all exemplars that Prometheus has stored since.
+    // Verifies all exemplars, because Prometheus may have stored more since.
     let all = prometheus.exemplars(BUCKETS).unwrap();
     assert!(all.iter().all(|(_, one)| one["labels"]["trace_id"] == sampled), "{all:?}");
     let shown = page(&service, "application/openmetrics-text");
@@ -73,7 +73,7 @@ fn prometheus_links_a_bucket_to_the_sampled_trace() {
 }
 
 #[test]
-fn pages_have_no_exemplars_without_a_collector() {
+fn metrics_pages_have_no_exemplars_without_a_collector() {
     let (_limits, service) = serve(&[]);
     traced(&service, "80f198ee56343ba864fe8b2a57d3eff7", "01");
     let (open, text) = (page(&service, "application/openmetrics-text"), page(&service, "*/*"));

@@ -1,4 +1,4 @@
-//! Envoy Gateway's `global-ratelimit` dashboard, against a process in compatibility mode.
+//! Tests Envoy Gateway's dashboard `global-ratelimit` against a process in compatibility mode.
 //!
 //! Guarantees:
 //! - The queried metrics have the expected names, labels and values.
@@ -19,7 +19,7 @@ use crate::service::Service;
 use crate::waiting::{for_a_day_with_a_minute_left, until};
 
 const DOMAIN: &str = "default/eg/http";
-/// Envoy Gateway uses each of these names as key and as value.
+/// A descriptor key of Envoy Gateway, which is also used as the value.
 const ROUTE: &str = "httproute/default/http-ratelimit/rule/0/match/0/ratelimit_example";
 const RULE: &str = "rule-0-match-0";
 
@@ -73,7 +73,7 @@ fn global_ratelimit_dashboard_queries_return_expected_values() {
     let of_rule =
         format!("{{domain=\"{DOMAIN}\", key1=\"{ROUTE}_{ROUTE}\", key2=\"{RULE}_{RULE}\"}}");
     let rule = |stat: &str| format!("ratelimit_service_rate_limit_{stat}{of_rule}");
-    // Five hits on a limit of three; the near limit is 2.4. Source: reference §6.2.
+    // Five hits on a limit of three, with a near limit of 2.4, as envoyproxy/ratelimit counts them.
     let wanted: [(String, f64); 11] = [
         (rule("total_hits"), 5.0),
         (rule("near_limit"), 1.0),

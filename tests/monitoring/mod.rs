@@ -1,4 +1,4 @@
-//! Dashboards and alerts, checked with a real Prometheus against a running service.
+//! Tests of dashboards and alerts with a real Prometheus and a running service.
 //!
 //! Guarantees:
 //! - Every dashboard query returns data.
@@ -65,7 +65,7 @@ fn queries() -> Vec<Query> {
     dashboards.flat_map(|entry| read(entry.unwrap().path())).collect()
 }
 
-/// Replaces Grafana's variables.
+/// Replaces Grafana's variables in a query.
 fn filled(expression: &str) -> String {
     let filled = expression.replace("$__rate_interval", "10s");
     filled.replace("$job", ".*").replace("$instance", ".*")
@@ -98,7 +98,7 @@ fn every_dashboard_query_returns_data() {
     });
 }
 
-/// Sends requests under the concurrency limit.
+/// A client that sends requests under the concurrency limit, which need an upstream.
 struct Upstream {
     runtime: Runtime,
     client: PermitsClient<Channel>,

@@ -19,7 +19,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Scrapes `target` five times a second.
+    /// Starts a Prometheus that scrapes `target` five times a second.
     pub fn of(target: SocketAddr) -> Self {
         let started = || {
             let mut prometheus = Self::spawn(target);
@@ -60,7 +60,7 @@ impl Prometheus {
         })?
     }
 
-    /// Returns the number of current samples, without NaN.
+    /// Returns the number of values of a query, without NaN.
     pub fn samples(&self, query: &str) -> Result<usize, String> {
         self.values(query).map(|values| values.len())
     }
@@ -93,7 +93,7 @@ impl Prometheus {
         }
     }
 
-    /// Returns the current values, without NaN.
+    /// Returns the current values of a query, without NaN.
     pub fn values(&self, query: &str) -> Result<Vec<f64>, String> {
         let data = self.query_api("query", query, &[])?;
         let samples = data["result"].as_array().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Tests of the command line, from arguments to the outcome.
+//! Tests of the command line, from the arguments to the parsed command or error.
 
 use std::ffi::OsString;
 use std::fs;
@@ -25,7 +25,7 @@ fn printed(line: &[&str], name: &str) -> String {
 }
 
 #[test]
-fn bare_switch_is_true_and_accepts_a_boolean() {
+fn boolean_flag_without_value_is_true() {
     assert_eq!(printed(&["--dynamic-metadata"], "dynamic_metadata"), "dynamic_metadata: true");
     assert_eq!(
         printed(&["--dynamic-metadata", "false"], "dynamic_metadata"),
@@ -37,9 +37,9 @@ fn bare_switch_is_true_and_accepts_a_boolean() {
     );
 }
 
-/// Without this rule, the request would silently be sent unencrypted.
+/// If other TLS flags were accepted without `--tls`, the request would be sent unencrypted.
 #[test]
-fn tls_options_require_the_tls_flag() {
+fn other_tls_flags_require_the_flag_tls() {
     let command = ["ask", "--address", "127.0.0.1:1", "--domain", "d", "--descriptor", "k=v"];
     let pair = ["--tls-cert-file", "/c", "--tls-key-file", "/k"];
     for given in [&pair[..], &["--tls-ca-file", "/c"], &["--tls-server-name", "a"]] {

@@ -19,7 +19,7 @@ fn empty_input_gives_the_defaults() {
 }
 
 #[test]
-fn precedence_is_flag_variable_file_default() {
+fn setting_precedence_is_flag_variable_file_default() {
     let mut doors = file("grpc_port: 1\nhttp_port: 1\nadmin_port: 1\n");
     doors.environment = pairs(&[("SLUICEGATE_GRPC_PORT", "2"), ("SLUICEGATE_HTTP_PORT", "2")]);
     doors.flags = vec![("grpc-port".to_owned(), vec!["3".to_owned()])];
@@ -80,7 +80,7 @@ fn flags_variables_and_file_accept_the_same_values() {
     assert_eq!(load_valid(&SettingsInput { flags, ..SettingsInput::default() }).settings, wanted);
 }
 
-/// Texts that YAML reads as numbers or booleans unless a setting expects text.
+/// Setting values that YAML would read as numbers or booleans, although the setting is text.
 const SPELT: [&str; 10] = [
     "1.10",
     "0042",
@@ -94,7 +94,7 @@ const SPELT: [&str; 10] = [
     ".inf",
 ];
 
-/// The settings, or the error messages without places.
+/// Reads the settings. Returns them, or the error messages without their sources.
 fn settings_or_messages(doors: &SettingsInput) -> Result<Settings, Vec<String>> {
     match read(doors) {
         Ok(loaded) => Ok(loaded.settings),
@@ -129,7 +129,7 @@ fn empty_value_is_equivalent_in_every_source() {
 }
 
 #[test]
-fn unquoted_text_keeps_its_spelling_in_every_source() {
+fn unquoted_text_like_010_keeps_its_spelling_in_every_source() {
     let kinds = ["text", "word", "name", "header name", "path", "paths", "pairs", "place"];
     let also = ["address", "IP address", "networks", "duration"];
     let is_text = |unit: &str| kinds.contains(&unit) || also.contains(&unit);
@@ -170,7 +170,7 @@ fn file_numbers_and_booleans_follow_yaml() {
 }
 
 #[test]
-fn errors_of_all_sources_are_reported_with_places() {
+fn errors_of_flags_variables_and_file_name_their_source() {
     let mut doors = file("http_port: 70000\nlog_level: [info]\ngrpc_prot: 1\nshadow_mode: {}\n");
     doors.environment = pairs(&[("SLUICEGATE_WHEN_FULL", "alow"), ("SLUICEGATE_THREADS", "")]);
     doors.flags = vec![
@@ -480,8 +480,8 @@ fn xds_backoff_max_below_min_is_refused() {
     load_valid(&file(&format!("{XDS}\nxds_backoff_min: 2s\nxds_backoff_max: 2s\n")));
 }
 
-/// Compatibility mode accepts every combination that envoyproxy/ratelimit accepts.
-/// Sluicegate's own variables are still checked.
+/// Compatibility mode accepts every combination that envoyproxy/ratelimit accepts. Sluicegate's own
+/// variables are still validated.
 #[test]
 fn contradictory_compatibility_variables_are_accepted() {
     let named = |setting, text: &str, is_set| RatelimitValue {
@@ -558,7 +558,7 @@ fn printed_config_reloads_and_shows_origins() {
 }
 
 #[test]
-fn invalid_settings_file_is_refused_with_its_place() {
+fn invalid_settings_file_is_refused_with_line_and_column() {
     for (text, place) in [("- a\n", ":1:1:"), ("grpc_port: 1\nhttp_port: [\n", ":2:")] {
         let messages = read_errors(&file(text));
         assert!(messages.len() == 1 && messages[0].contains(place), "{messages:?}");
@@ -576,7 +576,7 @@ fn repeated_setting_is_refused() {
 }
 
 #[test]
-fn a_second_document_is_refused() {
+fn second_yaml_document_in_a_settings_file_is_refused() {
     let message = "a second document begins here; a file of settings is one document";
     let messages = read_errors(&file("grpc_port: 1\n---\nhttp_port: 2\n"));
     assert_eq!(messages, [format!("error: server.yaml:3:1: {message}")]);

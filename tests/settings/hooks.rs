@@ -1,4 +1,5 @@
-//! Tests of `hooks`: Envoy rate limit actions build descriptors from request attributes.
+//! Tests of the setting `hooks`: Envoy rate limit actions build descriptors from request
+//! attributes.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -56,7 +57,7 @@ fn only(descriptors: &str) -> Hook {
 }
 
 #[test]
-fn file_and_variable_give_the_same_hooks() {
+fn settings_file_and_variable_give_the_same_hooks() {
     let in_file = hooks(
         "hooks:\n  - name: edge\n    domain: shop\n    descriptors:\n      \
          - [{generic_key: {descriptor_key: upstream, descriptor_value: checkout}}]\n      \
@@ -173,7 +174,7 @@ fn header_matching_follows_envoy() {
 }
 
 #[test]
-fn hook_errors_name_place_and_cause() {
+fn errors_of_the_setting_hooks_name_field_and_cause() {
     let errors_of = |hook: &str| read_errors(&file(&format!("hooks:\n- {{{hook}}}\n"))).join("\n");
     let fine = "name: a, domain: d, descriptors: [[{remote_address: {}}]]";
     for (hook, place, cause) in [

@@ -1,4 +1,4 @@
-//! Tests that the shipped configuration files match the settings table.
+//! Tests that the shipped files in `config/` match the table of settings in the code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,12 +21,12 @@ fn assert_shipped(name: &str, wanted: &str) {
 }
 
 #[test]
-fn shipped_server_yaml_matches_the_table() {
+fn shipped_server_yaml_matches_the_settings() {
     assert_shipped("server.yaml", &server_yaml());
 }
 
 #[test]
-fn shipped_schema_matches_the_table() {
+fn shipped_settings_schema_matches_the_settings() {
     assert_shipped("schema/sluicegate-server.schema.json", &format!("{:#}\n", schema()));
 }
 
@@ -70,7 +70,7 @@ fn settings_have_unique_names_and_documentation() {
 }
 
 #[test]
-fn schema_lists_every_setting_with_its_default() {
+fn settings_schema_lists_every_setting_with_its_default() {
     let schema = schema();
     let defaults = Settings::default();
     for row in table() {
@@ -84,7 +84,7 @@ fn schema_lists_every_setting_with_its_default() {
 }
 
 #[test]
-fn start_yaml_loads_without_warnings() {
+fn shipped_start_yaml_loads_without_warnings() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("config/start.yaml");
     let loaded = load_valid(&file(&fs::read_to_string(path).unwrap()));
     assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
@@ -92,7 +92,7 @@ fn start_yaml_loads_without_warnings() {
 }
 
 #[test]
-fn hooks_yaml_uses_the_shipped_concurrency_domain() {
+fn shipped_hooks_yaml_uses_the_shipped_concurrency_domain() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let settings = fs::read_to_string(root.join("config/hooks.yaml")).unwrap();
     let loaded = load_valid(&file(&settings));

@@ -1,30 +1,31 @@
-//! Variants of the protocol with one rule omitted, and the violations that a schedule finds.
+//! Variants of the share protocol with one rule omitted, and the violations that a simulation
+//! finds.
 //!
-//! Each variant has been published or proposed somewhere.
+//! Each variant has been published or proposed as a protocol.
 
 use std::fmt;
 
-/// The omitted rule.
+/// The rule of the share protocol that is omitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// The complete protocol.
+    /// No rule is omitted: the complete share protocol.
     No,
-    /// Grants have no numbers. A replica applies any grant, and a report of the size that was last
-    /// granted confirms that grant.
+    /// Grants have no generation. A replica applies any grant, and reporting a share of the last
+    /// granted size confirms that grant.
     ByValue,
-    /// A grant counts as confirmed when it is sent.
+    /// The coordinator takes a grant as confirmed when it sends the grant.
     NoAcknowledgement,
-    /// The in-flight count of a heartbeat is older than its generation.
+    /// A heartbeat's count of requests in flight is older than the generation that it confirms.
     Torn,
     /// A replica's new incarnation takes over the share state of the old one.
     NoMemberIncarnation,
-    /// A generation of another incarnation of the coordinator counts as a current one.
+    /// The coordinator accepts generations of its earlier incarnations as current.
     NoCoordinatorIncarnation,
-    /// A coordinator without state grants as if no share were in use.
+    /// A coordinator without state has no grace period: it grants as if no share were in use.
     NoGrace,
-    /// For a lost replica, only the last reported requests in flight are reserved.
+    /// After a replica's share expires, only its last reported requests in flight are reserved.
     InFlightForExposure,
-    /// Replicas stop using a share one tick later.
+    /// Replicas stop using a share one tick too late.
     ShortMargin,
 }
 
@@ -43,15 +44,15 @@ impl Flaw {
 
 #[derive(Debug)]
 pub enum Violation {
-    /// More permits are in use, or may be, than the limit allows.
+    /// More permits are in use, or may be used by replicas, than the limit allows.
     LimitExceeded(String),
-    /// A request waits, or a permit is reserved, without need.
+    /// A request waits or a permit is reserved although the limit has room.
     Starvation(String),
 }
 
 impl Violation {
-    /// Returns the violation of the limit. Starvation is none, and does not prove that a rule
-    /// protects the limit.
+    /// Returns the violation if the limit was exceeded. Starvation does not prove that the omitted
+    /// rule protects the limit.
     pub fn limit_exceeded(self) -> Option<String> {
         match self {
             Self::LimitExceeded(what) => Some(what),

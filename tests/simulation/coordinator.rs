@@ -1,11 +1,12 @@
 //! Simulates one concurrency limit with several replicas and one store, under random faults.
 //!
-//! Time is in ticks of the store's clock. At every tick an oracle counts the requests in flight and
-//! the permits that replicas could still use. It does not know the protocol.
+//! Time is in ticks of the store's clock. At every tick, an oracle that does not know the protocol
+//! counts the requests in flight and the permits that replicas could still use.
 //!
 //! Guarantees:
 //! - Shares and requests in flight never exceed the limit.
-//! - With one rule omitted, they do: the faults are severe enough to prove each rule.
+//! - If a rule of the protocol is omitted, they exceed it, so the faults are severe enough to test
+//!   each rule.
 
 mod faults;
 mod numbers;
@@ -19,7 +20,7 @@ use world::{Simulation, Tally};
 use super::bad::{Flaw, Violation};
 use crate::support::dice::seed;
 
-/// The number of schedules: `SLUICEGATE_SCHEDULES`, or 300.
+/// The number of random fault schedules: `SLUICEGATE_SCHEDULES`, or 300.
 fn schedules() -> u64 {
     std::env::var("SLUICEGATE_SCHEDULES").map_or(300, |count| count.parse().unwrap())
 }
@@ -43,12 +44,13 @@ fn random_faults_never_exceed_the_limit() {
 }
 
 #[test]
-fn omitting_any_rule_exceeds_the_limit() {
+fn omitting_any_rule_of_the_share_protocol_exceeds_the_limit() {
     let first = seed();
     for flaw in Flaw::ALL {
         let mut tries = (0..2_000_u64).map(|schedule| first.wrapping_add(schedule));
         let play = |seed| Simulation::new(seed, flaw, Fault::revealing(flaw)).play();
-        // Starvation does not count: it does not prove that the rule protects the limit.
+        // Starvation is ignored, because it does not prove that the omitted rule protects the
+        // limit.
         let found = tries.find_map(|seed| play(seed).err().and_then(Violation::limit_exceeded));
         let Some(broken) = found else { panic!("{flaw:?} was not caught from seed {first}") };
         println!("{flaw:?}: {broken}");

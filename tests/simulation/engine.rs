@@ -1,15 +1,16 @@
 //! Simulates whole engines with two concurrency limits and one store in this process, under random
 //! faults.
 //!
-//! Beyond `coordinator`, this covers heartbeat rounds, reports that are skipped because nothing
+//! In addition to `coordinator`, this covers share rounds, reports that are skipped because nothing
 //! changed, freed share states and waiting requests. The network is a
-//! [`CounterStore`](sluicegate::store::CounterStore) that loses, delays and repeats messages. Clocks are
-//! manual, and limits change. An oracle counts requests and adds up the shares in force. It does
-//! not know the protocol.
+//! [`CounterStore`](sluicegate::store::CounterStore) that loses, delays and repeats messages.
+//! Clocks are manual, and limits change. An oracle that does not know the protocol counts the
+//! requests and adds up the shares in force.
 //!
 //! Guarantees:
 //! - Shares and requests in flight never exceed a limit.
-//! - With one rule omitted, they do: the faults are severe enough to prove each rule.
+//! - If a rule of the protocol is omitted, they exceed it, so the faults are severe enough to test
+//!   each rule.
 
 mod bound;
 mod faults;
@@ -24,7 +25,7 @@ use world::{Simulation, Tally};
 use super::bad::{Flaw, Violation};
 use crate::support::dice::seed;
 
-/// The number of schedules: `SLUICEGATE_ENGINE_SCHEDULES`, or 300.
+/// The number of random fault schedules: `SLUICEGATE_ENGINE_SCHEDULES`, or 300.
 fn schedules() -> u64 {
     std::env::var("SLUICEGATE_ENGINE_SCHEDULES").map_or(300, |count| count.parse().unwrap())
 }
@@ -47,11 +48,12 @@ fn random_faults_never_exceed_the_limits() {
 }
 
 #[test]
-fn omitting_any_rule_exceeds_a_limit() {
+fn omitting_any_rule_of_the_share_protocol_exceeds_a_limit() {
     let first = seed();
     for flaw in Flaw::ALL {
         let mut tries = (0..2_000_u64).map(|schedule| (schedule, first.wrapping_add(schedule)));
-        // Starvation does not count: it does not prove that the rule protects the limit.
+        // Starvation is ignored, because it does not prove that the omitted rule protects the
+        // limit.
         let play = |seed| {
             Simulation::new(seed, flaw, Fault::revealing(flaw))
                 .play()

@@ -1,4 +1,4 @@
-//! Simulates a fleet under random faults, from a seed.
+//! Simulations of a fleet under random faults, reproducible from a seed.
 
 mod bad;
 mod coordinator;

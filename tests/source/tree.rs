@@ -1,4 +1,4 @@
-//! Tests of reading a file tree: selected files, their order, and refused trees.
+//! Tests of reading limits from a directory tree: selected files, their order, and refused trees.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ fn write(root: &Path, name: &str) {
 }
 
 #[test]
-fn files_of_any_extension_are_read_in_name_order() {
+fn limits_files_of_any_extension_are_read_in_name_order() {
     let root = tempfile::tempdir().unwrap();
     for name in ["b.txt", "a.yaml", "sub/deep/n.yml", "README", "a.json", "sub.yaml"] {
         write(root.path(), name);

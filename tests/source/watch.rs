@@ -1,8 +1,8 @@
-//! Tests that valid changes on disk are soon in force and invalid changes never are.
+//! Tests that valid changes of limits files are soon in force and invalid changes never are.
 //!
 //! Guarantees:
-//! - Polling is off except in its own tests, so file system events trigger the loads.
-//! - Every wait uses the channel, with a timeout far above the needed time.
+//! - Polling is off except in the tests of polling, so file system events trigger the loads.
+//! - Every wait uses the channel of published configurations, with a generous timeout.
 
 use std::collections::HashMap;
 use std::fs;
@@ -32,13 +32,13 @@ const NOW: Nanos = Nanos::from_secs(1_700_000_000);
 
 type Accepted = Arc<Mutex<HashMap<Revision, Vec<String>>>>;
 
-/// A source under test and the texts that its loader accepted.
+/// A configuration source under test, and the texts that its loader accepted.
 struct Watched {
     source: ConfigSource,
     accepted: Accepted,
 }
 
-/// A loader that refuses texts that begin with `bad`.
+/// A loader that refuses files whose text begins with `bad`.
 fn loader(accepted: &Accepted) -> Arc<ConfigParser> {
     let accepted = Arc::clone(accepted);
     Arc::new(move |texts: &[TextFile], revision| {
@@ -174,7 +174,7 @@ async fn files_moved_in_or_out_are_noticed() {
 }
 
 #[tokio::test]
-async fn config_map_swap_is_applied_without_an_error() {
+async fn kubernetes_config_map_update_is_applied_without_an_error() {
     let root = tempfile::tempdir().unwrap();
     let volume = root.path();
     let version = |number: u32, text: &str| {
@@ -215,7 +215,7 @@ async fn debounce_hides_a_half_written_file() {
     let mut source = watching_as(FileSourceOptions { debounce, ..options(&limits) }).await;
     source.source.published.mark_unchanged();
     fs::write(limits.join("a.yaml"), "bad").unwrap();
-    // Without the debounce, the source would read the file within this time.
+    // Without the debounce delay, the source would read the file within this time.
     let early = timeout(Duration::from_millis(50), source.source.published.changed()).await;
     fs::write(limits.join("a.yaml"), "good").unwrap();
     assert!(early.is_err());
@@ -242,7 +242,7 @@ async fn continuous_writes_do_not_block_loads() {
 }
 
 #[tokio::test]
-async fn one_bad_file_keeps_the_last_good_revision() {
+async fn one_invalid_file_keeps_the_last_valid_revision() {
     let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     let before = source.published().config.clone().unwrap();
@@ -287,10 +287,10 @@ async fn removed_directory_is_refused_and_reloaded_on_return() {
     fs::create_dir(&limits).unwrap();
     fs::write(limits.join("a.yaml"), "back").unwrap();
     source.until_in_force(&["back"]).await;
-    // The new directory is watched like the old one.
+    // The recreated directory is watched like the old one.
     fs::write(limits.join("a.yaml"), "again").unwrap();
     source.until_in_force(&["again"]).await;
-    // A directory that replaces it atomically is watched too.
+    // A directory that atomically replaces it is watched, too.
     fs::create_dir(root.path().join("next")).unwrap();
     fs::write(root.path().join("next/a.yaml"), "next").unwrap();
     fs::rename(&limits, root.path().join("old")).unwrap();
@@ -360,7 +360,7 @@ async fn symbolic_links_in_the_path_are_watched() {
 }
 
 #[tokio::test]
-async fn polling_finds_changes_without_events() {
+async fn polling_finds_changes_without_file_system_events() {
     let (root, limits) = limits_directory();
     let outside = root.path().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -385,7 +385,7 @@ async fn unchanged_reload_counts_but_keeps_the_configuration() {
 }
 
 #[tokio::test]
-async fn explicit_reload_reports_unchanged_bad_files_again() {
+async fn explicit_reload_reports_unchanged_invalid_files_again() {
     let (_root, limits) = limits_directory();
     let mut source = watching(&limits).await;
     put(&limits.join("a.yaml"), "bad");
@@ -399,14 +399,14 @@ async fn explicit_reload_reports_unchanged_bad_files_again() {
         published.status.last_error.as_ref().is_some_and(|error| !Arc::ptr_eq(error, &first))
     };
     source.until(is_reported_again).await;
-    // The good text is back: the revision stays the same and the error is cleared.
+    // The valid text is restored: the revision stays the same and the error is cleared.
     put(&limits.join("a.yaml"), "a");
     let published = source.until_in_force(&["a"]).await;
     assert_eq!(published.status.revision, Revision(1));
 }
 
 #[tokio::test]
-async fn bad_files_are_reported_again_after_read_errors() {
+async fn invalid_files_are_reported_again_after_read_errors() {
     let (root, limits) = limits_directory();
     put(&limits.join("a.yaml"), "bad");
     let mut source = watching(&limits).await;
@@ -425,7 +425,7 @@ async fn bad_files_are_reported_again_after_read_errors() {
 #[tokio::test]
 async fn polling_reports_an_unreadable_file_once() {
     let (_root, limits) = limits_directory();
-    // A regular file whose first byte is unreadable.
+    // `/proc/self/mem` is a regular file whose first byte is unreadable.
     symlink("/proc/self/mem", limits.join("b.yaml")).unwrap();
     let look = Duration::from_millis(5);
     let mut source =
@@ -439,7 +439,7 @@ async fn polling_reports_an_unreadable_file_once() {
     source.until_in_force(&["a"]).await;
 }
 
-/// Sets the service's limit of open files and returns the previous limit.
+/// Sets the maximum number of open files of the service and returns the previous maximum.
 #[cfg(target_os = "linux")]
 fn set_open_file_limit(service: &Service, most: Option<u64>) -> Option<u64> {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -457,7 +457,8 @@ fn unreadable_file_is_retried_without_a_change() {
         "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 2}\n";
     put(&file, rules);
     let service = Service::start(&file, &[]).unwrap();
-    // The three standard descriptors use the limit, so the file is visible but cannot be opened.
+    // stdin, stdout and stderr use up this maximum, so the limits file is visible but cannot be
+    // opened.
     let usual = set_open_file_limit(&service, Some(3));
     put(&file, &rules.replace("unit: 2", "unit: 3"));
     until("it is refused", || match service.log() {
@@ -474,7 +475,7 @@ fn unreadable_file_is_retried_without_a_change() {
 }
 
 #[test]
-fn log_reports_restored_limits_only_after_a_refusal() {
+fn log_reports_valid_limits_only_after_a_refused_load() {
     const OVER: &str = "limits valid again";
     let (_root, limits) = limits_directory();
     let file = limits.join("a.yaml");
@@ -488,7 +489,7 @@ fn log_reports_restored_limits_only_after_a_refusal() {
             log => Err(log),
         })
     };
-    // An unchanged load without a previous refusal.
+    // Reloads unchanged limits that were not refused before.
     service.signal("HUP");
     until("it is read again", || match service.loads()?.loaded {
         2.. => Ok(()),
@@ -517,7 +518,7 @@ fn unknown_hook_domain_warns_once_per_loss() {
     let hooks =
         r#"[{"name": "edge", "domain": "shop", "descriptors": [[{"remote_address": {}}]]}]"#;
     let service = Service::start(&file, &["--hooks".to_owned(), hooks.to_owned()]).unwrap();
-    // The load is counted after it is logged, so the log is complete here.
+    // A load is counted after it is logged, so the log is complete when the count is reached.
     let is_loaded = |loads: u64| {
         until("it is loaded", || match service.loads()?.loaded {
             loaded if loads <= loaded => Ok(service.log().matches(UNKNOWN_DOMAIN).count()),
@@ -530,7 +531,7 @@ fn unknown_hook_domain_warns_once_per_loss() {
     put(&file, &rules("other", 2));
     assert_eq!(is_loaded(service.loads().unwrap().loaded.max(2)), Ok(1));
     put(&file, &rules("shop", 2));
-    // The load is logged before `/config` shows it.
+    // A load is logged before `/config` shows it, so the log is complete here.
     until("the domain is there", || match http1::get(service.admin, "/config", &[]) {
         Ok(reply) if reply.text().contains("\"shop\"") => Ok(()),
         other => Err(format!("{:?}", other.map(|reply| reply.text()))),
@@ -551,7 +552,8 @@ async fn reading_files_triggers_no_load() {
     source.source.reload.request();
     source.until(|published| published.status.successful_loads == 2).await;
     fs::read(limits.join("a.yaml")).unwrap();
-    // Otherwise each load would trigger the next one after the debounce of 5 ms.
+    // If reading triggered a load, each load would trigger the next one after the debounce delay of
+    // 5 ms.
     let third = source.source.published.wait_for(|published| published.status.successful_loads > 2);
     assert!(timeout(Duration::from_millis(300), third).await.is_err());
 }
@@ -568,7 +570,7 @@ async fn loader_panic_is_a_refused_load() {
 }
 
 #[tokio::test]
-async fn source_stops_without_receivers() {
+async fn configuration_source_stops_without_receivers() {
     let (_root, limits) = limits_directory();
     let ConfigSource { published, task, .. } = watching(&limits).await.source;
     drop(published);

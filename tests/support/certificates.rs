@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-/// A certificate authority.
+/// A certificate authority for tests.
 #[derive(Debug)]
 pub struct Authority {
     dir: TempDir,
@@ -37,7 +37,7 @@ impl Authority {
         self.path("ca.pem").display().to_string()
     }
 
-    /// Issues a certificate for these names.
+    /// Issues a certificate for these host names or addresses.
     pub fn sign(&self, names: &[&str]) -> Files {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let name = names.first().unwrap().clone();

@@ -8,13 +8,13 @@ use crate::waiting::until;
 
 #[derive(Debug)]
 pub struct Cluster {
-    /// Each primary owns a third of the slots, in order.
+    /// The three primaries. Each owns a third of the slots, in order.
     pub primaries: Vec<Process>,
-    /// One replica for each primary, or none.
+    /// One Redis replica for each primary, or none.
     pub replicas: Vec<Process>,
 }
 
-/// Failure detection timeout in ms, as short as a busy machine allows.
+/// `cluster-node-timeout` in ms, as short as a busy machine allows.
 const NODE_TIMEOUT: &str = "1500";
 
 const SLOTS: usize = 16_384;
@@ -51,7 +51,7 @@ impl Cluster {
         cluster
     }
 
-    /// URL for `--store`.
+    /// URL of the cluster for the flag `--backend`.
     pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes().map(Process::address).collect();
         format!("redis+cluster://{}", nodes.join(","))
@@ -71,7 +71,7 @@ impl Cluster {
         (0..self.primaries.len()).find(|&number| usize::from(slot) <= range(number).1).unwrap()
     }
 
-    /// Waits until every replica has acknowledged the writes of its primary.
+    /// Waits until every Redis replica has acknowledged the writes of its primary.
     pub fn wait_for_replicas(&self) {
         for primary in &self.primaries {
             assert_eq!(primary.tell(&["WAIT", "1", "20000"]).int(), 1);
@@ -93,7 +93,7 @@ impl Cluster {
             let Some(Value::Text(key)) = keys.first() else { break };
             let parts = ["MIGRATE", "127.0.0.1", &port, "", "0", "20000"];
             let mut parts = parts.map(str::as_bytes);
-            // A counter key is binary.
+            // The key is passed as bytes, because a counter key is binary.
             parts[3] = key;
             from.order(&parts);
         }
@@ -102,7 +102,8 @@ impl Cluster {
         }
     }
 
-    /// Starts a slot migration but moves no key. Redis redirects missing keys to `to`.
+    /// Starts the migration of a slot but moves no key. Redis redirects commands on missing keys to
+    /// `to`.
     pub fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let id = |number: usize| self.primaries[number].tell(&["CLUSTER", "MYID"]).text();
@@ -138,7 +139,7 @@ impl Cluster {
         self.wait_until_whole();
     }
 
-    /// Waits until every node knows all nodes and all slot owners.
+    /// Waits until every node of the cluster knows all nodes and all slot owners.
     pub fn wait_until_whole(&self) {
         let count = self.nodes().count();
         for node in self.nodes() {
@@ -154,7 +155,7 @@ impl Cluster {
     }
 }
 
-/// First and last slot of a primary.
+/// First and last slot of the primary with this index.
 const fn range(number: usize) -> (usize, usize) {
     (SLOTS * number / 3, SLOTS * (number + 1) / 3 - 1)
 }

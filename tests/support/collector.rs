@@ -136,13 +136,13 @@ impl Collector {
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
-    /// A resource attribute of the first span export.
+    /// Value of a resource attribute in the first span export.
     pub fn resource(&self, name: &str) -> Option<String> {
         let received = self.received.exports.lock();
         text(&received.0.first()?.resource.as_ref()?.attributes, name)
     }
 
-    /// All exports of this metric so far.
+    /// All exported values of this metric so far.
     pub fn metrics(&self, name: &str) -> Vec<Metric> {
         let received = self.received.exports.lock();
         let scopes = received.1.iter().flat_map(|resource| &resource.scope_metrics);
@@ -151,7 +151,7 @@ impl Collector {
     }
 }
 
-/// A string attribute.
+/// Value of a string attribute with this name.
 pub fn text(attributes: &[KeyValue], name: &str) -> Option<String> {
     let found = attributes.iter().find(|attribute| attribute.key == name)?;
     match &found.value {

@@ -1,4 +1,4 @@
-//! Reproducible randomness from a seed.
+//! Random numbers that a seed reproduces.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -20,7 +20,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number from 0 to `most`.
+    /// Returns a random number from 0 to `most`, inclusive.
     pub const fn up_to(&mut self, most: u64) -> u64 {
         match most.checked_add(1) {
             Some(sides) => self.roll() % sides,
@@ -38,7 +38,7 @@ impl Dice {
     }
 }
 
-/// Seed of this run: `SLUICEGATE_SEED`, or a random one.
+/// Seed of this test run: `SLUICEGATE_SEED`, or a random one.
 pub fn seed() -> u64 {
     std::env::var("SLUICEGATE_SEED")
         .map_or_else(|_| RandomState::new().hash_one(0), |seed| seed.parse().unwrap())

@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use super::dice::Dice;
 
-/// Above the well-known ports. Ephemeral ports start at 32,768 on Linux and 49,152 on macOS.
+/// The lowest port that is used. Ephemeral ports start at 32,768 on Linux and 49,152 on macOS.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// The random start avoids collisions with parallel test runs.
+/// The next port to try. The random start avoids collisions with parallel test runs.
 static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| {
     AtomicU16::new(u16::try_from(Dice::new(super::dice::seed()).up_to(u64::from(COUNT))).unwrap())
 });
 
-/// Returns a different loopback address at each call.
+/// Returns a loopback address with a free port, different at each call.
 pub fn free() -> SocketAddr {
     let turn = |_| FIRST + NEXT.fetch_add(1, Relaxed) % COUNT;
     let mut ports = (0..COUNT).map(turn).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));

@@ -74,8 +74,8 @@ impl Process {
         self.child = Some(command.spawn().expect("REDIS IS MISSING: no redis-server here"));
     }
 
-    /// Waits until the process answers `PING`. Fails immediately if it exits, because its port was
-    /// taken.
+    /// Waits until the process answers `PING`. Fails immediately if the process exits, for example
+    /// because its port was taken.
     fn listens(&mut self) -> Result<(), String> {
         let mut ended = false;
         let answered = until("redis listens", || {
@@ -84,7 +84,8 @@ impl Process {
                 ended = true;
                 return Ok(());
             }
-            // Redis listens before it has bound all its ports.
+            // A connection alone proves nothing: Redis listens on one port before it has bound all
+            // its ports.
             pong(&self.socket()).map_err(|error| error.to_string())
         });
         if ended { Err("it ended".to_owned()) } else { answered }
@@ -98,7 +99,7 @@ impl Process {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Cluster bus port.
+    /// Port of the Redis Cluster bus.
     pub fn bus(&self) -> &str {
         let at = self.flags.iter().position(|flag| flag == "--cluster-port").unwrap();
         &self.flags[at + 1]
@@ -109,13 +110,14 @@ impl Process {
         Client::connect(&self.socket()).unwrap().call(parts)
     }
 
-    /// [`Process::tell`] for a server that may close the connection, for example during a failover.
+    /// As [`Process::tell`], for a server that may close the connection, for example during a
+    /// failover.
     pub fn try_tell(&self, parts: &[impl AsRef<[u8]>]) -> Result<Value, String> {
         let answer = Client::connect(&self.socket()).and_then(|mut client| client.try_call(parts));
         answer.map_err(|error| error.to_string())
     }
 
-    /// [`Process::tell`] that requires the reply `OK`.
+    /// As [`Process::tell`], and requires the reply `OK`.
     pub fn order(&self, parts: &[impl AsRef<[u8]>]) {
         let shown: Vec<_> = parts.iter().map(|part| part.as_ref().escape_ascii()).collect();
         assert_eq!(self.tell(parts), Value::Text(b"OK".to_vec()), "{shown:?}");

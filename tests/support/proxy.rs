@@ -31,14 +31,14 @@ pub enum Way {
     FromStore,
 }
 
-/// Treatment of the bytes of one direction.
+/// What the proxy does with the bytes of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
     #[default]
     Pass,
-    /// Each byte arrives this much later. Throughput is unlimited.
+    /// Each byte arrives this much later. Throughput is not limited.
     Delay(Duration),
-    /// Bytes wait until the flow changes, as in a network partition.
+    /// Bytes are delayed until the flow changes, as in a network partition.
     Hold,
     Lose,
 }
@@ -73,8 +73,8 @@ impl Proxy {
         Self::start(State::new(upstream))
     }
 
-    /// Replaces `text` by `other` on the way to the store. Equal lengths keep RESP length prefixes
-    /// valid.
+    /// Starts a proxy that replaces `text` by `other` in bytes to the store. Both must have the
+    /// same length, so that RESP length prefixes stay valid.
     pub fn rewriting(upstream: Upstream, text: &'static [u8], other: &'static [u8]) -> Self {
         assert_eq!(text.len(), other.len());
         Self::start(State { rewrite: Some((text, other)), ..State::new(upstream) })
@@ -105,7 +105,7 @@ impl Proxy {
         self.both(Flow::Pass);
     }
 
-    /// Delivers nothing in either direction and keeps all sockets open.
+    /// Stops delivery in both directions and keeps all sockets open, as in a network partition.
     pub fn go_silent(&self) {
         self.both(Flow::Hold);
     }
@@ -125,7 +125,7 @@ impl Proxy {
         self.state.halves[way as usize].send_modify(|times| *times += 1);
     }
 
-    /// If set, closes each new connection immediately.
+    /// If `refuses` is set, closes each new connection immediately.
     pub fn refuse(&self, refuses: bool) {
         self.state.refuses.send_replace(refuses);
     }
@@ -143,7 +143,7 @@ impl Proxy {
         self.state.open.load(SeqCst)
     }
 
-    /// Bytes read so far in one direction, including lost ones.
+    /// Number of bytes that the proxy has read in one direction, including those that it dropped.
     pub fn bytes(&self, way: Way) -> u64 {
         self.state.bytes[way as usize].load(SeqCst)
     }
@@ -151,7 +151,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // A plain drop would block, which panics in an async test.
+        // Dropping a tokio runtime blocks, which panics in an async test.
         self.runtime.take().unwrap().shutdown_background();
     }
 }
@@ -258,7 +258,8 @@ async fn read(
     }
 }
 
-/// Rewrites complete matches. Returns the end of `bytes` that may start another match.
+/// Rewrites complete matches. Removes and returns the end of `bytes` if it may be the start of
+/// another match.
 fn rewritten(bytes: &mut Vec<u8>, (text, other): Rewrite) -> Vec<u8> {
     let places: Vec<_> =
         bytes.windows(text.len()).enumerate().filter(|(_, its)| *its == text).collect();
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_pass_both_ways_and_are_counted() {
+    fn proxy_passes_and_counts_bytes_in_both_directions() {
         let (_redis, proxy) = through();
         let stream = connect(&proxy);
         assert_eq!(ping(&stream).unwrap(), PONG);
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_of_one_direction_overlap() {
+    fn delays_of_several_bytes_overlap() {
         let (_redis, proxy) = through();
         let mut stream = connect(&proxy);
         proxy.set(Way::FromStore, Flow::Delay(LONG));
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_closes_no_connection_and_loses_no_bytes() {
+    fn silent_proxy_closes_no_connection_and_loses_no_bytes() {
         let (_redis, proxy) = through();
         let mut stream = connect(&proxy);
         assert_eq!(ping(&stream).unwrap(), PONG);
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_closes_open_connections_and_refuse_closes_new_ones() {
+    fn proxy_cut_closes_open_connections_and_refuse_closes_new_ones() {
         let (_redis, proxy) = through();
         let streams = [connect(&proxy), connect(&proxy)];
         for stream in &streams {
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn new_upstream_applies_only_to_new_connections() {
+    fn new_upstream_of_the_proxy_applies_only_to_new_connections() {
         let (_redis, proxy) = through();
         let old = connect(&proxy);
         assert_eq!(ping(&old).unwrap(), PONG);
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn text_split_across_writes_is_rewritten() {
+    fn proxy_rewrites_text_that_is_split_across_writes() {
         let redis = Redis::start();
         let proxy = Proxy::rewriting(Upstream::Unix(redis.socket()), b"before", b"after!");
         let mut stream = connect(&proxy);
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_bytes_never_arrive_later() {
+    fn bytes_dropped_by_the_proxy_never_arrive_later() {
         let (_redis, proxy) = through();
         let mut stream = connect(&proxy);
         proxy.set(Way::FromStore, Flow::Lose);

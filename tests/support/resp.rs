@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Socket timeout, longer than any command blocks.
+/// Socket timeout. It is longer than any Redis command of the tests blocks.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A RESP2 reply.
@@ -87,14 +87,14 @@ impl Client {
         sent
     }
 
-    /// [`Client::call`] for a server that may close the connection.
+    /// As [`Client::call`], for a server that may close the connection.
     pub fn try_call(&mut self, parts: &[impl AsRef<[u8]>]) -> std::io::Result<Value> {
         self.queue(parts);
         self.send()?;
         self.try_receive()
     }
 
-    /// Reads the next reply.
+    /// Reads the next reply of the pipeline.
     pub fn receive(&mut self) -> Value {
         self.try_receive().unwrap()
     }

@@ -1,4 +1,4 @@
-//! Starts a Redis primary with a replica and three sentinels.
+//! Starts a Redis primary with one Redis replica and three Redis Sentinels.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::process::Process;
 use super::resp::Value;
 use crate::waiting::until;
 
-/// Sentinel name of the primary.
+/// Name of the primary in Redis Sentinel.
 pub const NAME: &str = "shop";
 
 /// `down-after-milliseconds` of the sentinels.
@@ -24,7 +24,7 @@ impl Watched {
         Self::with(&[])
     }
 
-    /// [`Watched::start`] with additional flags for all processes.
+    /// As [`Watched::start`], with additional flags for all processes.
     pub fn with(flags: &[&str]) -> Self {
         let at_once = ["--repl-diskless-sync-delay", "0"];
         let primary = Process::redis(&[&at_once, flags].concat());
@@ -44,8 +44,8 @@ impl Watched {
         format!("{scheme}{}/{NAME}", sentinels.join(","))
     }
 
-    /// Waits until every sentinel reports the former replica as the primary. A sentinel with an old
-    /// view would demote it when the old primary returns.
+    /// Waits until every sentinel reports the former Redis replica as the primary. A sentinel that
+    /// does not know it yet would demote it when the old primary returns.
     pub fn wait_until_named(&self) {
         let port = self.replica.port.to_string();
         for sentinel in &self.sentinels {
@@ -55,7 +55,7 @@ impl Watched {
             };
             until("a sentinel names the new primary", names).unwrap();
         }
-        // Prevents a second failover on a busy machine.
+        // Raises the failure detection timeout, to prevent a second failover on a busy machine.
         for sentinel in &self.sentinels {
             sentinel.order(&["SENTINEL", "SET", NAME, "down-after-milliseconds", "60000"]);
         }
@@ -70,7 +70,7 @@ impl Watched {
         until("the old primary follows the new one", follows).unwrap();
     }
 
-    /// Waits until replication works and the sentinels have discovered all other processes.
+    /// Waits until replication works and each sentinel has discovered all other processes.
     pub fn wait_until_whole(&self) {
         let follows = || match self.replica.tell(&["INFO", "replication"]).text() {
             text if text.contains("master_link_status:up") => Ok(()),
@@ -89,7 +89,7 @@ impl Watched {
     }
 }
 
-/// Value of a field in a flat list of names and values.
+/// Value of a field in Sentinel's reply, a flat list of names and values.
 fn field(said: &Value, name: &str) -> String {
     let texts: Vec<_> = said.array().iter().map(Value::text).collect();
     texts.iter().position(|text| text == name).map_or_else(String::new, |at| texts[at + 1].clone())

@@ -1,13 +1,14 @@
 //! Measures scheduling delays of the machine and repeats attempts that they disturbed.
 //!
 //! Guarantees:
-//! - Any delay counts: other processes, other threads, or CPU time stolen by the host.
-//! - Time bounds are the same on every machine.
-//! - An attempt that fails without a delay fails the test.
+//! - Every cause of a delay is measured: other processes, other threads, CPU time stolen by the
+//!   host.
+//! - The time bounds of tests are the same on every machine.
+//! - An attempt that fails without a scheduling delay fails the test.
 //!
 //! Not covered:
-//! - Waits of the service for its own locks and threads.
-//! - The cause of a busy core, which may be the service itself.
+//! - Time that the service waits for its own locks and threads.
+//! - The process that keeps a core busy, which may be the service itself.
 #![expect(clippy::print_stdout, reason = "which try did not count is part of the proof")]
 
 use std::num::NonZero;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::waiting::now;
 
-/// Reason to ignore an attempt.
+/// The reason why an attempt is ignored, such as a scheduling delay.
 pub struct Disturbed(pub String);
 
 /// Runs an attempt at most three times, until one is undisturbed.
@@ -37,7 +38,7 @@ pub struct Watchers {
     threads: Vec<JoinHandle<Vec<Pause>>>,
 }
 
-/// Scheduled and actual wake-up time of a thread.
+/// A late wake-up of a thread: the scheduled and the actual time.
 type Pause = (Instant, Instant);
 
 /// Pauses of each thread.
@@ -67,13 +68,13 @@ impl Drop for Watchers {
 }
 
 impl Pauses {
-    /// Longest total pause of any thread in this interval.
+    /// The largest sum of a thread's pauses in this interval.
     pub fn altogether(&self, time: Pause) -> Duration {
         let each = self.0.iter().map(|seen| seen.iter().map(|&pause| shared(pause, time)).sum());
         each.max().unwrap_or_default()
     }
 
-    /// Longest single pause in this interval.
+    /// The longest single pause of any thread in this interval.
     pub fn longest(&self, time: Pause) -> Duration {
         let all = self.0.iter().flatten().map(|&pause| shared(pause, time));
         all.max().unwrap_or_default()
@@ -85,7 +86,7 @@ fn shared((due, ran): Pause, (from, to): Pause) -> Duration {
     ran.min(to).saturating_duration_since(due.max(from))
 }
 
-/// Records pauses of at least 2 ms until `over` is set.
+/// Sleeps repeatedly and records late wake-ups of at least 2 ms, until `over` is set.
 fn watch(over: &AtomicBool) -> Vec<Pause> {
     const TICK: Duration = Duration::from_millis(1);
     const NO_PAUSE: Duration = Duration::from_millis(2);
@@ -102,7 +103,7 @@ fn watch(over: &AtomicBool) -> Vec<Pause> {
 }
 
 #[test]
-fn pauses_count_per_thread_within_the_interval() {
+fn pauses_are_summed_per_thread_within_the_interval() {
     let at = |millis| now_plus(millis);
     let pauses = Pauses(vec![vec![(at(0), at(10)), (at(20), at(25))], vec![(at(8), at(20))]]);
     let millis = Duration::from_millis;

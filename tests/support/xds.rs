@@ -1,4 +1,4 @@
-//! xDS server for aggregated discovery (state of the world) with responses chosen by the test.
+//! An xDS server for aggregated discovery (state of the world), with responses chosen by the test.
 //!
 //! Not covered:
 //! - Delta discovery.
@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::waiting::until;
 
-/// A request and the headers of its stream.
+/// A discovery request and the HTTP headers of its stream.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub headers: MetadataMap,
@@ -37,7 +37,7 @@ pub struct Asked {
 #[derive(Clone)]
 struct State {
     asked: Arc<Mutex<Vec<Asked>>>,
-    /// First response of a new stream.
+    /// The first response to a new stream.
     latest: Arc<Mutex<Option<DiscoveryResponse>>>,
     /// Responses to all open streams. `None` closes them.
     updates: broadcast::Sender<Option<DiscoveryResponse>>,
@@ -114,12 +114,13 @@ impl Xds {
         let _ = self.state.updates.send(None);
     }
 
-    /// Requests so far.
+    /// All discovery requests so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
     }
 
-    /// Waits for the reply to a response: its version, and the error message of a NACK.
+    /// Waits for the ACK or NACK of the response with this version. Returns the version in force
+    /// and the error message of a NACK.
     pub fn answer(&self, version: &str) -> (String, Option<String>) {
         let nonce = format!("n{version}");
         let answer = until("an answer to a response", || {
@@ -165,7 +166,7 @@ impl AggregatedDiscoveryService for State {
             }
         });
         let latest = state.latest.lock().unwrap().clone();
-        // As with servers in Go, the response headers come with the first response.
+        // As servers in Go do, sends the HTTP response headers with the first response.
         let first = match latest {
             Some(latest) => Some(latest),
             None => updates.recv().await.ok().flatten(),

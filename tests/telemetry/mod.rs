@@ -1,4 +1,4 @@
-//! Traces and metrics that the real binary exports to a real collector.
+//! Tests of traces and metrics that the real binary exports to an OTLP collector.
 //!
 //! Guarantees:
 //! - Spans of every protocol are children of the caller's span.
@@ -79,7 +79,7 @@ fn grpc(service: &Service, header: (&'static str, &str)) {
     });
 }
 
-/// Waits for at least `many` spans.
+/// Waits until the collector has at least `many` spans.
 fn spans(collector: &Collector, many: usize) -> Vec<Span> {
     until("spans", || {
         let spans = collector.spans();
@@ -98,12 +98,12 @@ fn named<'s>(spans: &'s [Span], name: &str) -> &'s Span {
 }
 
 #[test]
-fn a_check_span_links_the_caller_and_its_stages() {
+fn check_span_is_child_of_the_caller_and_parent_of_its_stages() {
     let (collector, redis, limits) = (Collector::start(), Redis::start(), limits());
     let backend = format!("redis+unix://{}", redis.socket().display());
     let flags = ["--backend", &backend, "--backend-deadline", "20s"];
     let service = serve(limits.path(), &flags, &collector.endpoint());
-    // Wait until Redis is connected. Unsampled requests leave no span.
+    // Waits until Redis is connected, with unsampled requests, which leave no span.
     let connected = || match json(&service, &[("b3", "0")]) {
         200 => Ok(()),
         other => Err(other.to_string()),
@@ -209,7 +209,7 @@ fn unsampled_requests_have_no_span() {
     let service = serve(limits.path(), &[], &collector.endpoint());
     assert_eq!(json(&service, &[("traceparent", &format!("00-{TRACE}-{SPAN}-00"))]), 200);
     assert_eq!(json(&service, &[("b3", "0")]), 200);
-    // The third request is sampled. Its span would arrive after those of the others.
+    // Only the third request is sampled. Spans of the first two would arrive before its span.
     assert_eq!(json(&service, &[]), 429);
     let spans = spans(&collector, 2);
     let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();

@@ -1,4 +1,4 @@
-//! Connections to a collector by gRPC, HTTP and TLS, and the resource attributes.
+//! Tests of connections to an OTLP collector by gRPC, HTTP and TLS, and of resource attributes.
 
 use super::{json, limits, spans};
 use crate::service::Service;
@@ -20,7 +20,7 @@ fn wait_for_counts(collector: &Collector) {
 }
 
 #[test]
-fn otlp_http_uses_one_path_per_signal() {
+fn otlp_http_uses_separate_paths_for_traces_and_metrics() {
     let (collector, limits) = (Collector::start(), limits());
     let endpoint = collector.endpoint();
     let service = serve(
@@ -38,7 +38,7 @@ fn otlp_http_uses_one_path_per_signal() {
 }
 
 #[test]
-fn signals_can_have_different_endpoints_and_protocols() {
+fn traces_and_metrics_can_have_different_endpoints_and_protocols() {
     let (grpc, http, limits) = (Collector::start(), Collector::start(), limits());
     let traces = format!("{}/v1/traces", http.endpoint());
     let counts = grpc.endpoint();
@@ -58,7 +58,7 @@ fn signals_can_have_different_endpoints_and_protocols() {
 }
 
 #[test]
-fn mutual_tls_works_with_a_configured_ca() {
+fn otlp_mutual_tls_works_with_a_configured_ca() {
     let authority = Authority::new();
     let (own, client) = (authority.sign(&["127.0.0.1"]), authority.sign(&["sluicegate"]));
     let (ca, limits) = (authority.ca(), limits());
@@ -82,7 +82,7 @@ fn mutual_tls_works_with_a_configured_ca() {
 }
 
 #[test]
-fn tls_verifies_against_configured_or_system_cas() {
+fn otlp_tls_verifies_against_configured_or_system_cas() {
     let (authority, other) = (Authority::new(), Authority::new());
     let (own, limits) = (authority.sign(&["127.0.0.1"]), limits());
     let (ca, others) = (authority.ca(), other.ca());
@@ -90,7 +90,8 @@ fn tls_verifies_against_configured_or_system_cas() {
         let unverified = Collector::start_with_tls(&own, None);
         let verified = Collector::start_with_tls(&own, None);
         let signals = [unverified.endpoint(), verified.endpoint()];
-        // Traces trust the wrong CA. Metrics trust the system CAs, which include the right one.
+        // The trace exporter trusts the wrong CA. The metrics exporter trusts the system CAs, which
+        // include the right one.
         let paths = if protocol == "grpc" { ["", ""] } else { ["/v1/traces", "/v1/metrics"] };
         let [traces, counts] = [0, 1].map(|at: usize| format!("{}{}", signals[at], paths[at]));
         let service = serve(

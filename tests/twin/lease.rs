@@ -1,8 +1,8 @@
-//! The model of `spec/Lease.tla` with the kernel's own functions as actions.
+//! The model of leases in `spec/Lease.tla`, with the kernel's own functions as actions.
 //!
-//! A message stays in the network: it arrives at any time, repeatedly or never. Time is in whole
-//! ticks, up to a horizon. The fields `room` and `plain` of [`State`] belong to the model; the rest
-//! is the kernel's state.
+//! A lease message may arrive at any time, repeatedly or never. Time is in whole ticks, up to
+//! `horizon`. The fields `room` and `plain` of [`State`] only serve the model's properties; the
+//! rest is the kernel's state.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -19,10 +19,10 @@ use stateright::{Model, Property};
 use crate::lease::store::{Counted, Store};
 
 pub const TICK: Nanos = Nanos::SECOND;
-/// The start of the model, a boundary of every window.
+/// The start of the model, at which windows of every length start.
 pub const START: Nanos = Nanos::from_secs(3_600);
 
-/// The flaw of a careless design, as in the simulation.
+/// The rule that a flawed lease protocol omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
@@ -39,14 +39,14 @@ pub struct Twin {
     pub overshoot: Overshoot,
     /// The lease duration in ticks.
     pub term: u64,
-    /// The maximum number of messages of each replica.
+    /// The maximum number of lease messages of each replica.
     pub messages: Vec<u64>,
     pub hits: Vec<u64>,
     pub want: u64,
     /// The duration of the model in ticks.
     pub horizon: u64,
     pub flaw: Flaw,
-    /// The events that occurred so far, in any state.
+    /// The events that occurred so far in any explored state.
     pub seen: AtomicU32,
 }
 
@@ -76,17 +76,18 @@ pub struct State {
     nodes: Vec<Node>,
     asks: BTreeSet<(ReplicaIncarnation, BorrowRequest)>,
     answers: Vec<(ReplicaIncarnation, BorrowReply)>,
-    /// Checks whose hits were allowed, so that each counts once.
+    /// Checks whose hits were already counted as allowed, so that each is counted once.
     passed: BTreeSet<(ReplicaIncarnation, MessageNumber)>,
-    /// The hits that every interval until now still allows: by the limit, and the hits outstanding
-    /// at its start.
+    /// The hits that may still be allowed now: for every interval that ends now, the limit plus the
+    /// hits outstanding at its start, minus the hits allowed in it.
     room: i64,
-    /// The same by the limit alone.
+    /// As `room`, by the limit alone, without outstanding hits.
     plain: i64,
 }
 
 impl State {
-    /// No interval allowed more than the limit plus the hits outstanding at its start.
+    /// Returns `true` if no interval allowed more than the limit plus the hits outstanding at its
+    /// start.
     fn keeps_the_bound(&self) -> bool {
         0 <= self.room
     }
@@ -97,7 +98,7 @@ struct Node {
     member: ReplicaIncarnation,
     ledger: LeaseBalance,
     numbers: u64,
-    /// The number of messages left to send.
+    /// The number of lease messages that this replica may still send.
     left: u64,
     lives: bool,
 }
@@ -127,7 +128,7 @@ impl Twin {
         i64::try_from(self.counted.most()).unwrap()
     }
 
-    /// The hits that may exceed the limit: none if leases end with their window.
+    /// The maximum of hits allowed above the limit: none if leases end with their window.
     fn above(&self) -> i64 {
         match self.overshoot {
             Overshoot::AtMost(budget) => i64::try_from(budget.0).unwrap(),
@@ -135,13 +136,13 @@ impl Twin {
         }
     }
 
-    /// No interval allowed more than the limit plus the budget.
+    /// Returns `true` if no interval allowed more than the limit plus `max_overshoot`.
     fn keeps_the_limit(&self, state: &State) -> bool {
         -self.above() <= state.plain
     }
 
-    /// The property that the flaw endangers: the limit if leases outlive their window, else the
-    /// bound.
+    /// The property that the flaw breaks: [`Self::keeps_the_limit`] if leases outlive their window,
+    /// otherwise `keeps_the_bound`.
     pub fn keeps_what_is_at_stake(&self, state: &State) -> bool {
         match self.flaw {
             Flaw::OutlivesItsWindow => self.keeps_the_limit(state),
@@ -213,7 +214,7 @@ impl Twin {
         self.forget_old_answers(state);
     }
 
-    /// Drops replies that every balance would ignore, for fewer states.
+    /// Drops replies that every replica would ignore, to reduce the number of states.
     fn forget_old_answers(&self, state: &mut State) {
         let nodes = &state.nodes;
         state.answers.retain(|(member, answer)| {
@@ -301,7 +302,7 @@ impl Model for Twin {
     fn init_states(&self) -> Vec<State> {
         let terms = LeaseTerms {
             overshoot: match self.flaw {
-                // Leases last the whole term, and only the limit bounds the outstanding hits.
+                // Leases last their whole duration, and only the limit bounds the outstanding hits.
                 Flaw::OutlivesItsWindow => Overshoot::AtMost(Hits(u64::MAX)),
                 _ => self.overshoot,
             },

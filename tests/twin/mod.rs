@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - Every state of a model keeps the bound on allowed hits.
-//! - Every event that a model is about occurs in it.
-//! - Each careless design is refuted by the same model.
+//! - Every event that a model is made to cover occurs in it.
+//! - For each flawed lease protocol, the same model finds a violation.
 
 mod lease;
 
@@ -19,7 +19,7 @@ use self::lease::{Flaw, Happens, TICK, Twin};
 use crate::lease::store::Counted;
 use crate::support::dice::Dice;
 
-/// The most random walks for each design.
+/// Maximum number of random walks for each flawed protocol.
 const MAX_WALKS: u64 = 10_000;
 
 fn window(limit: u32, ticks: u64) -> Counted {
@@ -27,7 +27,7 @@ fn window(limit: u32, ticks: u64) -> Counted {
     Counted::Fixed(FixedWindow::new(limit, windows).unwrap(), WindowCount::default())
 }
 
-/// One hit drains per tick.
+/// A GCRA limit with this burst, from which one hit drains per tick.
 fn bucket(burst: u32) -> Counted {
     Counted::Gcra(Gcra::new(1, TICK, burst).unwrap(), Tat::default())
 }
@@ -46,21 +46,21 @@ fn twin(counted: Counted, overshoot: Overshoot) -> Twin {
     }
 }
 
-/// Explores all states. Asserts their number, every property, and that each event in `must_happen`
-/// occurs.
+/// Explores all states of a model. Asserts their number, every property, and that each event in
+/// `must_happen` occurs.
 fn explore(twin: Twin, states: usize, must_happen: &[Happens]) {
     let checker = twin.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let found = checker.discoveries().into_iter().next();
     let refuted = found.map(|(name, path)| format!("{name}: {:?}", path.into_actions()));
     assert_eq!(refuted, None);
-    // Pinned, because a model that lost an action would pass too easily.
+    // The number of states is pinned, because a model that lost an action would pass too easily.
     assert_eq!(checker.unique_state_count(), states);
     let happened = |what: &&Happens| checker.model().happened(**what);
     let missing: Vec<&Happens> = must_happen.iter().filter(|what| !happened(what)).collect();
     assert!(missing.is_empty(), "never happened: {missing:?}");
 }
 
-/// Takes random walks from a fixed seed until one breaks the property that the flaw endangers.
+/// Takes random walks from a fixed seed until a walk breaks the property that the flaw violates.
 fn assert_refuted(twin: &Twin) {
     let mut dice = Dice::new(0);
     for _ in 0..MAX_WALKS {
@@ -80,7 +80,7 @@ fn assert_refuted(twin: &Twin) {
     panic!("{:?} is not refuted", twin.flaw);
 }
 
-/// Events between two replicas that each send one message.
+/// Events that must occur between two replicas that each send one lease message.
 const BETWEEN_TWO: [Happens; 10] = [
     Happens::LentInFull,
     Happens::NothingLent,
@@ -94,7 +94,7 @@ const BETWEEN_TWO: [Happens; 10] = [
     Happens::MaximumAllowed,
 ];
 
-/// Events between two messages of one replica.
+/// Events that must occur between two lease messages of one replica.
 const SUPERSEDING: [Happens; 6] = [
     Happens::LentInPart,
     Happens::DeniedHere,
@@ -109,7 +109,7 @@ fn superseding(counted: Counted, overshoot: Overshoot) -> Twin {
 }
 
 #[test]
-fn window_leases_keep_the_bound() {
+fn leases_of_window_limits_keep_the_bound() {
     explore(twin(window(2, 2), Overshoot::AtMost(Hits(1))), 35_605, &BETWEEN_TWO);
 }
 
@@ -119,29 +119,29 @@ fn leases_ending_with_their_window_keep_the_limit() {
 }
 
 #[test]
-fn gcra_leases_keep_the_bound() {
-    // The lease outlives the drain of the debt. Only then can all its hits exceed the limit.
+fn leases_of_gcra_limits_keep_the_bound() {
+    // The lease lasts until the debt has drained. Only then can all its hits exceed the limit.
     let long = Twin { term: 3, ..twin(bucket(2), Overshoot::AtMost(Hits(1))) };
     explore(long, 50_755, &BETWEEN_TWO);
 }
 
 #[test]
-fn superseding_window_messages_keep_the_bound() {
+fn superseding_lease_messages_of_window_limits_keep_the_bound() {
     explore(superseding(window(4, 2), Overshoot::AtMost(Hits(2))), 14_686, &SUPERSEDING);
 }
 
 #[test]
-fn superseding_messages_keep_the_limit() {
+fn superseding_messages_of_leases_ending_with_their_window_keep_the_limit() {
     explore(superseding(window(4, 2), Overshoot::InWindow), 12_109, &SUPERSEDING);
 }
 
 #[test]
-fn superseding_gcra_messages_keep_the_bound() {
+fn superseding_lease_messages_of_gcra_limits_keep_the_bound() {
     explore(superseding(bucket(4), Overshoot::AtMost(Hits(2))), 17_781, &SUPERSEDING);
 }
 
 #[test]
-fn careless_designs_are_refuted() {
+fn model_finds_a_violation_in_each_flawed_lease_protocol() {
     let (budget, coupled) = (Overshoot::AtMost(Hits(1)), Overshoot::InWindow);
     let windows = || twin(window(2, 2), budget);
     let ends = || Twin { messages: vec![2, 2], horizon: 3, ..twin(window(2, 2), coupled) };

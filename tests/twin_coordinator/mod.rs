@@ -1,16 +1,17 @@
-//! Explores every interleaving of the coordinator's protocol, with the kernel's functions as steps.
+//! Explores every interleaving of the share protocol in small models, with the kernel's functions
+//! as steps.
 //!
-//! `spec/Coordinator.tla` checks the same properties on a transcription to TLA+. Models are small:
-//! two replicas, a limit of one or two, and two or three heartbeats each. Messages stay in the
-//! network, so each arrives late, twice, out of order or never. Models with `late: false` deliver
-//! messages in time or never.
+//! `spec/Coordinator.tla` verifies the same properties in TLA+. A model has two replicas, a limit
+//! of one or two, and two or three heartbeats of each replica. A message may arrive late, twice,
+//! out of order or never; with `late: false`, in time or never.
 
 mod world;
 
 use stateright::{Checker, Model};
 use world::{Leaving, Twin};
 
-/// Explores all states. Their number is pinned, because a smaller model would pass too easily.
+/// Explores all states of a model. Their number is pinned, because a smaller model would pass too
+/// easily.
 fn explore(twin: Twin, states: usize) {
     let checker = twin.checker().threads(2).spawn_bfs().join();
     checker.assert_properties();
@@ -42,7 +43,7 @@ fn crashed_replica_rejoins_while_its_requests_continue() {
 }
 
 #[test]
-fn coordinator_without_state_grants_only_proven_shares() {
+fn coordinator_without_state_grants_only_shares_that_replicas_report() {
     let shares = Twin { losses: 1, requests: false, ..Twin::one() };
     explore(Twin { beats: &[2, 2], ..shares.clone() }, 38_064);
     let must: &[&str] = &["an amnesia is survived"];
@@ -50,7 +51,7 @@ fn coordinator_without_state_grants_only_proven_shares() {
 }
 
 #[test]
-fn lost_state_and_restart_keep_the_limit() {
+fn lost_coordinator_state_and_replica_restart_keep_the_limit() {
     let twin = Twin { losses: 1, lives: 2, late: false, beats: &[2, 2], ..Twin::one() };
     explore(twin, 32_829);
 }
@@ -63,25 +64,25 @@ fn leaving_replica_counts_until_its_requests_end() {
 }
 
 #[test]
-fn leaving_and_returning_keeps_the_limit() {
+fn leaving_and_rejoining_replica_keeps_the_limit() {
     let twin = Twin { leaving: Leaving::ForAWhile, late: false, ..Twin::one() };
     explore(Twin { beats: &[3, 2], must: &["a share moves to another"], ..twin }, 6_363);
 }
 
 #[test]
-fn usage_never_rises_after_the_limit_decreases() {
+fn permits_in_use_never_rise_after_the_limit_decreases() {
     let must: &[&str] = &["more is in use than a lowered ceiling", "a raised ceiling is used"];
     explore(Twin { moves: &[1, 2], must, late: false, beats: &[3, 2], ..Twin::default() }, 71_527);
 }
 
 #[test]
-fn shorter_max_duration_awaits_older_requests() {
+fn share_moves_after_requests_of_an_earlier_max_duration() {
     let twin = Twin { lasts: &[3, 0], lives: 2, ticks: 4, late: false, ..Twin::one() };
     explore(Twin { beats: &[1, 1], must: &["a share moves to another"], ..twin }, 82_743);
 }
 
 #[test]
-fn omitted_rules_violate_a_property() {
+fn each_omitted_rule_of_the_share_protocol_violates_a_property() {
     let trusting = Twin { losses: 1, trusts: true, requests: false, ..Twin::one() };
     assert_violates(trusting, "the shares fit");
     let slow = Twin { ticks: 5, lag: 3, late: false, beats: &[1, 1], ..Twin::one() };

@@ -1,4 +1,4 @@
-//! The state of a model, and its steps.
+//! The state of a model of the share protocol, and its steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,44 +11,46 @@ use sluicegate::kernel::coordinator::{
 use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use stateright::{Model, Property};
 
-/// Late enough that a fleet table since 0 is complete.
+/// The start of the model: late enough that a list of replicas kept since 0 is complete.
 const START: u64 = 100;
 
 #[derive(Clone)]
 pub struct Twin {
     pub ceiling: u64,
-    /// The later limits, in order.
+    /// The limits to which the first limit changes, in order.
     pub moves: &'static [u64],
-    /// The longest request duration, at first and after each reload.
+    /// The maximum request duration, at first and after each reload.
     pub lasts: &'static [u64],
     /// The number of heartbeats of each replica in each incarnation.
     pub beats: &'static [u64],
-    /// Requests are admitted and end. Otherwise only shares count.
+    /// True if requests are admitted and end. Otherwise the model only has shares.
     pub requests: bool,
-    /// Messages arrive late, twice and out of order. Otherwise they arrive in time or never.
+    /// True if messages may arrive late, twice and out of order. Otherwise they arrive in time or
+    /// never.
     pub late: bool,
-    /// Ticks of the store's clock.
+    /// Duration of the model in ticks of the store's clock.
     pub ticks: u64,
-    /// Ticks that the first replica's clock may lose.
+    /// Number of ticks that the first replica's clock may lose.
     pub lag: u64,
-    /// Incarnations of the first replica.
+    /// Number of incarnations of the first replica.
     pub lives: u64,
     pub losses: u64,
     pub leaving: Leaving,
-    /// A coordinator without state skips its recovery.
+    /// True for the flaw that a coordinator without state skips its recovery.
     pub trusts: bool,
-    /// Properties that some state must have.
+    /// Names of the properties that some state must have.
     pub must: &'static [&'static str],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
     Never,
-    /// It reports its requests in flight.
+    /// A leaving replica reports its requests in flight.
     InOrder,
-    /// The same, and it may return in the same incarnation, even if its report was lost.
+    /// As `InOrder`, and the replica may return in the same incarnation, even if its leave message
+    /// was lost.
     ForAWhile,
-    /// It reports no requests in flight.
+    /// The flaw that a leaving replica reports no requests in flight.
     Hiding,
 }
 
@@ -73,13 +75,14 @@ impl Default for Twin {
 }
 
 impl Twin {
-    /// A limit of one, enough for models about its owner.
+    /// A model with a limit of one, enough to test which replica has the permit.
     pub fn one() -> Self {
         Self { ceiling: 1, ..Self::default() }
     }
 
-    /// A share of 3 ticks with a margin of 1, and by default requests of one tick. This allows a
-    /// clock that loses 2: a request that is admitted within a tick ends with the next.
+    /// A share lifetime of 3 ticks, whose use ends 1 tick early, and by default requests of one
+    /// tick. The first replica's clock may then lose 2 ticks, because a request admitted within a
+    /// tick ends with the next.
     fn law(&self, ceiling: u64, reloads: usize) -> CoordinatorConfig {
         let (heartbeat, term, max_duration) = (Nanos(1), Nanos(3), Nanos(self.lasts[reloads]));
         let terms = ShareTiming { heartbeat, share_lifetime: term, margin: Nanos(1), max_duration };
@@ -94,7 +97,7 @@ pub struct Replica {
     life: u64,
     beats: u64,
     lag: u64,
-    /// The latest ends of its requests, on its clock.
+    /// The latest ends of this replica's requests, by its clock.
     ends: Vec<u64>,
     lost_some: bool,
     left: bool,
@@ -110,20 +113,22 @@ pub enum Message {
 pub struct FleetState {
     now: u64,
     ceiling: u64,
-    /// The number of changes of the limit.
+    /// The number of changes of the limit so far.
     moves: usize,
     reloads: usize,
-    /// The most permits that may be in use: the limit, or the use when it decreased.
+    /// The maximum of permits that may be in use: the limit, or after its decrease the use at that
+    /// instant.
     bound: u64,
     coordinator: Coordinator,
     life: CoordinatorIncarnation,
-    /// The fleet table: a line for each incarnation of each replica.
+    /// The store's list of replicas: each replica and incarnation, with the coordinator's
+    /// incarnation that replied to it.
     under: BTreeMap<(u64, u64), Option<Incarnation>>,
     replicas: Vec<Replica>,
-    /// The ends of requests whose replica crashed, on the store's clock.
+    /// The ends of requests whose replica crashed, by the store's clock.
     orphans: Vec<u64>,
     messages: BTreeSet<Message>,
-    /// One replica's share shrank, and another's has grown since.
+    /// True if one replica's share shrank and afterwards another's grew.
     moved: bool,
 }
 
@@ -138,10 +143,10 @@ pub enum Act {
     ComeBack(usize),
     Crash(usize),
     Set(u64),
-    /// All replicas use the next request duration.
+    /// All replicas load the next maximum request duration.
     Reload,
     Forget,
-    /// A tick, which the clock of the given replica loses.
+    /// A tick passes. The clock of the given replica loses it.
     Tick(Option<usize>),
 }
 
@@ -258,7 +263,8 @@ impl FleetState {
         self.orphans.retain(|end| now < *end);
     }
 
-    /// Returns `true` if the replica has no grant from before the decrease, and none can arrive.
+    /// Returns `true` if the replica has no grant from before the decrease of the limit, and none
+    /// can arrive.
     fn is_aware(&self, at: usize) -> bool {
         let (now, member) = (self.clock(at), &self.replicas[at].member);
         let is_old = |grant: &Grant| Share(self.ceiling) < grant.limit;
@@ -276,7 +282,8 @@ impl FleetState {
         self.orphans.len() as u64 + (0..self.replicas.len()).map(of).sum::<u64>()
     }
 
-    /// Updates the bound. After a decrease it never rises, and it falls once all replicas know.
+    /// Updates `bound`. After a decrease of the limit, it never rises, and it falls when all
+    /// replicas know the new limit.
     fn watch(&mut self) {
         if self.bound <= self.ceiling {
             self.bound = self.ceiling;
@@ -285,13 +292,13 @@ impl FleetState {
         }
     }
 
-    /// The replica's share expired by its clock, and was not reduced by a grant.
+    /// Returns `true` if the replica's share expired by its clock, and was not reduced by a grant.
     fn is_fenced(&self, at: usize) -> bool {
         let granted = self.replicas[at].member.current_grant(Nanos(START)).map(|grant| grant.share);
         granted.is_some_and(|share| Share(0) < share) && self.in_force(at) == 0
     }
 
-    /// One replica has a share in force after another was fenced, crashed or left.
+    /// Returns `true` if a replica has a share in force after another was fenced, crashed or left.
     fn was_inherited(&self) -> bool {
         let lost = |at: usize| {
             let replica = &self.replicas[at];
@@ -304,8 +311,8 @@ impl FleetState {
 }
 
 impl Message {
-    /// Replies to heartbeats before `newer` have no effect. Without late messages, those heartbeats
-    /// do not arrive, either.
+    /// Returns `true` if a message has no effect after the heartbeat `newer`: replies to earlier
+    /// heartbeats, and without late messages these heartbeats, too.
     fn is_void(&self, newer: &Heartbeat, late: bool) -> bool {
         let (member, life, number, lost) = match self {
             Self::Grant(grant) => (grant.replica, grant.incarnation, grant.heartbeat_number, true),

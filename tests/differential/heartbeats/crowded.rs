@@ -1,10 +1,10 @@
-//! Compares the heartbeat script with the kernel in fleets up to the maximum size.
+//! Compares the Lua script of share rounds with the coordinator in fleets up to the maximum size.
 //!
-//! Each join rewrites all share states, so joining one by one would be slow. The kernel and the
-//! store start with the same share states instead, laid out as in `heartbeat.lua`.
+//! Each join rewrites all share states, so joining one by one would be slow. Instead, the tests
+//! write the kernel's share states to the store, in the layout of `heartbeat.lua`.
 //!
 //! Guarantees:
-//! - Every field of every share state is compared after each heartbeat.
+//! - After each heartbeat, every field of every share state is compared.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,8 @@ use crate::support::resp::Value;
 
 const LIFE: CoordinatorIncarnation =
     CoordinatorIncarnation { incarnation: Incarnation(7), started_at: Nanos(0), is_settled: true };
-/// The leading bytes of the head that the kernel knows, too. The wants start at `HEAD`.
+/// Length of the first part of the stored head, whose values the kernel has, too. Demands start at
+/// `HEAD`.
 const KNOWN: usize = 50;
 const HEAD: usize = 122;
 
@@ -46,7 +47,7 @@ fn int(number: u64) -> [u8; 4] {
     u32::try_from(number).unwrap().to_le_bytes()
 }
 
-/// The ratio plus one, or 0 without a vote.
+/// A vote as the script stores it: the ratio plus one, or 0 without a vote.
 fn ballot(vote: Option<LimitFactor>) -> [u8; 4] {
     int(vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1))
 }
@@ -55,7 +56,7 @@ fn name(seat: &ShareState) -> Vec<u8> {
     [double(seat.replica.0), double(seat.incarnation.0)].concat()
 }
 
-/// The SEAT at `place`, counted from 1.
+/// A share state as the script stores it (`SEAT`), at index `place`, counted from 1.
 fn field(place: u64, seat: &ShareState) -> Vec<u8> {
     let seen = [seat.confirmed.share, seat.granted.share, seat.in_flight, seat.replied_limit]
         .map(|it| int(it.0));
@@ -79,7 +80,7 @@ fn seats(of: &Coordinator) -> Fields {
     (1..).zip(&of.share_states).map(|(place, seat)| (name(seat), field(place, seat))).collect()
 }
 
-/// The start of the head, from the kernel's values.
+/// The first part of the stored head, from the kernel's values.
 fn known(of: &Coordinator) -> Vec<u8> {
     let votes = of.share_states.iter().filter(|seat| seat.vote.is_some()).count();
     [
@@ -99,7 +100,8 @@ fn wants(of: &Coordinator) -> Vec<u8> {
     of.share_states.iter().flat_map(|seat| int(seat.demand.0)).collect()
 }
 
-/// A random share state. Its share outlives the test, or has expired and only requests remain.
+/// A random share state. The share outlives the test, or it has expired and only requests are in
+/// flight.
 fn seat(dice: &mut Dice, number: u64, ceiling: u64) -> ShareState {
     let granted = |dice: &mut Dice| GrantRecord {
         generation: Generation(1 + dice.up_to(98)),
@@ -164,7 +166,8 @@ impl<'s> Crowd<'s> {
         self.reporter.client.call(&parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>())
     }
 
-    /// Writes the kernel's state to the store: a settled incarnation, and a head with invalid sums.
+    /// Writes the kernel's state to the store: an incarnation after its recovery, and a head whose
+    /// sums the script must compute again.
     fn write_to_store(&mut self) {
         let (lives, key) = (incarnation_key(b"test:"), Self::key());
         let life = [7, 0, 1, 0].map(double).concat();
@@ -181,7 +184,7 @@ impl<'s> Crowd<'s> {
         }
     }
 
-    /// Sends a heartbeat to both. Asserts equal replies and equal states.
+    /// Sends a heartbeat to the store and to the kernel. Asserts equal replies and equal states.
     fn send(&mut self, said: Heartbeat) -> HeartbeatReply {
         let record = IncarnationRecord {
             replica: said.replica,
@@ -241,8 +244,8 @@ impl<'s> Crowd<'s> {
     }
 }
 
-/// One replica joins, one reports, a vote is counted, the last two leave, and two join at both
-/// ends. Returns the reply to the first join.
+/// A replica joins, another reports, a vote is counted, the last two leave, and two join with the
+/// lowest and the highest id. Compares each step. Returns the reply to the first join.
 fn assert_same_walk(crowd: &mut Crowd<'_>) -> HeartbeatReply {
     let count = crowd.coordinator.share_states.len();
     let first = crowd.join(count as u64 / 2 * 2 + 1);
@@ -262,14 +265,15 @@ fn assert_same_walk(crowd: &mut Crowd<'_>) -> HeartbeatReply {
     first
 }
 
-/// The script writes the head with 999 share states, then 1,000 with each further command.
+/// In large fleets, the script writes 999 share states with the head, and 1,000 with each further
+/// command.
 #[test]
-fn largest_fleet_matches_and_one_more_is_rejected() {
+fn largest_fleet_matches_the_kernel_and_one_more_replica_is_rejected() {
     let (redis, seed) = (Redis::start(), seed());
     println!("seed {seed}");
     let (mut reporter, mut dice) = (Reporter::new(&redis), Dice::new(seed));
     for with_one_more in [999, 1_000, 1_001, 1_999, 2_000, MAX_SHARE_STATES, MAX_SHARE_STATES + 1] {
-        // Limits below the number of replicas, below their demand, and above it.
+        // Limits below the number of replicas, below the total demand, and above it.
         for ceiling in [64, 5_000, 100_000] {
             let count = with_one_more as u64 - 1;
             let mut crowd = Crowd::new(&mut reporter, &mut dice, count, ceiling);

@@ -1,4 +1,4 @@
-//! The faults of a schedule.
+//! The kinds of faults in a random schedule.
 
 use crate::simulation::bad::Flaw;
 
@@ -13,15 +13,15 @@ pub enum Fault {
     Pause,
     /// A replica crashes and returns in a new incarnation. Its requests in the proxy continue.
     Crash,
-    /// The store loses the state of its limits and, in half of the cases, the fleet table.
+    /// The store loses the coordinator's state and, in half of the cases, the list of replicas.
     Amnesia,
     /// Clocks differ, and the store's clock steps back.
     Skew,
     /// Clocks run at different speeds.
     Drift,
-    /// The limit decreases or increases.
+    /// The concurrency limit decreases or increases.
     Move,
-    /// A replica leaves in order, and another joins.
+    /// A replica leaves the fleet with a leave message, and another joins.
     Roll,
 }
 
@@ -38,7 +38,7 @@ impl Fault {
         Self::Roll,
     ];
 
-    /// The faults that reveal a flaw. A shorter list only saves time.
+    /// The faults that reveal a flaw. Other faults are omitted to save time.
     pub const fn revealing(flaw: Flaw) -> &'static [Self] {
         match flaw {
             Flaw::ShortMargin => &[Self::Partition, Self::Drift],

@@ -1,8 +1,8 @@
 //! Measures the time until a joining replica has its share, and the use of a limit under uneven
 //! demand.
 //!
-//! There are no faults. A tick is a millisecond, a heartbeat is a second, and the store is 1 ms
-//! away. As in the engine, a replica checks 100 times per heartbeat if one is due.
+//! There are no faults. A tick is a millisecond, the heartbeat interval is a second, and a message
+//! takes 1 ms. As in the engine, a replica tests 100 times per interval whether a heartbeat is due.
 
 use sluicegate::kernel::coordinator::aggregate::FractionalLimit;
 use std::collections::VecDeque;
@@ -21,24 +21,25 @@ use crate::support::dice::{Dice, seed};
 const HEARTBEAT: u64 = 1_000;
 /// The lead of the store's clock over a replica's clock, in ticks.
 const CLOCK_LEAD: u64 = 123_456_789;
-/// Ticks between two checks for a due heartbeat.
+/// Ticks after which a replica tests again whether a heartbeat is due.
 const POLL_TICKS: u64 = HEARTBEAT / 100;
 
 struct LoadedReplica {
     member: ShareClient,
     starts: u64,
-    /// The tick of an extra heartbeat.
+    /// The tick of one extra heartbeat, see [`Fleet::ramp`].
     extra_heartbeat_at: u64,
-    /// Arrivals in 1,000 ticks.
+    /// The number of requests that arrive in 1,000 ticks.
     rate: u64,
     /// The mean duration of a request in ticks.
     lasts: u64,
     ends: Vec<u64>,
-    /// Requests in flight, arrived and admitted in each tick of the last interval, oldest first.
+    /// Requests in flight, arrived and admitted in each tick of the last heartbeat interval, oldest
+    /// first.
     past: VecDeque<[u64; 3]>,
     seen: [u64; 3],
-    /// The tick of a grant below the requests in flight; then the end and the longest duration of
-    /// the drain.
+    /// `lowered`: the tick of a grant below the requests in flight. `drained`: the tick at which
+    /// they fit again. `drain`: the longest such duration.
     lowered: Option<u64>,
     drained: u64,
     drain: u64,
@@ -112,7 +113,7 @@ impl LoadedReplica {
     }
 }
 
-/// A fleet, its store, and their messages, which take one tick each.
+/// A fleet, its store, and the messages between them, which take one tick each.
 struct Fleet {
     tick: u64,
     dice: Dice,
@@ -132,7 +133,7 @@ impl Fleet {
             ..CoordinatorConfig::new(terms, ceiling, ceiling, ceiling).unwrap()
         };
         let (store, mut dice) = (Store::new(law), Dice::new(seed));
-        // At a random tick, as real processes start.
+        // Replicas start at random ticks, as real processes do.
         let busy = |(id, load): (usize, &(u64, u64))| {
             LoadedReplica::new(id as u64, dice.up_to(HEARTBEAT - 1), terms, *load)
         };
@@ -180,13 +181,13 @@ impl Fleet {
         used / (20 * ceiling)
     }
 
-    /// Starts the last replica `phase` ticks into an interval, and measures the time to its fair
-    /// share.
+    /// Starts the last replica `phase` ticks after a heartbeat interval begins, and measures the
+    /// time until it has its fair share.
     fn ramp(mut self, phase: u64) -> Ramp {
         let members = self.busy.len() - 1;
         let began = 3_000 + phase;
-        // Replicas with the same history send heartbeats in step. An extra heartbeat at a random
-        // tick separates them, as different histories do.
+        // Replicas with equal load would send heartbeats at the same ticks. An extra heartbeat at a
+        // random tick spreads them, as in a real fleet.
         for busy in &mut self.busy {
             busy.extra_heartbeat_at = began - 1 - self.dice.up_to(HEARTBEAT - 1);
         }
@@ -210,13 +211,14 @@ impl Fleet {
 /// A joining replica's wait for its share, in ticks.
 struct Ramp {
     whole: u64,
-    /// The longest time that a replica took to drain to its lowered share.
+    /// The longest time that a replica took until its requests in flight fit its lowered share.
     drain: u64,
-    /// The wait after the last drain.
+    /// The joining replica's wait after the last of these drains.
     after_it: u64,
 }
 
-/// A load of 1.5 times the limit. One of ten replicas receives nine tenths of it.
+/// Arrival rates and durations for ten replicas: a load of 1.5 times the limit, of which one
+/// replica receives nine tenths.
 fn skewed(ceiling: u64, lasts: u64) -> Vec<(u64, u64)> {
     let rate = ceiling * 1_500 / lasts;
     let mut loads = vec![(rate / 90, lasts); 9];
@@ -225,7 +227,7 @@ fn skewed(ceiling: u64, lasts: u64) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn demand_split_uses_95_percent_under_skewed_load() {
+fn split_by_demand_uses_95_percent_of_the_limit_under_skewed_load() {
     let seed = seed();
     let used = |split| Fleet::new(seed, 1_000, split, &skewed(1_000, 100)).utilisation();
     let (by_demand, equal) = (used(SplitMode::Demand), used(SplitMode::Equal));
@@ -233,7 +235,7 @@ fn demand_split_uses_95_percent_under_skewed_load() {
     assert!(950 <= by_demand, "{by_demand} from seed {seed}");
 }
 
-/// Measures joins beside `members` replicas, at evenly spaced phases of an interval.
+/// Measures joins to a fleet of `members` replicas, at evenly spaced times of a heartbeat interval.
 fn ramps(members: usize, dice: &mut Dice) -> Vec<Ramp> {
     let loads = vec![(600, 200); members + 1];
     let fleet = |dice: &mut Dice| Fleet::new(dice.roll(), 60, SplitMode::Demand, &loads);
@@ -255,14 +257,15 @@ fn median(numbers: impl Iterator<Item = u64>) -> u64 {
 }
 
 #[test]
-fn replica_joins_in_half_a_heartbeat_plus_drain() {
+fn joining_replica_has_its_share_after_half_a_heartbeat_interval_plus_drain() {
     let seed = seed();
     let mut dice = Dice::new(seed);
     for members in [1, 4, 19] {
         let ramps = ramps(members, &mut dice);
         let [whole, drain] = [|ramp: &Ramp| ramp.whole, |ramp: &Ramp| ramp.drain]
             .map(|of| median(ramps.iter().map(of)));
-        // Computed for each sample, because drains differ between samples.
+        // Subtracts the drain from each sample before the median, because drains differ between
+        // samples.
         let beside = median(ramps.iter().map(|ramp| ramp.whole.saturating_sub(ramp.drain)));
         let after = ramps.iter().map(|ramp| ramp.after_it).max().unwrap();
         println!(

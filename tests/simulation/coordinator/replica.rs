@@ -1,4 +1,4 @@
-//! A simulated replica: the kernel's member with its own clock and requests.
+//! A simulated replica: the kernel's share client with its own clock and requests.
 
 use sluicegate::kernel::coordinator::share_client::{GrantOutcome, LoadReport};
 use sluicegate::kernel::coordinator::{ClockReading, Grant, Heartbeat, ShareClient, ShareTiming};
@@ -7,7 +7,7 @@ use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use crate::simulation::bad::Flaw;
 use crate::support::dice::Dice;
 
-/// A clock with any start that runs at `speed`/110 of the store's clock.
+/// A clock that runs at `speed`/110 of the store's clock, from any start.
 #[derive(Clone, Copy)]
 pub struct Clock {
     pub start: u64,
@@ -26,20 +26,20 @@ pub struct Replica {
     pub clock: Clock,
     terms: ShareTiming,
     flaw: Flaw,
-    /// The ends of the requests that the replica counts.
+    /// The end ticks of the requests in flight that the replica counts.
     ends: Vec<u64>,
     /// The most requests in flight since the last heartbeat.
     peak: u64,
     refused: bool,
     pub max_arrivals: u64,
-    /// The longest request, in ticks of its clock.
+    /// The longest request duration, in ticks of the replica's clock.
     pub longest: u64,
     /// The requests in flight at the last heartbeat.
     before: u64,
-    /// The share and expiry of the last grant, if grants have no numbers.
+    /// The share and expiry of the last grant, for the flaw that grants have no generation.
     unnumbered: Option<(Share, Nanos)>,
     sent: Nanos,
-    /// The tick at which the store sent the grant in force.
+    /// The tick at which the store sent the grant that the replica uses.
     pub granted_at: u64,
     pub paused_until: u64,
     pub cut_until: u64,
@@ -73,7 +73,7 @@ impl Replica {
         }
     }
 
-    /// The share that it would use now.
+    /// The share that the replica may use now.
     pub fn in_force(&self, tick: u64) -> u64 {
         let now = self.clock.at(tick);
         match self.unnumbered {
@@ -112,7 +112,8 @@ impl Replica {
         self.peak = self.peak.max(self.ends.len() as u64);
     }
 
-    /// A random request duration, often the longest on this clock.
+    /// A random request duration, often the longest that `max_duration` allows by this replica's
+    /// clock.
     fn lasts(&self, dice: &mut Dice) -> u64 {
         let most = self.longest * 110 / self.clock.speed;
         if dice.once_in(3) { most } else { dice.up_to(most) }
@@ -157,7 +158,7 @@ impl Replica {
         if self.flaw == Flaw::ByValue {
             self.unnumbered = Some((grant.share, self.sent.plus(self.terms.usable_lifetime())));
         }
-        // The engine also reads the store's clock at every reply.
+        // As the engine does, takes the store's clock from every reply.
         self.member
             .set_clock(ClockReading { local_time: now, coordinator_time: Nanos(granted_at) });
         let applied = self.member.apply_grant(now, grant);
@@ -178,7 +179,7 @@ impl Replica {
         self.life
     }
 
-    /// Returns the requests that continue in the proxy.
+    /// Crashes the replica. Returns the end ticks of its requests, which continue in the proxy.
     pub fn crash(self) -> Vec<u64> {
         self.ends
     }

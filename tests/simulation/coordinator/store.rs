@@ -1,4 +1,4 @@
-//! The simulated store: one coordinator, its incarnation and the fleet table.
+//! The simulated store: one coordinator, its incarnation and the list of replicas.
 
 use std::collections::BTreeMap;
 
@@ -100,7 +100,7 @@ impl Store {
         self.life.settle(now, longest, self.since, &records);
     }
 
-    /// The heartbeat as the flawed protocol would read it.
+    /// The heartbeat as a store with this flaw would understand it.
     fn with_flaw(&self, beat: &Heartbeat, flaw: Flaw) -> Heartbeat {
         let (life, state) = (self.life.incarnation, &self.coordinator);
         let seat = state.share_states.iter().find(|seat| seat.sort_key() == beat.sort_key());

@@ -11,12 +11,13 @@ use super::store::Store;
 use crate::simulation::bad::{Flaw, Violation};
 use crate::support::dice::Dice;
 
-/// Ticks with faults, then ticks without.
+/// Ticks with faults at the start. Ticks without faults follow.
 const FAULTY_TICKS: u64 = 900;
 const QUIET_TICKS: u64 = 300;
-/// More ticks without faults for each replica above the limit, which waits for its turn.
+/// Additional ticks without faults for each replica that exceeds the number of permits: such
+/// replicas take turns.
 const TURN_TICKS: u64 = 90;
-/// Ticks until the effects of the last fault are over: shares and requests, twice.
+/// Ticks until the last fault has no effect: twice the time for shares and requests to end.
 const SETTLING_TICKS: u64 = 150;
 
 #[derive(Debug, Default)]
@@ -54,7 +55,7 @@ impl Tally {
 
 struct Packet {
     at: u64,
-    /// The sending or receiving replica, by id and incarnation.
+    /// The replica that sends or receives the message: id and incarnation.
     who: (u64, u64),
     what: Message,
 }
@@ -72,16 +73,17 @@ pub struct Simulation {
     faults: Vec<Fault>,
     terms: ShareTiming,
     store: Store,
-    /// The lead of the store's clock over the ticks.
+    /// The ticks by which the store's clock is ahead of the simulation.
     ahead: u64,
     replicas: Vec<(u64, Option<Replica>)>,
     lives: u64,
     comes_back: Vec<(u64, u64)>,
-    /// The ends of requests whose replica crashed.
+    /// The end ticks of requests whose replica crashed.
     orphans: Vec<u64>,
     packets: Vec<Packet>,
     unclogs: Vec<(u64, u64)>,
-    /// The most permits that may be in use: the limit, or the use when it decreased.
+    /// The maximum of permits that may be in use: the limit, or after its decrease the use at that
+    /// tick.
     bound: u64,
     fell_at: u64,
     forgot_at: Option<u64>,
@@ -89,12 +91,12 @@ pub struct Simulation {
     tally: Tally,
 }
 
-/// Heartbeat 10 ticks, share lifetime 36 ticks, drift 10 %.
+/// Timing: heartbeat interval 10 ticks, share lifetime 36 ticks, clock drift 10 %.
 fn terms(max_duration: u64) -> ShareTiming {
     ShareTiming::new(Nanos(10), Nanos(36), Nanos(max_duration), 100_000).unwrap()
 }
 
-/// The terms of the replicas, with the margin of the flaw.
+/// The timing that replicas use. With the flaw `ShortMargin`, they use a share one tick too long.
 fn replica_terms(terms: ShareTiming, flaw: Flaw) -> ShareTiming {
     let less = u64::from(flaw == Flaw::ShortMargin);
     ShareTiming { margin: Nanos(terms.margin.0 - less), ..terms }
@@ -146,7 +148,8 @@ impl Simulation {
             self.end_faults();
             self.deliver();
             self.run_replicas();
-            // A message may take no time. Shares then last longest.
+            // Delivers again, because a message may take zero ticks, after which a share lasts
+            // longest.
             self.deliver();
             self.check_limit()?;
         }
@@ -276,7 +279,7 @@ impl Simulation {
     fn deliver(&mut self) {
         let tick = self.tick;
         let mut due: Vec<Packet> = Vec::new();
-        // Repeats until none is due, because a reply may arrive in the tick of its heartbeat.
+        // Repeats until no message is due, because a reply may arrive in the tick of its heartbeat.
         loop {
             due.extend(self.packets.extract_if(.., |packet| packet.at <= tick));
             if due.is_empty() {
@@ -358,7 +361,7 @@ impl Simulation {
         }
     }
 
-    /// The oracle: compares the permits in use with the bound.
+    /// The oracle: compares the permits in use with `bound`.
     fn check_limit(&mut self) -> Result<(), Violation> {
         let (tick, ceiling) = (self.tick, self.store.law.max.0);
         let alive = || self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
@@ -367,13 +370,15 @@ impl Simulation {
         let in_flight = orphans + alive().map(|replica| replica.in_flight(tick)).sum::<u64>();
         let most = |replica: &Replica| replica.in_force(tick).max(replica.in_flight(tick));
         let in_use = orphans + alive().map(most).sum::<u64>();
-        // A grant from before the decrease may be in transit until its share expires.
+        // A grant sent before the decrease of the limit may be in transit until its share would
+        // expire.
         let is_over = self.fell_at + self.terms.share_lifetime.0 < tick;
         let unaware = |replica: &Replica| replica.granted_at < self.fell_at && !is_over;
         if self.bound <= ceiling {
             self.bound = ceiling;
         } else if !alive().any(unaware) {
-            // All replicas have applied the lower limit or are fenced, so the use only falls.
+            // All replicas have applied the lower limit or stopped using their shares, so the use
+            // only falls.
             self.bound = self.bound.min(in_use.max(ceiling));
         }
         let bound = self.bound;
@@ -389,7 +394,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Asserts that each replica with demand was served in the quiet time.
+    /// Asserts that each replica with demand got permits in the time without faults.
     fn check_end(self) -> Result<Tally, Violation> {
         let demanding = self.replicas.iter().filter_map(|(_, replica)| replica.as_ref());
         let demanding = demanding.filter(|replica| 0 < replica.max_arrivals && !replica.leaving);

@@ -1,12 +1,12 @@
-//! The bound on the use of a changing limit, while some replicas do not know the change.
+//! The bound on the permits in use under a changing limit that some replicas do not know yet.
 
 use super::world::{LONGEST, TERM, TICK};
 
-/// Ticks until all shares and requests of an earlier limit have ended.
+/// Ticks until all shares and requests under an earlier limit have ended.
 const OLD_LIMIT_TICKS: u64 = (TERM.0 + LONGEST.0).div_ceil(TICK.0);
-/// Ticks until a loss of state has no effect. A share in force is reported within its lifetime,
-/// recovery lasts as long as a share may be in use, and a share from recovery lasts one lifetime
-/// more.
+/// Ticks until a loss of the store's state has no effect: a share in force is reported within its
+/// lifetime, the grace period is as long as shares and requests last, and a share granted in it
+/// lasts one more lifetime.
 const LOST_STATE_TICKS: u64 = 2 * OLD_LIMIT_TICKS + TERM.0.div_ceil(TICK.0);
 
 #[derive(Clone, Copy)]
@@ -14,7 +14,7 @@ pub struct Bound {
     most: u64,
     /// The highest limit that a running replica uses.
     known_limit: u64,
-    /// The tick until which a higher limit may have effects.
+    /// The tick until which shares and requests of a higher limit may last.
     until: u64,
 }
 
@@ -23,15 +23,15 @@ impl Bound {
         Self { most: ceiling, known_limit: ceiling, until: 0 }
     }
 
-    /// Notes a loss of state. Each replica may then keep its share, even if a reduction was
-    /// pending.
+    /// Records that the store lost its state. Each replica may then keep its share, even if it was
+    /// to be reduced.
     pub fn note_lost_state(&mut self, tick: u64) {
         self.until = self.until.max(tick + LOST_STATE_TICKS);
     }
 
-    /// Returns the most permits that may be in use now. A limit counts once one replica uses it.
-    /// Once all replicas use a lower limit, the excess only shrinks, and ends with its shares and
-    /// requests.
+    /// Returns the most permits that may be in use now. A higher limit applies as soon as one
+    /// replica uses it. After all replicas use a lower limit, the use above it only shrinks, until
+    /// the earlier shares and requests have ended.
     pub fn update(&mut self, tick: u64, known_limit: u64, in_use: u64) -> u64 {
         if known_limit != self.known_limit {
             (self.known_limit, self.until) = (known_limit, self.until.max(tick + OLD_LIMIT_TICKS));

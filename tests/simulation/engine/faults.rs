@@ -1,4 +1,4 @@
-//! The faults of a schedule.
+//! The kinds of faults in a random schedule.
 
 use crate::simulation::bad::Flaw;
 
@@ -12,17 +12,18 @@ pub enum Fault {
     Pause,
     /// A replica crashes and returns in a new incarnation. Its requests in the proxy continue.
     Crash,
-    /// The store loses the state of its limits and, in half of the cases, the fleet table.
+    /// The store loses the coordinators' state and, in half of the cases, the list of replicas.
     Amnesia,
     /// Clocks differ from the start.
     Skew,
     /// Clocks run at different speeds.
     Drift,
-    /// A replica leaves in order, and another joins. Requests in flight continue.
+    /// A replica leaves the fleet with a leave message, and another joins. Requests in flight
+    /// continue.
     Roll,
-    /// A wall clock is set forward.
+    /// The wall clock of a replica is set forward.
     Step,
-    /// The limits decrease or increase. Each replica learns of it at another time.
+    /// The limits decrease or increase. Each replica loads the change at another time.
     Move,
 }
 
@@ -40,7 +41,7 @@ impl Fault {
         Self::Move,
     ];
 
-    /// The faults that reveal a flaw. A shorter list only saves time.
+    /// The faults that reveal a flaw. Other faults are omitted to save time.
     pub const fn revealing(flaw: Flaw) -> &'static [Self] {
         match flaw {
             Flaw::ShortMargin => &[Self::Partition],

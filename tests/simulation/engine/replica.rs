@@ -25,7 +25,7 @@ use crate::simulation::bad::Flaw;
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 const QUEUE: usize = 3;
-/// Ticks between two sweeps: a second, as in
+/// Ticks between two sweeps, which remove expired permits and waiters: a second, as in
 /// [`ConcurrencyLimits::sweep_forever`](sluicegate::engine::concurrency::ConcurrencyLimits::sweep_forever).
 const SWEEP: u64 = Nanos::SECOND.0 / TICK.0;
 
@@ -33,7 +33,7 @@ const SWEEP: u64 = Nanos::SECOND.0 / TICK.0;
 pub struct Limit {
     pub ceiling: u64,
     pub longest: Nanos,
-    /// The queue timeout. `None`: no queue.
+    /// The queue timeout, or `None` without a queue.
     pub queue: Option<Nanos>,
     pub revision: u64,
 }
@@ -43,13 +43,13 @@ struct Waiter {
     lasts: u64,
     asked: Pin<Box<dyn Future<Output = Result<AdmissionOutcome, CheckError>>>>,
     woken: Arc<Woken>,
-    /// The start of the wait, by the replica's clock.
+    /// The instant at which the request began to wait, by the replica's clock.
     since: Nanos,
-    /// Ticks in which the replica was not paused.
+    /// Ticks of the wait in which the replica was not paused.
     awake: u64,
 }
 
-/// Set when the waiter is woken. A waiter is polled only then.
+/// Set when the waiting request is woken; it is polled only then.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -60,13 +60,13 @@ impl Wake for Woken {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WaitOutcomes {
-    /// Admitted by a grant of the store.
+    /// Waiting requests admitted after a grant of the store.
     pub granted: u64,
-    /// Admitted after another request ended.
+    /// Waiting requests admitted after another request ended.
     pub followed: u64,
-    /// Rejected before the timeout, because the share expired.
+    /// Waiting requests rejected before the queue timeout, because the share expired.
     pub fenced: u64,
-    /// Rejected at the timeout.
+    /// Waiting requests rejected at the queue timeout.
     pub late: u64,
 }
 
@@ -79,7 +79,7 @@ impl WaitOutcomes {
     }
 }
 
-/// A request in flight, and its permits. They are `None` after a crash of the replica.
+/// A request in flight and its permits, which are `None` after a crash of the replica.
 pub struct Request {
     pub ceiling: usize,
     pub ends: u64,
@@ -90,7 +90,7 @@ pub struct Replica {
     pub engine: Arc<Engine>,
     pub wire: Arc<Wire>,
     tasks: Vec<Task>,
-    /// The lag of its clock in parts per million.
+    /// The lag of the replica's clock in parts per million.
     slow: u64,
     pub requests: Vec<Request>,
     /// The most arrivals in a tick, for each limit.
@@ -103,9 +103,9 @@ pub struct Replica {
     queue: Option<Nanos>,
     waiters: Vec<Waiter>,
     pub waited: WaitOutcomes,
-    /// The tick and the content of its next configuration.
+    /// The replica's next configuration, and the tick at which it is loaded.
     pub next_config: Option<(u64, Limit)>,
-    /// The last seen fences and handoffs of each limit.
+    /// The last seen numbers of fences and handoffs of each limit.
     seen: [(u64, u64); CEILINGS.len()],
     pub fences: u64,
     pub handoffs: u64,
@@ -156,7 +156,7 @@ impl Replica {
         self.engine.publish(Arc::new(configuration(limit)));
     }
 
-    /// Advances its clock, even while the replica is paused.
+    /// Advances the replica's clock, even while the replica is paused.
     pub fn advance_clock(&self, tick: Nanos) {
         let Clock::Manual(clock) = self.engine.clock() else { panic!("a clock set by hand") };
         clock.advance(Nanos(tick.0 - tick.0 * self.slow / 1_000_000));
@@ -192,12 +192,12 @@ impl Replica {
     pub fn poll_tasks(&mut self, tick: u64) {
         let mut context = Context::from_waker(Waker::noop());
         self.tasks.retain_mut(|task| task.as_mut().poll(&mut context).is_pending());
-        // No request ended meanwhile, so new permits come from a grant.
+        // No request ended since the last poll, so these permits come from a grant.
         let granted = self.poll_waiters(tick);
         self.waited.granted += granted;
     }
 
-    /// Polls the woken waiters. Returns the number of admitted ones.
+    /// Polls the waiting requests that were woken. Returns the number of those admitted.
     fn poll_waiters(&mut self, tick: u64) -> u64 {
         let (mut came, now) = (0, self.engine.clock().steady());
         for mut waiter in std::mem::take(&mut self.waiters) {
@@ -220,11 +220,11 @@ impl Replica {
         came
     }
 
-    /// Describes a waiter that should have been admitted or rejected, if there is one.
+    /// Describes a waiting request that should have been admitted or rejected, if there is one.
     pub fn find_violation(&self) -> Option<String> {
         let queue = self.queue?;
-        // A waiter may also wait for the first reply, which may answer the third heartbeat from
-        // now. Timeouts are checked once a second.
+        // The longest wait: the queue timeout, up to three heartbeats until the first reply, and
+        // one second until timeouts are noticed.
         let most = queue.0.div_ceil(TICK.0) + 3 * CALL_TIMEOUT + SWEEP + 2;
         if let Some(waiter) = self.waiters.iter().find(|waiter| most < waiter.awake) {
             return Some(format!("one waits for {} ticks, {most} at most", waiter.awake));
@@ -247,8 +247,8 @@ impl Replica {
         self.leaving && self.tasks.is_empty()
     }
 
-    /// Sends a request of `lasts` ticks. Returns `true` if it is admitted at once. Otherwise it
-    /// waits, if the queue has room.
+    /// Sends a request with a duration of `lasts` ticks. Returns `true` if it is admitted at once.
+    /// Otherwise the request waits, if the queue has room.
     pub fn try_admit(&mut self, ceiling: usize, tick: u64, lasts: u64) -> bool {
         let engine = Arc::clone(&self.engine);
         let since = engine.clock().steady();
@@ -263,13 +263,14 @@ impl Replica {
             Poll::Pending if self.queue.is_some() && self.may_wait(ceiling) => {
                 self.waiters.push(waiter);
             }
-            // Otherwise the request is abandoned.
+            // The queue is full or missing, so the request ends.
             _ => {}
         }
         false
     }
 
-    /// Requests before the first reply are not in the engine's queue yet.
+    /// Returns `true` if the queue has room. Requests before the first reply are not in the
+    /// engine's queue yet.
     fn may_wait(&self, ceiling: usize) -> bool {
         self.waiters.iter().filter(|waiter| waiter.ceiling == ceiling).count() < QUEUE
     }
@@ -306,7 +307,7 @@ impl Replica {
         shown.into_iter().map(|(name, shown)| (known(&name), shown)).collect()
     }
 
-    /// Returns the requests that continue in the proxy.
+    /// Crashes the replica. Returns its requests, which continue in the proxy.
     pub fn crash(self) -> Vec<Request> {
         let gone = |request| Request { permits: None, ..request };
         self.requests.into_iter().map(gone).collect()

@@ -1,7 +1,8 @@
-//! The simulated store: the real coordinators behind a filter that omits one rule.
+//! The simulated store: the kernel's coordinators behind a filter that omits one rule of the
+//! protocol.
 //!
-//! The coordinators have no switch for a rule. The filter replaces each report by the report that a
-//! flawed store would have understood.
+//! The coordinators cannot turn a rule off. Instead, the filter replaces each share report by the
+//! report that a store with the flaw would have understood.
 
 use std::collections::HashMap;
 
@@ -17,15 +18,15 @@ use sluicegate::store::memory::coordinators::Coordinators;
 use super::world::{LONGEST, TERM, TICK};
 use crate::simulation::bad::Flaw;
 
-/// The only incarnation, if incarnations are not distinguished.
+/// The incarnation in all messages, for flaws that do not distinguish incarnations.
 const ONLY: Incarnation = Incarnation(1);
-/// The replica id in reports by the filter itself.
+/// The replica id in share reports that the filter itself makes.
 const FILTER_ID: ReplicaId = ReplicaId(0);
 
 /// The key of a share state: limit, replica and incarnation.
 type ShareKey = (BucketKey, ReplicaId, Incarnation);
 
-/// A flawed store's share state: the last report as it was understood, and its grant.
+/// The share state of a store with a flaw: the last report as it was understood, and its grant.
 struct ShareRecord {
     beat: ShareReport,
     granted: Grant,
@@ -36,7 +37,7 @@ struct ShareRecord {
 pub struct Store {
     flaw: Flaw,
     coordinators: Coordinators,
-    /// The number of losses of state. Each loss changes the name of the store.
+    /// The number of times that the store lost its state. Each loss changes the store's name.
     losses: u64,
     life: Incarnation,
     seats: HashMap<ShareKey, ShareRecord>,
@@ -54,8 +55,8 @@ impl Store {
         if table_too {
             self.coordinators = Coordinators::default();
         }
-        // An empty report starts the new incarnation if the flaw needs its number or the end of its
-        // recovery.
+        // For a flaw that needs the number of the new incarnation or the end of its recovery, an
+        // empty round starts that incarnation.
         match self.flaw {
             Flaw::NoCoordinatorIncarnation => drop(self.forward(now, &filter_round(Vec::new()))),
             Flaw::NoGrace => {
@@ -124,7 +125,7 @@ impl Store {
         }
     }
 
-    /// The round as a store without the rule would understand it.
+    /// The share round as a store with the flaw would understand it.
     fn round_with_flaw(&self, round: &ShareRound) -> ShareRound {
         let IncarnationRecord {
             replica: member,
@@ -152,8 +153,8 @@ impl Store {
         ShareRound { record, reports: beats.collect(), ..round.clone() }
     }
 
-    /// A share that expires a tick earlier at the store equals a margin that is a tick shorter at
-    /// the replica.
+    /// The flaw `ShortMargin`: a replica uses its share one tick too long if the store expires the
+    /// share one tick earlier.
     fn law_with_flaw(&self, law: CoordinatorConfig) -> CoordinatorConfig {
         let less = if self.flaw == Flaw::ShortMargin { TICK } else { Nanos(0) };
         let term = law.timing.share_lifetime.since(less);
@@ -164,11 +165,11 @@ impl Store {
         let (said, known) = (beat.heartbeat, self.seats.get(&share_key(beat)));
         match self.flaw {
             Flaw::ByValue => by_value(said, known),
-            // Even numbers leave room for the reports of the filter.
+            // Doubles heartbeat numbers, so that odd numbers are free for the filter's own reports.
             Flaw::NoAcknowledgement | Flaw::InFlightForExposure => {
                 Heartbeat { number: 2 * said.number, ..said }
             }
-            // Later incarnations still have larger numbers.
+            // All incarnations become one; heartbeats of later incarnations keep larger numbers.
             Flaw::NoMemberIncarnation => Heartbeat {
                 incarnation: ONLY,
                 number: (said.incarnation.0 << 20) + said.number,
@@ -179,7 +180,8 @@ impl Store {
         }
     }
 
-    /// Takes any generation as one of this incarnation, and an unknown one as its newest.
+    /// Takes any generation as one of the coordinator's current incarnation, and a later one as its
+    /// newest.
     fn of_this_incarnation(&self, said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
         let newest = known.map_or(Generation(0), |known| known.granted.generation);
         let holds = said.grant_in_use.map(|holds| GrantInUse {
@@ -190,7 +192,7 @@ impl Store {
         Heartbeat { grant_in_use: holds, ..said }
     }
 
-    /// Addresses the reply to the original report.
+    /// Changes the reply so that it matches the original report, not the filtered one.
     fn address_reply(&self, round: &ShareRound, heard: ShareRoundReply) -> ShareRoundReply {
         let mut heard = readdressed(heard, round);
         if self.flaw == Flaw::NoCoordinatorIncarnation {
@@ -201,7 +203,8 @@ impl Store {
     }
 }
 
-/// Takes a share of the last granted size as that grant, and another as the previous one.
+/// The flaw `ByValue`: a reported share of the last granted size confirms that grant, and any other
+/// size the grant before.
 fn by_value(said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
     let named = |share: Share| match known {
         Some(known) if known.granted.share == share => known.granted.generation,
@@ -217,7 +220,7 @@ fn by_value(said: Heartbeat, known: Option<&ShareRecord>) -> Heartbeat {
     Heartbeat { grant_in_use: holds, number, ..said }
 }
 
-/// The reply to one round in place of the reply to another round of the replica.
+/// Changes the reply to the round `of` so that it looks like the reply to the round `to`.
 pub fn misplaced(heard: &ShareRoundReply, of: &ShareRound, to: &ShareRound) -> ShareRoundReply {
     let reply = |beat: &ShareReport| {
         let at = of.reports.iter().position(|other| other.bucket == beat.bucket)?;

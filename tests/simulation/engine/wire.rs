@@ -1,4 +1,5 @@
-//! The network between a replica and the store: a backend whose replies the simulation delivers.
+//! The network between a replica and the store: a `CounterStore` whose replies the simulation
+//! delivers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,14 +19,14 @@ pub struct SentRound {
     pub answer: oneshot::Sender<ShareRoundReply>,
 }
 
-/// The connection of one incarnation of a replica.
+/// The connection from one incarnation of a replica to the store.
 #[derive(Debug)]
 pub struct Wire {
     /// The store for all calls except heartbeats.
     memory: MemoryStore,
     said: Mutex<Vec<SentRound>>,
     flaw: Flaw,
-    /// The requests in flight in the last heartbeat of each limit.
+    /// The requests in flight that the last heartbeat of each limit reported.
     before: Mutex<HashMap<BucketKey, Share>>,
 }
 
@@ -40,7 +41,7 @@ impl Wire {
         std::mem::take(&mut self.said.lock().unwrap())
     }
 
-    /// The round with the requests in flight of the previous heartbeat.
+    /// The flaw `Torn`: the share round, with the requests in flight of the previous heartbeat.
     fn torn(&self, mut round: ShareRound) -> ShareRound {
         for beat in &mut round.reports {
             let in_flight = beat.heartbeat.in_flight;
@@ -75,7 +76,7 @@ impl FleetStore for Wire {
         let round = round.clone();
         let round = if self.flaw == Flaw::Torn { self.torn(round) } else { round };
         self.said.lock().unwrap().push(SentRound { round, answer });
-        // The simulation drops the sender if no reply arrives.
+        // The simulation drops the sender if the call gets no reply.
         StoreReply::Pending(Box::pin(async { heard.await.map_err(|_| StoreFailure::Unreachable) }))
     }
 }

@@ -13,27 +13,29 @@ use crate::support::dice::Dice;
 
 pub const CEILINGS: [&str; 2] = ["first", "second"];
 pub const HEARTBEAT: Nanos = Nanos::SECOND;
-/// Whole ticks together with the shortest requests, so that one extra tick of a share is detected.
+/// The share lifetime. Together with the shortest requests it lasts whole ticks, so that using a
+/// share one tick too long is detected.
 pub const TERM: Nanos = Nanos(4 * Nanos::SECOND.0 - SHORTEST.0);
 pub const LONGEST: Nanos = Nanos::from_secs(2);
-/// Requests below one tick, so that only shares count.
+/// The shortest request duration. It is below a tick, so that only shares limit the use.
 const SHORTEST: Nanos = Nanos::MILLI;
 
-/// A twentieth of a heartbeat, the interval at which a replica checks for due heartbeats.
+/// A twentieth of the heartbeat interval. Once a tick, a replica tests whether a heartbeat is due.
 pub const TICK: Nanos = Nanos(HEARTBEAT.0 / 20);
-/// Late requests arrive this long before the end of a tick. It is longer than the margin of a
-/// share.
+/// Late requests arrive this long before the end of a tick, longer than the time by which a replica
+/// stops using a share early.
 const LATE_BY: Nanos = Nanos(10 * Nanos::MILLI.0);
-/// Ticks until all running replicas know a new limit.
+/// Ticks until all running replicas have loaded a new limit.
 const ROLLOUT_TICKS: u64 = 60;
-/// Ticks with faults, then ticks without.
+/// Ticks with faults at the start. Ticks without faults follow.
 const FAULTY_TICKS: u64 = 700;
 const QUIET_TICKS: u64 = 500;
-/// Ticks until the effects of the last fault are over: shares, requests and recovery, twice.
+/// Ticks until the last fault has no effect: twice the time for shares, requests and recovery to
+/// end.
 const SETTLING_TICKS: u64 = 300;
-/// The timeout of a call in ticks.
+/// The timeout of a store call in ticks.
 pub const CALL_TIMEOUT: u64 = 3;
-/// Queue timeouts. One is just below a share lifetime, so that shares expire during a wait. One is
+/// Queue timeouts: one just below a share lifetime, so that shares expire during a wait, and one
 /// below the longest request.
 const QUEUE_TIMEOUTS: [Nanos; 2] = [Nanos::from_secs(3), Nanos(Nanos::SECOND.0 / 2)];
 
@@ -47,9 +49,9 @@ pub struct Tally {
     amnesias_survived: u64,
     admitted: u64,
     waited: WaitOutcomes,
-    /// Schedules with fewer permits than replicas.
+    /// The number of schedules with fewer permits than replicas.
     scarce: u64,
-    /// Ticks with more permits in use than any running replica's limit.
+    /// The number of ticks with more permits in use than any running replica's limit.
     lowered: u64,
     faults: [u64; Fault::ALL.len()],
 }
@@ -90,17 +92,18 @@ impl Tally {
 /// A heartbeat in transit to the store. Its caller may wait for the reply.
 struct Packet {
     at: u64,
-    /// The replica, by id and incarnation.
+    /// The replica that sent the heartbeat: id and incarnation.
     who: (u64, u64),
     said: Option<SentRound>,
-    /// A repeated heartbeat. No caller waits for its reply.
+    /// The heartbeats to repeat, whose reply no caller awaits.
     again: Option<ShareRound>,
-    /// The tick of the caller's timeout.
+    /// The tick at which the caller's timeout ends.
     until: u64,
 }
 
 impl Packet {
-    /// Returns `true` if it may still arrive. After the timeout no caller waits for the reply.
+    /// Returns `true` if the heartbeat may still arrive. After the timeout, no caller awaits the
+    /// reply.
     fn may_arrive(&mut self, tick: u64) -> bool {
         if let Some(said) = self.said.take_if(|_| self.until <= tick) {
             self.again = Some(said.round);
@@ -125,14 +128,14 @@ pub struct Simulation {
     store: Store,
     forgot_at: Option<u64>,
     limit: Limit,
-    /// There are fewer permits than replicas.
+    /// True if there are fewer permits than replicas.
     scarce: bool,
     bounds: [Bound; CEILINGS.len()],
     lives: u64,
     places: Vec<Place>,
     orphans: Vec<Request>,
     packets: Vec<Packet>,
-    /// The most requests in flight at each limit since the faults ended.
+    /// The maximum of requests in flight at each limit since the faults ended.
     full: [u64; CEILINGS.len()],
     tally: Tally,
 }
@@ -232,13 +235,13 @@ impl Simulation {
                 self.bounds.iter_mut().for_each(|bound| bound.note_lost_state(self.tick));
             }
             Fault::Move => self.change_limit(),
-            // These apply from the start of a replica.
+            // Clock faults apply from the start of a replica, not at a tick.
             Fault::Skew | Fault::Drift => return,
         }
         self.tally.faults[counted(fault)] += 1;
     }
 
-    /// Configures another limit, which reaches each replica at another time.
+    /// Draws another limit, which each replica loads at another time.
     fn change_limit(&mut self) {
         self.limit.ceiling = ceiling(self.scarce, self.places.len() as u64, &mut self.dice);
         self.limit.revision += 1;
@@ -311,7 +314,7 @@ impl Simulation {
         }
     }
 
-    /// Sends a replica's rounds. Some are lost, late or repeated.
+    /// Sends a replica's share rounds. Some are lost, late or repeated.
     fn send_rounds(&mut self, at: usize) {
         let place = &self.places[at];
         let Some(replica) = &place.replica else { return };
@@ -330,7 +333,7 @@ impl Simulation {
         }
     }
 
-    /// Delivers until nothing is due, because a reply may cause the next message at once.
+    /// Delivers heartbeats until none is due, because a reply may cause the next heartbeat at once.
     fn deliver_packets(&mut self) {
         self.packets.retain_mut(|packet| packet.may_arrive(self.tick));
         while let Some(due) = self.packets.iter().position(|packet| packet.at <= self.tick) {
@@ -378,7 +381,8 @@ impl Simulation {
         }
     }
 
-    /// Without numbers, a caller takes a late reply as the reply to its newer heartbeat.
+    /// The flaw `ByValue`: without generations, a caller takes a late reply as the reply to its
+    /// newer heartbeat.
     fn misdeliver(&mut self, who: (u64, u64), round: &ShareRound, heard: &ShareRoundReply) {
         if self.flaw != Flaw::ByValue {
             return;
@@ -391,7 +395,7 @@ impl Simulation {
         }
     }
 
-    /// The oracle: compares the use of each limit with its bound.
+    /// The oracle: compares the permits in use of each limit with its bound.
     fn check_limits(&mut self) -> Result<(), Violation> {
         let (tick, mut inside) = (self.tick, [0; CEILINGS.len()]);
         for (at, inside) in inside.iter_mut().enumerate() {
@@ -410,7 +414,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Checks one limit. Returns its requests in flight.
+    /// Compares one limit's permits in use with its bound. Returns its requests in flight.
     fn check_limit(&mut self, at: usize) -> Result<u64, Violation> {
         let tick = self.tick;
         let all = self.places.iter().filter_map(|place| place.replica.as_ref());
@@ -428,7 +432,8 @@ impl Simulation {
         Ok(each.iter().map(|(_, inside)| inside).sum())
     }
 
-    /// Asserts that all of each limit was used in the quiet time. Only long requests show this.
+    /// Asserts that all permits of each limit were used in the time without faults. Only long
+    /// requests use them all.
     fn check_end(mut self) -> Result<Tally, Violation> {
         if self.limit.longest == LONGEST && self.full != [self.limit.ceiling; CEILINGS.len()] {
             return Err(Violation::Starvation(format!(
@@ -441,7 +446,7 @@ impl Simulation {
     }
 }
 
-/// A random limit. It is below the number of replicas if `scarce`, so that they take turns.
+/// A random limit. If `scarce`, it is below the number of replicas, so that they take turns.
 fn ceiling(scarce: bool, replicas: u64, dice: &mut Dice) -> u64 {
     if scarce { 1 + dice.up_to(replicas - 2) } else { replicas + dice.up_to(9) }
 }
